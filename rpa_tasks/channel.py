@@ -16,8 +16,9 @@ from django.db import connection
 from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish_job
 from scheduling import sql
 from scheduling.channels import options
-from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Quota, Transient, Unknown
+from scheduling.channels.base import Delivered, InvalidSetting, Message, Outcome, Permanent, Quota, Transient, Unknown
 from scheduling.channels.kinds import thread_pool
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import InvalidInput
 
 THREADS = 4  #: each with a connection to PostgreSQL while it stores a job
@@ -49,9 +50,9 @@ class Rpa:
         self.timeout = options.check_positive(timeout)
         for name in ("platform", "task_type"):
             if not getattr(self, name):
-                raise ValueError(f"{name}: is missing")
+                raise InvalidSetting(name, _("is missing"))
         if not isinstance(self.payload, Mapping):
-            raise ValueError("payload: must be a mapping")
+            raise InvalidSetting("payload", _("must be a mapping"))
 
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:

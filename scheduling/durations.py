@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
+from scheduling.error_text import ErrorText as _
+
 YEAR = timedelta(days=365)  #: the longest duration in configuration
 UNITS = {
     "w": timedelta(weeks=1),
@@ -32,19 +34,19 @@ def parse_duration(given: str | int) -> timedelta:
     if text == "0":
         return timedelta(0)
     if text.startswith("-"):
-        raise ValueError("must not be negative")
+        raise ValueError(_("must not be negative"))
     if not _WHOLE.fullmatch(text):
-        raise ValueError(f"“{text[:40]}” is not a duration; write it like 15m, 2h, 7d or 1h30m")
+        raise ValueError(_("“%(given)s” is not a duration; write it like 15m, 2h, 7d or 1h30m", given=text[:40]))
     parts = _PART.findall(text)
     units = [unit for _, unit in parts]
     if units != sorted(set(units), key=list(UNITS).index):
-        raise ValueError(f"“{text[:40]}” must name each unit once, the largest first")
+        raise ValueError(_("“%(given)s” must name each unit once, the largest first", given=text[:40]))
     try:
         span = sum((int(count) * UNITS[unit] for count, unit in parts), timedelta(0))
     except OverflowError:
         span = timedelta.max
     if span > YEAR:
-        raise ValueError("must not be longer than a year (365d)")
+        raise ValueError(_("must not be longer than a year (365d)"))
     return span
 
 

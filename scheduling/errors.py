@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from scheduling.durations import YEAR, format_duration
+from scheduling.error_text import ErrorText as _
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,38 +71,41 @@ class ErrorCollector:
 
     def key(self, values: Mapping[str, Any], field: str = "key") -> None:
         if field in values and not _KEY.fullmatch(values[field]):
-            self.add(field, "must be lower-case letters, digits, “-”, “_” and “.”, at most 64")
+            self.add(field, _("must be lower-case letters, digits, “-”, “_” and “.”, at most 64"))
 
     def span(self, values: Mapping[str, Any], field: str, *, least: timedelta = ZERO, most: timedelta = YEAR) -> None:
         value = values.get(field)
         if value is None:
             return
         if least > TICK and not least <= value <= most:
-            self.add(field, f"must be between {format_duration(least)} and {format_duration(most)}")
+            self.add(
+                field,
+                _("must be between %(least)s and %(most)s", least=format_duration(least), most=format_duration(most)),
+            )
         elif value < least:
-            self.add(field, "must be above zero" if least == TICK else "must not be negative")
+            self.add(field, _("must be above zero") if least == TICK else _("must not be negative"))
         elif value > most:
-            self.add(field, f"must not be longer than {format_duration(most)}")
+            self.add(field, _("must not be longer than %(most)s", most=format_duration(most)))
 
     def seconds(self, values: Mapping[str, Any], field: str, *, name: str = "") -> None:
         """Check a duration that is stored as seconds."""
         value: Any = values.get(field)
         name = name or field
         if not is_number(value):
-            self.add(name, "must be a duration in seconds")
+            self.add(name, _("must be a duration in seconds"))
         elif not 0 <= value <= YEAR.total_seconds():
-            self.add(name, "must be between 0 and a year (365d)")
+            self.add(name, _("must be between 0 and a year (365d)"))
 
     def number(self, values: Mapping[str, Any], field: str, least: float, most: float) -> None:
         if field in values and not (is_number(values[field]) and least <= values[field] <= most):
-            self.add(field, f"must be between {least} and {most}")
+            self.add(field, _("must be between %(least)s and %(most)s", least=least, most=most))
 
     def texts(self, values: Mapping[str, Any], field: str, *, longest: int) -> None:
         given = values.get(field, [])
         if not isinstance(given, list) or not all(isinstance(each, str) and 0 < len(each) <= longest for each in given):
-            self.add(field, f"must be a list of texts of 1 to {longest} characters")
+            self.add(field, _("must be a list of texts of 1 to %(most)s characters", most=longest))
         elif len(set(given)) < len(given):
-            self.add(field, "names something twice")
+            self.add(field, _("names something twice"))
 
 
 def is_number(value: Any) -> bool:

@@ -9,6 +9,8 @@ from uuid import UUID
 
 from uuid_utils.compat import uuid7
 
+from scheduling.error_text import ErrorText as _
+
 MAX_CLOCK_LAG = timedelta(minutes=5)  #: more than the clock of any API node is behind
 
 
@@ -51,11 +53,11 @@ def find_user_id_problem(text: str) -> str:
     if text.isascii() and text.isprintable() and text not in NO_IDS and text[:1] not in " {$%<" and text[-1:] != " ":
         return ""
     if text in NO_IDS or _PLACEHOLDER.fullmatch(text):
-        return f"“{text[:40]}” is what programs send for a missing id"
+        return _("“%(text)s” is what programs send for a missing id", text=text[:40])
     if text != text.strip():
-        return "must not start or end with a space"
+        return _("must not start or end with a space")
     if found := _INVISIBLE.search(text):
-        return f"contains the invisible character U+{ord(found[0]):04X}"
+        return _("contains the invisible character %(character)s", character=f"U+{ord(found[0]):04X}")
     return ""
 
 

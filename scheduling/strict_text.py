@@ -24,6 +24,8 @@ from yaml.events import (
     SequenceStartEvent,
 )
 
+from scheduling.error_text import ErrorText as _
+
 MAX_SIZE = 1_048_576  #: bytes
 MAX_NODES = 100_000  #: keys and values
 MAX_DEPTH = 50
@@ -34,7 +36,7 @@ _BOOL = re.compile(r"(?:true|True|TRUE|false|False|FALSE)")
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})")
 _FLOAT = re.compile(r"[-+]?[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?")
 _UNSTORABLE_CHARACTER = re.compile("[\0\ud800-\udfff]")
-UNSTORABLE = "the database cannot hold this character"
+UNSTORABLE = _("the database cannot hold this character")
 _ODD_BREAKS = "\r\x85\u2028\u2029"
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  #: PyYAML can be built without libyaml
 
@@ -57,9 +59,11 @@ def read_yaml(text: str, *, most: int = MAX_SIZE) -> Any:
     try:
         raw = text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidText(f"line {_line_number(text[: error.start])}: {UNSTORABLE}") from None
+        raise InvalidText(
+            _("line %(line)s: %(what)s", line=_line_number(text[: error.start]), what=UNSTORABLE)
+        ) from None
     if len(raw) > most:
-        raise InvalidText(f"must not be larger than {most} bytes")
+        raise InvalidText(_("must not be larger than %(most)s bytes", most=most))
     try:
         return _Builder().build(yaml.parse(text, Loader=_Loader))
     except yaml.MarkedYAMLError as error:
@@ -67,7 +71,7 @@ def read_yaml(text: str, *, most: int = MAX_SIZE) -> Any:
         raise _invalid_text(mark, str(error.problem or error.context)) from None
     except yaml.reader.ReaderError as error:
         before = raw[: error.position].decode("utf-8", "replace")
-        raise InvalidText(f"line {_line_number(before)}: {error.reason}") from None
+        raise InvalidText(_("line %(line)s: %(what)s", line=_line_number(before), what=error.reason)) from None
 
 
 def _line_number(before: str) -> int:
@@ -75,7 +79,7 @@ def _line_number(before: str) -> int:
 
 
 def _invalid_text(mark: Any, message: str) -> InvalidText:
-    return InvalidText(f"line {mark.line + 1}: {message}" if mark else message)
+    return InvalidText(_("line %(line)s: %(what)s", line=mark.line + 1, what=message) if mark else message)
 
 
 class _Builder:
@@ -94,12 +98,12 @@ class _Builder:
                 case DocumentStartEvent():
                     documents += 1
                     if documents > 1:
-                        raise _invalid_text(event.start_mark, "but found another document")
+                        raise _invalid_text(event.start_mark, _("but found another document"))
                 case MappingEndEvent() | SequenceEndEvent():
                     self._open.pop()
                     self._keys.pop()
                 case AliasEvent():
-                    raise _invalid_text(event.start_mark, "aliases (*name) are not supported")
+                    raise _invalid_text(event.start_mark, _("aliases (*name) are not supported"))
                 case ScalarEvent() | MappingStartEvent() | SequenceStartEvent():
                     self._node(event)
         return self._root[0] if self._root else None
@@ -107,10 +111,12 @@ class _Builder:
     def _node(self, event: Any) -> None:
         self._nodes += 1
         if self._nodes > MAX_NODES:
-            raise _invalid_text(event.start_mark, f"there must not be more than {MAX_NODES} keys and values")
+            raise _invalid_text(
+                event.start_mark, _("there must not be more than %(most)s keys and values", most=MAX_NODES)
+            )
         if event.tag is not None and event.tag != "!":
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
-            raise _invalid_text(event.start_mark, f"tags ({tag}) are not supported")
+            raise _invalid_text(event.start_mark, _("tags (%(tag)s) are not supported", tag=tag))
         if isinstance(self._open[-1], dict) and self._keys[-1] is None:
             self._keys[-1] = self._key(event)
         elif isinstance(event, ScalarEvent):
@@ -121,7 +127,7 @@ class _Builder:
             self._open.append(value)
             self._keys.append(None)
             if len(self._open) > MAX_DEPTH:
-                raise _invalid_text(event.start_mark, "it is nested too deeply")
+                raise _invalid_text(event.start_mark, _("it is nested too deeply"))
 
     def _put(self, value: Any) -> None:
         if isinstance(self._open[-1], dict):
@@ -132,12 +138,12 @@ class _Builder:
 
     def _key(self, event: Any) -> str:
         if isinstance(event, ScalarEvent) and event.implicit[0] and event.value == "<<":
-            raise _invalid_text(event.start_mark, "merge keys (<<) are not supported")
+            raise _invalid_text(event.start_mark, _("merge keys (<<) are not supported"))
         key = _scalar(event) if isinstance(event, ScalarEvent) else None
         if not isinstance(key, str):
-            raise _invalid_text(event.start_mark, "keys must be text; put it in quotes")
+            raise _invalid_text(event.start_mark, _("keys must be text; put it in quotes"))
         if key in self._open[-1]:
-            raise _invalid_text(event.start_mark, f"“{key}” is given twice")
+            raise _invalid_text(event.start_mark, _("“%(name)s” is given twice", name=key))
         return key
 
 
@@ -153,7 +159,7 @@ def _scalar(event: Any) -> Any:
         if _FLOAT.fullmatch(text):
             number = float(text)
             if not math.isfinite(number):
-                raise _invalid_text(event.start_mark, "this number is too large")
+                raise _invalid_text(event.start_mark, _("this number is too large"))
             return number
     if _UNSTORABLE_CHARACTER.search(text):
         raise _invalid_text(event.start_mark, UNSTORABLE)
@@ -193,19 +199,19 @@ def read_json(text: str, *, most: int = FIELD_SIZE) -> Any:
         InvalidText: with the line, if it is known.
     """
     if len(text) > most:
-        raise InvalidText(f"must not be larger than {most} characters")
+        raise InvalidText(_("must not be larger than %(most)s characters", most=most))
     try:
         value = json.loads(
             text, object_pairs_hook=_unique_object, parse_constant=_reject_constant, parse_float=_parse_finite
         )
     except RecursionError:
-        raise InvalidText("it is nested too deeply") from None
+        raise InvalidText(_("it is nested too deeply")) from None
     except json.JSONDecodeError as error:
-        raise InvalidText(f"line {error.lineno}: {error.msg}") from None
+        raise InvalidText(_("line %(line)s: %(what)s", line=error.lineno, what=error.msg)) from None
     except InvalidText:
         raise
     except ValueError:  # digits beyond `sys.get_int_max_str_digits`
-        raise InvalidText("this number is too large") from None
+        raise InvalidText(_("this number is too large")) from None
     _check_values(value)
     return value
 
@@ -214,26 +220,26 @@ def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise InvalidText(f"“{key}” is given twice")
+            raise InvalidText(_("“%(name)s” is given twice", name=key))
         found[key] = value
     return found
 
 
 def _reject_constant(name: str) -> Any:
-    raise InvalidText(f"{name} is no number of JSON")
+    raise InvalidText(_("%(name)s is no number of JSON", name=name))
 
 
 def _parse_finite(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise InvalidText("this number is too large")
+        raise InvalidText(_("this number is too large"))
     return number
 
 
 def _check_values(value: Any) -> None:
     """Check the depth level by level, and characters that the database cannot store."""
     level = [value]
-    for _ in range(MAX_DEPTH):
+    for _level in range(MAX_DEPTH):
         if any(isinstance(each, str) and _UNSTORABLE_CHARACTER.search(each) for each in level):
             raise InvalidText(UNSTORABLE)
         inner: list[Any] = []
@@ -245,4 +251,4 @@ def _check_values(value: Any) -> None:
         level = inner
         if not level:
             return
-    raise InvalidText("it is nested too deeply")
+    raise InvalidText(_("it is nested too deeply"))

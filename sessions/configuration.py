@@ -10,6 +10,7 @@ from scheduling.configuration.file.calendars import SEND_WINDOWS, check_window_c
 from scheduling.configuration.file.draft import Draft
 from scheduling.configuration.file.rows import RowSection, Wanted
 from scheduling.configuration.file.schema import DURATION, FLAG, KEY, NUMBER, Choice, Field, ListOf, Text, Whole
+from scheduling.error_text import ErrorText as _
 from sessions import validation
 from sessions.frames import TAG_LENGTH
 from sessions.models import Campaign, SilencePolicy
@@ -25,7 +26,7 @@ class Instant:
         except (TypeError, ValueError):
             at = None
         if at is None or at.tzinfo is None:
-            raise ValueError('must be an instant like "2026-11-11T00:00:00+08:00"')
+            raise ValueError(_('must be an instant like "2026-11-11T00:00:00+08:00"'))
         return at.astimezone(UTC)
 
     def write(self, stored: datetime) -> str:
@@ -71,7 +72,7 @@ class SilencePolicies(RowSection):
             # A guide and an answer policy may have the same tags: both apply.
             kind = each.values.get("after") == CUSTOMER, tuple(each.values.get("tags", ()))
             if seen.setdefault(kind, each.path) != each.path:
-                draft.problem(f"{each.path}.tags", f"are those of {seen[kind]}")
+                draft.problem(f"{each.path}.tags", _("are those of %(other)s", other=seen[kind]))
         return wanted
 
     def defaults(self, values: Mapping[str, Any], position: int) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from django.conf import settings
 
 from scheduling.batching import BatcherOverloaded, MicroBatcher
 from scheduling.channels import options
-from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Quota, Transient, Unknown
+from scheduling.channels.base import Delivered, InvalidSetting, Message, Outcome, Permanent, Quota, Transient, Unknown
+from scheduling.error_text import ErrorText as _
 from sessions.detection.presence import SILENT, UNANSWERED, parse_event_id
 from sessions.frames import ID_LENGTH
 from sessions.store import inbox, sessions
@@ -58,7 +59,7 @@ class InApp:
     def validate_target(cls, target: Mapping[str, Any]) -> None:
         options.check_known_keys(target, ("address",))
         if len(options.read_text(target, "address")) > ID_LENGTH:
-            raise ValueError(f"address: must have at most {ID_LENGTH} characters")
+            raise InvalidSetting("address", _("must have at most %(most)s characters", most=ID_LENGTH))
 
     def target_key(self, message: Message) -> str:
         return self.kind

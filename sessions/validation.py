@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector
 from scheduling.policy.window_forms import check_windows
 from sessions.frames import MOST_TAGS, TAG_LENGTH, has_control_characters
@@ -30,9 +31,9 @@ def check_policy(values: Mapping[str, Any]) -> None:
     found.number(values, "max_nudges", 1, 10)
     found.number(values, "growth", 1, 10)
     if values.get("after", ANY) not in AFTER:
-        found.add("after", f"must be one of {', '.join(AFTER)}")
+        found.add("after", _("must be one of %(known)s", known=", ".join(AFTER)))
     if values.get("grace_for", ALL) not in GRACE_FOR:
-        found.add("grace_for", f"must be one of {', '.join(GRACE_FOR)}")
+        found.add("grace_for", _("must be one of %(known)s", known=", ".join(GRACE_FOR)))
     check_windows(values.get("hours") or [], found, "hours")
     found.raise_if_any()
 
@@ -41,11 +42,11 @@ def check_tags(values: Mapping[str, Any], found: ErrorCollector) -> None:
     found.texts(values, "tags", longest=TAG_LENGTH)
     tags = values.get("tags") or []
     if len(tags) > MOST_TAGS:
-        found.add("tags", f"must be at most {MOST_TAGS} tags")
+        found.add("tags", _("must be at most %(most)s tags", most=MOST_TAGS))
     if any(has_control_characters(str(tag)) for tag in tags):
-        found.add("tags", "must not have control characters")
+        found.add("tags", _("must not have control characters"))
     if values.get("key") == DEFAULT_KEY and tags:
-        found.add("tags", "must be empty: the default policy applies to sessions without another one")
+        found.add("tags", _("must be empty: the default policy applies to sessions without another one"))
 
 
 def check_campaign(values: Mapping[str, Any]) -> None:
@@ -54,5 +55,5 @@ def check_campaign(values: Mapping[str, Any]) -> None:
     found.span(values, "threshold", least=MIN_THRESHOLD, most=MAX_THRESHOLD)
     starts_at, ends_at = values.get("starts_at"), values.get("ends_at")
     if starts_at and ends_at and ends_at <= starts_at:
-        found.add("ends_at", "must be later than starts_at")
+        found.add("ends_at", _("must be later than starts_at"))
     found.raise_if_any()

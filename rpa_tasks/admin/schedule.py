@@ -160,7 +160,7 @@ def _list_entry(row: PeriodicTask) -> dict[str, Any]:
         "spread": describe_duration(timedelta(seconds=float(order.get("spread_seconds") or 0))),
         "last": format_instant(row.last_run_at),
         "link": reverse("admin:rpa_tasks_shop_schedule", args=[row.pk]),
-        "problem": _schedule_problem(order) or find_problem(row),
+        "problem": _schedule_problem(order) or translate_error(find_problem(row)),
     }
 
 

@@ -42,6 +42,7 @@ from scheduling.api.bulk_actions import BulkActionOut, serialize_bulk_action
 from scheduling.api.errors import Problem
 from scheduling.api.pagination import build_page, limit_list_time
 from scheduling.api.schemas import ProblemOut, Text
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import InvalidInput, NotFound
 from scheduling.models import Priority, Scope
 from scheduling.operations import bulk_actions
@@ -144,14 +145,16 @@ def _read_job_filter(wish: MatchingJobsIn) -> dict[str, str]:
     if wish.platform:
         pk = Platform.objects.filter(key=wish.platform).values_list("pk", flat=True).first()
         if pk is None:
-            raise InvalidInput.of("filter.platform", f"there is no platform “{wish.platform}”")
+            raise InvalidInput.of("filter.platform", _("there is no platform “%(name)s”", name=wish.platform))
         chosen["platform"] = str(pk)
     if wish.shop:
         of_platform = {"platform__key": wish.platform} if wish.platform else {}
         found = Shop.objects.filter(shop_id=wish.shop, **of_platform).values_list("pk", flat=True)[:2]
         if len(found) != 1:
             problem = (
-                "names shops of several platforms; add the platform" if found else f"there is no shop “{wish.shop}”"
+                "names shops of several platforms; add the platform"
+                if found
+                else _("there is no shop “%(name)s”", name=wish.shop)
             )
             raise InvalidInput.of("filter.shop", problem)
         chosen["shop__id__exact"] = str(found[0])

@@ -15,6 +15,7 @@ from scheduling.configuration.file.draft import Draft
 from scheduling.configuration.file.rows import RowSection
 from scheduling.configuration.file.schema import Field, ListOf, Text
 from scheduling.configuration.file.secrets import explain_missing_secret, restore_secrets
+from scheduling.error_text import ErrorText as _
 from scheduling.models.encrypted import Sealed
 
 
@@ -63,7 +64,7 @@ class BrowserSection(RowSection):
         stored = row.proxy_secret if row is not None else {}
         given = {name: values[key] for key, name in SECRET_PATHS.items() if key in values}
         if row is not None and KEPT in given.values() and needs_new_password(row, values.get(PROXY_URL, "")):
-            draft.problem(f"{path}.{PASSWORD}", "must be entered with the user name for another proxy")
+            draft.problem(f"{path}.{PASSWORD}", _("must be entered with the user name for another proxy"))
             return values
         restored, missing = restore_secrets(given, stored, SECRETS)
         for key, name in SECRET_PATHS.items():

@@ -15,6 +15,7 @@ from zoneinfo import available_timezones
 from rpa_tasks.browsers.browser_errors import PROXY_FAILED, NoBrowser
 from rpa_tasks.browsers.providers.launch_settings import LaunchSettings
 from rpa_tasks.models import Platform, Shop
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector
 from scheduling.models.encrypted import Sealed
 
@@ -71,18 +72,19 @@ def check_browser_settings(
     problems = _launch_problems(given) | _secret_problems(given)
     if (address := given.get("cdp_url", OWN)) != OWN:
         if is_platform and SHOP_ID not in address:
-            problems["cdp_url"] = f"must contain {SHOP_ID}: each shop has a browser of its own"
+            problems["cdp_url"] = _("must contain {shop_id}: each shop has a browser of its own")
         else:
             problem = _address_problem(address.replace(SHOP_ID, "s") if is_platform else address, ("http",))
             if problem := problem or (_find_shared_browser(stored, address, shops) if stored else ""):
                 problems["cdp_url"] = problem
         for name in given.keys() - {"cdp_url"}:
-            problems.setdefault(name, "has no effect on a browser that runs elsewhere; remove one of the two")
+            problems.setdefault(name, _("has no effect on a browser that runs elsewhere; remove one of the two"))
     if other := (taken or {}).get(find_browser_address(given.get("cdp_url", ""), inherited)):
-        problems.setdefault("cdp_url", f"this browser belongs to {other}; set another one")
+        problems.setdefault("cdp_url", _("this browser belongs to %(shop)s; set another one", shop=other))
     if stored and paths["proxy_url"] in values and (exposed := _find_exposed_shops(stored, given.get("proxy_url", ""))):
         problems.setdefault(
-            "proxy_url", f"would get the own passwords of {exposed}; remove them from these shops first"
+            "proxy_url",
+            _("would get the own passwords of %(shops)s; remove them from these shops first", shops=exposed),
         )
     for name, message in problems.items():
         found.add(paths[name], message)
@@ -91,13 +93,13 @@ def check_browser_settings(
 def _launch_problems(given: Mapping[str, Any]) -> dict[str, str]:
     problems: dict[str, str] = {}
     if "language" in given and not _LANGUAGE.fullmatch(given["language"]):
-        problems["language"] = "must be a language like zh-CN or pt"
+        problems["language"] = _("must be a language like zh-CN or pt")
     if "timezone" in given and given["timezone"] not in available_timezones():
-        problems["timezone"] = "must be a time zone like Asia/Shanghai"
+        problems["timezone"] = _("must be a time zone like Asia/Shanghai")
     if "window" in given and not _WINDOW.fullmatch(given["window"]):
-        problems["window"] = "must be a size like 1366x768, from 100 to 9999"
+        problems["window"] = _("must be a size like 1366x768, from 100 to 9999")
     if "downloads" in given and (not _FOLDER.fullmatch(given["downloads"]) or given["downloads"] == "tmp"):
-        problems["downloads"] = "must be a folder name of letters, digits, “-” and “_”, at most 64, not tmp"
+        problems["downloads"] = _("must be a folder name of letters, digits, “-” and “_”, at most 64, not tmp")
     if "flags" in given and (problem := _flag_problem(given["flags"])):
         problems["flags"] = problem
     if "extensions" in given and (problem := _extension_problem(given["extensions"])):
@@ -115,30 +117,33 @@ def _secret_problems(given: Mapping[str, Any]) -> dict[str, str]:
     problems: dict[str, str] = {}
     for name in SECRETS:
         if name in given and (len(given[name].encode()) > LONGEST_SECRET or not given[name].isprintable()):
-            problems[name] = f"must have at most {LONGEST_SECRET} bytes, without control characters"
+            problems[name] = _("must have at most %(most)s bytes, without control characters", most=LONGEST_SECRET)
     if "username" in given and ":" in given["username"]:
-        problems["username"] = "must not contain “:”"
+        problems["username"] = _("must not contain “:”")
     if "password" in given and "username" not in given and "username" not in problems:
-        problems["username"] = "is missing: the password belongs to a user name"
+        problems["username"] = _("is missing: the password belongs to a user name")
     return problems
 
 
 def _flag_problem(flags: Any) -> str:
     if not isinstance(flags, list) or len(flags) > MOST_FLAGS:
-        return f"must be a list of at most {MOST_FLAGS} flags"
+        return _("must be a list of at most %(most)s flags", most=MOST_FLAGS)
     for flag in flags:
         name, sign, value = flag.partition("=") if isinstance(flag, str) else ("", "", "")
         if name + sign not in ALLOWED_FLAGS or (sign and not value) or not str(flag).isprintable() or len(flag) > 500:
-            return f"“{str(flag)[:100]}” is not one of {', '.join(sorted(ALLOWED_FLAGS))}"
+            return _("“%(name)s” is not one of %(known)s", name=str(flag)[:100], known=", ".join(sorted(ALLOWED_FLAGS)))
     return ""
 
 
 def _extension_problem(names: Any) -> str:
     if not isinstance(names, list) or len(names) > MOST_EXTENSIONS:
-        return f"must be a list of at most {MOST_EXTENSIONS} extensions"
+        return _("must be a list of at most %(most)s extensions", most=MOST_EXTENSIONS)
     for name in names:
         if not isinstance(name, str) or not _FOLDER.fullmatch(name):
-            return f"“{str(name)[:100]}” is not the name of a folder of letters, digits, “-” and “_”, at most 64"
+            return _(
+                "“%(name)s” is not the name of a folder of letters, digits, “-” and “_”, at most 64",
+                name=str(name)[:100],
+            )
     return ""
 
 
@@ -148,9 +153,9 @@ def _address_problem(url: str, schemes: tuple[str, ...]) -> str:
         address = urlsplit(url)
         port = address.port
     except ValueError:
-        return f"must be an address like {examples}"
+        return _("must be an address like %(known)s", known=examples)
     if address.username is not None or address.password is not None:
-        return "must not have a password; it has fields of its own"
+        return _("must not have a password; it has fields of its own")
     plain = f"{address.scheme}://{address.netloc}"
     if (
         address.scheme not in schemes
@@ -158,7 +163,7 @@ def _address_problem(url: str, schemes: tuple[str, ...]) -> str:
         or not _HOST.fullmatch(address.hostname or "")
         or url not in (plain, f"{plain}/")
     ):
-        return f"must be an address like {examples}"
+        return _("must be an address like %(known)s", known=examples)
     return ""
 
 
@@ -199,7 +204,10 @@ def find_shared_browsers(shops: Iterable[Shop], templates: Mapping[str, str]) ->
     for shop in shops:
         for address, name in map_browsers_to_shops([shop], templates).items():
             if (other := users.setdefault(address, name)) != name:
-                yield shop, f"would give the browser of {other} to {name} too; set another one"
+                yield (
+                    shop,
+                    _("would give the browser of %(other)s to %(shop)s too; set another one", other=other, shop=name),
+                )
 
 
 def _find_shared_browser(platform: Platform, template: str, shops: Iterable[Shop]) -> str:

@@ -35,6 +35,7 @@ from scheduling.configuration.file.schema import (
     Text,
     Whole,
 )
+from scheduling.error_text import ErrorText as _
 from scheduling.models import WAITING
 
 PERIOD = Named({"none": "", **{each: each for each in DedupePeriod.values}})
@@ -225,7 +226,10 @@ class Shops(Pausable):
         for each in wanted:
             profile = validation.profile_of(each.values)
             if profile in paths:
-                draft.problem(f"{each.path}.profile_id", f"browser profile “{profile}” is used at {paths[profile]} too")
+                draft.problem(
+                    f"{each.path}.profile_id",
+                    _("browser profile “%(profile)s” is used at %(path)s too", profile=profile, path=paths[profile]),
+                )
             paths.setdefault(profile, each.path)
         templates, given_keys = _map_templates(draft), {each.key for each in wanted}
         absent = (row for row in draft.rows(self.name) if (row.platform.key, row.shop_id) not in given_keys)
@@ -235,7 +239,7 @@ class Shops(Pausable):
             address = find_browser_address(each.values.get(PROVIDER, ""), templates.get(platform, ""), shop_id)
             place = f"{each.path}.{PROVIDER}"
             if address and places.setdefault(address, each.path) != each.path and not draft.has_problem(place):
-                draft.problem(place, f"this browser is used at {places[address]} too")
+                draft.problem(place, _("this browser is used at %(path)s too", path=places[address]))
         return wanted
 
     def changes(self, given: Any, draft: Draft) -> list[Change]:

@@ -21,6 +21,7 @@ from rpa_tasks.models import DedupeBy, DedupePeriod, Platform, Shop
 from rpa_tasks.supervisor.command import MOST_FOLDERS, check_program, check_words
 from rpa_tasks.supervisor.runs import MARKERS
 from scheduling.configuration.validation import check_retry_delays
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector
 
 MIN_TIMEOUT, MAX_TIMEOUT = timedelta(seconds=1), timedelta(hours=24)
@@ -64,7 +65,10 @@ def check_platform(
     found.key(values)
     check = values.get("check_task_type", "")
     if check and check not in task_types:
-        found.add("check_task_type", f"{values.get('key') or 'it'} has no task type “{check}”")
+        found.add(
+            "check_task_type",
+            _("%(platform)s has no task type “%(name)s”", platform=values.get("key") or "it", name=check),
+        )
     _check_name(values, found, longest=100)
     found.number(values, "backlog_limit", 1, MAX_BACKLOG)
     found.number(values, "breaker_threshold", 1, 100)
@@ -80,10 +84,10 @@ def check_flow(values: Mapping[str, Any]) -> None:
         for problem in check_words(values["command"]):
             found.add("command", problem)
         if values.get("needs_browser") is False and any("{debug_port}" in word for word in map(str, values["command"])):
-            found.add("command", "{debug_port} is empty without a browser; set needs_browser")
+            found.add("command", _("{debug_port} is empty without a browser; set needs_browser"))
     _check_path(values, found)
     if values.get("dedupe_by", DedupeBy.PAYLOAD) not in DedupeBy.values:
-        found.add("dedupe_by", f"must be one of {', '.join(DedupeBy.values)}")
+        found.add("dedupe_by", _("must be one of %(known)s", known=", ".join(DedupeBy.values)))
     found.span(values, "timeout", least=MIN_TIMEOUT, most=MAX_TIMEOUT)
     found.span(values, "dedupe_window", least=MIN_TIMEOUT, most=MAX_WINDOW)
     _check_period(values, found)
@@ -99,13 +103,13 @@ def check_flow(values: Mapping[str, Any]) -> None:
 def _check_period(values: Mapping[str, Any], found: ErrorCollector) -> None:
     period, timezone = values.get("dedupe_period", ""), values.get("dedupe_timezone", "")
     if period and period not in DedupePeriod.values:
-        found.add("dedupe_period", f"must be one of {', '.join(DedupePeriod.values)}")
+        found.add("dedupe_period", _("must be one of %(known)s", known=", ".join(DedupePeriod.values)))
     if period and values.get("dedupe_window"):
-        found.add("dedupe_period", "has no effect beside a time span; remove one of the two")
+        found.add("dedupe_period", _("has no effect beside a time span; remove one of the two"))
     if timezone and timezone not in available_timezones():
-        found.add("dedupe_timezone", "must be a time zone like Asia/Shanghai")
+        found.add("dedupe_timezone", _("must be a time zone like Asia/Shanghai"))
     elif timezone and not period:
-        found.add("dedupe_timezone", "has no effect without a period; remove it or set the period")
+        found.add("dedupe_timezone", _("has no effect without a period; remove it or set the period"))
 
 
 def missing_program(values: Mapping[str, Any]) -> str:
@@ -119,10 +123,10 @@ def _check_path(values: Mapping[str, Any], found: ErrorCollector) -> None:
     if not isinstance(folders, list):
         return
     if len(folders) > MOST_FOLDERS:
-        found.add("path", f"must not name more than {MOST_FOLDERS} folders")
+        found.add("path", _("must not name more than %(most)s folders", most=MOST_FOLDERS))
     for folder in folders:
         if not isinstance(folder, str) or not folder.startswith("/") or ":" in folder or "\0" in folder:
-            found.add("path", f"“{folder}” is not an absolute folder without “:”")
+            found.add("path", _("“%(name)s” is not an absolute folder without “:”", name=folder))
 
 
 def check_shop(
@@ -139,19 +143,26 @@ def check_shop(
     found = ErrorCollector()
     if "shop_id" in values and not _SHOP_ID.fullmatch(str(values["shop_id"])):
         found.add(
-            "shop_id", "must start with a letter or digit and have only letters, digits, “-”, “_” and “.”, at most 64"
+            "shop_id",
+            _("must start with a letter or digit and have only letters, digits, “-”, “_” and “.”, at most 64"),
         )
     if values.get("dedicated_queue") and values.get("shop_id") in TIERS.values():
         # On RabbitMQ its routing key would be one of the shared queue.
-        found.add("shop_id", f"“{values['shop_id']}” is a queue of all shops; this shop can have no queue of its own")
+        found.add(
+            "shop_id",
+            _("“%(name)s” is a queue of all shops; this shop can have no queue of its own", name=values["shop_id"]),
+        )
     _check_name(values, found, longest=200)
     profile = values.get("profile_id", "")
     if profile and not _PROFILE.fullmatch(profile):
         found.add(
-            "profile_id", "names a directory: only letters, digits, “-”, “_” and “.”, at most 140, no “.” in front"
+            "profile_id", _("names a directory: only letters, digits, “-”, “_” and “.”, at most 140, no “.” in front")
         )
     elif (name := profile_of(values)) in (taken or {}):
-        found.add("profile_id", f"browser profile “{name}” belongs to {(taken or {})[name]}; set another one")
+        found.add(
+            "profile_id",
+            _("browser profile “%(name)s” belongs to %(shop)s; set another one", name=name, shop=(taken or {})[name]),
+        )
     found.number(values, "backlog_limit", 1, MAX_BACKLOG)
     check_browser_settings(values, found, taken=browsers, inherited=inherited)
     found.raise_if_any()
@@ -172,24 +183,27 @@ def map_profiles_to_shops(shops: Iterable[Shop]) -> dict[str, str]:
 
 def _check_name(values: Mapping[str, Any], found: ErrorCollector, *, longest: int) -> None:
     if len(values.get("name", "")) > longest:
-        found.add("name", f"must not be longer than {longest} characters")
+        found.add("name", _("must not be longer than %(most)s characters", most=longest))
 
 
 def _check_exit_codes(table: Any, found: ErrorCollector) -> None:
     if not isinstance(table, dict):
-        found.add("exit_codes", f"must be a mapping of {', '.join(EXIT_CLASSES)} to lists of exit codes")
+        found.add(
+            "exit_codes",
+            _("must be a mapping of %(classes)s to lists of exit codes", classes=", ".join(EXIT_CLASSES)),
+        )
         return
     owner: dict[int, str] = {}
     for name, codes in table.items():
         field = f"exit_codes.{name}"
         if name not in EXIT_CLASSES:
-            found.add(field, f"is not known here; known are {', '.join(EXIT_CLASSES)}")
+            found.add(field, _("is not known here; known are %(known)s", known=", ".join(EXIT_CLASSES)))
         elif not isinstance(codes, list) or not all(_is_exit_code(code) for code in codes):
-            found.add(field, "must be a list of whole numbers from 1 to 255")
+            found.add(field, _("must be a list of whole numbers from 1 to 255"))
         else:
             for code in codes:
                 if code in owner:
-                    found.add(field, f"{code} is listed already, as {owner[code]}")
+                    found.add(field, _("%(code)s is listed already, as %(name)s", code=code, name=owner[code]))
                 owner.setdefault(code, name)
 
 
@@ -199,13 +213,13 @@ def _is_exit_code(code: Any) -> bool:
 
 def _check_schema(schema: Any, found: ErrorCollector) -> None:
     if not isinstance(schema, dict):
-        found.add("payload_schema", "must be a mapping: a JSON schema")
+        found.add("payload_schema", _("must be a mapping: a JSON schema"))
         return
     if problem := unstorable_reason(schema):
         found.add("payload_schema", problem[:200])
         return
     if len(repr(schema)) > MAX_SCHEMA:
-        found.add("payload_schema", f"must not be longer than {MAX_SCHEMA} characters")
+        found.add("payload_schema", _("must not be longer than %(most)s characters", most=MAX_SCHEMA))
         return
     try:
         # A remote reference would let the author of a schema make our servers call any address.
@@ -223,36 +237,39 @@ def _check_environment(values: Mapping[str, Any], found: ErrorCollector) -> None
     if not isinstance(names, list):
         return
     if len(names) > MAX_VARIABLES:
-        found.add("environment", f"must not name more than {MAX_VARIABLES} variables")
+        found.add("environment", _("must not name more than %(most)s variables", most=MAX_VARIABLES))
     for name in names:
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
-            found.add("environment", f"“{name}” is not the name of an environment variable")
+            found.add("environment", _("“%(name)s” is not the name of an environment variable", name=name))
         elif name in OWN_VARIABLES:
-            found.add("environment", f"{name} is set for every run anyway")
+            found.add("environment", _("%(name)s is set for every run anyway", name=name))
         elif name in FORBIDDEN_VARIABLES:
-            found.add("environment", f"{name} is never given to a command")
+            found.add("environment", _("%(name)s is never given to a command", name=name))
 
 
 def _check_fixed_variables(values: Mapping[str, Any], found: ErrorCollector) -> None:
     fixed = values.get("env", {})
     if not isinstance(fixed, dict):
-        found.add("env", "must be a mapping of names to texts")
+        found.add("env", _("must be a mapping of names to texts"))
         return
     if len(fixed) > MAX_VARIABLES:
-        found.add("env", f"must not name more than {MAX_VARIABLES} variables")
+        found.add("env", _("must not name more than %(most)s variables", most=MAX_VARIABLES))
     for name, value in fixed.items():
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
-            found.add("env", f"“{name}” is not the name of an environment variable")
+            found.add("env", _("“%(name)s” is not the name of an environment variable", name=name))
         elif name in OWN_VARIABLES:
-            found.add("env", f"{name} is set for every run anyway")
+            found.add("env", _("%(name)s is set for every run anyway", name=name))
         elif name in FORBIDDEN_VARIABLES or name == MOUNTED_VARIABLE or name.startswith(LOADER_VARIABLES):
-            found.add("env", f"{name} is never given to a command")
+            found.add("env", _("%(name)s is never given to a command", name=name))
         elif name in values.get("environment", []):
-            found.add("env", f"{name} is named in environment already")
+            found.add("env", _("%(name)s is named in environment already", name=name))
         elif not isinstance(value, str) or len(value) > MAX_VALUE or unstorable_reason(value):
-            found.add("env", f"{name} must be a text of at most {MAX_VALUE} characters without NUL")
+            found.add(
+                "env",
+                _("%(name)s must be a text of at most %(most)s characters without NUL", name=name, most=MAX_VALUE),
+            )
 
 
 def _check_working_directory(cwd: Any, found: ErrorCollector) -> None:
     if cwd and (not isinstance(cwd, str) or not cwd.startswith("/") or len(cwd) > MAX_FOLDER or "\0" in cwd):
-        found.add("cwd", f"must be an absolute folder of at most {MAX_FOLDER} characters")
+        found.add("cwd", _("must be an absolute folder of at most %(most)s characters", most=MAX_FOLDER))

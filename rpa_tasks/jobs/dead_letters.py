@@ -27,6 +27,7 @@ from rpa_tasks.jobs.payloads import (
 from rpa_tasks.models import DedupeWindow, Job, Run
 from scheduling import sql
 from scheduling.error_lines import find_error_line
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, InvalidInput
 from scheduling.ids import new_id
 from scheduling.ledger.dead_letters import failure_fingerprint
@@ -104,7 +105,10 @@ def _republish(old: Job, retry: Retry) -> Mapping[str, Any] | None:
     except IntegrityError:
         waiting = same.order_by("-fresh").first()
         raise Conflict(
-            f"A job of the same shop and task type waits already: {waiting.pk if waiting else 'see the list'}."
+            _(
+                "A job of the same shop and task type waits already: %(job)s.",
+                job=waiting.pk if waiting else "see the list",
+            )
         ) from None
     return edited
 
@@ -146,11 +150,17 @@ def _claim_retried_window(old: Job, key: str, retry: Retry) -> None:
     if is_unique or not old.flow.has_window:
         return
     at = sql.now()
-    _, lasts = find_window(old.flow, at, max(retry.due_at - at, timedelta(0)))
+    _window, lasts = find_window(old.flow, at, max(retry.due_at - at, timedelta(0)))
     assert lasts is not None
     holder = claim_window(retry.task_id, old.shop_id, old.flow, key, lasts)
     if holder is not None:
-        raise Conflict(f"Job {holder.task_id} of the same kind has the window until {holder.ends_at.isoformat()}.")
+        raise Conflict(
+            _(
+                "Job %(job)s of the same kind has the window until %(until)s.",
+                job=holder.task_id,
+                until=holder.ends_at.isoformat(),
+            )
+        )
 
 
 def read_job_payload(row: FailedTask) -> Mapping[str, Any] | None:
@@ -210,11 +220,11 @@ def publish_cancelled_again(task_id: str, actor: Actor, *, digests: Mapping[str,
     """
     old = Job.objects.select_for_update(of=("self",)).select_related("flow").filter(pk=task_id).first()
     if old is None or old.state != "cancelled" or old.cancel_requested_at or digests.get(task_id) != _digest_job(old):
-        raise Conflict(f"There is no job {task_id} that was cancelled before it ran.")
+        raise Conflict(_("There is no job %(job)s that was cancelled before it ran.", job=task_id))
     _check_payload(old.payload, old)
     same = Job.objects.filter(shop_id=old.shop_id, flow_id=old.flow_id, dedupe_key=old.dedupe_key, pk__gt=old.pk)
     if Job.objects.filter(retry_of=old.pk).exists() or same.exists():
-        raise Conflict("another job of the same key was published since")
+        raise Conflict(_("another job of the same key was published since"))
     retry = Retry(new_id(), max(old.due_at, sql.now()))
     _republish(old, retry)
     kept = {name: getattr(old, name) for name in ("deadline", "source", "requests", "failures")}

@@ -16,6 +16,7 @@ import jsonschema_rs
 
 from rpa_tasks.models import DedupeBy, Flow, Job, ParamStyle
 from rpa_tasks.supervisor import command
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, FieldError
 
 MAX_PAYLOAD = 65_536  #: bytes of JSON; one argument of a command line is limited to 128 KiB
@@ -27,7 +28,7 @@ PERIOD_KEY = f"{RESERVED_KEY_PREFIX}period:"  #: followed by the name of a perio
 CHECK_KEY = f"{RESERVED_KEY_PREFIX}check:"  #: of a job that checks a login
 ERASED_KEY = f"{RESERVED_KEY_PREFIX}erased:"  #: of a job that an erasure emptied, followed by a digest
 ERRORS_SHOWN, MESSAGE_SHOWN = 20, 300
-RESERVED_MEMBER = "is a member that the run itself sets; rename it, or set param_style of the flow to nested"
+RESERVED_MEMBER = _("is a member that the run itself sets; rename it, or set param_style of the flow to nested")
 #: U+0000 as JSON writes it, but not an escaped backslash followed by `u0000`.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
@@ -49,7 +50,7 @@ def unstorable_reason(value: Any) -> str:
         text.encode()
     except (ValueError, TypeError, RecursionError) as error:  # NaN, half a surrogate pair, or no JSON
         return str(error)
-    return "contains U+0000" if _NUL.search(text) else ""
+    return _("contains %(character)s", character="U+0000") if _NUL.search(text) else ""
 
 
 def payload_errors(payload: Mapping[str, Any], flow: Flow) -> list[FieldError]:
@@ -80,7 +81,7 @@ def _payload_too_long(payload: Mapping[str, Any], flow: Flow) -> str:
     size = len(json.dumps(payload, ensure_ascii=False).encode())
     most = MAX_PAYLOAD if command.uses_placeholder(flow.command, "param") else MAX_FILE_PAYLOAD
     if size > most:
-        return f"is {size} bytes of JSON; at most {most}"
+        return _("is %(size)s bytes of JSON; at most %(most)s", size=size, most=most)
     try:
         command.argv_for(
             flow.command,
@@ -126,7 +127,7 @@ def split_period(stored: str) -> tuple[str, str]:
 
 def requested_key_of(stored: str) -> str | None:
     """Return the key that the request of a job gave. None: the flow chose it."""
-    _, key = split_period(stored)
+    _period, key = split_period(stored)
     return None if not key or key.startswith(RESERVED_KEY_PREFIX) else key
 
 
@@ -142,7 +143,7 @@ def refuse_erased_job(job: Job) -> None:
         Conflict: an erasure emptied the job.
     """
     if job.dedupe_key.startswith(ERASED_KEY):
-        raise Conflict("The payload of this job was erased. It cannot run again.")
+        raise Conflict(_("The payload of this job was erased. It cannot run again."))
 
 
 @cache

@@ -34,6 +34,7 @@ from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.jobs.wakeups import wakeup_publisher
 from rpa_tasks.models import DedupeBy, Flow, Job, Platform, Shop
 from scheduling import sql
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import AftertouchError, Conflict, FieldError, InvalidInput, NotFound
 from scheduling.ids import new_id
 from scheduling.ledger.transitions import WAKEUP_LEASE, WakeUp
@@ -143,13 +144,13 @@ def request_cancel(task_id: UUID, *, by: str, wait: bool = True) -> str:
         row = mine.defer("payload", "result").first()
         if row is None:
             if not wait and Job.objects.filter(pk=task_id).exists():
-                raise Conflict(f"Another transaction changes the job {task_id} now.")
-            raise NotFound(f"There is no job {task_id}.")
+                raise Conflict(_("Another transaction changes the job %(task_id)s now.", task_id=task_id))
+            raise NotFound(_("There is no job %(task_id)s.", task_id=task_id))
         if jobs.cancel([task_id], reason=f"by:{by}"):
             return "cancelled"
         if Job.objects.filter(pk=task_id, state="running").update(cancel_requested_at=Now()):
             return "cancel_requested"
-    raise Conflict(f"The job is {row.state} already.")
+    raise Conflict(_("The job is %(state)s already.", state=row.state))
 
 
 def _find_shop_and_flow(request: PublishRequest) -> tuple[Shop, Flow]:
@@ -158,10 +159,16 @@ def _find_shop_and_flow(request: PublishRequest) -> tuple[Shop, Flow]:
     )
     if shop is None or shop.retired_at or shop.platform.retired_at:
         field = "platform" if shop is None and not _platform_is_active(request.platform) else "shop_id"
-        raise InvalidInput.of(field, f"there is no {field.removesuffix('_id')} “{getattr(request, field)}”")
+        raise InvalidInput.of(
+            field,
+            _("there is no %(noun)s “%(name)s”", noun=field.removesuffix("_id"), name=getattr(request, field)),
+        )
     flow = Flow.objects.filter(platform=shop.platform, task_type=request.task_type, retired_at=None).first()
     if flow is None:
-        raise InvalidInput.of("task_type", f"{request.platform} has no task type “{request.task_type}”")
+        raise InvalidInput.of(
+            "task_type",
+            _("%(platform)s has no task type “%(name)s”", platform=request.platform, name=request.task_type),
+        )
     return shop, flow
 
 
@@ -196,7 +203,7 @@ def _with_start(request: PublishRequest, at: datetime | None) -> PublishRequest:
         return request
     delay = max(request.delay, request.not_before - at)
     if delay > MAX_DELAY:
-        raise InvalidInput.of("not_before", f"within {MAX_DELAY.days} days")
+        raise InvalidInput.of("not_before", _("within %(days)s days", days=MAX_DELAY.days))
     return replace(request, delay=delay, not_before=None)
 
 
@@ -205,25 +212,32 @@ def _with_window(request: PublishRequest, flow: Flow, at: datetime | None) -> Pu
     period, lasts = dedupe_windows.find_window(flow, at, request.delay)
     longest = LONGEST_KEY - len(add_period("", period))
     if len(request.dedupe_key or "") > longest:
-        raise InvalidInput.of("dedupe_key", f"at most {longest} characters in a flow with a period")
+        raise InvalidInput.of("dedupe_key", _("at most %(most)s characters in a flow with a period", most=longest))
     return replace(request, period=period, window=lasts)
 
 
 def _check_members(request: PublishRequest, at: datetime | None) -> None:
     errors = []
     if request.priority not in Priority.values:
-        errors.append(FieldError("priority", "high, normal or low"))
+        errors.append(FieldError("priority", _("high, normal or low")))
     if not timedelta(0) <= request.delay <= MAX_DELAY:
-        errors.append(FieldError("delay_seconds", f"between 0 and {int(MAX_DELAY.total_seconds())}"))
+        errors.append(FieldError("delay_seconds", _("between 0 and %(most)s", most=int(MAX_DELAY.total_seconds()))))
     key = request.dedupe_key or ""
     if request.deadline and at and not timedelta(0) < request.deadline - at - request.delay <= MAX_TIME_TO_DUE:
-        errors.append(FieldError("due_at", f"within {MAX_TIME_TO_DUE.days} days after the earliest start"))
+        errors.append(
+            FieldError("due_at", _("within %(days)s days after the earliest start", days=MAX_TIME_TO_DUE.days))
+        )
     if len(key) > LONGEST_KEY:
-        errors.append(FieldError("dedupe_key", f"at most {LONGEST_KEY} characters"))
+        errors.append(FieldError("dedupe_key", _("at most %(most)s characters", most=LONGEST_KEY)))
     if key.startswith(RESERVED_KEY_PREFIX):
-        errors.append(FieldError("dedupe_key", f"must not start with “{RESERVED_KEY_PREFIX}”"))
+        errors.append(
+            FieldError(
+                "dedupe_key",
+                _("must not start with “%(prefix)s”", prefix=RESERVED_KEY_PREFIX),
+            )
+        )
     if unstorable_reason(key):
-        errors.append(FieldError("dedupe_key", "has a character that cannot be stored"))
+        errors.append(FieldError("dedupe_key", _("has a character that cannot be stored")))
     if errors:
         raise InvalidInput(*errors)
 
@@ -329,7 +343,7 @@ def _insert_job(task_id: UUID, request: PublishRequest, shop: Shop, flow: Flow) 
     )
     if not found:
         return None
-    _, _, state, due_at = found[0]
+    *_others, state, due_at = found[0]
     wakeup = WakeUp(task_id, due_at, request.priority, shop.pk) if state == "queued" else None
     return Receipt(task_id, False, state), wakeup
 

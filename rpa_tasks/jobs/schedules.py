@@ -28,6 +28,7 @@ from rpa_tasks.jobs.publish import INSERT_JOBS
 from rpa_tasks.jobs.wakeups import wakeup_publisher
 from rpa_tasks.models import Flow, Platform, Shop
 from scheduling import sql
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector, InvalidInput
 from scheduling.ids import derive_id
 from scheduling.ledger.transitions import WAKEUP_LEASE, WakeUp
@@ -148,22 +149,22 @@ def _check_shape(given: Mapping[str, Any]) -> None:
     found = ErrorCollector()
     known = [each.name for each in fields(ScheduleArguments)]
     for name in given.keys() - set(known):
-        found.add(str(name), f"is not known here; known are {', '.join(known)}")
+        found.add(str(name), _("is not known here; known are %(known)s", known=", ".join(known)))
     for name in ("platform", "task_type"):
         if not isinstance(given.get(name), str) or not given[name]:
-            found.add(name, "is missing" if given.get(name) in (None, "") else "must be text")
+            found.add(name, _("is missing") if given.get(name) in (None, "") else _("must be text"))
     priority, shops = given.get("priority", "normal"), given.get("shops", ALL_SHOPS)
     if not isinstance(priority, str) or priority not in PRIORITIES:
-        found.add("priority", f"must be one of {', '.join(PRIORITIES)}")
+        found.add("priority", _("must be one of %(known)s", known=", ".join(PRIORITIES)))
     if not isinstance(given.get("payload", {}), dict):
-        found.add("payload", "must be a mapping")
+        found.add("payload", _("must be a mapping"))
     found.number(given, "spread_seconds", 0, MAX_SPREAD)
     if given.get("due_seconds") is not None:
         found.number(given, "due_seconds", 60, MAX_SPREAD)
     if shops != ALL_SHOPS:
         found.texts({"shops": shops}, "shops", longest=64)
         if isinstance(shops, list) and not 0 < len(shops) <= MOST_SHOPS:
-            found.add("shops", f"“all”, or 1 to {MOST_SHOPS} shop ids")
+            found.add("shops", _("“all”, or 1 to %(most)s shop ids", most=MOST_SHOPS))
     found.raise_if_any()
 
 
@@ -171,10 +172,11 @@ def _check_references(arguments: ScheduleArguments) -> None:
     found = ErrorCollector()
     platform = Platform.objects.filter(key=arguments.platform, retired_at=None).first()
     if platform is None:
-        raise InvalidInput.of("platform", f"there is no platform “{arguments.platform}”")
+        raise InvalidInput.of("platform", _("there is no platform “%(name)s”", name=arguments.platform))
     flow = Flow.objects.filter(platform=platform, task_type=arguments.task_type, retired_at=None).first()
     if flow is None:
-        found.add("task_type", f"{arguments.platform} has no task type “{arguments.task_type}”")
+        problem = _("%(platform)s has no task type “%(name)s”", platform=arguments.platform, name=arguments.task_type)
+        found.add("task_type", problem)
     else:
         found.errors += payload_errors(arguments.payload or {}, flow)
     if arguments.shops is not None:
@@ -183,7 +185,7 @@ def _check_references(arguments: ScheduleArguments) -> None:
         )
         for shop_id in arguments.shops:
             if shop_id not in living:
-                found.add("shops", f"there is no shop “{shop_id}”")
+                found.add("shops", _("there is no shop “%(name)s”", name=shop_id))
     found.raise_if_any()
 
 
@@ -200,9 +202,9 @@ def spread_delay(platform: str, shop_id: str, task_type: str, spread_seconds: fl
 def keyword_arguments(args: Any, kwargs: Any) -> Mapping[str, Any]:
     """Return the keyword arguments. Raises `InvalidInput` if there are positional ones."""
     if args:
-        raise InvalidInput.of("args", "must be empty; name every argument")
+        raise InvalidInput.of("args", _("must be empty; name every argument"))
     if not isinstance(kwargs, Mapping):
-        raise InvalidInput.of("kwargs", "must be a mapping")
+        raise InvalidInput.of("kwargs", _("must be a mapping"))
     return kwargs
 
 

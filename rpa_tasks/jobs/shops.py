@@ -20,6 +20,7 @@ from rpa_tasks.jobs.pick import NODE_SILENT
 from rpa_tasks.jobs.wakeups import wake_for_shops
 from rpa_tasks.models import ExecutionNode, Lane, LoginState, Platform, Shop
 from scheduling.audit.audit_log import record_action
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, InvalidInput, NotFound
 
 log = structlog.get_logger(__name__)
@@ -47,7 +48,7 @@ def unpin_shop(shop_pk: int, *, by: str) -> bool:
     running.
     """
     if not Shop.objects.filter(pk=shop_pk).exists():
-        raise NotFound(f"There is no shop {shop_pk}.")
+        raise NotFound(_("There is no shop %(shop)s.", shop=shop_pk))
     return bool(unpin_shops([shop_pk], by=by).released)
 
 
@@ -65,14 +66,14 @@ def unpin_matching_shops(*, by: str, platform: str = "", shop_ids: Sequence[str]
     Raises: `InvalidInput` without platform and node; `NotFound` for an unknown shop id.
     """
     if not (platform or node):
-        raise InvalidInput.of("shop_ids" if shop_ids else "platform", "name a platform or a node")
+        raise InvalidInput.of("shop_ids" if shop_ids else "platform", _("name a platform or a node"))
     shops = Shop.objects.filter(retired_at=None)
     if platform:
         shops = shops.filter(platform__key=platform)
     if shop_ids:
         known = set(shops.filter(shop_id__in=shop_ids).values_list("shop_id", flat=True))
         if unknown := sorted(set(shop_ids) - known):
-            raise NotFound(f"There is no shop {platform}/{unknown[0]}.")
+            raise NotFound(_("There is no shop %(platform)s/%(shop)s.", platform=platform, shop=unknown[0]))
         shops = shops.filter(shop_id__in=shop_ids)
     if node:
         shops = shops.filter(lane__home=node)
@@ -108,12 +109,12 @@ def move_shop(shop: Shop, node: str, *, queue: str, by: str) -> None:
     """
     found = ExecutionNode.objects.filter(name=node, seen_at__gt=Now() - NODE_SILENT, draining_at=None).first()
     if found is None or queue not in found.serves:
-        raise Conflict(f"The node {node} does not serve the queue {queue} now.")
+        raise Conflict(_("The node %(node)s does not serve the queue %(queue)s now.", node=node, queue=queue))
     with transaction.atomic():
         free = Lane.objects.select_for_update(no_key=True, skip_locked=True).filter(shop=shop)
         lane = free.annotate(busy=_IS_BUSY).first()
         if lane is None or lane.busy:
-            raise Conflict(f"The shop {shop} is running.")
+            raise Conflict(_("The shop %(shop)s is running.", shop=shop))
         if lane.home == node:
             return
         log.info("shop_moved", id=shop.pk, old=lane.home, node=node, by=by)
@@ -133,7 +134,7 @@ def close_breaker(platform_pk: int, *, by: str) -> bool:
     """Close the breaker of a platform on the word of an operator. Returns False if it was closed and had no errors."""
     with transaction.atomic():
         if not Platform.objects.filter(pk=platform_pk).exists():
-            raise NotFound(f"There is no platform {platform_pk}.")
+            raise NotFound(_("There is no platform %(platform)s.", platform=platform_pk))
         closed = circuit_breaker.close(platform_pk)
         if closed:
             log.info("breaker_closed_manually", id=platform_pk, by=by)
@@ -157,7 +158,7 @@ def _change_row(
         rows: Any = model._default_manager.filter(pk=pk, retired_at=None)
         if not rows.filter(guard).update(**changes, version=F("version") + 1):
             if not rows.exists():
-                raise NotFound(f"There is no {noun} {pk}.")
+                raise NotFound(_("There is no %(noun)s %(pk)s.", noun=noun, pk=pk))
             return False
         # A queryset update writes no history, and operators ask who made the change.
         row = rows.get()

@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote, urlsplit
 from django.conf import settings
 
 from rpa_tasks.supervisor.runs import LEASE_NO, SHOP, STATE_DIR, TASK_ID, state_dir
+from scheduling.error_text import ErrorText as _
 
 PLACEHOLDERS = (
     "flow", "param", "param_file", "timeout", "python", "shop_id", "platform", "profile_id", "debug_port", "task_id"
@@ -72,9 +73,21 @@ def argv_for(
     words = [values[found[1]] if (found := _PLACEHOLDER.fullmatch(word)) else word for word in command]
     sizes = [len(word.encode()) for word in words]
     if max(sizes, default=0) > WORD_LIMIT:
-        raise ParamTooLong(f"makes a word of {max(sizes):,} bytes; a command's word has at most {WORD_LIMIT:,}")
+        raise ParamTooLong(
+            _(
+                "makes a word of %(size)s bytes; a command's word has at most %(most)s",
+                size=f"{max(sizes):,}",
+                most=f"{WORD_LIMIT:,}",
+            )
+        )
     if sum(sizes) > WORDS_LIMIT:
-        raise ParamTooLong(f"makes a command of {sum(sizes):,} bytes; it has at most {WORDS_LIMIT:,}")
+        raise ParamTooLong(
+            _(
+                "makes a command of %(size)s bytes; it has at most %(most)s",
+                size=f"{sum(sizes):,}",
+                most=f"{WORDS_LIMIT:,}",
+            )
+        )
     return words
 
 
@@ -174,19 +187,23 @@ def validate_command(command: object, path: Sequence[str] = ()) -> list[str]:
 def check_words(command: object) -> list[str]:
     """Return the errors of the words, independent of the machine."""
     if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
-        return ["must be a list of strings, one for each word"]
+        return [_("must be a list of strings, one for each word")]
     if not command or not command[0].strip() or (_PLACEHOLDER.search(command[0]) and command[0] != "{python}"):
-        return ["must start with a program"]
+        return [_("must start with a program")]
     found = [name for word in command for name in _PLACEHOLDER.findall(word)]
     known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
-    problems = [f"{{{name}}} is not a placeholder; available: {known}" for name in found if name not in PLACEHOLDERS]
+    problems: list[str] = [
+        _("{%(name)s} is not a placeholder; available: %(known)s", name=name, known=known)
+        for name in found
+        if name not in PLACEHOLDERS
+    ]
     if not {"param", "param_file"} & set(found):
-        problems.append("must contain {param} or {param_file}; otherwise the command gets no parameters")
+        problems.append(_("must contain {param} or {param_file}; otherwise the command gets no parameters"))
     # Clients of the API choose the parameter: around it no word may be code, whatever program gets it.
     if not problems and any(_PLACEHOLDER.search(word) and not _PLACEHOLDER.fullmatch(word) for word in command):
-        problems.append("must have each placeholder as a word of its own")
+        problems.append(_("must have each placeholder as a word of its own"))
     if any("\0" in word for word in command):
-        problems.append("must not contain a NUL character")
+        problems.append(_("must not contain a NUL character"))
     return problems
 
 
@@ -201,8 +218,8 @@ def check_program(word: str, path: Sequence[str] = (), cwd: str = "") -> str:
     if shutil.which(program, path=os.pathsep.join([*path, *PATH])):
         return ""
     if os.path.dirname(program) and os.path.exists(program):
-        return f"{program} is not executable"
-    return f"{program} was not found"
+        return _("%(program)s is not executable", program=program)
+    return _("%(program)s was not found", program=program)
 
 
 def _allowed_variables(names: Sequence[str]) -> dict[str, str]:

@@ -13,28 +13,12 @@ from django.utils.translation import gettext_lazy
 from unfold.dataclasses import UnfoldAction
 from unfold.enums import ActionVariant
 
-from scheduling.admin.labels import translate_error
+from scheduling.admin.labels import translate_errors
 from scheduling.configuration.file.apply import InvalidConfiguration
 from scheduling.errors import Conflict
 from scheduling.experiments.replay import drafts
 
 BUTTON = "_try_draft"  #: name of the button beside “Save”
-CONFLICTS = {
-    drafts.CHANGED: gettext_lazy("The draft changed after you opened the page. Reload the page."),
-    drafts.CLASH: gettext_lazy(
-        "Another user edited the same rows since the draft was started. Open your draft and resolve the conflict."
-    ),
-    drafts.NEEDED: gettext_lazy("This does not fit another change of the draft. Remove that one first."),
-    drafts.NOT_REPLAYED: gettext_lazy("The draft has not been replayed."),
-    drafts.LOST: gettext_lazy("The worker of this replay was lost. Start the replay again."),
-}
-
-
-def translate_refusal(error: Exception) -> list[str]:
-    """Return why a draft was refused, one line for each problem with its place in the text."""
-    if isinstance(error, InvalidConfiguration):
-        return [f"{each.path}: {translate_error(each.message)}" for each in error.problems]
-    return [str(CONFLICTS.get(line) or translate_error(line)) for line in str(error).splitlines()]
 
 
 class DraftableAdmin:
@@ -101,7 +85,7 @@ def _try_edit(request: HttpRequest, show: Any) -> HttpResponse:
     try:
         is_kept = drafts.capture_edit(request.user, save)
     except (Conflict, InvalidConfiguration) as error:
-        for line in translate_refusal(error):
+        for line in translate_errors(error):
             messages.error(request, line)
         return redirect(request.get_full_path())
     if is_kept:

@@ -12,11 +12,12 @@ from django.core.exceptions import ValidationError
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, gettext_noop
 from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
 from scheduling.admin.labels import translate_error
 from scheduling.durations import format_duration, from_seconds, parse_duration, to_seconds
+from scheduling.error_text import ErrorText
 from scheduling.models import EventType
 from scheduling.policy.window_forms import format_window, parse_window_line
 from scheduling.strict_text import FIELD_SIZE, InvalidText, read_json, read_yaml, write_yaml
@@ -117,7 +118,8 @@ class WindowsField(TextLikeField):
             try:
                 windows.append(parse_window_line(line))
             except ValueError as error:
-                errors.append(translate_error(f"“{line[:100]}” {error}"))
+                named = ErrorText(gettext_noop("“%(given)s” %(problem)s"), given=line[:100], problem=str(error))
+                errors.append(translate_error(named))
         if errors:
             raise ValidationError(errors)
         return windows

@@ -13,38 +13,12 @@ from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_noop, ngettext
+from django.utils.translation import ngettext
 
 from scheduling.admin.base import build_user_actor
-from scheduling.admin.labels import register_labels, translate_error
+from scheduling.admin.labels import translate_error, translate_errors
 from scheduling.errors import AftertouchError
 from scheduling.operations import undo
-
-REFUSALS = (
-    (r"the time to undo is over, or the act was undone already",
-     gettext_noop("The time to undo is over, or it was undone already.")),
-    (r"an event of the customer has arrived since", gettext_noop("an event of the customer has arrived since")),
-    (r"an earlier attempt of the touch may have had its effect",
-     gettext_noop("an earlier attempt of the touch may have had its effect")),
-    (r"There is no touch (?P<touch>\S+) that ended without being sent\.",
-     gettext_noop("The touch no longer stands as cancelled: %(touch)s.")),
-    (r"the retry has started already", gettext_noop("the retry has started already")),
-    (r"another user acted on the failed task since", gettext_noop("another user acted on the failed task since")),
-    (r"the bulk action has started already; stop it on its page",
-     gettext_noop("the bulk action has started already; stop it on its page")),
-    (r"the pause has ended already", gettext_noop("The pause had already ended.")),
-    (r"the configuration changed since the publication",
-     gettext_noop("the configuration changed since the publication")),
-    (r"the node changed since it was switched off", gettext_noop("the node changed since it was switched off")),
-    (r"touches that stay suppressed: (?P<count>\d+)", gettext_noop("touches that stay suppressed: %(count)s")),
-    (r"touches that a worker holds may stay suppressed",
-     gettext_noop("touches that a worker holds may stay suppressed")),
-    (r"There is no job (?P<job>\S+) that was cancelled before it ran\.",
-     gettext_noop("The job no longer stands as cancelled: %(job)s.")),
-    (r"another job of the same key was published since",
-     gettext_noop("another job of the same key was published since")),
-)  # fmt: skip
-register_labels({}, {}, REFUSALS)
 
 
 def create_undo_link(request: HttpRequest, act: str, keys: Sequence[object], *, label: str = "", **given: Any) -> str:
@@ -68,8 +42,8 @@ def answer_undo(request: HttpRequest, act_id: UUID) -> HttpResponse:
     try:
         undone = undo.undo_act(act_id, build_user_actor(request))
     except AftertouchError as error:
-        for line in str(error).splitlines():
-            messages.error(request, _("Not undone: %(why)s") % {"why": translate_error(line)})
+        for line in translate_errors(error):
+            messages.error(request, _("Not undone: %(why)s") % {"why": line})
     else:
         messages.success(request, _describe_undone(undone))
         for line in undone.refusals:

@@ -17,6 +17,7 @@ from django.utils.http import parse_header_parameters
 from scheduling.api.errors import Problem
 from scheduling.api.schemas import check_past, parse_instant
 from scheduling.api.strict_json import ERRORS_SHOWN, NotJson, decode_each, decode_strict_json
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.ids import find_user_id_problem
 from scheduling.planning.ingest import NewEvent
@@ -77,11 +78,11 @@ def _find_text_error(value: Any, length: int) -> str:
     if not isinstance(value, str):
         return "must be a string"
     if not value.strip():
-        return "must not be empty"
+        return _("must not be empty")
     if len(value) > length:
         return f"is longer than {length} characters"
     if found := FORBIDDEN.search(value):
-        return f"contains U+{ord(found[0]):04X}"
+        return _("contains %(character)s", character=f"U+{ord(found[0]):04X}")
     return ""
 
 
@@ -297,9 +298,9 @@ def _find_repeated_headers(request: HttpRequest) -> list[FieldError]:
 
     Joined by a comma they would form an event that the client did not mean.
     """
-    sent = Counter(name for name, _ in getattr(request, "scope", {}).get("headers", ()))
+    sent = Counter(name for name, _value in getattr(request, "scope", {}).get("headers", ()))
     return [
-        FieldError(name.decode("latin-1").removeprefix("ce-"), "is given twice")
+        FieldError(name.decode("latin-1").removeprefix("ce-"), _("is given twice"))
         for name, count in sent.items()
         if count > 1 and name.startswith(b"ce-")
     ]

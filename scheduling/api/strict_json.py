@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput
 
 DEPTH_LIMIT = 32
@@ -48,9 +49,9 @@ class _JsonDocument:
         if len(found) != len(pairs):
             self.has_invalid_value = True
             seen: set[str] = set()
-            for name, _ in pairs:
+            for name, _value in pairs:
                 if name in seen:
-                    found[name] = _InvalidJsonValue("is given twice")
+                    found[name] = _InvalidJsonValue(_("is given twice"))
                 seen.add(name)
         return found
 
@@ -121,7 +122,7 @@ def _decode(body: bytes) -> tuple[Any, bool]:
 
 def _is_too_deep(value: Any) -> bool:
     level: list[Any] = [[value]]
-    for _ in range(DEPTH_LIMIT + 1):
+    for _level in range(DEPTH_LIMIT + 1):
         children = chain.from_iterable(node.values() if isinstance(node, dict) else node for node in level)
         level = [child for child in children if isinstance(child, CONTAINERS)]
         if not level:
@@ -165,7 +166,7 @@ def find_unstorable_text(text: str) -> str:
     found = UNSTORABLE.search(text)
     if not found:
         return ""
-    return "contains U+0000" if found[0] == "\0" else "contains half a surrogate pair"
+    return _("contains %(character)s", character="U+0000") if found[0] == "\0" else "contains half a surrogate pair"
 
 
 def _join_member_path(path: str, name: str) -> str:

@@ -92,6 +92,14 @@ class CalendarQuota:
 Quotas = tuple[Quota | CalendarQuota, ...]
 
 
+class InvalidSetting(ValueError):
+    """A field of a channel's settings or of a target is not accepted."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field, self.message = field, message
+
+
 class Channel(Protocol):
     """One configured channel. Created once per configuration version and process, used from one event loop."""
 
@@ -106,7 +114,7 @@ class Channel(Protocol):
         """Take the settings of one channel row.
 
         Raises:
-            ValueError: "field: what is wrong".
+            InvalidSetting: a field is not accepted.
         """
 
     @classmethod
@@ -114,7 +122,7 @@ class Channel(Protocol):
         """Check a target of this kind.
 
         Raises:
-            ValueError: "field: what is wrong".
+            InvalidSetting: a field is not accepted.
         """
 
     def target_key(self, message: Message) -> str:

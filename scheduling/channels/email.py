@@ -28,8 +28,9 @@ from django.core.validators import validate_email
 from django.utils.crypto import salted_hmac
 
 from scheduling.channels import options
-from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Quota, Transient, Unknown
+from scheduling.channels.base import Delivered, InvalidSetting, Message, Outcome, Permanent, Quota, Transient, Unknown
 from scheduling.channels.smtp import AT_ONCE, Relay, deliver_mail, mail_threads, parse_relay
+from scheduling.error_text import ErrorText as _
 
 SALT = "unsubscribe"
 
@@ -114,7 +115,7 @@ class Email:
         """Check that `address` is one plain mail address.
 
         Raises:
-            ValueError: "address: what is wrong".
+            InvalidSetting: the address is not accepted.
         """
         options.check_known_keys(target, {"address"})
         _check_address(options.read_text(target, "address"), "address")
@@ -180,7 +181,7 @@ def _parse_relay_setting(url: str, *, guarded: bool) -> Relay | None:
     try:
         return replace(parse_relay(url), guarded=guarded) if url else None
     except ValueError as error:
-        raise ValueError(f"url: {error}") from None
+        raise InvalidSetting("url", str(error)) from None
 
 
 def _check_address(address: str, field: str) -> None:
@@ -189,4 +190,4 @@ def _check_address(address: str, field: str) -> None:
     except ValidationError:
         address = ""
     if not address or len(address) > ADDRESS_LENGTH:
-        raise ValueError(f"{field}: must be one mail address")
+        raise InvalidSetting(field, _("must be one mail address"))

@@ -9,9 +9,10 @@ from typing import Any
 
 from django.conf import settings as installation
 
-from scheduling.channels.base import DestinationRefused, Quota, Quotas
+from scheduling.channels.base import DestinationRefused, InvalidSetting, Quota, Quotas
 from scheduling.channels.ssrf import DIRECT, PrivateHosts, check_proxy, check_url
 from scheduling.durations import format_duration, parse_duration
+from scheduling.error_text import ErrorText as _
 
 MOST_QUOTAS = 5
 LARGEST_QUOTA = 1_000  # Redis keeps at most as many instants for each receiver, as in `quota_list.lua`
@@ -27,25 +28,25 @@ def check_known_keys(settings: Mapping[str, Any], known: Iterable[str]) -> None:
     """Check that all keys are known.
 
     Raises:
-        ValueError: "key: …" for the first unknown key.
+        InvalidSetting: for the first unknown key.
     """
     names = sorted(known)
     for key in settings:
         if key not in names:
-            raise ValueError(f"{key}: is not known here; known are {', '.join(names) or 'none'}")
+            raise InvalidSetting(key, _("is not known here; known are %(known)s", known=", ".join(names) or "none"))
 
 
 def read_text(settings: Mapping[str, Any], key: str, default: str = "") -> str:
     """Return the text under `key`, or `default` if it is absent or null.
 
     Raises:
-        ValueError: "key: …" for another type.
+        InvalidSetting: for another type.
     """
     value = settings.get(key)
     if value is None:
         return default
     if not isinstance(value, str):
-        raise ValueError(f"{key}: must be text")
+        raise InvalidSetting(key, _("must be text"))
     return value
 
 
@@ -53,7 +54,7 @@ def read_word(settings: Mapping[str, Any], key: str, default: str = "") -> str:
     """Return the text or the whole number under `key` as text: a YAML file may write an id without quotes.
 
     Raises:
-        ValueError: "key: …" for another type.
+        InvalidSetting: for another type.
     """
     value = settings.get(key)
     return str(value) if type(value) is int else read_text(settings, key, default)
@@ -63,14 +64,14 @@ def read_span(settings: Mapping[str, Any], key: str, longest: timedelta) -> time
     """Return the duration under `key`, zero if it is absent.
 
     Raises:
-        ValueError: "key: …" for another text or a longer span.
+        InvalidSetting: for another text or a longer span.
     """
     try:
         span = parse_duration(settings.get(key) or 0)
     except ValueError as error:
-        raise ValueError(f"{key}: {error}") from None
+        raise InvalidSetting(key, str(error)) from None
     if span > longest:
-        raise ValueError(f"{key}: must be at most {format_duration(longest)}")
+        raise InvalidSetting(key, _("must be at most %(most)s", most=format_duration(longest)))
     return span
 
 
@@ -78,24 +79,27 @@ def read_quotas(settings: Mapping[str, Any], default: Quotas) -> Quotas:
     """Return `quotas`, a list of texts like `20/1m`, or `default` if it is absent.
 
     Raises:
-        ValueError: "quotas: …".
+        InvalidSetting: a quota is not accepted.
     """
     given = settings.get("quotas")
     if given is None:
         return default
     if not isinstance(given, list) or len(given) > MOST_QUOTAS:
-        raise ValueError(f"quotas: must be a list of at most {MOST_QUOTAS} texts like 20/1m")
+        raise InvalidSetting("quotas", _("must be a list of at most %(most)s texts like 20/1m", most=MOST_QUOTAS))
     return tuple(_read_quota(each) for each in given)
 
 
 def _read_quota(given: Any) -> Quota:
-    number, _, span = given.partition("/") if isinstance(given, str) else ("", "", "")
+    number, _slash, span = given.partition("/") if isinstance(given, str) else ("", "", "")
     try:
         limit, window = int(number), parse_duration(span.strip())
     except ValueError:
-        raise ValueError(f"quotas: “{given}” is not like 20/1m") from None
+        raise InvalidSetting("quotas", _("“%(given)s” is not like 20/1m", given=given)) from None
     if not 0 < limit <= LARGEST_QUOTA or not timedelta(0) < window <= LONGEST_WINDOW:
-        raise ValueError(f"quotas: “{given}”: the number is 1 to {LARGEST_QUOTA}, the time at most 31d")
+        raise InvalidSetting(
+            "quotas",
+            _("“%(given)s”: the number is 1 to %(most)s, the time at most 31d", given=given, most=LARGEST_QUOTA),
+        )
     return Quota(limit, window)
 
 
@@ -103,11 +107,11 @@ def read_flag(settings: Mapping[str, Any], key: str) -> bool:
     """Return the switch under `key`, False if it is absent.
 
     Raises:
-        ValueError: "key: …" for another type.
+        InvalidSetting: for another type.
     """
     value = settings.get(key)
     if value is not None and not isinstance(value, bool):
-        raise ValueError(f"{key}: must be true or false")
+        raise InvalidSetting(key, _("must be true or false"))
     return bool(value)
 
 
@@ -115,11 +119,11 @@ def read_choice(settings: Mapping[str, Any], key: str, options: tuple[str, ...])
     """Return one of `options`, the first one if absent.
 
     Raises:
-        ValueError: "key: …" for another value.
+        InvalidSetting: for another value.
     """
     value = read_text(settings, key, options[0])
     if value not in options:
-        raise ValueError(f"{key}: must be one of {', '.join(options)}")
+        raise InvalidSetting(key, _("must be one of %(known)s", known=", ".join(options)))
     return value
 
 
@@ -127,15 +131,15 @@ def read_url(settings: Mapping[str, Any], key: str = "url") -> str:
     """Return a URL that may be called. Names are not resolved here.
 
     Raises:
-        ValueError: "key: …" for a missing or refused URL.
+        InvalidSetting: for a missing or refused URL.
     """
     value = read_text(settings, key)
     if not value:
-        raise ValueError(f"{key}: is missing")
+        raise InvalidSetting(key, _("is missing"))
     try:
         check_url(value, PrivateHosts.from_settings())
     except DestinationRefused as refused:
-        raise ValueError(f"{key}: {refused.detail}") from None
+        raise InvalidSetting(key, refused.detail) from None
     return value
 
 
@@ -146,14 +150,14 @@ def read_proxy(settings: Mapping[str, Any]) -> str:
     not reach other servers there.
 
     Raises:
-        ValueError: "proxy: …", without a part of the value, which may contain a password.
+        InvalidSetting: without a part of the value, which may contain a password.
     """
     value = read_text(settings, "proxy")
     try:
         if value not in ("", DIRECT):
             check_proxy(value, PrivateHosts.from_settings().with_proxy(installation.AFTERTOUCH_HTTP_PROXY))
     except DestinationRefused as refused:
-        raise ValueError(f"proxy: {refused.detail}") from None
+        raise InvalidSetting("proxy", refused.detail) from None
     return value
 
 
@@ -161,10 +165,10 @@ def check_positive(timeout: timedelta) -> timedelta:
     """Return `timeout`.
 
     Raises:
-        ValueError: it is not above zero.
+        InvalidSetting: it is not above zero.
     """
     if timeout <= timedelta(0):
-        raise ValueError("timeout: must be above zero")
+        raise InvalidSetting("timeout", _("must be above zero"))
     return timeout
 
 

@@ -23,6 +23,7 @@ from scheduling.channels.base import Delivered, DestinationRefused, Outcome, Per
 from scheduling.channels.http_client import excerpt, resolve_host
 from scheduling.channels.kinds import thread_pool
 from scheduling.channels.ssrf import PrivateHosts
+from scheduling.error_text import ErrorText as _
 
 AT_ONCE = 32  #: concurrent mails of one channel
 THREADS = 1_024  #: for name lookups and Django's mail backend, created on demand: a mail whose time runs never waits
@@ -54,12 +55,12 @@ def parse_relay(url: str) -> Relay:
     try:
         port = parts.port
     except ValueError:
-        raise ValueError("the port must be 1 to 65535") from None
+        raise ValueError(_("the port must be 1 to 65535")) from None
     if parts.scheme not in DEFAULT_PORTS or not parts.hostname or parts.path not in {"", "/"}:
-        raise ValueError("must look like smtp://user:password@host:587?tls=1 or smtps://user:password@host")
+        raise ValueError(_("must look like smtp://user:password@host:587?tls=1 or smtps://user:password@host"))
     options = parse_qs(parts.query, keep_blank_values=True)
     if set(options) - {"tls"} or options.get("tls", ["0"])[-1] not in {"0", "1"}:
-        raise ValueError("the only option is tls=0 or tls=1")
+        raise ValueError(_("the only option is tls=0 or tls=1"))
     return Relay(
         parts.hostname,
         port or DEFAULT_PORTS[parts.scheme],

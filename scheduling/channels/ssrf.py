@@ -19,6 +19,7 @@ from django.conf import settings
 from yarl import URL
 
 from scheduling.channels.base import DestinationRefused
+from scheduling.error_text import ErrorText as _
 
 Address = IPv4Address | IPv6Address
 MAX_URL = 2_048  # characters
@@ -162,9 +163,9 @@ def check_url(url: str, private: PrivateHosts) -> URL:
     parsed = _parse_url(url)
     _checked_host(parsed)
     if not parsed.port:
-        raise DestinationRefused("bad_url", "the port is missing or 0")
+        raise DestinationRefused("bad_url", _("the port is missing or 0"))
     if parsed.scheme != "https" and not (parsed.scheme == "http" and private.open(parsed)):
-        raise DestinationRefused("scheme", "only https is allowed here")
+        raise DestinationRefused("scheme", _("only https is allowed here"))
     _check_reach(parsed, private)
     return parsed
 
@@ -173,13 +174,13 @@ def _check_reach(url: URL, private: PrivateHosts) -> None:
     host = _checked_host(url)
     literal, opened = _parse_address(host), private.open(url)
     if not opened and (literal is not None and not is_public(literal)):
-        raise DestinationRefused("private_address", "the address is not public")
+        raise DestinationRefused("private_address", _("the address is not public"))
     if not opened and (host == "localhost" or host.endswith(".localhost")):
-        raise DestinationRefused("private_address", "localhost is not public")
+        raise DestinationRefused("private_address", _("localhost is not public"))
 
 
 DIRECT = "direct"  #: a channel's word against the installation's proxy
-PROXY_FORM = (
+PROXY_FORM = _(
     "must be http://user:password@host:port or https://…, with nothing after the port; in a password write @ as %40, "
     "# as %23 and / as %2F"
 )
@@ -230,19 +231,19 @@ def check_proxy(text: str, private: PrivateHosts) -> Proxy:
 
 def _parse_url(url: str) -> URL:
     if not isinstance(url, str) or not 0 < len(url) <= MAX_URL:
-        raise DestinationRefused("bad_url", f"a URL has 1 to {MAX_URL} characters")
+        raise DestinationRefused("bad_url", _("a URL has 1 to %(most)s characters", most=MAX_URL))
     if any(character <= " " or character in "\\\x7f" for character in url):
-        raise DestinationRefused("bad_url", "spaces, control characters and backslashes are not allowed")
+        raise DestinationRefused("bad_url", _("spaces, control characters and backslashes are not allowed"))
     try:
         # An ASCII URL is kept byte for byte (%2F of a signature must not change). Other URLs are encoded once, here.
         parsed = URL(url if url.isascii() else str(URL(url)), encoded=True)
         if parsed.raw_fragment:
             parsed = parsed.with_fragment(None)
-        _ = parsed.port
+        _port = parsed.port
     except (ValueError, UnicodeError):
-        raise DestinationRefused("bad_url", "cannot be parsed") from None
+        raise DestinationRefused("bad_url", _("cannot be parsed")) from None
     if parsed.raw_user is not None or parsed.raw_password is not None:
-        raise DestinationRefused("bad_url", "user names and passwords are not allowed")
+        raise DestinationRefused("bad_url", _("user names and passwords are not allowed"))
     return parsed
 
 
@@ -258,7 +259,7 @@ def _checked_host(parsed: URL) -> str:
         return raw
     numeric = NUMERIC_LABEL.fullmatch(host.rpartition(".")[2])
     if numeric or not HOST_NAME.fullmatch(host):
-        raise DestinationRefused("bad_url", "the host is neither a name nor a plainly written address")
+        raise DestinationRefused("bad_url", _("the host is neither a name nor a plainly written address"))
     return host
 
 

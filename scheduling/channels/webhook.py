@@ -16,8 +16,9 @@ from uuid import UUID
 from standardwebhooks.webhooks import Webhook as Signer
 
 from scheduling.channels import options
-from scheduling.channels.base import Failure, Message, Outcome, Permanent, Quota, Transient
+from scheduling.channels.base import Failure, InvalidSetting, Message, Outcome, Permanent, Quota, Transient
 from scheduling.channels.http_client import Transport, judge_status, shared_transport
+from scheduling.error_text import ErrorText as _
 from scheduling.tracing import build_traceparent
 
 EVENT_TYPE = "touch.due"
@@ -53,7 +54,7 @@ class Webhook:
         """Check a target. An empty target means the channel's own URL.
 
         Raises:
-            ValueError: "field: what is wrong".
+            InvalidSetting: a field is not accepted.
         """
         options.check_known_keys(target, {"url", "secret"})
         if target:
@@ -124,12 +125,12 @@ def read_secrets(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the `whsec_…` secrets of a config or target.
 
     Raises:
-        ValueError: "secret: what is wrong".
+        InvalidSetting: a secret is not accepted.
     """
     value = settings.get("secret") or ()
     secrets = tuple(value.split()) if isinstance(value, str) else value
     if not isinstance(secrets, (list, tuple)) or not all(isinstance(secret, str) for secret in secrets):
-        raise ValueError("secret: must be text, or a list of texts")
+        raise InvalidSetting("secret", _("must be text, or a list of texts"))
     for secret in secrets:
         _check_secret(secret)
     return tuple(secrets)
@@ -143,4 +144,12 @@ def _check_secret(secret: str) -> None:
         size = 0
     shortest, longest = SECRET_BYTES
     if encoded == secret or not shortest <= size <= longest:
-        raise ValueError(f"secret: must be {SECRET_PREFIX} and {shortest} to {longest} bytes in base64")
+        raise InvalidSetting(
+            "secret",
+            _(
+                "must be %(prefix)s and %(shortest)s to %(longest)s bytes in base64",
+                prefix=SECRET_PREFIX,
+                shortest=shortest,
+                longest=longest,
+            ),
+        )

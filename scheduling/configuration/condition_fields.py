@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from scheduling import sql
+from scheduling.error_text import ErrorText as _
 from scheduling.models import EventType, Node
 from scheduling.policy.journeys import END_FIELDS, TOUCH_TYPES
 from scheduling.policy.node_conditions import (
@@ -74,14 +75,14 @@ class FieldCatalogue:
             return (
                 ""
                 if plain in known
-                else _unknown(field, known, f"none of the latest events of type “{trigger}” has it")
+                else _unknown(field, known, _("none of the latest events of type “%(type)s” has it", type=trigger))
             )
         if counted := counted_type(field):
             return "" if counted == trigger or field in self.counted_types else _unknown(
-                field, self.counted_types, "no event of this type is known"
+                field, self.counted_types, _("no event of this type is known")
             )  # fmt: skip
         if field.startswith(ATTRIBUTE):
-            return "" if field in self.attributes else _unknown(field, self.attributes, "no customer has it")
+            return "" if field in self.attributes else _unknown(field, self.attributes, _("no customer has it"))
         return ""
 
     def suggest(self, trigger: str) -> list[str]:
@@ -131,7 +132,9 @@ def _unknown(field: str, known: set[str], reason: str) -> str:
     if not known:
         return ""
     close = difflib.get_close_matches(field, sorted(known), n=3) or sorted(known)[:3]
-    return f"“{field}” is not known: {reason}; did you mean {', '.join(close)}?"
+    return _(
+        "“%(name)s” is not known: %(why)s; did you mean %(known)s?", name=field, why=reason, known=", ".join(close)
+    )
 
 
 _SAMPLE = """

@@ -10,9 +10,10 @@ from collections.abc import Container, Mapping
 from datetime import date, timedelta
 from typing import Any
 
-from scheduling.channels.base import Channel, is_immediate
+from scheduling.channels.base import Channel, InvalidSetting, is_immediate
 from scheduling.channels.kinds import channel_kinds
 from scheduling.durations import format_duration
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import TICK, ErrorCollector, FieldError, InvalidInput, is_number
 from scheduling.models import Category, HarassmentRule
 from scheduling.policy.journeys import TOUCH_TYPES
@@ -43,7 +44,7 @@ def check_node(values: Mapping[str, Any]) -> None:
     found = ErrorCollector()
     found.key(values)
     if "trigger" in values and not values["trigger"].strip():
-        found.add("trigger", "is missing")
+        found.add("trigger", _("is missing"))
     found.span(values, "delay")
     found.span(values, "expires_after", least=TICK)
     found.span(values, "goal_within", least=TICK)
@@ -58,7 +59,7 @@ def check_node(values: Mapping[str, Any]) -> None:
     if bool(values.get("goal_event")) != (values.get("goal_within") is not None):
         missing = "goal_within" if values.get("goal_event") else "goal_event"
         if missing in values:
-            found.add(missing, "is missing: a goal is an event and the time within which it counts")
+            found.add(missing, _("is missing: a goal is an event and the time within which it counts"))
     if values.get("delay_rules") is not None:
         _check_own_delay_rules(values["delay_rules"], found)
     _check_times(values, found)
@@ -76,36 +77,38 @@ def _check_followed(values: Mapping[str, Any], found: ErrorCollector) -> None:
         return
     follows, followed = values["trigger"].strip() in TOUCH_TYPES, values["from_nodes"]
     if follows and not followed:
-        found.add("from_nodes", f"is missing: “{values['trigger']}” is about touches of other nodes")
+        found.add(
+            "from_nodes", _("is missing: “%(trigger)s” is about touches of other nodes", trigger=values["trigger"])
+        )
     elif followed and not follows:
-        found.add("from_nodes", f"needs one of these triggers: {', '.join(sorted(TOUCH_TYPES))}")
+        found.add("from_nodes", _("needs one of these triggers: %(types)s", types=", ".join(sorted(TOUCH_TYPES))))
 
 
 def _check_times(values: Mapping[str, Any], found: ErrorCollector) -> None:
     if values.get("at") is not None and values.get("not_before") is not None:
-        found.add("not_before", "cannot apply together with a fixed time of day")
+        found.add("not_before", _("cannot apply together with a fixed time of day"))
     if values.get("at_day", "any") != "any" and "at" in values and values["at"] is None:
-        found.add("at", "is missing: the day is chosen for a time")
+        found.add("at", _("is missing: the day is chosen for a time"))
     check_windows(values.get("send_window") or [], found, "send_window")
 
 
 def _check_variants(given: Any, found: ErrorCollector) -> None:
     if not isinstance(given, list) or len(given) > MOST_VARIANTS:
-        found.add("variants", f"must be a list of at most {MOST_VARIANTS} variants")
+        found.add("variants", _("must be a list of at most %(most)s variants", most=MOST_VARIANTS))
         return
     seen: set[str] = set()
     for place, variant in enumerate(given):
         path = f"variants[{place}]"
         if not isinstance(variant, dict) or not variant.keys() <= {"key", "when", "template"}:
-            found.add(path, "must have key, when and template")
+            found.add(path, _("must have key, when and template"))
             continue
         for name in ("key", "template"):
             if not isinstance(variant.get(name), str) or not variant[name]:
-                found.add(f"{path}.{name}", "is missing")
+                found.add(f"{path}.{name}", _("is missing"))
         if isinstance(key := variant.get("key"), str) and key:
             found.key({f"{path}.key": key}, f"{path}.key")
             if key in seen:
-                found.add(f"{path}.key", f"“{key}” is the key of another variant")
+                found.add(f"{path}.key", _("“%(name)s” is the key of another variant", name=key))
             seen.add(key)
         check_condition(variant.get("when"), found, f"{path}.when")
 
@@ -115,29 +118,33 @@ def check_calendar(values: Mapping[str, Any]) -> None:
     found.key(values)
     found.number(values, "position", 0, 32767)
     if "timezone" in values and not is_time_zone(values["timezone"]):
-        found.add("timezone", f"“{values['timezone']}” is not an IANA time zone, like Asia/Shanghai")
+        found.add("timezone", _("“%(given)s” is not an IANA time zone, like Asia/Shanghai", given=values["timezone"]))
     if values.get("country") and not is_country(values["country"]):
         found.add(
-            "country", f"the holidays of “{values['country']}” are not known; use a code like CN, or leave it empty"
+            "country",
+            _(
+                "the holidays of “%(name)s” are not known; use a code like CN, or leave it empty",
+                name=values["country"],
+            ),
         )
     check_windows(values.get("send_window") or [], found, "send_window")
     closed, opened = (_check_days(values.get(field, []), field, found) for field in ("closed", "open"))
     if both := sorted(closed & opened):
-        found.add("open", f"{both[0]} is also among the closed days")
+        found.add("open", _("%(day)s is also among the closed days", day=both[0]))
     found.raise_if_any()
 
 
 def _check_days(given: Any, field: str, found: ErrorCollector) -> set[str]:
     """Add an error for each wrong day. Return the valid ones."""
     if not isinstance(given, list) or len(given) > MAX_OWN_DAYS:
-        found.add(field, f"must be a list of at most {MAX_OWN_DAYS} days")
+        found.add(field, _("must be a list of at most %(most)s days", most=MAX_OWN_DAYS))
         return set()
     for place, day in enumerate(given):
         if not _is_day(day):
-            found.add(f"{field}[{place}]", f"“{day}” is not a day like 2026-10-10")
+            found.add(f"{field}[{place}]", _("“%(day)s” is not a day like 2026-10-10", day=day))
     valid = set(filter(_is_day, given))
     if len(valid) < sum(map(_is_day, given)):
-        found.add(field, "names something twice")
+        found.add(field, _("names something twice"))
     return valid
 
 
@@ -151,13 +158,13 @@ def _is_day(text: Any) -> bool:
 def _check_canary(values: Mapping[str, Any], found: ErrorCollector) -> None:
     wanted = values.get("canary_percent") or values.get("canary_communities")
     if wanted and "canary_template" in values and not values["canary_template"]:
-        found.add("canary_template", "is missing: a canary needs the template it tries")
+        found.add("canary_template", _("is missing: a canary needs the template it tries"))
 
 
 def _check_own_delay_rules(stored: Any, found: ErrorCollector) -> None:
     known = {"by_level", "default", "active_within", "active_factor"}
     if not isinstance(stored, dict) or not stored.keys() <= known:
-        found.add("delay_rules", f"must have {', '.join(sorted(known))} and nothing else")
+        found.add("delay_rules", _("must have %(known)s and nothing else", known=", ".join(sorted(known))))
         return
     try:
         check_delay_rule(stored, in_seconds=True)
@@ -177,7 +184,7 @@ def check_delay_rule(values: Mapping[str, Any], *, in_seconds: bool = False) -> 
     found = ErrorCollector()
     levels = values.get("by_level", {})
     if not isinstance(levels, dict) or not all(isinstance(level, str) and len(level) <= 40 for level in levels):
-        found.add("by_level", "must name a duration for each level; levels have at most 40 characters")
+        found.add("by_level", _("must name a duration for each level; levels have at most 40 characters"))
     else:
         for level in levels:
             found.seconds(levels, level, name=f"by_level.{level}")
@@ -195,17 +202,17 @@ def check_rule(values: Mapping[str, Any], channels: Container[str]) -> None:
     found = ErrorCollector()
     kind, scope = values.get("kind"), values.get("scope")
     if kind not in HarassmentRule.Kind.values:
-        found.add("kind", f"must be one of {', '.join(HarassmentRule.Kind.values)}")
+        found.add("kind", _("must be one of %(known)s", known=", ".join(HarassmentRule.Kind.values)))
     if scope == HarassmentRule.Subject.COMMUNITY and kind not in COUNTING_KINDS:
-        found.add("scope", "only a cap or a dedupe can be counted for a community")
+        found.add("scope", _("only a cap or a dedupe can be counted for a community"))
     _check_rule_subset(values, channels, found)
     if kind in ("cap", "dedupe"):
         if "window" in values and values["window"] is None:
-            found.add("window", "is missing")
+            found.add("window", _("is missing"))
         found.span(values, "window", least=TICK)
     if kind == "cap":
         if "limit" in values and values["limit"] is None:
-            found.add("limit", "is missing")
+            found.add("limit", _("is missing"))
         else:
             found.number(values, "limit", 1, MAX_LIMIT)
         _check_level_limits(values.get("limits", {}), scope, found)
@@ -217,64 +224,64 @@ def check_rule(values: Mapping[str, Any], channels: Container[str]) -> None:
 def _check_rule_subset(values: Mapping[str, Any], channels: Container[str], found: ErrorCollector) -> None:
     channel, category, tag = (values.get(field) or "" for field in ("channel", "category", "tag"))
     if channel and channel not in channels and channel not in channel_kinds():
-        found.add("channel", f"there is no channel or channel kind “{channel}”")
+        found.add("channel", _("there is no channel or channel kind “%(name)s”", name=channel))
     if category and category not in Category.values:
-        found.add("category", f"must be one of {', '.join(Category.values)}")
+        found.add("category", _("must be one of %(known)s", known=", ".join(Category.values)))
     if len(tag) > MAX_TAG:
-        found.add("tag", f"must not be longer than {MAX_TAG} characters")
+        found.add("tag", _("must not be longer than %(most)s characters", most=MAX_TAG))
     for field, given in (("channel", channel), ("category", category), ("tag", tag)):
         if given and values.get("kind") not in COUNTING_KINDS:
-            found.add(field, "only a cap or a dedupe can count a part of the messages")
+            found.add(field, _("only a cap or a dedupe can count a part of the messages"))
 
 
 def _check_level_limits(limits: Any, scope: Any, found: ErrorCollector) -> None:
     if not isinstance(limits, dict) or not all(isinstance(level, str) and 0 < len(level) <= 40 for level in limits):
-        found.add("limits", "must name a limit for each level; levels have 1 to 40 characters")
+        found.add("limits", _("must name a limit for each level; levels have 1 to 40 characters"))
         return
     for level, limit in limits.items():
         if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
-            found.add(f"limits.{level}", f"must be a whole number from 1 to {MAX_LIMIT}")
+            found.add(f"limits.{level}", _("must be a whole number from 1 to %(most)s", most=MAX_LIMIT))
     if limits and scope == HarassmentRule.Subject.COMMUNITY:
-        found.add("limits", "a level belongs to a customer: a cap for a community has one limit")
+        found.add("limits", _("a level belongs to a customer: a cap for a community has one limit"))
 
 
 def check_holdout(values: Mapping[str, Any]) -> None:
     found = ErrorCollector()
     found.number(values, "percent", 0, 100)
     if len(values.get("key", "")) > 64:
-        found.add("key", "must not be longer than 64 characters")
+        found.add("key", _("must not be longer than %(most)s characters", most=64))
     found.raise_if_any()
 
 
 def _check_quiet_hours(values: Mapping[str, Any], found: ErrorCollector) -> None:
     for field in ("quiet_from", "quiet_to"):
         if field in values and values[field] is None:
-            found.add(field, "is missing")
+            found.add(field, _("is missing"))
     begin, end = values.get("quiet_from"), values.get("quiet_to")
     if begin is not None and begin == end:
-        found.add("quiet_to", "must differ from the start of quiet hours")
+        found.add("quiet_to", _("must differ from the start of quiet hours"))
     if "timezone" in values and not is_time_zone(values["timezone"]):
-        found.add("timezone", f"“{values['timezone']}” is not an IANA time zone, like Asia/Shanghai")
+        found.add("timezone", _("“%(given)s” is not an IANA time zone, like Asia/Shanghai", given=values["timezone"]))
 
 
 def check_template(values: Mapping[str, Any]) -> None:
     found = ErrorCollector()
     found.key(values)
     if "content_type" in values and not 0 < len(values["content_type"].strip()) <= 64:
-        found.add("content_type", "must have 1 to 64 characters")
+        found.add("content_type", _("must have 1 to %(most)s characters", most=64))
     if "category" in values and values["category"] not in Category.values:
-        found.add("category", f"must be one of {', '.join(Category.values)}")
+        found.add("category", _("must be one of %(known)s", known=", ".join(Category.values)))
     found.raise_if_any()
 
 
 def check_template_text(values: Mapping[str, Any]) -> None:
     found = ErrorCollector()
     if "locale" in values and not (LOCALE.fullmatch(values["locale"]) and len(values["locale"]) <= 20):
-        found.add("locale", "must be a language of at most 20 characters, like zh-hans or en")
+        found.add("locale", _("must be a language of at most 20 characters, like zh-hans or en"))
     if "body" in values and not values["body"].strip():
-        found.add("body", "is missing")
+        found.add("body", _("is missing"))
     if len(values.get("subject", "")) > 200:
-        found.add("subject", "must not be longer than 200 characters")
+        found.add("subject", _("must not be longer than %(most)s characters", most=200))
     for field in ("subject", "body"):
         try:
             check_text(values.get(field, ""), field=field)
@@ -297,9 +304,11 @@ def check_retry_delays(values: Mapping[str, Any], found: ErrorCollector) -> None
     """Check `retry_delays`, of a channel or of another app's row."""
     delays = values.get("retry_delays", [])
     if not isinstance(delays, list) or len(delays) > MAX_RETRIES or not all(is_number(each) for each in delays):
-        found.add("retry_delays", f"must be a list of at most {MAX_RETRIES} durations")
+        found.add("retry_delays", _("must be a list of at most %(most)s durations", most=MAX_RETRIES))
     elif any(not 0 < each <= MAX_RETRY_DELAY.total_seconds() for each in delays):
-        found.add("retry_delays", f"each must be above zero and at most {format_duration(MAX_RETRY_DELAY)}")
+        found.add(
+            "retry_delays", _("each must be above zero and at most %(most)s", most=format_duration(MAX_RETRY_DELAY))
+        )
 
 
 def _check_limits(values: Mapping[str, Any], found: ErrorCollector) -> None:
@@ -307,9 +316,9 @@ def _check_limits(values: Mapping[str, Any], found: ErrorCollector) -> None:
     for field in given:
         found.number(given, field, 1, MAX_LIMIT)
         if is_immediate(channel_kinds().get(values.get("kind", ""))):
-            found.add(field, f"channels of the kind {values['kind']} call no receiver and take no limit")
+            found.add(field, _("channels of the kind %(kind)s call no receiver and take no limit", kind=values["kind"]))
     if len(given) == 2 and given["monthly_limit"] < given["daily_limit"]:
-        found.add("monthly_limit", f"must be at least the limit of a day, {given['daily_limit']}")
+        found.add("monthly_limit", _("must be at least the limit of a day, %(limit)s", limit=given["daily_limit"]))
 
 
 def _check_config(values: Mapping[str, Any], found: ErrorCollector) -> None:
@@ -318,7 +327,9 @@ def _check_config(values: Mapping[str, Any], found: ErrorCollector) -> None:
     kind = channel_kinds().get(values["kind"])
     if kind is None:
         known = ", ".join(sorted(channel_kinds()))
-        found.add("kind", f"there is no channel kind “{values['kind']}”; available: {known}")
+        found.add(
+            "kind", _("there is no channel kind “%(kind)s”; available: %(known)s", kind=values["kind"], known=known)
+        )
         return
     try:
         kind(values["config"], timedelta(seconds=10))
@@ -331,19 +342,19 @@ def check_community(values: Mapping[str, Any], kinds: Mapping[str, str]) -> None
     """Check a community. `kinds` maps channel keys to kinds: targets are named by channel key or by kind."""
     found = ErrorCollector()
     if "chat_id" in values and not 0 < len(values["chat_id"]) <= 200:
-        found.add("chat_id", "must have 1 to 200 characters")
+        found.add("chat_id", _("must have 1 to %(most)s characters", most=200))
     if len(values.get("name", "")) > 200:
-        found.add("name", "must not be longer than 200 characters")
+        found.add("name", _("must not be longer than %(most)s characters", most=200))
     targets = values.get("targets", {})
     if not isinstance(targets, dict):
-        found.add("targets", "must be a mapping of channels to targets")
+        found.add("targets", _("must be a mapping of channels to targets"))
         targets = {}
     for name, target in targets.items():
         kind = channel_kind_for_target(name, kinds)
         if kind is None:
-            found.add(f"targets.{name}", f"there is no channel or channel kind “{name}”")
+            found.add(f"targets.{name}", _("there is no channel or channel kind “%(name)s”", name=name))
         elif not isinstance(target, dict):
-            found.add(f"targets.{name}", "must be a mapping")
+            found.add(f"targets.{name}", _("must be a mapping"))
         else:
             _check_target(kind, name, target, found)
     found.raise_if_any()
@@ -363,6 +374,5 @@ def _check_target(kind: type[Channel], name: str, target: Mapping[str, Any], fou
 
 
 def split_message(error: ValueError) -> tuple[str, str]:
-    """Split a channel kind's message `field: problem` into field and problem."""
-    field, colon, message = str(error).partition(": ")
-    return (field, message) if colon else ("", str(error))
+    """Return field and problem of a channel kind's error; its code may fail in another way."""
+    return (error.field, error.message) if isinstance(error, InvalidSetting) else ("", str(error))

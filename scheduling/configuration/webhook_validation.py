@@ -8,6 +8,7 @@ from typing import Any
 from scheduling.channels.options import check_known_keys, read_url
 from scheduling.channels.webhook import read_secrets
 from scheduling.configuration.validation import split_message
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector, FieldError
 from scheduling.models import WebhookEvent
 
@@ -20,12 +21,12 @@ def check_webhook(values: Mapping[str, Any]) -> None:
     found.key(values)
     events = values.get("events", [])
     if "events" in values and not events:
-        found.add("events", "is missing")
+        found.add("events", _("is missing"))
     elif not isinstance(events, list) or not set(events) <= set(WebhookEvent.values):
-        found.add("events", f"must be one of {', '.join(WebhookEvent.values)}")
+        found.add("events", _("must be one of %(known)s", known=", ".join(WebhookEvent.values)))
     filters = values.get("filter", {})
     if not isinstance(filters, dict) or not filters.keys() <= WEBHOOK_FILTERS:
-        found.add("filter", f"must be a mapping of {', '.join(sorted(WEBHOOK_FILTERS))}")
+        found.add("filter", _("must be a mapping of %(parts)s", parts=", ".join(sorted(WEBHOOK_FILTERS))))
         filters = {}
     for name in filters:
         fields = ErrorCollector()
@@ -47,4 +48,4 @@ def _check_webhook_config(config: Mapping[str, Any], found: ErrorCollector) -> N
             field, message = split_message(error)
             found.add(f"config.{field}", message)
     if not config.get("secret"):
-        found.add("config.secret", "is missing")
+        found.add("config.secret", _("is missing"))

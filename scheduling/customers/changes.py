@@ -17,6 +17,7 @@ from django.db import transaction
 from psycopg.types.json import Jsonb
 
 from scheduling import sql
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.ids import new_id
 from scheduling.ledger import locks
@@ -131,7 +132,7 @@ def _merge_addresses(stored: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
     merged = {**(stored if isinstance(stored, dict) else {}), **changes}
     kept = {kind: address for kind, address in merged.items() if address is not None}
     if len(kept) > MAX_ADDRESSES:
-        raise TooManyAddresses(f"a customer has at most {MAX_ADDRESSES} addresses")
+        raise TooManyAddresses(_("a customer has at most %(most)s addresses", most=MAX_ADDRESSES))
     return kept
 
 

@@ -12,18 +12,20 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from scheduling.error_text import ErrorText as _
+
 MAX_LINE = 65_536  #: bytes; a longer line is skipped without being kept
 MAX_RECORD_LINES = 100  #: lines of a quoted cell; beyond that its quote was not closed
 ENCODINGS = {"utf-8": "UTF-8", "gb18030": "GB18030"}
 DELIMITERS = ",;\t"
 #: Marks at the start of other files, and what the operator can do.
 FOREIGN = {
-    b"PK\x03\x04": "is an Excel workbook; save it as CSV UTF-8",
-    b"\xd0\xcf\x11\xe0": "is an Excel workbook; save it as CSV UTF-8",
-    codecs.BOM_UTF16_LE: "is UTF-16 text; save it as CSV UTF-8",
-    codecs.BOM_UTF16_BE: "is UTF-16 text; save it as CSV UTF-8",
+    b"PK\x03\x04": _("is an Excel workbook; save it as CSV UTF-8"),
+    b"\xd0\xcf\x11\xe0": _("is an Excel workbook; save it as CSV UTF-8"),
+    codecs.BOM_UTF16_LE: _("is UTF-16 text; save it as CSV UTF-8"),
+    codecs.BOM_UTF16_BE: _("is UTF-16 text; save it as CSV UTF-8"),
 }
-BAD_QUOTES = "is no CSV: a quote is not closed or not doubled"
+BAD_QUOTES = _("is no CSV: a quote is not closed or not doubled")
 
 
 class UnreadableFile(ValueError):
@@ -62,13 +64,13 @@ def detect_encoding(sample: bytes, chosen: str = "") -> tuple[str, int]:
         if sample.startswith(mark):
             raise UnreadableFile(problem)
     if b"\0" in sample:
-        raise UnreadableFile("is no text file")
+        raise UnreadableFile(_("is no text file"))
     if sample.startswith(codecs.BOM_UTF8):
         return "utf-8", len(codecs.BOM_UTF8)
     for encoding in [chosen] if chosen else ENCODINGS:
         if chosen or _can_decode(sample, encoding):
             return encoding, 0
-    raise UnreadableFile("is neither UTF-8 nor GB18030 text")
+    raise UnreadableFile(_("is neither UTF-8 nor GB18030 text"))
 
 
 def _can_decode(sample: bytes, encoding: str) -> bool:
@@ -114,10 +116,11 @@ class CsvReader:
 
     def __next__(self) -> CsvRecord:
         taken: list[FileLine] = []
+        problem: str
         try:
             cells = next(csv.reader(self._take_texts(taken), delimiter=self._delimiter, strict=True))
         except UnicodeDecodeError:
-            problem = f"is no {ENCODINGS[self._encoding]} text"
+            problem = _("is no %(encoding)s text", encoding=ENCODINGS[self._encoding])
         except csv.Error:
             problem = BAD_QUOTES
         except _BadRecord as error:
@@ -134,7 +137,7 @@ class CsvReader:
         while (line := self._returned.popleft() if self._returned else next(self._lines, None)) is not None:
             taken.append(line)
             if line.content is None:
-                raise _BadRecord(f"is longer than {MAX_LINE} bytes" if len(taken) == 1 else BAD_QUOTES)
+                raise _BadRecord(_("is longer than %(most)s bytes", most=MAX_LINE) if len(taken) == 1 else BAD_QUOTES)
             size += len(line.content)
             if len(taken) > MAX_RECORD_LINES or size > MAX_LINE:
                 raise _BadRecord(BAD_QUOTES)

@@ -24,6 +24,7 @@ from scheduling.audit.audit_log import record_action
 from scheduling.customers.identity import collect_identity
 from scheduling.customers.imports import is_in_stored_file
 from scheduling.customers.operator_texts import erase_operator_texts
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import NotFound
 from scheduling.ledger import anonymization, locks
 from scheduling.ledger.anonymization import Identity
@@ -65,7 +66,7 @@ def request_erasure(user_id: str, *, actor: str) -> CustomerErasure:
         if not locked:
             past = CustomerErasure.objects.filter(digest=digest).first()
             if past is None:
-                raise NotFound(f"There is no customer {user_id}.")
+                raise NotFound(_("There is no customer %(user_id)s.", user_id=user_id))
             return past
         row = Customer.objects.get(pk=locked[user_id].id)
         erasure = CustomerErasure(digest=digest, customer=row, actor=actor[:160], user_id=user_id)

@@ -25,6 +25,8 @@ from scheduling.customers.csv_records import CsvRecord
 from scheduling.customers.import_columns import map_header
 from scheduling.customers.import_undo import undo_changes
 from scheduling.customers.imports import WORKING, State, delete_file, read_records
+from scheduling.error_text import ErrorText
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import InvalidInput
 from scheduling.models import CustomerErasure, CustomerImport, RefusedLines
 from scheduling.models.customer import digest_user_id
@@ -37,7 +39,7 @@ MAX_TRIES = 5  #: of one batch before the import fails
 #: Nodes note the time of an erasure and of an upload by clocks that may differ by so much.
 CLOCK_SKEW = timedelta(minutes=1)
 
-OPT_OUT_STAYS = "the customer opted out in person; only a consent by the API or an operator lifts it"
+OPT_OUT_STAYS = _("the customer opted out in person; only a consent by the API or an operator lifts it")
 
 #: Line, column and message.
 Refusal = tuple[int, str, str]
@@ -89,7 +91,10 @@ def reserve_import(import_id: UUID) -> datetime | None:
             row.tries += 1
             row.next_at = row.at + RESERVED_FOR  # type: ignore[attr-defined]
         else:
-            row.problems = [["", f"the batch at line {row.line} could not be finished {MAX_TRIES} times"]]
+            given_up = _(
+                "The batch at line %(place)s could not be finished %(count)s times.", place=row.line, count=MAX_TRIES
+            )
+            row.problems = [["", ErrorText.dump(given_up)]]
             row.state, row.ended_at = State.FAILED, now()
             delete_file(row)
             log.error("import_abandoned", id=str(row.pk), line=row.line)
@@ -112,7 +117,8 @@ def _run_phase(row: CustomerImport) -> None:
     known = row.counts.get(phase, {})
     row.counts = {**row.counts, phase: {name: known.get(name, 0) + count for name, count in counts.items()}}
     if refused:
-        RefusedLines.objects.create(upload=row, phase=phase, entries=refused)
+        entries = [(key, field, ErrorText.dump(message)) for key, field, message in refused]
+        RefusedLines.objects.create(upload=row, phase=phase, entries=entries)
     row.tries, row.next_at = 0, row.at  # type: ignore[attr-defined]
     if ended:
         row.state = {State.CHECKING: State.READY, State.RUNNING: State.DONE, State.UNDOING: State.UNDONE}[State(phase)]
@@ -130,7 +136,7 @@ def run_import_lines(row: CustomerImport) -> tuple[Counter[str], list[Refusal], 
     inputs, lines, refused = _read_inputs(row, records)
     erased = _read_erased(row)
     for user_id in [each for each in inputs if erased and digest_user_id(each) in erased]:
-        refused += [(line, "", "the customer was erased") for line in lines.pop(user_id)]
+        refused += [(line, "", _("the customer was erased")) for line in lines.pop(user_id)]
         del inputs[user_id]
     stored, wrong = _apply_rows(_choose_act(row), inputs)
     refused += [(line, field, message) for user_id, field, message in wrong for line in lines[user_id]]
@@ -144,11 +150,12 @@ def run_import_lines(row: CustomerImport) -> tuple[Counter[str], list[Refusal], 
         unchanged=sum(not each.after and not each.created for each in stored),
         refused=len({line for line, _column, _message in refused}),
     )
-    if kept := [(lines[each.user_id][-1], field, OPT_OUT_STAYS) for each in stored for field in each.ignored]:
+    kept = [(lines[each.user_id][-1], field, OPT_OUT_STAYS) for each in stored for field in each.ignored]
+    if kept:
         counts["kept"] = len(kept)
     if records:
         row.position, row.line = records[-1].end, records[-1].next_line
-    return counts, sorted(refused + kept), not records or row.position >= row.size
+    return counts, sorted([*refused, *kept]), not records or row.position >= row.size
 
 
 def _take_records(row: CustomerImport) -> Iterator[CsvRecord]:
@@ -211,7 +218,7 @@ def _apply_rows(
         except InvalidInput as error:
             refused = set()
             for each in error.errors:
-                _, position, field = each.field.split(".", 2)
+                _customers, position, field = each.field.split(".", 2)
                 refused.add(int(position))
                 wrong.append((rest[int(position)].user_id, field, each.message))
             rest = [each for place, each in enumerate(rest) if place not in refused]

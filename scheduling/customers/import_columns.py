@@ -18,6 +18,7 @@ from django.core.validators import validate_email
 from django.utils.timezone import get_default_timezone
 
 from scheduling.customers.changes import CustomerInput
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.ids import find_user_id_problem
 from scheduling.models import Customer
@@ -80,7 +81,9 @@ class ColumnMap:
             InvalidInput: with each wrong column.
         """
         if len(cells) != len(self.columns) and (len(cells) < len(self.columns) or any(cells[len(self.columns) :])):
-            raise InvalidInput.of("", f"has {len(cells)} cells; the header has {len(self.columns)}")
+            raise InvalidInput.of(
+                "", _("has %(count)s cells; the header has %(most)s", count=len(cells), most=len(self.columns))
+            )
         errors: list[FieldError] = []
         fields: dict[str, Any] = {}
         user_id = ""
@@ -117,7 +120,7 @@ def map_header(cells: Sequence[str]) -> ColumnMap:
     """
     errors: list[FieldError] = []
     if len(cells) > MOST_COLUMNS:
-        raise InvalidInput.of("", f"must not have more than {MOST_COLUMNS} columns")
+        raise InvalidInput.of("", _("must not have more than %(most)s columns", most=MOST_COLUMNS))
     columns: list[ImportColumn] = []
     seen: set[tuple[str, str]] = set()
     for cell in cells:
@@ -128,11 +131,11 @@ def map_header(cells: Sequence[str]) -> ColumnMap:
             errors.append(FieldError(title, str(error)))
             continue
         if column.parse and (column.field, column.key) in seen:
-            errors.append(FieldError(title, "is given twice"))
+            errors.append(FieldError(title, _("is given twice")))
         seen.add((column.field, column.key))
         columns.append(column)
     if ("user_id", "") not in seen:
-        errors.append(FieldError("user_id", "is missing"))
+        errors.append(FieldError("user_id", _("is missing")))
     if errors:
         raise InvalidInput(*errors)
     return ColumnMap(columns)
@@ -140,20 +143,20 @@ def map_header(cells: Sequence[str]) -> ColumnMap:
 
 def _read_title(title: str) -> ImportColumn:
     if UNSTORABLE.search(title):
-        raise InvalidValue("the database cannot hold this character")
+        raise InvalidValue(_("the database cannot hold this character"))
     name = ALIASES.get(title.lower(), title)
     field, dot, key = name.partition(".")
     field = field.strip().lower()
     if field == "addresses" and dot:
         key = key.strip().lower()
         if not _ADDRESS_KIND.fullmatch(key):
-            raise InvalidValue("must be lower-case letters, digits, “-”, “_” and “.”, at most 64")
+            raise InvalidValue(_("must be lower-case letters, digits, “-”, “_” and “.”, at most 64"))
         return ImportColumn(title, KINDS[field], key, _parse_email if key == "email" else _parse_target)
     if field == "attributes" and dot:
         key, colon, kind = (part.strip() for part in key.partition(":"))
         check_attribute_name(key)
         if colon and kind.lower() not in ATTRIBUTE_PARSERS:
-            raise InvalidValue(f"must be one of {', '.join(ATTRIBUTE_PARSERS)}")
+            raise InvalidValue(_("must be one of %(known)s", known=", ".join(ATTRIBUTE_PARSERS)))
         return ImportColumn(title, KINDS[field], key, ATTRIBUTE_PARSERS[kind.lower() or "text"])
     if not dot and field in PARSERS:
         return ImportColumn(title, field, "", PARSERS[field])
@@ -162,20 +165,20 @@ def _read_title(title: str) -> ImportColumn:
 
 def check_cell_text(text: str, most: int) -> str:
     if len(text) > most:
-        raise InvalidValue(f"must not be longer than {most} characters")
+        raise InvalidValue(_("must not be longer than %(most)s characters", most=most))
     if found := UNSTORABLE.search(text):
-        raise InvalidValue(f"contains U+{ord(found[0]):04X}")
+        raise InvalidValue(_("contains %(character)s", character=f"U+{ord(found[0]):04X}"))
     return text
 
 
 def _refuse_shortened(text: str) -> None:
     if _SHORTENED.fullmatch(text):
-        raise InvalidValue("was shortened by a spreadsheet; format the column as text")
+        raise InvalidValue(_("was shortened by a spreadsheet; format the column as text"))
 
 
 def _parse_user_id(text: str) -> str:
     if not text:
-        raise InvalidValue("is missing")
+        raise InvalidValue(_("is missing"))
     _refuse_shortened(text)
     if problem := find_user_id_problem(text):
         raise InvalidValue(problem)
@@ -194,13 +197,13 @@ def _knows_time_zone(name: str) -> bool:
 
 def _parse_time_zone(text: str) -> str:
     if not _knows_time_zone(check_cell_text(text, 60)):
-        raise InvalidValue("must be a name of the IANA time zone database, such as Asia/Shanghai")
+        raise InvalidValue(_("must be a name of the IANA time zone database, such as Asia/Shanghai"))
     return text
 
 
 def _parse_truth(text: str) -> bool:
     if text.lower() not in TRUTH:
-        raise InvalidValue("must be yes or no")
+        raise InvalidValue(_("must be yes or no"))
     return TRUTH[text.lower()]
 
 
@@ -217,7 +220,7 @@ def _parse_email(text: str) -> str:
     try:
         validate_email(check_cell_text(text, MAX_ADDRESS))
     except ValidationError:
-        raise InvalidValue("is not an e-mail address") from None
+        raise InvalidValue(_("is not an e-mail address")) from None
     return text
 
 
@@ -225,7 +228,7 @@ def _parse_number(text: str) -> Any:
     if _WHOLE.fullmatch(text):
         return store_value(int(text))
     if not _NUMBER.fullmatch(text) or not math.isfinite(number := float(text)):
-        raise InvalidValue("must be a number")
+        raise InvalidValue(_("must be a number"))
     return store_value(number)
 
 
@@ -239,7 +242,7 @@ def _parse_instant_cell(text: str) -> Any:
         at = datetime.fromisoformat(f"{year}-{month:0>2}-{day:0>2}T{hour or '0':0>2}{rest or ':00'}{offset.upper()}")
         return store_value(at if at.tzinfo else at.replace(tzinfo=get_default_timezone()))
     except (ValueError, OverflowError):
-        raise InvalidValue("must be a date like 2026-03-03 or an instant like 2026-03-03T12:00:00+08:00") from None
+        raise InvalidValue(_("must be a date like 2026-03-03 or an instant like 2026-03-03T12:00:00+08:00")) from None
 
 
 PARSERS: Mapping[str, Parser] = {

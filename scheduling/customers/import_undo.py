@@ -20,6 +20,7 @@ from scheduling.customers.changes import (
     store_changes,
     write_customers,
 )
+from scheduling.error_text import ErrorText as _
 from scheduling.ledger import locks
 from scheduling.models import CustomerChange, CustomerImport
 from scheduling.policy.profile import InvalidValue
@@ -91,16 +92,16 @@ def _restore_values(
     change: CustomerChange, wanted: dict[Place, Any], later: Sequence[CustomerChange]
 ) -> list[KeptValue]:
     """Set the values from before the change. Return those that stay."""
-    kept = []
+    kept: list[KeptValue] = []
     taken = {place: each.actor for each in later if each.pk > change.pk for place in _list_changed_places(each)}
     before, after = _flatten_values(change.before), _flatten_values(change.after)
     for place in _list_changed_places(change):
         if place == ("opted_out", "") and after[place]:
-            message = "an opt-out stays: the customer may have confirmed it since"
+            message = _("an opt-out stays: the customer may have confirmed it since")
         elif place in taken:
-            message = f"was changed later by {taken[place]}"
+            message = _("was changed later by %(name)s", name=taken[place])
         elif not is_same_json(wanted.get(place), after.get(place)):
-            message = "was changed later"
+            message = _("was changed later")
         else:
             wanted[place] = before.get(place)
             if place == ("opted_out", ""):  # an opt-out keeps its time; without it, it counts from now

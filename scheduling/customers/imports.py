@@ -28,6 +28,8 @@ from scheduling.customers.csv_records import (
     split_lines,
 )
 from scheduling.customers.import_columns import map_header
+from scheduling.error_text import ErrorText
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, FieldError, InvalidInput, NotFound
 from scheduling.models import CustomerImport, CustomerImportPart, RefusedLines
 
@@ -38,7 +40,7 @@ MOST_OPEN = 20  #: imports whose files are stored
 SAMPLE = 1024 * 1024  #: bytes that decide the encoding
 KEPT_UNSTARTED = timedelta(days=1)
 LOCK_WAIT = 3.0  #: seconds for the current batch
-NOT_ALLOWED = "the state of the import does not allow this"
+NOT_ALLOWED = _("The state of the import does not allow this.")
 State = CustomerImport.State
 WORKING = (State.CHECKING, State.RUNNING, State.UNDOING)
 UNDOABLE = (State.DONE, State.STOPPED, State.FAILED)
@@ -58,11 +60,11 @@ def create_import(
         Conflict: `MOST_OPEN` files are stored.
     """
     if not 0 < size <= MOST_BYTES:
-        raise InvalidInput.of("size", f"must be from 1 to {MOST_BYTES} bytes")
+        raise InvalidInput.of("size", _("must be from 1 to %(most)s bytes", most=MOST_BYTES))
     if encoding and encoding not in ENCODINGS:
-        raise InvalidInput.of("encoding", f"must be one of {', '.join(ENCODINGS)}")
+        raise InvalidInput.of("encoding", _("must be one of %(known)s", known=", ".join(ENCODINGS)))
     if CustomerImport.objects.filter(state__in=WITH_FILE).count() >= MOST_OPEN:
-        raise Conflict("too many imports wait or run; discard one first")
+        raise Conflict(_("Too many imports wait or run. Discard one first."))
     return CustomerImport.objects.create(
         file_name=file_name[:200], size=size, encoding=encoding, empty_clears=empty_clears, actor=user,
         actor_name=actor[:150], created_at=sql.now(),
@@ -84,9 +86,9 @@ def store_part(import_id: UUID, start: int, content: bytes) -> CustomerImport:
         if row.state != State.UPLOADING:
             raise Conflict(NOT_ALLOWED)
         if start != row.stored:
-            raise Conflict(f"the next part starts at byte {row.stored}")
+            raise Conflict(_("The next part starts at byte %(place)s.", place=row.stored))
         if not content or start + len(content) > row.size:
-            raise InvalidInput.of("part", f"must be from 1 to {row.size - start} bytes")
+            raise InvalidInput.of("part", _("must be from 1 to %(most)s bytes", most=row.size - start))
         CustomerImportPart.objects.create(upload=row, start=start, content=content)
         row.stored += len(content)
         if row.stored == row.size:
@@ -105,9 +107,9 @@ def _read_header(row: CustomerImport) -> None:
         reader = iter(CsvReader(split_lines([sample[offset:]], offset, 1), row.encoding, row.delimiter))
         header = next((record for record in reader if not record.is_blank), None)
         if header is None:
-            raise UnreadableFile("is empty")
+            raise UnreadableFile(_("is empty"))
         if header.problem:
-            raise UnreadableFile(f"line {header.line}: {header.problem}")
+            raise UnreadableFile(_("line %(line)s: %(what)s", line=header.line, what=header.problem))
         map_header(header.cells)
     except UnreadableFile as error:
         _refuse_file(row, [FieldError("", str(error))])
@@ -124,7 +126,7 @@ def _read_sample(row: CustomerImport) -> bytes:
 
 
 def _refuse_file(row: CustomerImport, errors: Sequence[FieldError]) -> None:
-    row.problems = [[each.field, each.message] for each in errors]
+    row.problems = [[each.field, ErrorText.dump(each.message)] for each in errors]
     row.state, row.ended_at = State.FAILED, now()
     delete_file(row)
 
@@ -200,7 +202,7 @@ def undo_import(import_id: UUID, *, actor: str) -> None:
     """
     with _lock_in_state(import_id, *UNDOABLE) as row:
         if not changed_customers(row):
-            raise Conflict("the import changed no customer")
+            raise Conflict(_("The import changed no customer."))
         row.state, row.tries, row.next_at = State.UNDOING, 0, sql.now()
         row.ended_at, row.ended_by = None, actor[:150]
         row.save()
@@ -220,14 +222,14 @@ def _lock_in_state(import_id: UUID, *states: str) -> Iterator[CustomerImport]:
         with sql.brief_lock_waits(LOCK_WAIT):
             row = CustomerImport.objects.select_for_update(of=("self",)).filter(pk=import_id).first()
             if row is None:
-                raise NotFound(f"There is no import {import_id}.")
+                raise NotFound(_("There is no import %(import_id)s.", import_id=import_id))
             if row.state not in states:
                 raise Conflict(NOT_ALLOWED)
             yield row
     except OperationalError as error:
         if not sql.is_lock_timeout(error):
             raise
-        raise Conflict("a batch of this import is running; try again in a moment") from None
+        raise Conflict(_("A batch of this import is running. Try again in a moment.")) from None
 
 
 # --- end --------------------------------------------------------------------------------------------------------------

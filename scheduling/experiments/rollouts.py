@@ -17,6 +17,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from scheduling import sql
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, InvalidInput
 from scheduling.ids import MAX_CLOCK_LAG, first_id_at
 from scheduling.models import AutomaticRollout, Node
@@ -165,12 +166,13 @@ def start_rollout(node_id: int, plan: Mapping[str, Any], actor: Actor) -> None:
     before = AutomaticRollout.objects.select_for_update(of=("self",)).filter(pk=node_id).first()
     node = _lock_node(node_id)
     if node.retired_at is not None:
-        raise Conflict("the node is retired")
+        raise Conflict(_("The node is retired."))
     if node.canary_template is None or node.canary_template_id == node.template_id:
-        raise InvalidInput.of("canary_template", "must be another template than the stable one; choose it first")
+        problem = _("Choose a canary template that is not the stable one, and save the node.")
+        raise InvalidInput.of("canary_template", problem)
     # Two starts at once: the second waits for the node, and then finds the row of the first.
     if AutomaticRollout.objects.filter(pk=node_id, state=State.RUNNING).exists():
-        raise Conflict("an automatic roll-out of this node is under way; stop it first")
+        raise Conflict(_("An automatic roll-out of this node is under way; stop it first."))
     rollout = before or AutomaticRollout(node=node)
     rollout.canary, rollout.canary_version, rollout.plan = node.canary_template, node.canary_template.version, plan
     rollout.state, rollout.judged_at = State.RUNNING, None
@@ -187,7 +189,7 @@ def stop_rollout(node_id: int, actor: Actor) -> None:
     """
     rollout = AutomaticRollout.objects.select_for_update(of=("self",)).filter(pk=node_id, state=State.RUNNING).first()
     if rollout is None:
-        raise Conflict("the roll-out changed since you loaded it; reload and try again")
+        raise Conflict(_("The roll-out changed since you loaded the page. Reload and try again."))
     node = _lock_node(node_id)
     _end(rollout, node, State.STOPPED, "edited" if _find_edit(rollout, node) == "edited" else "", actor)
 

@@ -1108,7 +1108,7 @@ class Migration(migrations.Migration):
                     ('state', models.CharField(choices=[('open', 'Not replayed yet'), ('waiting', 'Waiting for a worker'), ('running', 'Running'), ('done', 'Replayed'), ('failed', 'Failed')], default='open', editable=False, max_length=10, verbose_name='state')),
                     ('state_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), editable=False, verbose_name='since')),
                     ('result', models.JSONField(null=True, verbose_name='result')),
-                    ('problem', models.TextField(blank=True, verbose_name='problem')),
+                    ('problems', models.JSONField(default=list, verbose_name='problem')),
                 ],
                 options={
                     'verbose_name': 'draft',

@@ -33,7 +33,8 @@ class ConfigDraft(models.Model):
     #: By PostgreSQL's clock. For a running replay it names the worker's claim.
     state_at = models.DateTimeField(_("since"), db_default=Now(), editable=False)
     result = models.JSONField(_("result"), null=True)
-    problem = models.TextField(_("problem"), blank=True)
+    #: Why the replay failed, as `ErrorText.dump` writes texts.
+    problems = models.JSONField(_("problem"), default=list)
 
     class Meta:
         verbose_name = _("draft")

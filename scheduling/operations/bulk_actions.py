@@ -23,6 +23,7 @@ from django.utils.timezone import now
 
 from scheduling import sql
 from scheduling.audit.audit_log import record_action
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, InvalidInput, NotFound
 from scheduling.models import BulkAction
 from scheduling.operations.bulk_lists import find_row_action, matching_rows
@@ -63,7 +64,9 @@ def start_bulk_action(
     restriction = row_action.restrict(actor.user) if actor.user else {}
     pace = row_action.per_second if per_second is None else per_second
     if not SLOWEST <= pace <= FASTEST:
-        raise InvalidInput.of("per_second", f"must be from {SLOWEST:g} to {FASTEST:g}")
+        raise InvalidInput.of(
+            "per_second", _("must be from %(least)s to %(most)s", least=f"{SLOWEST:g}", most=f"{FASTEST:g}")
+        )
     row = BulkAction(
         action=action, filter=dict(chosen), actor=actor.user, actor_name=actor.name[:150], reason=actor.reason[:500],
         per_second=pace, as_of=min(as_of or at, at), next_at=at + after, given={**(given or {}), **restriction},
@@ -81,9 +84,9 @@ def _insert_exclusively(row: BulkAction) -> None:
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", [START_LOCK_ID])
         running = list(BulkAction.objects.filter(state=State.RUNNING).values_list("action", "filter", "given"))
         if (row.action, row.filter, row.given) in running:
-            raise Conflict("the same bulk action is already running")
+            raise Conflict(_("The same bulk action is already running."))
         if len(running) >= MOST_RUNNING:
-            raise Conflict("too many bulk actions are running; try again when one has finished")
+            raise Conflict(_("Too many bulk actions are running. Try again when one has finished."))
         row.save(force_insert=True)
         facts = [("action", None, row.action), ("rows", None, row.total)]
         record_action("started", row, label=row.action, actor=row.actor_name, reason=row.reason, changes=facts)
@@ -97,7 +100,7 @@ def check_action(action: str, chosen: Mapping[str, str], as_of: datetime) -> Row
     """
     row_action = find_row_action(action)
     if row_action is None:
-        raise InvalidInput.of("action", f"there is no “{action[:50]}”")
+        raise InvalidInput.of("action", _("there is no “%(name)s”", name=action[:50]))
     matching_rows(row_action, chosen, as_of)
     return row_action
 
@@ -124,8 +127,8 @@ def cancel_bulk_action(action_id: UUID, actor: Actor) -> None:
         log.info("bulk_action_cancelled", id=str(action_id), actor=actor.name)
         return
     if mine.exists():
-        raise Conflict("the bulk action has already ended")
-    raise NotFound(f"There is no bulk action {action_id}.")
+        raise Conflict(_("The bulk action has already ended."))
+    raise NotFound(_("There is no bulk action %(action_id)s.", action_id=action_id))
 
 
 def undo_start(action_id: str, actor: Actor) -> None:
@@ -136,7 +139,7 @@ def undo_start(action_id: str, actor: Actor) -> None:
     """
     untouched = BulkAction.objects.filter(pk=action_id, position=None)
     if not _stop_running(untouched, actor):
-        raise Conflict("the bulk action has started already; stop it on its page")
+        raise Conflict(_("the bulk action has started already; stop it on its page"))
 
 
 def _stop_running(mine: QuerySet[BulkAction], actor: Actor) -> bool:
@@ -151,7 +154,7 @@ def _stop_running(mine: QuerySet[BulkAction], actor: Actor) -> bool:
     except OperationalError as error:
         if not sql.is_lock_timeout(error):
             raise
-        raise Conflict("a batch of this bulk action is running; try again in a moment") from None
+        raise Conflict(_("A batch of this bulk action is running. Try again in a moment.")) from None
 
 
 # --- worker -------------------------------------------------------------------------------------------------------
@@ -249,5 +252,5 @@ def _matching_rows(row: BulkAction) -> QuerySet[Any]:
 def _get_row_action(row: BulkAction) -> RowAction:
     row_action = find_row_action(row.action)
     if row_action is None:
-        raise InvalidInput.of("action", f"there is no “{row.action}”")
+        raise InvalidInput.of("action", _("there is no “%(name)s”", name=row.action))
     return row_action

@@ -18,6 +18,7 @@ from django.db import transaction
 from scheduling import sql
 from scheduling.audit.audit_log import record_action
 from scheduling.customers.changes import change_customer
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, InvalidInput, NotFound
 from scheduling.ids import new_id
 from scheduling.ledger import insertion, locks
@@ -59,7 +60,7 @@ def cancel_one_touch(task_id: UUID, *, actor: str, wait: bool = True) -> None:
         Conflict: the touch is being sent, has ended or is locked.
     """
     state = None
-    for _ in range(2):  # between the two statements a worker may return the touch for a retry
+    for _try in range(2):  # between the two statements a worker may return the touch for a retry
         with transaction.atomic():
             if touches.cancel([task_id], reason=f"by:{actor}", wait=wait):
                 if wait:  # a bulk action has one entry for all its rows
@@ -69,13 +70,13 @@ def cancel_one_touch(task_id: UUID, *, actor: str, wait: bool = True) -> None:
         if state not in WAITING:
             break
     if state is None:
-        raise NotFound(f"There is no touch {task_id}.")
-    raise Conflict(f"The touch is {state} already.")
+        raise NotFound(_("There is no touch %(task_id)s.", task_id=task_id))
+    raise Conflict(_("The touch is %(state)s already.", state=state))
 
 
-STILL_HELD = "touches that a worker holds may stay suppressed"
-FOLLOWED = "an event of the customer has arrived since"
-IN_DOUBT = "an earlier attempt of the touch may have had its effect"
+STILL_HELD = _("touches that a worker holds may stay suppressed")
+FOLLOWED = _("an event of the customer has arrived since")
+IN_DOUBT = _("an earlier attempt of the touch may have had its effect")
 #: An event names its insert as its arrival. Its transaction may wait for locks after it (`TIMEOUTS.event_lock`).
 EVENT_WAIT = timedelta(seconds=2)
 
@@ -90,7 +91,7 @@ def plan_touch_again(task_id: str, actor: Actor) -> None:
     """
     old = Touch.objects.filter(pk=task_id, state__in=UNSENT).first()
     if old is None or not old.settled_at or not locks.lock_remaining([old.customer_id]):
-        raise Conflict(f"There is no touch {task_id} that ended without being sent.")
+        raise Conflict(_("There is no touch %(touch)s that ended without being sent.", touch=task_id))
     later = Event.objects.filter(customer_id=old.customer_id, received_at__gte=old.settled_at - EVENT_WAIT)
     if later.exclude(pk=old.event_id).exists():
         raise Conflict(FOLLOWED)
@@ -120,7 +121,7 @@ def plan_suppressed_again(node_id: str, actor: Actor, *, version: int, since: st
 
     Call it after the commit of the switch: every other transaction locks customers before it reads the configuration.
     """
-    refusals = set() if locks.await_customer_locks(DELIVERY_WAIT) else {STILL_HELD}
+    refusals: set[str] = set() if locks.await_customer_locks(DELIVERY_WAIT) else {STILL_HELD}
     stopped = Touch.objects.filter(
         node_id=node_id, settled_at__gte=since, state="suppressed", reason="node_disabled"
     ).order_by("pk")  # fmt: skip
@@ -137,7 +138,7 @@ def plan_suppressed_again(node_id: str, actor: Actor, *, version: int, since: st
                 except Conflict as error:
                     refusals.add(str(error))
     if left := len(task_ids) - planned:
-        refusals.add(f"touches that stay suppressed: {left}")
+        refusals.add(_("touches that stay suppressed: %(count)s", count=left))
     return sorted(refusals)
 
 
@@ -148,7 +149,7 @@ def end_own_pause(scope: str, actor: Actor, *, pause: int) -> None:
         Conflict: the pause has ended.
     """
     if not Pause.objects.select_for_update().filter(pk=pause, scope=scope).exists():
-        raise Conflict("the pause has ended already")
+        raise Conflict(_("The pause had already ended."))
     resume_scope(scope, actor=actor.name)
 
 
@@ -180,21 +181,21 @@ def resume_scope(scope: str, *, actor: str = "") -> None:
     """
     _check_scope(scope)
     with transaction.atomic():
-        deleted, _ = Pause.objects.filter(scope=scope).delete()
+        deleted, _by_model = Pause.objects.filter(scope=scope).delete()
         if not deleted:
-            raise NotFound(f"{scope} is not paused.")
+            raise NotFound(_("%(scope)s is not paused.", scope=scope))
         record_action("resumed", (Pause._meta.label_lower, scope), label=scope, actor=actor)
 
 
 def _check_scope(scope: str) -> None:
-    kind, _, key = scope.partition(":")
+    kind, _colon, key = scope.partition(":")
     known: dict[str, type[ChannelConfig] | type[Node]] = {"channel": ChannelConfig, "node": Node}
     if scope == "all":
         return
     if kind not in known:
-        raise InvalidInput.of("scope", "“all”, “channel:<key>” or “node:<key>”")
+        raise InvalidInput.of("scope", _("“all”, “channel:<key>” or “node:<key>”"))
     if not known[kind]._default_manager.filter(key=key).exists():
-        raise InvalidInput.of("scope", f"there is no {kind} “{key}”")
+        raise InvalidInput.of("scope", _("there is no %(noun)s “%(name)s”", noun=kind, name=key))
 
 
 def create_api_key(
@@ -208,9 +209,18 @@ def create_api_key(
     """
     unknown = sorted(set(scopes) - set(Scope.values))
     if unknown or not scopes:
-        raise InvalidInput.of("scope", f"{', '.join(unknown) or 'none given'}; available: {', '.join(Scope.values)}")
+        raise InvalidInput.of(
+            "scope",
+            _(
+                "%(given)s; available: %(known)s",
+                given=", ".join(unknown) or "none given",
+                known=", ".join(Scope.values),
+            ),
+        )
     if not name or ApiKey.objects.filter(name=name).exists():
-        raise InvalidInput.of("name", f"a key named “{name}” already exists" if name else "must be given")
+        raise InvalidInput.of(
+            "name", _("a key named “%(name)s” already exists", name=name) if name else _("must be given")
+        )
     key = f"at_{secrets.token_urlsafe(32)}"
     with transaction.atomic():
         row = ApiKey.objects.create(

@@ -7,6 +7,7 @@ from uuid import UUID
 from django.contrib.auth.models import User
 from django.db import transaction
 
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import InvalidInput, NotFound
 from scheduling.models import FailedTask, FailedTaskComment
 from scheduling.operations.failed_tasks import Actor
@@ -31,9 +32,11 @@ def assign_failed_task(failed_id: UUID, username: str | None) -> None:
     if username is not None:
         user = User.objects.filter(username=username, is_active=True, is_staff=True).first()
         if user is None:
-            raise InvalidInput.of("user", f"there is no active user “{username[:150]}” of the back office")
+            raise InvalidInput.of(
+                "user", _("there is no active user “%(name)s” of the back office", name=username[:150])
+            )
     if not FailedTask.objects.filter(pk=failed_id).update(assignee=user):
-        raise NotFound(f"There is no failed task {failed_id}.")
+        raise NotFound(_("There is no failed task %(failed_id)s.", failed_id=failed_id))
 
 
 def add_comment(failed_id: UUID, text: str, actor: Actor) -> FailedTaskComment:
@@ -45,13 +48,13 @@ def add_comment(failed_id: UUID, text: str, actor: Actor) -> FailedTaskComment:
     """
     text = text.strip()
     if not text or len(text) > MAX_COMMENT:
-        raise InvalidInput.of("text", f"must have 1 to {MAX_COMMENT} characters")
+        raise InvalidInput.of("text", _("must have 1 to %(most)s characters", most=MAX_COMMENT))
     with transaction.atomic():
         row = FailedTask.objects.select_for_update().filter(pk=failed_id).first()
         if row is None:
-            raise NotFound(f"There is no failed task {failed_id}.")
+            raise NotFound(_("There is no failed task %(failed_id)s.", failed_id=failed_id))
         if row.comments.count() >= MOST_COMMENTS:
-            raise InvalidInput.of("text", f"the failed task has {MOST_COMMENTS} comments already")
+            raise InvalidInput.of("text", _("The failed task has %(most)s comments already.", most=MOST_COMMENTS))
         return FailedTaskComment.objects.create(
             failed_task=row, author=actor.user, author_name=actor.name[:150], text=text
         )

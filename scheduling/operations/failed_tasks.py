@@ -18,9 +18,12 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models.functions import Now
 from django.utils.module_loading import import_string
+from django.utils.translation import override
 
 from scheduling import sql
 from scheduling.audit.audit_log import record_action
+from scheduling.error_text import ErrorText
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, InvalidInput, NotFound
 from scheduling.ids import new_id
 from scheduling.ledger import deletion, insertion
@@ -97,13 +100,13 @@ def retry_failed_task(
         row = _change_state(failed_id, State.RETRIED, actor, RETRYABLE, retried_as=retry.task_id)
         republisher = find_republisher(row.origin)
         if republisher is None:
-            raise Conflict("A broker message cannot be published again; ignore or archive it.")
+            raise Conflict(_("A broker message cannot be published again; ignore or archive it."))
         before = None
         if payload is not None:
             before = republisher.read_payload(row)
             retry = replace(retry, payload=None if is_same_json(payload, before) else payload)
         if retry.payload is not None and row.failure == "unknown" and not as_new:
-            raise InvalidInput.of("as_new", "must be true: the first one may have had its effect")
+            raise InvalidInput.of("as_new", _("must be true: the first one may have had its effect"))
         after = republisher.publish(row, retry)
         if after is not None:
             FailedTask.objects.filter(pk=row.pk).update(difference={"before": before, "after": after})
@@ -122,9 +125,9 @@ def withdraw_retry(failed_id: str, actor: Actor, *, retried: Mapping[str, str], 
     row = _lock_failed_task(UUID(failed_id))
     republisher = find_republisher(row.origin)
     if row.state != State.RETRIED or row.retried_as != task_id or republisher is None:
-        raise Conflict("another user acted on the failed task since")
+        raise Conflict(_("another user acted on the failed task since"))
     if not republisher.withdraw(row, task_id, as_new):
-        raise Conflict("the retry has started already")
+        raise Conflict(_("the retry has started already"))
     FailedTask.objects.filter(pk=row.pk).update(
         state=State.OPEN, actor=None, actor_name="", action_reason="", acted_at=None, retried_as=None, difference=None
     )
@@ -159,7 +162,7 @@ def resolve_failed_task(failed_id: UUID, actor: Actor, *, delivered: bool) -> No
     with transaction.atomic():
         row = _lock_failed_task(failed_id)
         if row.failure != "unknown":
-            raise Conflict("Only an unknown outcome can be resolved.")
+            raise Conflict(_("Only an unknown outcome can be resolved."))
         _change_state(
             failed_id, State.RESOLVED_DELIVERED if delivered else State.RESOLVED_NOT_DELIVERED, actor, (State.OPEN,)
         )
@@ -219,7 +222,7 @@ def apply_to_each(failed_ids: Sequence[UUID], act: Callable[[UUID, int], object]
 def _lock_failed_task(failed_id: UUID) -> FailedTask:
     row = FailedTask.objects.select_for_update().filter(pk=failed_id).first()
     if row is None:
-        raise NotFound(f"There is no failed task {failed_id}.")
+        raise NotFound(_("There is no failed task %(failed_id)s.", failed_id=failed_id))
     return row
 
 
@@ -234,7 +237,9 @@ def _change_state(failed_id: UUID, state: str, actor: Actor, allowed: Sequence[s
         **changes,
     )
     if changed != 1:
-        raise Conflict(f"It is {row.get_state_display()} already.")
+        with override("en"):
+            label = ErrorText(row.get_state_display())
+        raise Conflict(_("It is %(state)s already.", state=label))
     if not actor.is_bulk:
         action = "resolved" if state in RESOLVED else str(state)
         record_action(action, row, label=str(row), actor=actor.name, reason=actor.reason)

@@ -15,6 +15,7 @@ from django.conf import settings
 from django.db.models import Model, Q, QuerySet
 from django.utils.timezone import make_aware, now
 
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.models import WAITING, FailedTask, Touch
 from scheduling.operations import queries
@@ -38,7 +39,7 @@ def read_filter(address: Mapping[str, Any]) -> dict[str, str]:
     for name in address:
         values = address.getlist(name) if hasattr(address, "getlist") else [address[name]]
         if len(values) > 1:
-            raise InvalidInput.of(name, "is given twice")
+            raise InvalidInput.of(name, _("is given twice"))
         if name not in DISPLAY_PARAMETERS:
             chosen[name] = str(values[0])
     return chosen
@@ -67,9 +68,9 @@ class FilteredList:
             try:
                 wanted &= self._read(name, value, chosen, as_of)
             except ValueError:
-                errors.append(FieldError(name, f"“{value[:50]}” cannot be meant"))
+                errors.append(FieldError(name, _("“%(given)s” cannot be meant", given=value[:50])))
             except KeyError:
-                errors.append(FieldError(name, "many cannot be chosen by it"))
+                errors.append(FieldError(name, _("many cannot be chosen by it")))
         if errors:
             raise InvalidInput(*errors)
         return wanted

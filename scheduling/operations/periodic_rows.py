@@ -17,13 +17,13 @@ from celery import Celery, current_app
 from celery.schedules import crontab, schedstate
 from celery.schedules import schedule as interval
 from django.core.exceptions import ValidationError
-from django.utils.translation import gettext_lazy as _
 from django_celery_beat.clockedschedule import clocked
 from django_celery_beat.models import CrontabSchedule, PeriodicTask
 from django_celery_beat.schedulers import ModelEntry
 from django_celery_beat.tzcrontab import TzAwareCrontab
 from kombu.utils.json import loads
 
+from scheduling.error_text import ErrorText as _
 from scheduling.strict_text import InvalidText, read_json
 
 SHORTEST = timedelta(seconds=1)  #: interval
@@ -93,7 +93,7 @@ class RoundCrontab(TzAwareCrontab):  # type: ignore[misc]
                 and day.isoweekday() % 7 in self.day_of_week
             ):  # fmt: skip
                 yield from list_rounds(day, after)
-        raise ValueError("it never falls due")
+        raise ValueError(_("it never falls due"))
 
     def _list_wall_times(self, day: date, after: datetime) -> list[datetime]:
         times = (time(hour, minute) for hour, minute in product(self.hour, self.minute))
@@ -165,7 +165,7 @@ def check_row(row: PeriodicTask, app: Celery) -> None:  # noqa: C901 (a check fo
     if row.solar_id:
         raise UnusableRow(_("Solar schedules are not supported. Choose a crontab."))
     if row.task not in app.tasks:
-        raise UnusableRow(_("There is no task %(task)s.") % {"task": row.task})
+        raise UnusableRow(_("There is no task %(task)s.", task=row.task))
     for name, empty in (("args", "[]"), ("kwargs", "{}"), ("headers", "{}")):
         text = getattr(row, name) or empty
         try:
@@ -175,19 +175,19 @@ def check_row(row: PeriodicTask, app: Celery) -> None:  # noqa: C901 (a check fo
         except (InvalidText, ValueError, TypeError):
             is_plain = False
         if not is_plain or not isinstance(value, type(read_json(empty))):
-            raise UnusableRow(_("%(field)s is not valid JSON of its kind.") % {"field": name})
+            raise UnusableRow(_("%(field)s is not valid JSON of its kind.", field=name))
     try:
         if row.scheduler is None:
             raise UnusableRow(_("It has no schedule."))
         schedule = row.schedule
         if isinstance(schedule, crontab):
             if isinstance(schedule.tz, UnknownZone):
-                raise UnusableRow(_("There is no time zone %(name)s.") % {"name": schedule.tz})
+                raise UnusableRow(_("There is no time zone %(name)s.", name=schedule.tz))
             RoundCrontab(schedule).next_due(datetime.now(UTC))
         elif isinstance(schedule, interval):
             datetime.now(UTC) + schedule.run_every  # overflows
     except (ValueError, RuntimeError, OverflowError, TypeError) as error:
-        raise UnusableRow(_("Its schedule is invalid: %(error)s") % {"error": error}) from error
+        raise UnusableRow(_("Its schedule is invalid: %(error)s", error=error)) from error
     if type(schedule) is interval and schedule.run_every < SHORTEST:
         raise UnusableRow(_("Its interval is shorter than a second."))
     if isinstance(schedule, clocked) and not row.one_off:

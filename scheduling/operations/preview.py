@@ -17,6 +17,7 @@ from scheduling.configuration import snapshot
 from scheduling.delivery import due_batch
 from scheduling.delivery.due_batch import CustomerHistory
 from scheduling.delivery.routing import find_preview_escape
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
 from scheduling.models import Customer
@@ -95,7 +96,7 @@ def imagine_customer(
     """
     who = _load_customer(user_id)
     if len(level) > MAX_LEVEL:
-        raise InvalidInput.of("level", f"must not be longer than {MAX_LEVEL} characters")
+        raise InvalidInput.of("level", _("must not be longer than %(most)s characters", most=MAX_LEVEL))
     field = "tags"
     try:
         profile = who.profile._replace(tags=tuple(normalize_tags(tags)) if tags else who.profile.tags)

@@ -13,8 +13,9 @@ from uuid import UUID
 from django.contrib.auth.models import User
 from django.db.models import QuerySet
 from django.utils.functional import Promise
-from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext_lazy
 
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.ledger import locks
 from scheduling.models import WAITING, FailedTask
@@ -32,7 +33,7 @@ def refuse_parameters(given: Given) -> None:
         InvalidInput: there is one; the error names it.
     """
     if given:
-        raise InvalidInput(*(FieldError(f"given.{name}", "is no parameter of this action") for name in given))
+        raise InvalidInput(*(FieldError(f"given.{name}", _("is no parameter of this action")) for name in given))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,11 @@ ROW_ACTIONS: dict[str, RowAction] = {
     "ignore": RowAction(FAILED_TASKS, failed_tasks.ignore_failed_task, (OPEN,), **_HANDLES),
     "archive": RowAction(FAILED_TASKS, failed_tasks.archive_failed_task, (OPEN, IGNORED), **_HANDLES),
     "cancel": RowAction(
-        TOUCHES, _cancel_row, WAITING, "scheduling.change_touch", _("Cancel the touch"), lock=_lock_customers_first
+        TOUCHES,
+        _cancel_row,
+        WAITING,
+        "scheduling.change_touch",
+        gettext_lazy("Cancel the touch"),
+        lock=_lock_customers_first,
     ),
 }

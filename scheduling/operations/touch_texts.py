@@ -13,6 +13,7 @@ from uuid import UUID
 from scheduling.configuration import snapshot
 from scheduling.delivery.edited_texts import load_edited_texts
 from scheduling.delivery.routing import find_preview_escape
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector
 from scheduling.models import FailedTask, Touch
 from scheduling.policy.specs import EventSpec, template_for
@@ -54,26 +55,26 @@ def check_touch_text(given: Mapping[str, Any]) -> dict[str, str]:
     """
     found = ErrorCollector()
     for name in sorted(set(given) - set(MEMBERS)):
-        found.add(f"payload.{name}"[:100], "is no member of a message; “subject” and “body” are")
+        found.add(f"payload.{name}"[:100], _("is no member of a message; “subject” and “body” are"))
     text = {"subject": given.get("subject", ""), "body": given.get("body", "")}
     for name, most in (("subject", MAX_SUBJECT), ("body", MAX_SOURCE)):
         if problem := _find_problem(text[name], most):
             found.add(f"payload.{name}", problem)
     if text["body"] == "":
-        found.add("payload.body", "must be given")
+        found.add("payload.body", _("must be given"))
     found.raise_if_any()
     return text
 
 
 def _find_problem(value: Any, most: int) -> str:
     if not isinstance(value, str):
-        return "must be a text"
+        return _("must be a text")
     if len(value) > most:
-        return f"must not be longer than {most} characters"
+        return _("must not be longer than %(most)s characters", most=most)
     if "\0" in value or any("\ud800" <= each <= "\udfff" for each in value):
-        return "has a character that cannot be stored"
+        return _("has a character that cannot be stored")
     variable = _VARIABLE.search(value)
-    return f"still has the variable {variable[0][:60]}; write its value" if variable else ""
+    return _("still has the variable %(variable)s; write its value", variable=variable[0][:60]) if variable else ""
 
 
 def _render_touch(touch: Touch) -> dict[str, str]:
@@ -88,7 +89,7 @@ def _render_touch(touch: Touch) -> dict[str, str]:
     )  # fmt: skip
     customer = touch.customer.spec()
     try:
-        subject, body, _ = render_message(template, customer, event, find_preview_escape(node.channel))
+        subject, body, _locale = render_message(template, customer, event, find_preview_escape(node.channel))
     except CannotRender:
         try:
             text = choose_text(template, customer.locale)

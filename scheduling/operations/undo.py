@@ -22,6 +22,7 @@ from django.db.models.functions import Now
 from django.utils.module_loading import import_string
 
 from scheduling.audit.audit_log import record_action
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import AftertouchError, Conflict
 from scheduling.models import UndoableAct
 from scheduling.operations.failed_tasks import Actor
@@ -31,7 +32,7 @@ log = structlog.get_logger(__name__)
 UNDO_WINDOW = timedelta(seconds=10)
 MOST_ROWS = 100  #: of an act with an undo: one transaction locks the customers of all of them
 KEPT_FOR = timedelta(minutes=1)  #: longer than any undo takes
-EXPIRED = "the time to undo is over, or the act was undone already"
+EXPIRED = _("The time to undo is over, or it was undone already.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
+from scheduling.error_text import ErrorText as _
 from scheduling.policy.specs import EventSpec, NodeSpec
 
 SOURCE: Final = "aftertouch"  #: of the events that Aftertouch records itself
@@ -74,7 +75,7 @@ def find_follow_problem(
     while paths:
         path = paths.pop(0)
         if path[-1] == key:
-            return f"a node cannot follow itself: {' ← '.join(path)}"
+            return _("a node cannot follow itself: %(cycle)s", cycle=" ← ".join(path))
         if path[-1] not in seen:
             seen.add(path[-1])
             paths += [[*path, each] for each in graph.get(path[-1], ())]
@@ -85,14 +86,16 @@ def find_follow_problem(
     most = most_depth + 1  #: nodes in a row
     chain = (*reversed(_find_longest_chain(key, followers, most)), *_find_longest_chain(key, graph, most)[1:])
     if from_nodes and len(chain) > most:
-        return f"at most {most_depth} touches may come before another one: {' ← '.join(chain)}"
+        return _(
+            "at most %(most)s touches may come before another one: %(chain)s", most=most_depth, chain=" ← ".join(chain)
+        )
     return ""
 
 
 def _find_longest_chain(key: str, graph: Mapping[str, Sequence[str]], most: int) -> tuple[str, ...]:
     """Return the longest way from `key`, or one of `most` + 1 nodes."""
     level: dict[str, tuple[str, ...]] = {key: (key,)}
-    for _ in range(most):
+    for _step in range(most):
         further = {each: (*path, each) for node, path in level.items() for each in graph.get(node, ())}
         if not further:
             break

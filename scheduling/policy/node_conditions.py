@@ -15,6 +15,7 @@ from math import isfinite
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector, is_number
 from scheduling.policy.event_counts import MOST_EARLIER
 
@@ -240,14 +241,14 @@ def compile_condition(stored: Mapping[str, Any] | None) -> NodeCondition | None:
     """Return a stored, valid condition in its compiled form; None if there are no rows."""
     if not stored:
         return None
-    (join, parts), *_ = stored.items()
+    (join, parts), *_others = stored.items()
     compiled = tuple(_compile_part(part) for part in parts)
     return NodeCondition(join, compiled) if compiled else None
 
 
 def _compile_part(part: Mapping[str, Any]) -> ConditionRow | NodeCondition:
     if "field" not in part:
-        (join, rows), *_ = part.items()
+        (join, rows), *_others = part.items()
         return NodeCondition(join, tuple(_compile_part(row) for row in rows))
     value = part.get("value")
     held = tuple(value) if isinstance(value, list) else value
@@ -257,7 +258,7 @@ def _compile_part(part: Mapping[str, Any]) -> ConditionRow | NodeCondition:
 def check_condition(given: Any, found: ErrorCollector, path: str) -> None:
     """Add each error in a condition from outside. Afterwards an accepted one can be stored as it is."""
     if _joined_parts(given) is None:
-        found.add(path, "must be “all” or “any” with a list of rows")
+        found.add(path, _("must be “all” or “any” with a list of rows"))
         return
     ((join, parts),) = given.items()
     rows = 0
@@ -265,7 +266,7 @@ def check_condition(given: Any, found: ErrorCollector, path: str) -> None:
         inner = f"{path}.{join}[{place}]"
         if isinstance(part, Mapping) and part.keys() & set(JOINS):
             if (of_group := _joined_parts(part)) is None:
-                found.add(inner, "must be “all” or “any” with a list of rows")
+                found.add(inner, _("must be “all” or “any” with a list of rows"))
                 continue
             for position, row in enumerate(of_group):
                 _check_condition_row(row, found, f"{inner}.{next(iter(part))}[{position}]")
@@ -274,7 +275,7 @@ def check_condition(given: Any, found: ErrorCollector, path: str) -> None:
             _check_condition_row(part, found, inner)
             rows += 1
     if rows > MOST_ROWS:
-        found.add(path, f"must not have more than {MOST_ROWS} rows")
+        found.add(path, _("must not have more than %(most)s rows", most=MOST_ROWS))
 
 
 def _joined_parts(given: Any) -> list[Any] | None:
@@ -286,23 +287,26 @@ def _joined_parts(given: Any) -> list[Any] | None:
 
 def _check_condition_row(row: Any, found: ErrorCollector, path: str) -> None:
     if not isinstance(row, Mapping) or not row.keys() <= {"field", "op", "value"}:
-        found.add(path, "must have field, op and value, or be a group of such rows")
+        found.add(path, _("must have field, op and value, or be a group of such rows"))
         return
     name, op = row.get("field"), row.get("op")
     problem = _find_field_problem(name)
     if problem:
         found.add(f"{path}.field", problem)
     if not isinstance(op, str) or op not in OPERATORS:
-        found.add(f"{path}.op", f"must be one of {', '.join(OPERATORS)}")
+        found.add(f"{path}.op", _("must be one of %(known)s", known=", ".join(OPERATORS)))
         return
     if not problem:
         counts = bool(counted_type(str(name)))
         allowed = _FOR_TAGS if name == "customer.tags" else _FOR_COUNTS if counts else OPERATORS
         if op not in allowed:
-            found.add(f"{path}.op", f"must be one of {', '.join(each for each in OPERATORS if each in allowed)}")
+            found.add(
+                f"{path}.op",
+                _("must be one of %(known)s", known=", ".join(each for each in OPERATORS if each in allowed)),
+            )
             return
         if counts and not _is_count(row.get("value")):
-            found.add(f"{path}.value", f"must be a whole number from 0 to {MOST_EARLIER - 1}")
+            found.add(f"{path}.value", _("must be a whole number from 0 to %(most)s", most=MOST_EARLIER - 1))
             return
     if value_problem := _find_value_problem(op, row.get("value")):
         found.add(f"{path}.value", value_problem)
@@ -314,17 +318,17 @@ def _is_count(value: Any) -> bool:
 
 def _find_field_problem(name: Any) -> str:
     if not isinstance(name, str) or not name.strip():
-        return "is missing"
+        return _("is missing")
     if len(name) > LONGEST_FIELD:
-        return f"must not be longer than {LONGEST_FIELD} characters"
+        return _("must not be longer than %(most)s characters", most=LONGEST_FIELD)
     if name in PLAIN_FIELDS or counted_type(name) or (name.startswith(ATTRIBUTE) and name != ATTRIBUTE):
         return ""
     if not name.startswith(DATA):
         known = ", ".join([*PLAIN_FIELDS, f"{DATA}…", f"{ATTRIBUTE}…", f"{COUNT_PREFIX}…{COUNT_SUFFIX}"])
-        return f"“{name}” is not known; known are {known}"
+        return _("“%(name)s” is not known; known are %(known)s", name=name, known=known)
     path = name.removeprefix(DATA).split(".")
     if len(path) > DEEPEST_PATH or not all(path):
-        return f"must be a path of 1 to {DEEPEST_PATH} names with dots between them"
+        return _("must be a path of 1 to %(most)s names with dots between them", most=DEEPEST_PATH)
     return ""
 
 
@@ -333,16 +337,16 @@ def _find_value_problem(op: str, value: Any) -> str:
         return "" if value is None else "must be left out for this op"
     if op in WITH_LIST:
         if not isinstance(value, list) or not 0 < len(value) <= MOST_VALUES:
-            return f"must be a list of 1 to {MOST_VALUES} values"
+            return _("must be a list of 1 to %(most)s values", most=MOST_VALUES)
         return next((problem for each in value if (problem := _find_single_problem(each))), "")
     if op in COMPARING and _as_number(value) is None and _as_instant(value) is None:
-        return "must be a number, or a date like 2026-05-01"
+        return _("must be a number, or a date like 2026-05-01")
     return _find_single_problem(value)
 
 
 def _find_single_problem(value: Any) -> str:
     if isinstance(value, str):
-        return "" if 0 < len(value) <= LONGEST_VALUE else f"must have 1 to {LONGEST_VALUE} characters"
+        return "" if 0 < len(value) <= LONGEST_VALUE else _("must have 1 to %(most)s characters", most=LONGEST_VALUE)
     if isinstance(value, bool) or (is_number(value) and isfinite(value)):
         return ""
-    return "must be text, a number, true or false"
+    return _("must be text, a number, true or false")

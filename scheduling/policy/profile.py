@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
+from scheduling.error_text import ErrorText as _
+
 MAX_ATTRIBUTES = 50
 MAX_ATTRIBUTE = 256  #: characters of a text
 MAX_NAME = 64  #: characters of the name of an attribute
@@ -69,20 +71,20 @@ def store_value(value: Any) -> StoredValue:
         return value
     if isinstance(value, int | float):
         if not -LARGEST_NUMBER <= value <= LARGEST_NUMBER:
-            raise InvalidValue("must be a number of at most 64 bits")
+            raise InvalidValue(_("must be a number of at most 64 bits"))
         return value
     if not isinstance(value, str):
-        raise InvalidValue("must be a text, a number, true, false or an instant")
+        raise InvalidValue(_("must be a text, a number, true, false or an instant"))
     if len(value) > MAX_ATTRIBUTE:
-        raise InvalidValue(f"must not be longer than {MAX_ATTRIBUTE} characters")
+        raise InvalidValue(_("must not be longer than %(most)s characters", most=MAX_ATTRIBUTE))
     if found := UNSTORABLE.search(value):
-        raise InvalidValue(f"contains U+{ord(found[0]):04X}")
+        raise InvalidValue(_("contains %(character)s", character=f"U+{ord(found[0]):04X}"))
     return format_stored_instant(_parse_instant(value)) if _INSTANT.fullmatch(value) else value
 
 
 def format_stored_instant(at: datetime) -> str:
     if at.tzinfo is None:
-        raise InvalidValue("must be an instant with a UTC offset")
+        raise InvalidValue(_("must be an instant with a UTC offset"))
     return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -90,13 +92,13 @@ def _parse_instant(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text.upper()).astimezone(UTC)
     except (ValueError, OverflowError):
-        raise InvalidValue("has the form of an instant, but there is no such date, time or offset") from None
+        raise InvalidValue(_("has the form of an instant, but there is no such date, time or offset")) from None
 
 
 def check_attribute_name(name: str) -> None:
     """Raise `InvalidValue` if `name` cannot name an attribute."""
     if not _NAME.fullmatch(name) or len(name) > MAX_NAME:
-        raise InvalidValue(f"a name is a letter, then letters, digits and “_”, at most {MAX_NAME}")
+        raise InvalidValue(_("a name is a letter, then letters, digits and “_”, at most %(most)s", most=MAX_NAME))
 
 
 def merge_attributes(stored: Mapping[str, StoredValue], changes: Mapping[str, Any]) -> dict[str, StoredValue]:
@@ -107,7 +109,7 @@ def merge_attributes(stored: Mapping[str, StoredValue], changes: Mapping[str, An
     """
     merged = {name: value for name, value in {**stored, **changes}.items() if value is not None}
     if len(merged) > MAX_ATTRIBUTES:
-        raise InvalidValue(f"a customer has at most {MAX_ATTRIBUTES} attributes")
+        raise InvalidValue(_("a customer has at most %(most)s attributes", most=MAX_ATTRIBUTES))
     return merged
 
 
@@ -119,8 +121,8 @@ def normalize_tags(tags: Sequence[str]) -> list[str]:
     """
     kept = sorted(set(tags))
     if len(kept) > MAX_TAGS:
-        raise InvalidValue(f"a customer has at most {MAX_TAGS} tags")
+        raise InvalidValue(_("a customer has at most %(most)s tags", most=MAX_TAGS))
     for tag in kept:
         if not 0 < len(tag) <= MAX_TAG or tag != tag.strip() or UNSTORABLE.search(tag):
-            raise InvalidValue(f"a tag has 1 to {MAX_TAG} characters and no blanks at its ends")
+            raise InvalidValue(_("a tag has 1 to %(most)s characters and no blanks at its ends", most=MAX_TAG))
     return kept

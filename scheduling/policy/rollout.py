@@ -17,6 +17,7 @@ from math import sqrt
 from typing import Any
 
 from scheduling.durations import from_seconds
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector, is_number
 
 Z_BOTH_SIDES = 1.96  #: 95 %, two-sided
@@ -146,12 +147,12 @@ def read_plan(stored: Mapping[str, Any]) -> RolloutPlan:
     """
     found = ErrorCollector()
     for key in stored.keys() - PLAN_DEFAULTS.keys():
-        found.add(key, f"is not known here; known are {', '.join(sorted(PLAN_DEFAULTS))}")
+        found.add(key, _("is not known here; known are %(known)s", known=", ".join(sorted(PLAN_DEFAULTS))))
     given = {**PLAN_DEFAULTS, **stored}
     _check_steps(given["steps"], found)
     found.seconds(given, "time")
     if type(given["touches"]) is not int:
-        found.add("touches", "must be a whole number")
+        found.add("touches", _("must be a whole number"))
     else:
         found.number(given, "touches", 1, MOST_TOUCHES)
     for rate in RATES:
@@ -164,6 +165,6 @@ def read_plan(stored: Mapping[str, Any]) -> RolloutPlan:
 
 def _check_steps(steps: Any, found: ErrorCollector) -> None:
     if not isinstance(steps, list) or not 0 < len(steps) <= MOST_STEPS or not all(is_number(each) for each in steps):
-        found.add("steps", f"must be a list of 1 to {MOST_STEPS} percentages")
+        found.add("steps", _("must be a list of 1 to %(most)s percentages", most=MOST_STEPS))
     elif not all(low < high for low, high in pairwise([0, *steps])) or steps[-1] > 100:
-        found.add("steps", "must grow from above 0 to at most 100")
+        found.add("steps", _("must grow from above 0 to at most 100"))

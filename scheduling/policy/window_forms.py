@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector, InvalidInput
 from scheduling.policy.send_times import CalendarsSpec, SendWindow
 
@@ -36,23 +37,30 @@ def read_window(given: Any) -> dict[str, Any]:
     """
     found = ErrorCollector()
     if not isinstance(given, Mapping) or not given.keys() <= set(WINDOW_KEYS):
-        raise InvalidInput.of("", f"must be a mapping with {', '.join(WINDOW_KEYS)}")
+        raise InvalidInput.of("", _("must be a mapping with %(known)s", known=", ".join(WINDOW_KEYS)))
     days = given.get("days", ["daily"])
     if not isinstance(days, list) or not days or not all(isinstance(day, str) and day in DAYS for day in days):
-        found.add("days", f"must be a list of some of {', '.join(DAYS)}")
+        found.add("days", _("must be a list of some of %(known)s", known=", ".join(DAYS)))
         days = []
     begin, end = (_check_clock(given.get(key), key, found) for key in ("from", "to"))
     if begin is not None and end is not None and begin >= end:
-        found.add("to", "must end later than it starts; use two windows over midnight")
+        found.add("to", _("must end later than it starts; use two windows over midnight"))
     stored = {"days": list(dict.fromkeys(days)), "from": _write_clock(begin), "to": _write_clock(end)}
     calendar, timezone = given.get("calendar", ""), given.get("timezone", CUSTOMER)
     if not isinstance(calendar, str):
-        found.add("calendar", "must be text")
+        found.add("calendar", _("must be text"))
     elif calendar:
         stored["calendar"] = calendar
     if timezone != CUSTOMER:
         if not isinstance(timezone, str) or not is_time_zone(timezone):
-            found.add("timezone", f"“{timezone}” is not {CUSTOMER} or an IANA time zone, like Asia/Shanghai")
+            found.add(
+                "timezone",
+                _(
+                    "“%(timezone)s” is not %(customer)s or an IANA time zone, like Asia/Shanghai",
+                    timezone=timezone,
+                    customer=CUSTOMER,
+                ),
+            )
         stored["timezone"] = timezone
     found.raise_if_any()
     return stored
@@ -69,7 +77,7 @@ def is_time_zone(name: str) -> bool:
 
 def check_windows(given: Any, found: ErrorCollector, field: str) -> None:
     if not isinstance(given, list) or len(given) > MOST_WINDOWS:
-        found.add(field, f"must be a list of at most {MOST_WINDOWS} windows")
+        found.add(field, _("must be a list of at most %(most)s windows", most=MOST_WINDOWS))
         return
     for place, each in enumerate(given):
         try:
@@ -83,7 +91,7 @@ def check_windows(given: Any, found: ErrorCollector, field: str) -> None:
 def _check_clock(given: Any, key: str, found: ErrorCollector) -> int | None:
     match = _CLOCK.fullmatch(given) if isinstance(given, str) else None
     if match is None or int(match[2]) > 59 or (minute := int(match[1]) * 60 + int(match[2])) > 24 * 60:
-        found.add(key, "is missing" if given is None else 'must be a time like "09:00", at most "24:00"')
+        found.add(key, _("is missing") if given is None else _('must be a time like "09:00", at most "24:00"'))
         return None
     return minute
 
@@ -151,7 +159,7 @@ def parse_window_line(line: str) -> dict[str, Any]:
     options = {_OPTION_NAMES.get(name, name): value for name, value in _OPTION.findall(line)}
     match = _LINE.fullmatch(_plain_notation(_OPTION.sub("", line)))
     if match is None:
-        raise ValueError("must be like “mon-fri 09:00-18:00”, “working 09:00-18:00” or “daily 10:00-24:00”")
+        raise ValueError(_("must be like “mon-fri 09:00-18:00”, “working 09:00-18:00” or “daily 10:00-24:00”"))
     given = {"days": list(_read_days(match["days"])), "from": match["begin"], "to": match["end"], **options}
     try:
         return read_window(given)
@@ -175,7 +183,7 @@ def _read_days(text: str) -> Iterator[str]:
         if part in DAYS:
             yield part
         elif first not in DAY_NAMES or last not in DAY_NAMES or not dash:
-            raise ValueError(f"“{part}” is not a day; use {', '.join(DAYS)}")
+            raise ValueError(_("“%(part)s” is not a day; use %(known)s", part=part, known=", ".join(DAYS)))
         else:
             begin, end = DAY_NAMES.index(first), DAY_NAMES.index(last)
             yield from (DAY_NAMES[each % 7] for each in range(begin, end + 1 + 7 * (end < begin)))

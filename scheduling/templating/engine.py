@@ -10,6 +10,7 @@ from django.template import Engine, Node, NodeList, Template, TemplateSyntaxErro
 from django.template.base import FilterExpression, Lexer, Parser, TextNode, Token, TokenType, Variable, VariableNode
 from django.utils.safestring import SafeString
 
+from scheduling.error_text import ErrorText as _
 from scheduling.templating.library import (
     ARGUMENTS,
     MAX_DEPTH,
@@ -18,7 +19,6 @@ from scheduling.templating.library import (
     CannotRender,
     InvalidTemplate,
     check_length,
-    check_present,
     default,
 )
 
@@ -79,25 +79,26 @@ class Expression(FilterExpression):
     def _check_arguments(self, name: str, arguments: list[tuple[bool, Any]]) -> None:
         for is_path, each in arguments:
             if is_path and each.lookups is not None:
-                raise InvalidTemplate(f"“{name}” takes a text in quotes or a number")
+                raise InvalidTemplate(_("“%(name)s” takes a text in quotes or a number", name=name))
             if not ARGUMENTS[name].fullmatch(argument := str(each.literal if is_path else each)):
-                raise InvalidTemplate(f"“{name}” does not take “{argument[:60]}”")
+                raise InvalidTemplate(_("“%(name)s” does not take “%(given)s”", name=name, given=argument[:60]))
 
     def resolve(self, context: Any, ignore_failures: bool = False) -> Any:
         """Return the value, also in `if`. Raises `CannotRender` if it is missing or null, or a filter fails."""
         context.spend(READ)
+        context.path = self.path
         value = self.var.resolve(context) if self.is_var else self.var
         try:
             for function, arguments in self.filters:
                 if function is not default:
-                    check_present(value)
+                    context.check_present(value)
                 given = [each.resolve(context) if is_path else each for is_path, each in arguments]
                 value = function(value, *given, run=context)
                 if isinstance(value, str):
                     check_length(value)
-            check_present(value)
+            context.check_present(value)
         except ERRORS as error:
-            raise CannotRender(f"“{self.path}” {error}") from None
+            raise CannotRender(_("“%(given)s” %(problem)s", given=self.path, problem=error)) from None
         return value
 
 
@@ -110,11 +111,7 @@ class Printed(Node):
         self.expression = expression
 
     def render(self, context: Any) -> str:
-        value = self.expression.resolve(context)
-        try:
-            text = context.read_text(value)
-        except ValueError as error:
-            raise CannotRender(f"“{self.expression.path}” {error}") from None
+        text = context.read_text(self.expression.resolve(context))
         return str(text if isinstance(text, SafeString) else context.escape(text))
 
 
@@ -131,7 +128,7 @@ class TextParser(Parser):
     def parse(self, parse_until: Any = None) -> NodeList:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise InvalidTemplate("it is nested too deeply")
+            raise InvalidTemplate(_("it is nested too deeply"))
         nodes = super().parse(parse_until)
         self._depth -= 1
         return nodes
@@ -139,7 +136,7 @@ class TextParser(Parser):
     def extend_nodelist(self, nodelist: NodeList, node: Any, token: Any) -> None:
         if isinstance(node, TextNode) and (stray := OPENING.search(node.s)):
             token.lineno += node.s.count("\n", 0, stray.start())
-            raise self.error(token, InvalidTemplate(f"“{stray[0]}” is not closed on its line"))
+            raise self.error(token, InvalidTemplate(_("“%(name)s” is not closed on its line", name=stray[0])))
         if isinstance(node, VariableNode):
             node = Printed(node.filter_expression)
         super().extend_nodelist(nodelist, node, token)
@@ -149,7 +146,10 @@ class TextParser(Parser):
 
     def find_filter(self, filter_name: str) -> Any:
         if filter_name not in self.filters:
-            raise InvalidTemplate(f"unknown filter “{filter_name[:60]}”; available: {', '.join(sorted(self.filters))}")
+            known = ", ".join(sorted(self.filters))
+            raise InvalidTemplate(
+                _("unknown filter “%(name)s”; available: %(known)s", name=filter_name[:60], known=known)
+            )
         return self.filters[filter_name]
 
     def read_path(self, variable: Any) -> Path:
@@ -161,19 +161,25 @@ class TextParser(Parser):
         known = {**self._variables, **({self.loop: frozenset(), "forloop": FORLOOP} if self.loop else {})}
         fields = known.get(root)
         if fields is None:
-            raise InvalidTemplate(f"unknown variable “{root[:60]}”; available: {', '.join(sorted(known))}")
+            available = ", ".join(sorted(known))
+            raise InvalidTemplate(
+                _("unknown variable “%(name)s”; available: %(known)s", name=root[:60], known=available)
+            )
         if fields and steps and steps[0] not in fields:
-            name = f"{root}.{steps[0]}"[:60]
-            raise InvalidTemplate(f"unknown variable “{name}”; {root} has {', '.join(sorted(fields))}")
+            name, available = f"{root}.{steps[0]}"[:60], ", ".join(sorted(fields))
+            raise InvalidTemplate(
+                _("unknown variable “%(name)s”; %(root)s has %(known)s", name=name, root=root, known=available)
+            )
         self.roots.add(root)
         return path
 
     def invalid_block_tag(self, token: Token, command: str, parse_until: Any = None) -> Any:
-        raise self.error(token, InvalidTemplate(f"“{command[:60]}” is not part of the template language"))
+        problem = _("“%(name)s” is not part of the template language", name=command[:60])
+        raise self.error(token, InvalidTemplate(problem))
 
     def unclosed_block_tag(self, parse_until: Any) -> Any:
         command, token = self.command_stack.pop()
-        raise self.error(token, InvalidTemplate(f"“{command}” has no end"))
+        raise self.error(token, InvalidTemplate(_("“%(name)s” has no end", name=command)))
 
 
 class TextEngine(Engine):
@@ -201,23 +207,25 @@ class Text(Template):
 
     def compile_nodelist(self) -> NodeList:
         if len(self.source) > MAX_SOURCE:
-            raise InvalidTemplate(f"must not be longer than {MAX_SOURCE} characters")
+            raise InvalidTemplate(_("must not be longer than %(most)s characters", most=MAX_SOURCE))
         if len(OPENING.findall(self.source)) > MAX_TAGS:  # before the lexer, which takes long for many without an end
-            raise InvalidTemplate(f"a text must not have more than {MAX_TAGS} tags")
+            raise InvalidTemplate(_("a text must not have more than %(most)s tags", most=MAX_TAGS))
         tokens = Lexer(self.source).tokenize()
         if long := [each for each in tokens if each.token_type != TokenType.TEXT and len(each.contents) > MAX_TAG]:
-            raise InvalidTemplate(f"line {long[0].lineno}: a tag must not be longer than {MAX_TAG} characters")
+            what = _("a tag must not be longer than %(most)s characters", most=MAX_TAG)
+            raise InvalidTemplate(_("line %(line)s: %(what)s", line=long[0].lineno, what=what))
         parser = TextParser(tokens, self._variables)
         try:
             nodes = parser.parse()
         except RecursionError:
-            raise InvalidTemplate("it is nested too deeply") from None
+            raise InvalidTemplate(_("it is nested too deeply")) from None
         except TemplateSyntaxError as error:
             token: Any = getattr(error, "token")  # noqa: B009  set by the parser
-            reason = str(error)
+            problem = str(error)
             if not isinstance(error, InvalidTemplate):
-                reason = f'“{token.contents[:60]}” cannot be read; write filters like x|default:"-"'
-            raise InvalidTemplate(f"line {token.lineno}: {reason}") from None
+                name = token.contents[:60]
+                problem = _('“%(name)s” cannot be read; write filters like x|default:"-"', name=name)
+            raise InvalidTemplate(_("line %(line)s: %(what)s", line=token.lineno, what=problem)) from None
         self.roots = frozenset(parser.roots)
         return nodes
 

@@ -24,6 +24,8 @@ from django.utils.formats import get_format
 from django.utils.safestring import SafeString
 from django.utils.translation import override
 
+from scheduling.error_text import ErrorText as _
+
 MAX_TEXT = 65_536  #: characters of a result, and of each text that a filter reads or returns
 MAX_ITEMS = 50  #: entries of the list of a loop
 MAX_WORK = 250_000  #: characters that filters and conditions read and values print; an expression counts as `READ`
@@ -48,6 +50,7 @@ class Run(BaseContext):
     """The names of one rendering, how it writes values, and the work that is left to it."""
 
     template: Any  #: read by Django's nodes when they fail
+    path = ""  #: the expression that is resolved, for errors
 
     def __init__(
         self, names: Mapping[str, Any], escape: Callable[[str], str] = str, timezone: str = "", language: str = ""
@@ -63,14 +66,13 @@ class Run(BaseContext):
         """Use up `work` units. Raises `CannotRender` if fewer are left."""
         self.left -= work
         if self.left < 0:
-            raise CannotRender("its loops and filters take too much work with this data")
+            raise CannotRender(_("its loops and filters take too much work with this data"))
 
     def read_text(self, value: Any) -> str:
         """Return the text of a value, not escaped, and spend its length.
 
         Raises:
-            ValueError: for missing values, null, lists, objects, NaN and huge numbers.
-            CannotRender: the text is too long, or no work is left.
+            CannotRender: for missing values, null, lists, objects, NaN and huge numbers, or too long a text.
         """
         if isinstance(value, str):
             text = value
@@ -81,10 +83,12 @@ class Run(BaseContext):
         elif isinstance(value, int | float) and abs(value) < MAX_PRINTED:
             text = str(value)
         else:
-            check_present(value)
+            self.check_present(value)
             if isinstance(value, list | tuple):
-                raise ValueError("is a list; name one of its entries, or use join")
-            raise ValueError("is an object; name one of its fields" if isinstance(value, dict) else "cannot be printed")
+                raise CannotRender(_("“%(name)s” is a list; name one of its entries, or use join", name=self.path))
+            if isinstance(value, dict):
+                raise CannotRender(_("“%(name)s” is an object; name one of its fields", name=self.path))
+            raise CannotRender(_("“%(name)s” cannot be printed", name=self.path))
         self.spend(len(text))
         return check_length(text)
 
@@ -94,24 +98,25 @@ class Run(BaseContext):
             try:
                 value = datetime.fromisoformat(value)
             except ValueError:
-                raise ValueError("is not an instant") from None
+                raise CannotRender(_("“%(name)s” is not an instant", name=self.path)) from None
         if not isinstance(value, datetime):
-            raise ValueError("is not an instant")
+            raise CannotRender(_("“%(name)s” is not an instant", name=self.path))
         try:
             zone = ZoneInfo(self._timezone or settings.TIME_ZONE)
         except (ZoneInfoNotFoundError, ValueError, OSError):  # a zone that this machine does not know
             zone = ZoneInfo(settings.TIME_ZONE)
         return value.astimezone(zone) if value.tzinfo else value.replace(tzinfo=zone)
 
-
-def check_present(value: Any) -> None:
-    if value is MISSING or value is None:
-        raise ValueError("is missing" if value is MISSING else "is null")
+    def check_present(self, value: Any) -> None:
+        if value is MISSING:
+            raise CannotRender(_("“%(name)s” is missing", name=self.path))
+        if value is None:
+            raise CannotRender(_("“%(name)s” is null", name=self.path))
 
 
 def check_length(text: str) -> str:
     if len(text) > MAX_TEXT:
-        raise CannotRender(f"a text must not come to more than {MAX_TEXT} characters")
+        raise CannotRender(_("a text must not come to more than %(most)s characters", most=MAX_TEXT))
     return text
 
 
@@ -157,9 +162,9 @@ def floatformat(value: Any, form: Any = -1, *, run: Run) -> str:
     try:
         number = Decimal(run.read_text(value).strip())
     except InvalidOperation:
-        raise ValueError("is not a number") from None
+        raise CannotRender(_("“%(name)s” is not a number", name=run.path)) from None
     if isinstance(value, bool) or not number.is_finite() or abs(number.adjusted()) > MAX_EXPONENT:
-        raise ValueError("is not a number")
+        raise CannotRender(_("“%(name)s” is not a number", name=run.path))
     with override(run.language):
         return defaultfilters.floatformat(number, form)
 
@@ -168,7 +173,7 @@ def floatformat(value: Any, form: Any = -1, *, run: Run) -> str:
 def join(value: Any, between: Any, *, run: Run) -> SafeString:
     """Join the entries of a list. They are escaped here, so that markup of the author can stand between them."""
     if not isinstance(value, list | tuple):
-        raise ValueError("is not a list")
+        raise CannotRender(_("“%(name)s” is not a list", name=run.path))
     run.spend(READ * len(value))
     return SafeString(check_length(str(between).join(run.escape(run.read_text(each)) for each in value)))
 
@@ -176,7 +181,7 @@ def join(value: Any, between: Any, *, run: Run) -> SafeString:
 @register.filter
 def length(value: Any, *, run: Run) -> int:
     if not isinstance(value, str | list | tuple | dict):
-        raise ValueError("has no length")
+        raise CannotRender(_("“%(name)s” has no length", name=run.path))
     return len(value)
 
 
@@ -220,7 +225,7 @@ def _compile_condition(tree: Any, depth: int = 0) -> Callable[[Run], Any]:
     Django's own takes each error for false, so that a wrong branch is sent.
     """
     if depth > MAX_OPERATORS:
-        raise InvalidTemplate("it is nested too deeply")
+        raise InvalidTemplate(_("it is nested too deeply"))
     if tree.id == "literal":
         return tree.value.resolve  # type: ignore[no-any-return]
     first, name = _compile_condition(tree.first, depth + 1), getattr(tree.first, "text", "…")
@@ -232,13 +237,13 @@ def _compile_condition(tree: Any, depth: int = 0) -> Callable[[Run], Any]:
     if tree.id == "or":
         return lambda run: first(run) or second(run)
     if tree.id not in _COMPARISONS:
-        raise InvalidTemplate(f"“{tree.id}” is not part of the template language")
+        raise InvalidTemplate(_("“%(name)s” is not part of the template language", name=tree.id))
 
     def compare(run: Run) -> bool:
         try:
             return _compare(run, tree.id, first(run), second(run))
         except TypeError:
-            raise CannotRender(f"“{name}” cannot be compared") from None
+            raise CannotRender(_("“%(name)s” cannot be compared", name=name)) from None
 
     return compare
 
@@ -254,9 +259,9 @@ def build_if(parser: Any, token: Any) -> IfNode:
 def build_for(parser: Any, token: Any) -> Any:
     words = token.split_contents()
     if parser.loop:
-        raise InvalidTemplate("a loop must not contain another loop")
+        raise InvalidTemplate(_("a loop must not contain another loop"))
     if len(words) != 4 or words[2] != "in" or not words[1].isidentifier():
-        raise InvalidTemplate("a loop is written like {% for line in event.data.lines %}")
+        raise InvalidTemplate(_("a loop is written like {% for line in event.data.lines %}"))
     parser.loop = words[1]
     node: Any = do_for(parser, token)
     parser.loop = ""
@@ -265,9 +270,9 @@ def build_for(parser: Any, token: Any) -> Any:
     def find_items(run: Run, ignore_failures: bool = True) -> Any:
         items = expression.resolve(run)
         if not isinstance(items, list | tuple):
-            raise CannotRender(f"“{expression.path}” is not a list")
+            raise CannotRender(_("“%(name)s” is not a list", name=expression.path))
         if len(items) > MAX_ITEMS:
-            raise CannotRender(f"“{expression.path}” has more than {MAX_ITEMS} entries")
+            raise CannotRender(_("“%(name)s” has more than %(most)s entries", name=expression.path, most=MAX_ITEMS))
         return items
 
     node.sequence = SimpleNamespace(resolve=find_items)

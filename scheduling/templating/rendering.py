@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from django.conf import settings
 
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import InvalidInput
 from scheduling.policy.profile import NO_PROFILE, Profile
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
@@ -98,7 +99,7 @@ def choose_text(template: TemplateSpec, locale: str) -> TextSpec:
     Within a language the same script counts more than the same region, and that more than a text without region.
     """
     if not template.texts:
-        raise CannotRender(f"template {template.key} has no text")
+        raise CannotRender(_("template %(key)s has no text", key=template.key))
     if len(template.texts) == 1:
         return template.texts[0]
     for wanted in (read_locale(locale), read_locale(settings.LANGUAGE_CODE)):

@@ -10,6 +10,7 @@ from django.conf import settings
 from django.db import transaction
 
 from scheduling import sql
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
 from scheduling.ledger.anonymization import Identity
@@ -34,12 +35,12 @@ def replay_messages(hook: WebhookSubscription, since: datetime, until: datetime,
         InvalidInput: the range is empty or has more than `MOST_REPLAYED` messages.
     """
     if since >= until:
-        raise InvalidInput.of("to", "must be later than “from”")
+        raise InvalidInput.of("to", _("must be later than “from”"))
     with transaction.atomic():
         given = {"hook": hook.pk, "since": since, "until": until, "most": MOST_REPLAYED + 1}
         count = sql.execute(_REPLAY, given)
         if count > MOST_REPLAYED:
-            raise InvalidInput.of("to", f"more than {MOST_REPLAYED} messages; choose a shorter range")
+            raise InvalidInput.of("to", _("more than %(most)s messages; choose a shorter range", most=MOST_REPLAYED))
     log.info("webhook_replayed", webhook=hook.key, count=count, by=by)
     return count
 

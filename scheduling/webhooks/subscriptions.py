@@ -9,6 +9,7 @@ from django.db import transaction
 from django.utils.timezone import now
 
 from scheduling.configuration.webhook_validation import check_webhook
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput, NotFound
 from scheduling.models import WebhookSubscription
 from scheduling.models.encrypted import Sealed
@@ -21,7 +22,7 @@ def find_subscription(key: str) -> WebhookSubscription:
     """Return the subscription. Raises `NotFound`."""
     row = WebhookSubscription.objects.filter(key=key, retired_at=None).select_related("endpoint").first()
     if row is None:
-        raise NotFound(f"There is no webhook {key}.")
+        raise NotFound(_("There is no webhook %(key)s.", key=key))
     return row
 
 
@@ -56,7 +57,7 @@ def retire_subscription(key: str, *, actor: str) -> None:
     with transaction.atomic():
         row = lock_for_write(WebhookSubscription.objects.all()).filter(key=key, retired_at=None).first()
         if row is None:
-            raise NotFound(f"There is no webhook {key}.")
+            raise NotFound(_("There is no webhook %(key)s.", key=key))
         row.retired_at = now()
         row._change_reason = actor[:100]  # type: ignore[attr-defined]
         row.save()

@@ -37,7 +37,6 @@ register_labels(
         "stale": _("Too late for a guide message"),
     },
     {},
-    ((r"must be later than starts_at", gettext_noop("must be later than the start")),),
 )
 
 #: State of a chat, with the tone of its label.

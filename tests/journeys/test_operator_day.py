@@ -124,7 +124,7 @@ def test_template_preview_follows_typed_text(ops: OpenPage, live_server: LiveSer
     page.goto(f"{live_server.url}/admin/scheduling/template/{Template.objects.get(key='guide').pk}/change/")
     page.wait_for_selector("#template-preview :text('您好 Zhang San')")
     page.fill("[name='texts-0-body']", "Dear {{ user.name }}, {{ event.data.gift }}")
-    page.wait_for_selector("#template-preview :text('the data has no “event.data.gift”')")
+    page.wait_for_selector("#template-preview :text('“event.data.gift” is missing')")
     page.fill("#preview_data", '{"gift": "tea"}')
     page.fill("#preview_user", "ann")
     page.wait_for_selector("#template-preview :text('Dear 王小安, tea')")

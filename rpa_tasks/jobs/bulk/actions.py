@@ -14,7 +14,7 @@ from uuid import UUID
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import transaction
-from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext_lazy
 
 from rpa_tasks.jobs import publish, shops
 from rpa_tasks.jobs.bulk.filters import JOB_ROWS, UNFINISHED
@@ -23,6 +23,7 @@ from rpa_tasks.jobs.payloads import refuse_erased_job, requested_key_of
 from rpa_tasks.jobs.wakeups import queue_of, wakeup_publisher
 from rpa_tasks.models import ExecutionNode, Job
 from scheduling import sql
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, InvalidInput, NotFound
 from scheduling.ledger.transitions import WakeUp
 from scheduling.models import WAITING, FailedTask, Priority, Scope
@@ -55,7 +56,7 @@ def run_job_again(task_id: UUID, actor: Actor, *, due_at: datetime, leaves_faile
     row = _get_job(task_id)
     receipt = publish.publish_job(repeat_request(row, actor.name, payload=row.payload, not_before=due_at, merges=False))
     if receipt.duplicate:
-        raise Conflict(f"The job {receipt.task_id} covers it already.")
+        raise Conflict(_("The job %(task_id)s covers it already.", task_id=receipt.task_id))
 
 
 def repeat_request(row: Job, source: str, **changes: Any) -> publish.PublishRequest:
@@ -76,7 +77,7 @@ def change_priority(task_id: UUID, actor: Actor, *, priority: str) -> None:
     wanted = Priority[priority.upper()]
     found = sql.rows(_CHANGE_PRIORITY, {"id": task_id, "priority": wanted, "horizon": settings.AFTERTOUCH_HORIZON})
     if not found:
-        raise Conflict(f"The job {task_id} does not wait, or has this priority already.")
+        raise Conflict(_("The job %(task_id)s does not wait, or has this priority already.", task_id=task_id))
     ((due_at, shop, soon),) = found
     if soon:
         wakeup = WakeUp(task_id, due_at, int(wanted), shop)
@@ -102,14 +103,14 @@ def move_job(task_id: UUID, actor: Actor, *, node: str) -> None:
     """
     row = _get_job(task_id)
     if row.state not in WAITING or not row.flow.needs_browser:
-        raise Conflict(f"The job {task_id} does not wait for a browser.")
+        raise Conflict(_("The job %(task_id)s does not wait for a browser.", task_id=task_id))
     shops.move_shop(row.shop, node, queue=queue_of(row.shop, row.priority), by=actor.name)
 
 
 def _get_job(task_id: UUID) -> Job:
     row = Job.objects.select_related("shop__platform", "flow").filter(pk=task_id).first()
     if row is None:
-        raise NotFound(f"There is no job {task_id}.")
+        raise NotFound(_("There is no job %(task_id)s.", task_id=task_id))
     return row
 
 
@@ -136,34 +137,40 @@ def _check_run_again(given: Given) -> None:
 def _check_priority(given: Given) -> None:
     _require_parameter(given, "priority")
     if given["priority"] not in {each.name.lower() for each in Priority}:
-        raise InvalidInput.of("given.priority", "high, normal or low")
+        raise InvalidInput.of("given.priority", _("high, normal or low"))
 
 
 def _check_node(given: Given) -> None:
     _require_parameter(given, "node")
     if not ExecutionNode.objects.filter(name=str(given["node"])[:200]).exists():
-        raise InvalidInput.of("given.node", f"there is no node “{str(given['node'])[:50]}”")
+        raise InvalidInput.of("given.node", _("there is no node “%(name)s”", name=str(given["node"])[:50]))
 
 
 def _require_parameter(given: Given, wanted: str) -> None:
     if set(given) != {wanted}:
-        raise InvalidInput.of("given", f"must be {wanted} alone")
+        raise InvalidInput.of("given", _("must be %(wanted)s alone", wanted=wanted))
 
 
 _CANCEL, _RUN = "rpa_tasks.cancel_job", "rpa_tasks.run_job"
 JOB_ACTIONS = {
-    "job.cancel": RowAction(LISTED, cancel_matching_job, UNFINISHED, _CANCEL, _("Cancel jobs")),
+    "job.cancel": RowAction(LISTED, cancel_matching_job, UNFINISHED, _CANCEL, gettext_lazy("Cancel jobs")),
     "job.run_again": RowAction(
-        LISTED, run_job_again, ENDED, _RUN, _("Run jobs again"), publishes=True, per_second=RETRY_RATE,
+        LISTED, run_job_again, ENDED, _RUN, gettext_lazy("Run jobs again"), publishes=True, per_second=RETRY_RATE,
         check=_check_run_again, restrict=_restrict_run_again, lock=_lock_failed_tasks_first,
     ),
     "job.priority": RowAction(
-        LISTED, change_priority, WAITING, _RUN, _("Change the priority"), check=_check_priority
+        LISTED, change_priority, WAITING, _RUN, gettext_lazy("Change the priority"), check=_check_priority
     ),
     "job.move": RowAction(
-        LISTED, move_job, WAITING, _RUN, _("Move to another node"), check=_check_node, lock=sort_in_lock_order
+        LISTED, move_job, WAITING, _RUN, gettext_lazy("Move to another node"), check=_check_node,
+        lock=sort_in_lock_order,
     ),
 }  # fmt: skip
 JOB_LIST = BulkList(
-    JOB_ROWS, _("Jobs"), "admin:rpa_tasks_job_changelist", Scope.RPA_OPERATE.value, JOB_ACTIONS, {"payload": "q"}
+    JOB_ROWS,
+    gettext_lazy("Jobs"),
+    "admin:rpa_tasks_job_changelist",
+    Scope.RPA_OPERATE.value,
+    JOB_ACTIONS,
+    {"payload": "q"},
 )

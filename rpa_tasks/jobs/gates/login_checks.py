@@ -21,6 +21,7 @@ from rpa_tasks.jobs.publish import INSERT_JOBS
 from rpa_tasks.jobs.wakeups import wakeup_publisher
 from rpa_tasks.models import Flow, Job, Lane, LoginState, Platform, Shop
 from scheduling import sql
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import NotFound
 from scheduling.ids import new_id
 from scheduling.ledger.transitions import WAKEUP_LEASE, Settlement, WakeUp
@@ -48,7 +49,7 @@ def check_login(shop_pk: int, *, by: str) -> bool:
         rows = Lane.objects.select_for_update(no_key=True, of=("self",)).select_related("shop__platform")
         lane = rows.filter(shop=shop_pk, shop__retired_at=None).first()
         if lane is None:
-            raise NotFound(f"There is no shop {shop_pk}.")
+            raise NotFound(_("There is no shop %(shop)s.", shop=shop_pk))
         flow = find_check_flow(lane.shop.platform)
         if flow is None:
             return shops.record_login(shop_pk, by=by)

@@ -19,6 +19,7 @@ from django.db.models.functions import Coalesce, Now
 from rpa_tasks.jobs.wakeups import wake_for_shops
 from rpa_tasks.models import ExecutionNode, Job, Lane, Shop, TakeOver
 from scheduling.audit.audit_log import record_action
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import NotFound
 from scheduling.models import WAITING
 
@@ -43,7 +44,7 @@ def _change_drain(name: str, changes: dict[str, Any], *, drains: bool, what: str
         rows = ExecutionNode.objects.filter(name=name)
         if not rows.filter(draining_at__isnull=not drains).update(**changes):
             if not rows.exists():
-                raise NotFound(f"There is no execution node {name}.")
+                raise NotFound(_("There is no execution node %(name)s.", name=name))
             return False
         log.info(what, node=name, by=by)
         kind = ExecutionNode._meta.label_lower

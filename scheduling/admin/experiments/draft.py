@@ -23,12 +23,12 @@ from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
 from scheduling.admin.base import OpsAdmin, build_user_actor
 from scheduling.admin.count_time_limits import count_within
-from scheduling.admin.drafting import translate_refusal
-from scheduling.admin.labels import translate_reason
+from scheduling.admin.labels import translate_error, translate_errors, translate_reason
 from scheduling.admin.matrix.node_impact import report_moved_touches
 from scheduling.admin.undo import build_undo_link
 from scheduling.configuration.file.apply import ChangePlan, InvalidConfiguration
 from scheduling.configuration.file.document import InvalidDocument
+from scheduling.error_text import ErrorText
 from scheduling.errors import Conflict
 from scheduling.experiments.replay import drafts
 from scheduling.models import ConfigDraft
@@ -62,7 +62,7 @@ class DraftForm(forms.Form):
         try:
             drafts.read_draft(text)
         except (InvalidDocument, InvalidConfiguration) as error:
-            raise forms.ValidationError(translate_refusal(error)) from None
+            raise forms.ValidationError(translate_errors(error)) from None
         return text
 
 
@@ -119,7 +119,7 @@ class ConfigDraftAdmin(OpsAdmin):
         try:
             self._act(request)
         except (Conflict, InvalidConfiguration) as error:
-            for line in translate_refusal(error):
+            for line in translate_errors(error):
                 messages.error(request, line)
         return redirect(self.url("mine"))
 
@@ -152,8 +152,8 @@ class ConfigDraftAdmin(OpsAdmin):
             tone={"done": "info", "failed": "danger"}.get(row.state if row else "", "warning"),
             seen=drafts.compute_seen(row) if row else "",
             problems=[
-                *(translate_refusal(review.problem) if review.problem else ()),
-                *(translate_refusal(Conflict(row.problem)) if row and row.problem else ()),
+                *(translate_errors(review.problem) if review.problem else ()),
+                *(translate_error(ErrorText.load(each)) for each in (row.problems if row else ())),
             ],
             changes=build_changes_context(map(drafts.serialize_change, review.changes)),
             conflicts=[each.label for each in review.conflicts],
@@ -180,7 +180,7 @@ class ConfigDraftAdmin(OpsAdmin):
                     drafts.request_replay(request.user, drafts.compute_seen(draft))
                 return redirect(self.url("mine"))
             except Conflict as error:
-                form.add_error(None, translate_refusal(error))
+                form.add_error(None, translate_errors(error))
         return self.page(
             request, "ops/draft_text.html", _("My draft"), form=form, keep=KEEP, changes_link=self.url("mine"),
             back=self.url("changelist"),
@@ -198,7 +198,7 @@ class ConfigDraftAdmin(OpsAdmin):
             try:
                 moved = drafts.publish_draft(row.pk, given["seen"], actor, move_waiting=given["move_waiting"])
             except (Conflict, InvalidConfiguration) as error:
-                for line in translate_refusal(error):
+                for line in translate_errors(error):
                     messages.error(request, line)
                 return
             offer = undo.find_offer(request.user, drafts.PUBLISH, row.pk)  # type: ignore[arg-type]
@@ -211,7 +211,7 @@ class ConfigDraftAdmin(OpsAdmin):
         try:
             drafts.check_publishable(row)
         except (Conflict, InvalidConfiguration) as error:
-            problem = " ".join(translate_refusal(error))
+            problem = " ".join(translate_errors(error))
         facts = [] if problem else _describe_impacts(drafts.read_draft(row.document)[1].only(review.changes))
         return self.confirm(
             request, _("Publish the draft of %(user)s?") % {"user": row}, act, form=form, facts=facts, problem=problem,

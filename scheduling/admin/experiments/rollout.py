@@ -12,13 +12,13 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.functional import Promise
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, gettext_noop
+from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminIntegerFieldWidget, UnfoldAdminTextInputWidget
 
 from scheduling.admin.base import build_user_actor
 from scheduling.admin.dashboard.cards import ActionLine
 from scheduling.admin.form_fields import DurationField, split_entries
-from scheduling.admin.labels import register_labels, translate_error
+from scheduling.admin.labels import translate_error
 from scheduling.durations import from_seconds, to_seconds
 from scheduling.errors import AftertouchError, InvalidInput
 from scheduling.experiments import rollouts
@@ -50,23 +50,6 @@ ROLLOUT_FIELDS = ("template", "canary_template", "canary_percent", "canary_commu
 MOVED_BY_ROLLOUT = gettext_lazy(
     "An automatic roll-out moves the canary, see below. Stop it to edit the canary by hand."
 )
-
-#: Errors of `scheduling.policy.rollout` and `scheduling.experiments.rollouts`.
-register_labels(
-    {},
-    {},
-    (
-        (r"must be a list of 1 to (?P<most>\d+) percentages", gettext_noop("must be 1 to %(most)s percentages")),
-        (r"must grow from above 0 to at most 100", gettext_noop("must grow from above 0 to at most 100")),
-        (r"must be another template than the stable one.*",
-         gettext_noop("Choose a canary template that is not the stable one, and save the node.")),
-        (r"the node is retired", gettext_noop("The node is retired.")),
-        (r"an automatic roll-out of this node is under way.*",
-         gettext_noop("An automatic roll-out of this node is under way; stop it first.")),
-        (r"the roll-out changed since you loaded it; .*",
-         gettext_noop("The roll-out changed since you loaded the page. Reload and try again.")),
-    ),
-)  # fmt: skip
 
 
 class RolloutStartForm(forms.Form):

@@ -11,39 +11,20 @@ from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, gettext_noop
+from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
 from scheduling import sql
 from scheduling.admin.base import build_user_actor
 from scheduling.admin.failed_tasks.actions import ReasonForm, offer_retry_undo
 from scheduling.admin.form_fields import DataField
-from scheduling.admin.labels import register_labels, translate_error
+from scheduling.admin.labels import translate_error
 from scheduling.errors import AftertouchError, InvalidInput
 from scheduling.models import FailedTask
 from scheduling.operations import failed_tasks
 from scheduling.operations.row_actions import ROW_ACTIONS
 from scheduling.operations.touch_texts import MAX_SUBJECT
 from scheduling.operations.undo import UNDO_WINDOW
-
-#: Refusals of edits and notes.
-ERROR_PATTERNS = (
-    (r"still has the variable (?P<variable>.*); write its value",
-     gettext_noop("still has the variable %(variable)s; write its value")),
-    (r"must be given", gettext_noop("must be given")),
-    (r"the failed task has (?P<most>\d+) comments already",
-     gettext_noop("The failed task has %(most)s comments already.")),
-    (r"there is no active user “(?P<name>.*)” of the back office",
-     gettext_noop("there is no active user “%(name)s” of the back office")),
-    (r"It is (?P<state>.*) already\.", gettext_noop("Nothing was changed: its state is “%(state)s” already.")),
-    (r"A job of the same shop and task type waits already: (?P<job>.*)\.",
-     gettext_noop("A job of the same shop and task type waits already: %(job)s.")),
-    (r"Job (?P<job>\S+) of the same kind has the window until (?P<until>.*)\.",
-     gettext_noop("Job %(job)s of the same kind has the window until %(until)s.")),
-    (r"The payload of this job was erased\. It cannot run again\.",
-     gettext_noop("The payload of this job was erased. It cannot run again.")),
-)  # fmt: skip
-register_labels({}, {}, ERROR_PATTERNS)
 
 CODE = {"rows": 14, "class": "at-mono", "spellcheck": "false"}
 
@@ -121,7 +102,7 @@ def _find_edit_problem(request: HttpRequest, row: FailedTask, payload: Mapping[s
     if payload is None:
         return _("The original has been deleted.")
     if request.method != "POST" and row.state not in failed_tasks.RETRYABLE:
-        return translate_error(f"It is {row.get_state_display()} already.")
+        return _("It is %(state)s already.") % {"state": row.get_state_display()}
     return ""
 
 

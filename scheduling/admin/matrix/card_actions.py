@@ -12,6 +12,7 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from scheduling import sql
 from scheduling.admin.base import CheckedForm
@@ -19,6 +20,7 @@ from scheduling.admin.matrix.node_impact import list_impact_lines
 from scheduling.admin.matrix.node_keys import derive_node_key
 from scheduling.admin.undo import create_undo_link
 from scheduling.configuration.validation import check_node
+from scheduling.error_text import ErrorText
 from scheduling.errors import Conflict
 from scheduling.models import Node, Stage
 from scheduling.models.versioned import lock_for_write
@@ -106,7 +108,7 @@ def switch_on_again(node_id: str, actor: Actor, *, version: int, since: str) -> 
     """
     row = lock_for_write(Node.objects.all()).filter(pk=node_id, version=version, enabled=False, retired_at=None).first()
     if row is None:
-        raise Conflict("the node changed since it was switched off")
+        raise Conflict(ErrorText(gettext_noop("the node changed since it was switched off")))
     form = CardForm({"stage": row.stage_id, "enabled": "on", "change_reason": _("Undone")}, instance=row)
     if not form.is_valid():
         raise Conflict("; ".join(str(line) for lines in form.errors.values() for line in lines))

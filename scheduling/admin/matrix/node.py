@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
-from django.utils.translation import gettext
+from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
 from unfold.contrib.filters.admin import RelatedDropdownFilter
@@ -61,6 +61,7 @@ from scheduling.admin.touches.pause import redirect_to_pause_page
 from scheduling.admin.touches.receipts import build_receipt_figures
 from scheduling.configuration.condition_fields import FieldCatalogue, conditions_in
 from scheduling.configuration.validation import check_node
+from scheduling.error_text import ErrorText
 from scheduling.models import WAITING, Node, Pause, Template, Touch
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.policy.journeys import find_follow_problem
@@ -173,7 +174,7 @@ class NodeForm(CheckedForm):
             each for each in wanted
             if each != key and (each not in known or known[each].retired_at) and each not in self.instance.from_nodes
         ]  # fmt: skip
-        problems = [f"there is no node “{each}”" for each in lost]
+        problems = [ErrorText(gettext_noop("there is no node “%(name)s”"), name=each) for each in lost]
         problem = find_follow_problem(
             key, wanted, {each.key: each.from_nodes for each in known.values()}, settings.AFTERTOUCH_JOURNEY_DEPTH
         )

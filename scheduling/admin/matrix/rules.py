@@ -18,7 +18,6 @@ from unfold.decorators import display
 from scheduling.admin.base import CheckedForm, HistoryAdmin, OpsAdmin, SingleRowAdmin, make_readonly_display
 from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.form_fields import LevelsField, LimitsField, NamesField, SuggestingInput, WindowsField
-from scheduling.admin.labels import translate_error
 from scheduling.admin.matrix.impact import MOST, ImpactMixin, Lines, describe_uncounted, format_most
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.configuration import snapshot
@@ -100,7 +99,7 @@ def add_calendar_errors(form: Any, windows: Any, known: set[str]) -> None:
     named = {key for _place, key in list_calendars(windows)} - known
     missing = named - set(Calendar.objects.filter(key__in=named, retired_at=None).values_list("key", flat=True))
     for key in sorted(missing):
-        form.add_error("send_window", translate_error(f"there is no calendar “{key}”"))
+        form.add_error("send_window", gettext("there is no calendar “%(name)s”") % {"name": key})
 
 
 @admin.register(Calendar)

@@ -117,7 +117,7 @@ class PeriodicTaskForm(beat.PeriodicTaskForm):  # type: ignore[misc]
         """Refuse a row that beat would skip."""
         super()._post_clean()
         if not self.errors and (problem := find_problem(self.instance)):
-            self.add_error(None, problem)
+            self.add_error(None, translate_error(problem))
 
 
 class TaskFilter(admin.AllValuesFieldListFilter):
@@ -147,7 +147,7 @@ class PeriodicTaskAdmin(DeclaredLookups, beat.PeriodicTaskAdmin, ModelAdmin):  #
     @display(description=_("problem"))  # type: ignore[untyped-decorator]
     def problem(self, row: PeriodicTask) -> str:
         """Return why beat skips it."""
-        return find_problem(row)
+        return translate_error(find_problem(row))
 
     def enable_tasks(self, request: HttpRequest, queryset: QuerySet[PeriodicTask]) -> None:
         super().enable_tasks(request, queryset)

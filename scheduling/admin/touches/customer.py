@@ -279,7 +279,7 @@ class CustomerForm(CheckedForm):
     def clean_timezone(self) -> str:
         zone = self.cleaned_data["timezone"]
         if zone and not is_time_zone(zone):
-            raise forms.ValidationError(translate_error(f"“{zone}” is not an IANA time zone"))
+            raise forms.ValidationError(_("“%(given)s” is not an IANA time zone, like Asia/Shanghai") % {"given": zone})
         return str(zone)
 
 

@@ -27,6 +27,7 @@ from scheduling.customers import imports
 from scheduling.customers.csv_records import ENCODINGS
 from scheduling.customers.import_columns import map_header
 from scheduling.customers.imports import State
+from scheduling.error_text import ErrorText
 from scheduling.errors import AftertouchError, Conflict, InvalidInput
 from scheduling.models import Customer, CustomerImport, RefusedLines
 
@@ -153,7 +154,7 @@ class CustomerImportAdmin(ReadOnlyAdmin):
             working=row.state in imports.WORKING,
             percent=_compute_progress(row),
             figures=_list_figures(row),
-            problems=[(field, translate_error(message)) for field, message in row.problems],
+            problems=[(field, translate_error(ErrorText.load(message))) for field, message in row.problems],
             columns=[each for each in columns.columns if each.parse] if columns else [],
             unknown=columns.unknown if columns else [],
             records=imports.read_first_records(row, SHOWN_RECORDS)
@@ -249,7 +250,7 @@ def _describe_entries(batch: RefusedLines) -> list[tuple[str, str, str]]:
     if batch.phase == State.UNDOING:
         names = dict(Customer.objects.filter(pk__in={each[0] for each in entries}).values_list("pk", "user_id"))
     return [
-        (str(names.get(key, "–") if names else key), field or "–", translate_error(message))
+        (str(names.get(key, "–") if names else key), field or "–", translate_error(ErrorText.load(message)))
         for key, field, message in entries
     ]
 

@@ -15,6 +15,7 @@ from scheduling.api.pagination import Page, build_page, limit_list_time
 from scheduling.api.schemas import FieldErrorOut, ProblemOut, Request, Text
 from scheduling.customers import imports
 from scheduling.customers.import_columns import map_header
+from scheduling.error_text import ErrorText
 from scheduling.errors import NotFound
 from scheduling.models import CustomerImport
 
@@ -98,7 +99,9 @@ def list_refused_lines(request: HttpRequest, import_id: UUID, page: Query[Page])
         batches = list(found.order_by("pk")[: page.limit + 1])
     shown = build_page(batches, [UUID(int=each.pk) for each in batches], page.limit)
     entries = (entry for each in shown["items"] for entry in each.entries)
-    return shown | {"items": [dict(zip(("line", "field", "message"), entry, strict=True)) for entry in entries]}
+    return shown | {
+        "items": [{"line": line, "field": field, "message": ErrorText.load(text)} for line, field, text in entries]
+    }
 
 
 @router.post("/customer-imports/{import_id}/{action}", response={200: ImportOut, PROBLEMS: ProblemOut})
@@ -120,5 +123,5 @@ def _serialize_import(row: CustomerImport) -> dict[str, Any]:
     same = ("id", "file_name", "state", "size", "stored", "counts", "created_at", "ended_at")
     return {name: getattr(row, name) for name in same} | {
         "unknown_columns": map_header(row.header).unknown if row.header else [],
-        "problems": [{"field": field, "message": message} for field, message in row.problems],
+        "problems": [{"field": field, "message": ErrorText.load(text)} for field, text in row.problems],
     }

@@ -27,6 +27,7 @@ from scheduling.customers.changes import BATCH, MAX_ADDRESSES, CustomerInput, ch
 from scheduling.customers.erasure import request_erasure
 from scheduling.customers.export import export_customer
 from scheduling.customers.search import filter_customers
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput, NotFound
 from scheduling.ids import find_user_id_problem
 from scheduling.models import Customer
@@ -48,13 +49,13 @@ def _list_timezones() -> frozenset[str]:
 
 def _check_characters(text: str) -> str:
     if found := FORBIDDEN.search(text):
-        raise ValueError(f"contains U+{ord(found[0]):04X}")
+        raise ValueError(_("contains %(character)s", character=f"U+{ord(found[0]):04X}"))
     return text
 
 
 def _check_timezone(name: str) -> str:
     if name and name not in _list_timezones():
-        raise ValueError("must be a name of the IANA time zone database, such as Asia/Shanghai")
+        raise ValueError(_("must be a name of the IANA time zone database, such as Asia/Shanghai"))
     return name
 
 
@@ -275,7 +276,7 @@ def _find_customer(user_id: str) -> Customer:
 def _check_batch(customers: Sequence[NamedCustomerIn]) -> None:
     given = Counter(each.user_id for each in customers)
     errors = [
-        FieldError(f"customers.{position}.user_id", "is given twice")
+        FieldError(f"customers.{position}.user_id", _("is given twice"))
         for position, each in enumerate(customers)
         if given[each.user_id] > 1
     ]
@@ -298,7 +299,7 @@ def _check_email(customer: CustomerIn, field: str) -> None:
     try:
         validate_email(address)
     except ValidationError as error:
-        raise InvalidInput.of(field, "is not an e-mail address") from error
+        raise InvalidInput.of(field, _("is not an e-mail address")) from error
 
 
 def serialize_customer(row: Customer) -> dict[str, Any]:

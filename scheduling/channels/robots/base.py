@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from scheduling.channels import options
 from scheduling.channels.answers import CodedAnswers
-from scheduling.channels.base import Failure, Message, Outcome, Permanent, Quota, Transient
+from scheduling.channels.base import Failure, InvalidSetting, Message, Outcome, Permanent, Quota, Transient
 from scheduling.channels.http_client import Transport, shared_transport
 from scheduling.channels.markup import (
     BadContent,
@@ -26,6 +26,7 @@ from scheduling.channels.markup import (
     split_mentions,
 )
 from scheduling.channels.ssrf import PrivateHosts, check_url
+from scheduling.error_text import ErrorText as _
 
 HEADERS = {"content-type": "application/json; charset=utf-8"}
 TEXT, MARKDOWN, CARD = "text", "markdown", "card"
@@ -62,7 +63,7 @@ class Robot(CodedAnswers):
         """Check that `url` is an address of this vendor's robots.
 
         Raises:
-            ValueError: "field: what is wrong".
+            InvalidSetting: a field is not accepted.
         """
         options.check_known_keys(target, {"url", "secret"})
         options.read_text(target, "secret")
@@ -71,9 +72,11 @@ class Robot(CodedAnswers):
         host = (url.raw_host or "").lower().removesuffix(".")
         if host in cls.hosts:
             if url.scheme != "https" or not url.raw_path.startswith(cls.path):
-                raise ValueError(f"url: a robot's address must start with https://{host}{cls.path}")
+                raise InvalidSetting(
+                    "url", _("a robot's address must start with %(start)s", start=f"https://{host}{cls.path}")
+                )
         elif not private.open(url):
-            raise ValueError(f"url: the host must be {' or '.join(sorted(cls.hosts))}")
+            raise InvalidSetting("url", _("the host must be %(host)s", host=" or ".join(sorted(cls.hosts))))
 
     def target_key(self, message: Message) -> str:
         return options.opaque_key(self.kind, str(message.target.get("url", "")))

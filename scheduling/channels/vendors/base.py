@@ -17,12 +17,13 @@ from urllib.parse import quote, quote_plus, urlencode
 
 from scheduling.channels import options
 from scheduling.channels.answers import TOKEN_EXPIRED, CodedAnswers, parse_answer, read_path
-from scheduling.channels.base import Failure, Message, Outcome, Permanent, Quotas, Transient
+from scheduling.channels.base import Failure, InvalidSetting, Message, Outcome, Permanent, Quotas, Transient
 from scheduling.channels.flight import before_first_byte
 from scheduling.channels.http_client import Response, Transport, excerpt, shared_transport
 from scheduling.channels.markup import BadContent
 from scheduling.channels.ssrf import PrivateHosts, check_url
 from scheduling.channels.vendors.tokens import Token, TokenRefused, shared_tokens
+from scheduling.error_text import ErrorText as _
 from scheduling.templating.rendering import escape_line
 
 JSON_HEADERS = {"content-type": "application/json; charset=utf-8"}
@@ -73,7 +74,7 @@ class VendorChannel(CodedAnswers):
         self.settings = {name: options.read_word(config, name) for name in (*self.required, *self.optional)}
         for name in self.required:
             if not self.settings[name]:
-                raise ValueError(f"{name}: is missing")
+                raise InvalidSetting(name, _("is missing"))
         self.check_callback_settings()
         self.secret = options.read_text(config, "secret")
         self.base = self._read_base(config)
@@ -96,7 +97,9 @@ class VendorChannel(CodedAnswers):
             return self.api
         url, private = check_url(options.read_url(config), PrivateHosts.from_settings()), PrivateHosts.from_settings()
         if f"https://{url.raw_host}" != self.api and not private.open(url):
-            raise ValueError(f"url: must start with {self.api}, or the host must be allowed as a private host")
+            raise InvalidSetting(
+                "url", _("must start with %(start)s, or the host must be allowed as a private host", start=self.api)
+            )
         return given.rstrip("/")
 
     @classmethod
@@ -104,12 +107,12 @@ class VendorChannel(CodedAnswers):
         """Check that `address` is one printable text.
 
         Raises:
-            ValueError: "address: what is wrong".
+            InvalidSetting: the address is not accepted.
         """
         options.check_known_keys(target, {"address"})
         address = options.read_word(target, "address")
         if not 0 < len(address) <= ADDRESS_LENGTH or UNPRINTABLE.search(address):
-            raise ValueError(f"address: must have 1 to {ADDRESS_LENGTH} printable characters")
+            raise InvalidSetting("address", _("must have 1 to %(most)s printable characters", most=ADDRESS_LENGTH))
 
     def escape(self, value: str) -> str:
         """Keep a value on the line that has its name."""
@@ -153,7 +156,7 @@ class VendorChannel(CodedAnswers):
     async def _send_in(self, left: timedelta, message: Message) -> Outcome:
         ends_at, token = datetime.now(UTC) + left, ""
         outcome: Outcome = Transient("no_time")
-        for _ in range(2):
+        for _try in range(2):
             left = max(ends_at - datetime.now(UTC), timedelta(milliseconds=1))
             token = await self.get_token(left, stale=token)
             left = max(ends_at - datetime.now(UTC), timedelta(milliseconds=1))
@@ -252,7 +255,7 @@ def read_named_lines(body: str) -> dict[str, str]:
         if not named:
             raise BadContent(f"each line must be “name: value”: {line[:80]}")
         if named[1] in values:
-            raise BadContent(f"“{named[1]}” is given twice")
+            raise BadContent(_("“%(name)s” is given twice", name=named[1]))
         values[named[1]] = named[2]
     return values
 

@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo
 
 from django.utils.crypto import constant_time_compare
 
+from scheduling.channels.base import InvalidSetting
 from scheduling.channels.vendors.wechat_crypto import (
     CallbackRefused,
     check_signature,
@@ -24,6 +25,7 @@ from scheduling.channels.vendors.wechat_crypto import (
     parse_xml_document,
     read_key,
 )
+from scheduling.error_text import ErrorText as _
 
 LONGEST_AGE = timedelta(minutes=10)
 SHORTEST_SMS_TOKEN = 16  # characters; the address is the only proof
@@ -81,16 +83,16 @@ class WeChatCallbacks:
         """Raise `ValueError` for settings of callbacks that the vendor would not accept."""
         token, key = self.settings["callback_token"], self.settings["callback_key"]
         if token and not (3 <= len(token) <= 32 and token.isascii() and token.isalnum()):
-            raise ValueError("callback_token: must have 3 to 32 letters and digits")
+            raise InvalidSetting("callback_token", _("must have 3 to 32 letters and digits"))
         if key:
             try:
                 read_key(key)
             except ValueError as error:
-                raise ValueError(f"callback_key: {error}") from None
+                raise InvalidSetting("callback_key", str(error)) from None
         if key and not token:
-            raise ValueError("callback_token: is missing")
+            raise InvalidSetting("callback_token", _("is missing"))
         if token and not key and not self.accepts_plain:
-            raise ValueError("callback_key: is missing")
+            raise InvalidSetting("callback_key", _("is missing"))
 
     def answer_callback(self, request: CallbackRequest) -> CallbackResult:
         """Return what a genuine call reports. Raises `CallbackRefused`, and `ValueError` for unreadable content."""
@@ -184,7 +186,10 @@ class SmsCallbacks:
         """Raise `ValueError` for a token that can be guessed."""
         token = self.settings["callback_token"]
         if token and not (SHORTEST_SMS_TOKEN <= len(token) <= 128 and token.isascii() and token.isalnum()):
-            raise ValueError(f"callback_token: must have {SHORTEST_SMS_TOKEN} to 128 letters and digits")
+            raise InvalidSetting(
+                "callback_token",
+                _("must have %(least)s to 128 letters and digits", least=SHORTEST_SMS_TOKEN),
+            )
 
     def answer_callback(self, request: CallbackRequest) -> CallbackResult:
         """Return the receipts of a call. Raises `CallbackRefused`, and `ValueError` for unreadable content."""

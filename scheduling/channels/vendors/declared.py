@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from scheduling.channels import options
 from scheduling.channels.answers import parse_answer, read_path, read_vendor_id
-from scheduling.channels.base import Delivered, DestinationRefused, Message, Outcome, Transient, Unknown
+from scheduling.channels.base import Delivered, DestinationRefused, InvalidSetting, Message, Outcome, Transient, Unknown
 from scheduling.channels.http_client import Response, Transport, excerpt, judge_status, parse_retry_after
 from scheduling.channels.markup import BadContent, escape_markdown
 from scheduling.channels.ssrf import PrivateHosts, check_url
@@ -27,6 +27,7 @@ from scheduling.channels.vendors.declared_settings import (
     render_request,
 )
 from scheduling.durations import parse_duration
+from scheduling.error_text import ErrorText as _
 
 TOKEN_KEYS = REQUEST_KEYS | {"field", "expires", "lifetime"}
 TOKEN_VARIABLES = {"channel": frozenset({"secret"})}
@@ -61,7 +62,7 @@ class DeclaredHttp(VendorChannel):
         self._message_field = options.read_text(config, "message_field")
         self.id_field = options.read_text(config, "id_field")
         if self._errors and not self._code_field:
-            raise ValueError("code_field: is missing; it leads to the code that “errors” lists")
+            raise InvalidSetting("code_field", _("is missing; it leads to the code that “errors” lists"))
         self._read_token_settings(config)
         self._timeout = options.check_positive(timeout)
         self._transport = transport
@@ -70,25 +71,28 @@ class DeclaredHttp(VendorChannel):
         given = config.get("token")
         self._token_text = json.dumps(given, sort_keys=True, default=str)
         if given is None and self.plan.uses_token:
-            raise ValueError("token: is missing; the request uses {{ channel.token }}")
+            raise InvalidSetting("token", _("is missing; the request uses {{ channel.token }}"))
         if given is None:
             self._token_plan = None
             return
         if not isinstance(given, Mapping):
-            raise ValueError("token: must be a mapping")
+            raise InvalidSetting("token", _("must be a mapping"))
         for name in given:
             if name not in TOKEN_KEYS:
-                raise ValueError(f"token.{name}: is not known here; known are {', '.join(sorted(TOKEN_KEYS))}")
+                raise InvalidSetting(
+                    f"token.{name}", _("is not known here; known are %(known)s", known=", ".join(sorted(TOKEN_KEYS)))
+                )
         self._token_plan = read_request(given, TOKEN_VARIABLES, "token.")
         try:
             self.token_field = options.read_text(given, "field", self.token_field)
             self.lifetime_field = options.read_text(given, "expires", self.lifetime_field)
             self.lifetime = parse_duration(given["lifetime"]) if "lifetime" in given else self.lifetime
+        except InvalidSetting as error:
+            raise InvalidSetting(f"token.{error.field}", error.message) from None
         except ValueError as error:
-            where, _, problem = str(error).rpartition(": ")
-            raise ValueError(f"token.{where or 'lifetime'}: {problem}") from None
+            raise InvalidSetting("token.lifetime", str(error)) from None
         if self.lifetime <= timedelta(0):
-            raise ValueError("token.lifetime: must be above zero")
+            raise InvalidSetting("token.lifetime", _("must be above zero"))
 
     @classmethod
     def list_secret_hosts(cls, config: Mapping[str, Any]) -> frozenset[str]:
@@ -106,7 +110,7 @@ class DeclaredHttp(VendorChannel):
         """Check a target. It may be absent: a request may have no address.
 
         Raises:
-            ValueError: "address: what is wrong".
+            InvalidSetting: the address is not accepted.
         """
         if target:
             super().validate_target(target)

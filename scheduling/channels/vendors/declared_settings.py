@@ -11,10 +11,12 @@ from urllib.parse import urlencode
 
 from scheduling.channels import options
 from scheduling.channels.answers import Refusal, read_path
+from scheduling.channels.base import InvalidSetting
 from scheduling.channels.markup import BadContent
 from scheduling.channels.robots.base import encode_json
 from scheduling.channels.vendors.base import VendorRequest, add_query
 from scheduling.durations import parse_duration
+from scheduling.error_text import ErrorText as _
 from scheduling.templating.engine import Text
 from scheduling.templating.library import CannotRender, InvalidTemplate, Run
 from scheduling.templating.rendering import escape_line
@@ -36,8 +38,10 @@ CONTENT_TYPES = {
     "text": "text/plain; charset=utf-8",
 }
 BODIES: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "json": ((dict, list), "a mapping or a list"), "form": ((dict,), "a mapping"), "text": ((str,), "text"),
-}  # fmt: skip
+    "json": ((dict, list), _("must be a mapping or a list")),
+    "form": ((dict,), _("must be a mapping")),
+    "text": ((str,), _("must be text")),
+}
 #: Headers that the HTTP client sets itself.
 FIXED_HEADERS = frozenset(
     ("host", "content-length", "transfer-encoding", "connection", "accept-encoding", "upgrade", "expect")
@@ -87,7 +91,7 @@ def read_request(settings: Mapping[str, Any], variables: Mapping[str, frozenset[
     """Return the request in `settings`.
 
     Raises:
-        ValueError: "field: …", where the field starts with `path`.
+        InvalidSetting: the field starts with `path`.
     """
     try:
         form = options.read_choice(settings, "format", FORMATS)
@@ -96,11 +100,11 @@ def read_request(settings: Mapping[str, Any], variables: Mapping[str, frozenset[
         headers = compiler.compile_texts(settings.get("headers"), "headers", escape_line)
         for name in settings.get("headers") or {}:
             if not HEADER_NAME.fullmatch(name) or name.lower() in FIXED_HEADERS:
-                raise ValueError(f"headers.{name}: is not a header that can be set")
+                raise InvalidSetting(f"headers.{name}", _("is not a header that can be set"))
         body = settings.get("body")
-        types, words = BODIES[form]
+        types, problem = BODIES[form]
         if body is not None and not isinstance(body, types):
-            raise ValueError(f"body: must be {words}")
+            raise InvalidSetting("body", problem)
         compiled = compiler.compile_texts(body, "body") if form == "form" else compiler.compile(body, "body")
         url = options.read_url(settings).partition("#")[0]  # a query after a fragment would be lost
         method = options.read_choice(settings, "method", METHODS)
@@ -108,8 +112,8 @@ def read_request(settings: Mapping[str, Any], variables: Mapping[str, frozenset[
             url, method, form, query, headers, compiled if body is not None else None, compiler.uses_token,
             "values" in compiler.roots,
         )  # fmt: skip
-    except ValueError as error:
-        raise ValueError(f"{path}{error}") from None
+    except InvalidSetting as error:
+        raise InvalidSetting(f"{path}{error.field}", error.message) from None
 
 
 class _PlanCompiler:
@@ -124,17 +128,19 @@ class _PlanCompiler:
     def compile_texts(self, value: Any, path: str, escape: Callable[[str], str] = str) -> Render:
         """Compile a mapping of names to texts or numbers; their results are texts."""
         if value is not None and not isinstance(value, Mapping):
-            raise ValueError(f"{path}: must be a mapping")
+            raise InvalidSetting(path, _("must be a mapping"))
         for name, each in (value or {}).items():
             if not isinstance(name, str) or not isinstance(each, (str, int, float)):
-                raise ValueError(f"{path}.{name}: must be text or a number")
+                raise InvalidSetting(f"{path}.{name}", _("must be text or a number"))
         render = self.compile(dict(value or {}), path, escape)
         return lambda names: {name: format_scalar(each) for name, each in render(names).items()}
 
     def compile(self, value: Any, path: str, escape: Callable[[str], str] = str, depth: int = 0) -> Render:
         self._entries += 1
         if depth > MAX_DEPTH or self._entries > MAX_ENTRIES:
-            raise ValueError(f"{path}: has more than {MAX_DEPTH} levels or {MAX_ENTRIES} entries")
+            raise InvalidSetting(
+                path, _("has more than %(levels)s levels or %(most)s entries", levels=MAX_DEPTH, most=MAX_ENTRIES)
+            )
         match value:
             case str():
                 text = self._compile_text(value, path)
@@ -149,14 +155,14 @@ class _PlanCompiler:
                 return lambda names: [entry(names) for entry in entries]
             case int() | float() | None:
                 return lambda names: value
-        raise ValueError(f"{path}: must be text, a number, true, false, null, a list or a mapping")
+        raise InvalidSetting(path, _("must be text, a number, true, false, null, a list or a mapping"))
 
     def _compile_text(self, source: str, path: str) -> Text:
         self.uses_token = self.uses_token or re.search(r"channel\s*\.\s*token", source) is not None
         try:
             text = Text(source, self._variables)
         except InvalidTemplate as error:
-            raise ValueError(f"{path}: {error}") from None
+            raise InvalidSetting(path, str(error)) from None
         self.roots |= text.roots
         return text
 
@@ -214,23 +220,23 @@ def read_condition(settings: Mapping[str, Any], key: str) -> AnswerCondition | N
     """Return the condition under `key`, or None if it is absent.
 
     Raises:
-        ValueError: "key.part: …".
+        InvalidSetting: a part under `key` is not accepted.
     """
     given = settings.get(key)
     if given is None:
         return None
     if not isinstance(given, Mapping):
-        raise ValueError(f"{key}: must be a mapping of field, op and value")
+        raise InvalidSetting(key, _("must be a mapping of field, op and value"))
     _check_part_keys(given, {"field", "op", "value"}, key)
     field, op = given.get("field"), given.get("op", "eq")
     if not isinstance(field, str) or not field:
-        raise ValueError(f"{key}.field: is missing")
+        raise InvalidSetting(f"{key}.field", _("is missing"))
     if op not in OPERATORS:
-        raise ValueError(f"{key}.op: must be one of {', '.join(OPERATORS)}")
+        raise InvalidSetting(f"{key}.op", _("must be one of %(known)s", known=", ".join(OPERATORS)))
     if op in ("in", "not_in") and not isinstance(given.get("value"), list):
-        raise ValueError(f"{key}.value: must be a list")
+        raise InvalidSetting(f"{key}.value", _("must be a list"))
     if op in ("eq", "ne") and not isinstance(given.get("value"), (str, int, float)):
-        raise ValueError(f"{key}.value: must be text or a number")
+        raise InvalidSetting(f"{key}.value", _("must be text or a number"))
     return AnswerCondition(field, op, given.get("value"))
 
 
@@ -238,23 +244,23 @@ def read_errors(settings: Mapping[str, Any]) -> dict[str, Refusal]:
     """Return the error table by code.
 
     Raises:
-        ValueError: "errors.N.part: …".
+        InvalidSetting: a part of a row is not accepted.
     """
     rows = settings.get("errors") or []
     if not isinstance(rows, list) or len(rows) > MAX_ERRORS:
-        raise ValueError(f"errors: must be a list of at most {MAX_ERRORS} rows")
+        raise InvalidSetting("errors", _("must be a list of at most %(most)s rows", most=MAX_ERRORS))
     table: dict[str, Refusal] = {}
     for place, row in enumerate(rows):
         path = f"errors.{place}"
         if not isinstance(row, Mapping):
-            raise ValueError(f"{path}: must be a mapping of code, then, after and meaning")
+            raise InvalidSetting(path, _("must be a mapping of code, then, after and meaning"))
         _check_part_keys(row, {"code", "then", "after", "meaning"}, path)
         codes = row.get("code")
         for code in codes if isinstance(codes, list) else [codes]:
             if not isinstance(code, (str, int)) or code == "":
-                raise ValueError(f"{path}.code: must be a code or a list of codes")
+                raise InvalidSetting(f"{path}.code", _("must be a code or a list of codes"))
             if format_scalar(code) in table:
-                raise ValueError(f"{path}.code: “{code}” is listed twice")
+                raise InvalidSetting(f"{path}.code", _("“%(name)s” is listed twice", name=code))
             table[format_scalar(code)] = _read_refusal(row, path)
     return table
 
@@ -262,15 +268,15 @@ def read_errors(settings: Mapping[str, Any]) -> dict[str, Refusal]:
 def _read_refusal(row: Mapping[str, Any], path: str) -> Refusal:
     action, meaning = row.get("then"), row.get("meaning", "")
     if action not in ACTIONS:
-        raise ValueError(f"{path}.then: must be one of {', '.join(ACTIONS)}")
+        raise InvalidSetting(f"{path}.then", _("must be one of %(known)s", known=", ".join(ACTIONS)))
     if not isinstance(meaning, str) or len(meaning) > 200:
-        raise ValueError(f"{path}.meaning: must be text of at most 200 characters")
+        raise InvalidSetting(f"{path}.meaning", _("must be text of at most %(most)s characters", most=200))
     after = None
     if row.get("after") is not None:
         try:
             after = parse_duration(row["after"])
         except ValueError as error:
-            raise ValueError(f"{path}.after: {error}") from None
+            raise InvalidSetting(f"{path}.after", str(error)) from None
     return Refusal(
         meaning,
         retry_after={"retry": after or timedelta(0), "quota": after or QUOTA_REST}.get(str(action)),
@@ -283,4 +289,6 @@ def _read_refusal(row: Mapping[str, Any], path: str) -> Refusal:
 def _check_part_keys(given: Mapping[str, Any], known: set[str], path: str) -> None:
     for name in given:
         if name not in known:
-            raise ValueError(f"{path}.{name}: is not known here; known are {', '.join(sorted(known))}")
+            raise InvalidSetting(
+                f"{path}.{name}", _("is not known here; known are %(known)s", known=", ".join(sorted(known)))
+            )

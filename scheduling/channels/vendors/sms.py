@@ -18,12 +18,13 @@ from typing import Any, ClassVar
 from yarl import URL
 
 from scheduling.channels.answers import Refusal
-from scheduling.channels.base import Message, Quota, Quotas
+from scheduling.channels.base import InvalidSetting, Message, Quota, Quotas
 from scheduling.channels.markup import BadContent
 from scheduling.channels.robots.base import encode_json
 from scheduling.channels.vendors.base import VendorChannel, VendorRequest, read_lines
 from scheduling.channels.vendors.callbacks import SmsCallbacks, VendorReport, build_sms_report, read_china_time
 from scheduling.channels.vendors.signatures import canonical_query, sign_for_aliyun, sign_for_tencent
+from scheduling.error_text import ErrorText as _
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 PHONE = re.compile(r"\+?[0-9]{5,20}")
@@ -43,11 +44,11 @@ class SmsChannel(SmsCallbacks, VendorChannel):
         """Check that `address` is a phone number.
 
         Raises:
-            ValueError: "address: what is wrong".
+            InvalidSetting: the address is not accepted.
         """
         super().validate_target(target)
         if not PHONE.fullmatch(str(target["address"])):
-            raise ValueError("address: must be a phone number: 5 to 20 digits, with or without +")
+            raise InvalidSetting("address", _("must be a phone number: 5 to 20 digits, with or without +"))
 
     def read_content(self, message: Message) -> tuple[str, dict[str, str]]:
         """Return the id of the vendor's template and its values. Raises `BadContent`."""

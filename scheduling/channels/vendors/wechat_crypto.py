@@ -16,6 +16,8 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CBC
 from django.utils.crypto import constant_time_compare
 
+from scheduling.error_text import ErrorText as _
+
 KEY_LENGTH = 43  # characters of the EncodingAESKey
 PADDING = 32  # bytes; the scheme pads to this instead of the block size of AES
 HEAD = 16  # random bytes before the length
@@ -36,7 +38,7 @@ def read_key(text: str) -> bytes:
     except binascii.Error:
         key = b""
     if len(key) != PADDING:
-        raise ValueError(f"must have {KEY_LENGTH} letters and digits")
+        raise ValueError(_("must have %(length)s letters and digits", length=KEY_LENGTH))
     return key
 
 

@@ -13,12 +13,13 @@ from xml.etree.ElementTree import Element
 
 from scheduling.channels import options
 from scheduling.channels.answers import Refusal, parse_answer
-from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Quota, Quotas
+from scheduling.channels.base import Delivered, InvalidSetting, Message, Outcome, Permanent, Quota, Quotas
 from scheduling.channels.http_client import Response, Transport
 from scheduling.channels.markup import escape_markdown, escape_tags, read_card
 from scheduling.channels.robots.base import clip_text, encode_json
 from scheduling.channels.vendors.base import VendorChannel, VendorRequest, add_query
 from scheduling.channels.vendors.callbacks import CallbackResult, WeChatCallbacks
+from scheduling.error_text import ErrorText as _
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 TEXT_LIMIT = 2_048  # bytes
@@ -96,7 +97,7 @@ class WeComApp(WeComVendor):
         super().__init__(config, timeout, transport=transport)
         self.format = options.read_choice(config, "format", (TEXT, MARKDOWN, CARD))
         if not self.settings["agent_id"].isdecimal():
-            raise ValueError("agent_id: must be a number")
+            raise InvalidSetting("agent_id", _("must be a number"))
         self._duplicate_check = options.read_span(config, "duplicate_check", LONGEST_DUPLICATE_CHECK)
 
     @classmethod
@@ -104,12 +105,12 @@ class WeComApp(WeComVendor):
         """Check that `address` names one member. WeCom reads `|` as a list and `@all` as every member.
 
         Raises:
-            ValueError: "address: what is wrong".
+            InvalidSetting: the address is not accepted.
         """
         super().validate_target(target)
         address = options.read_word(target, "address")
         if "|" in address or address.strip().lower() == "@all":
-            raise ValueError("address: must name one member")
+            raise InvalidSetting("address", _("must name one member"))
 
     def escape(self, value: str) -> str:
         return escape_tags(value) if self.format == TEXT else escape_markdown(value)

@@ -14,6 +14,7 @@ from scheduling.configuration.file.base import Change, Stamp
 from scheduling.configuration.file.draft import Draft
 from scheduling.configuration.file.schema import FileProblem
 from scheduling.configuration.file.sections import RESERVED, sections
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import AftertouchError, Conflict
 from scheduling.models import Configuration
 
@@ -72,12 +73,14 @@ def plan_changes(document: Mapping[str, Any]) -> ChangePlan:
 def _check_top_level(draft: Draft) -> None:
     version = draft.document.get("version", VERSION)
     if version != VERSION or isinstance(version, bool):
-        draft.problem("version", f"must be {VERSION}")
+        draft.problem("version", _("must be %(version)s", version=VERSION))
     for name in draft.document.keys() - draft.sections.keys() - {"version"}:
         if name in RESERVED:
-            draft.problem(name, f"this section needs app “{RESERVED[name]}”, which is not installed")
+            draft.problem(name, _("this section needs app “%(app)s”, which is not installed", app=RESERVED[name]))
         else:
-            draft.problem(name, f"is not known here; known are version, {', '.join(draft.sections)}")
+            draft.problem(
+                name, _("is not known here; known are %(known)s", known=", ".join(["version", *draft.sections]))
+            )
 
 
 def _find_used_retirements(draft: Draft, changes: Sequence[Change]) -> Iterator[FileProblem]:
@@ -88,7 +91,16 @@ def _find_used_retirements(draft: Draft, changes: Sequence[Change]) -> Iterator[
         for user, name, key in dict.fromkeys(section.list_references(draft)):
             if (name, key) in retired:
                 noun = draft.sections[name].noun
-                yield FileProblem(name, f"{noun} “{key}” is not listed, but {section.noun} “{user}” still uses it")
+                yield FileProblem(
+                    name,
+                    _(
+                        "%(noun)s “%(key)s” is not listed, but %(other)s “%(user)s” still uses it",
+                        noun=noun,
+                        key=key,
+                        other=section.noun,
+                        user=user,
+                    ),
+                )
 
 
 def store_plan(document: Mapping[str, Any], planned: ChangePlan, stamp: Stamp) -> None:
@@ -100,7 +112,7 @@ def store_plan(document: Mapping[str, Any], planned: ChangePlan, stamp: Stamp) -
     with hold_sections(planned.given):
         fresh = plan_changes(document)
         if [each.signature for each in fresh.changes] != [each.signature for each in planned.changes]:
-            raise Conflict("another user changed the configuration at the same time; nothing was stored, try again")
+            raise Conflict(_("another user changed the configuration at the same time; nothing was stored, try again"))
         _write_changes(fresh.changes, stamp)
 
 
@@ -130,7 +142,9 @@ def hold_sections(given: Collection[str]) -> Iterator[None]:
             lock_sections(given)
             yield
     except OperationalError as error:
-        raise Conflict(f"another user edits the configuration; nothing was stored, try again ({error})") from error
+        raise Conflict(
+            _("another user edits the configuration; nothing was stored, try again (%(error)s)", error=error)
+        ) from error
 
 
 def _write_changes(changes: Sequence[Change], stamp: Stamp) -> None:

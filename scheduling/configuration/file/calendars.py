@@ -11,6 +11,7 @@ from scheduling.configuration import validation
 from scheduling.configuration.file.draft import Draft
 from scheduling.configuration.file.rows import RowSection
 from scheduling.configuration.file.schema import KEY, Field, ListOf, Text, Whole
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.models import Calendar
 from scheduling.policy.window_forms import WINDOW_KEYS, list_calendars, read_window
@@ -83,4 +84,4 @@ def check_window_calendars(stored: Any, path: str, draft: Draft) -> None:
     for place, key in list_calendars(stored):
         if key not in draft.keys("calendars"):
             inner = f"{path}[{place}]" if len(stored) > 1 else path
-            draft.problem(f"{inner}.calendar", f"there is no calendar “{key}”")
+            draft.problem(f"{inner}.calendar", _("there is no calendar “%(name)s”", name=key))

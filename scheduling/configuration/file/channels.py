@@ -23,6 +23,7 @@ from scheduling.configuration.file.secrets import (
     setting_differences,
     unreadable_difference,
 )
+from scheduling.error_text import ErrorText as _
 from scheduling.models import ChannelConfig
 from scheduling.models.encrypted import Sealed
 
@@ -60,7 +61,7 @@ class Channels(RowSection):
             draft.problem(f"{path}.{name}", explain_missing_secret(stored))
         kept = config.get("secret") == KEPT and "secret" not in missing
         if kept and redirects_secret(values.get("kind", ""), stored, values["config"]):
-            draft.problem(f"{path}.secret", "must be entered again for another host")
+            draft.problem(f"{path}.secret", _("must be entered again for another host"))
         if not missing:
             self.judge({name: values[name] for name in ("kind", "config") if name in values}, path, draft)
         return values

@@ -8,6 +8,7 @@ from django.db import transaction
 
 from scheduling.configuration.file.apply import VERSION
 from scheduling.configuration.file.sections import sections
+from scheduling.error_text import ErrorText as _
 from scheduling.strict_text import MAX_SIZE as MAX_SIZE
 from scheduling.strict_text import InvalidText, read_yaml, write_yaml
 
@@ -23,17 +24,17 @@ def parse_document(raw: bytes) -> dict[str, Any]:
         InvalidDocument: with the line, if it is known.
     """
     if len(raw) > MAX_SIZE:
-        raise InvalidDocument(f"the file must not be larger than {MAX_SIZE} bytes")
+        raise InvalidDocument(_("the file must not be larger than %(most)s bytes", most=MAX_SIZE))
     try:
         document = read_yaml(raw.decode("utf-8-sig"))
     except UnicodeDecodeError:
-        raise InvalidDocument("the file must be UTF-8") from None
+        raise InvalidDocument(_("the file must be UTF-8")) from None
     except InvalidText as error:
         raise InvalidDocument(str(error)) from None
     if document is None:
         return {}
     if not isinstance(document, dict):
-        raise InvalidDocument("the file must be a mapping of sections")
+        raise InvalidDocument(_("the file must be a mapping of sections"))
     return document
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from scheduling.configuration.file.base import Section
 from scheduling.configuration.file.schema import Field, FileProblem
+from scheduling.error_text import ErrorText as _
 
 
 class Draft:
@@ -55,4 +56,4 @@ class Draft:
             key = values.get(field.name)
             if field.refers and key is not None and key not in self.keys(field.refers):
                 noun = self.sections[field.refers].noun
-                self.problem(f"{path}.{field.path}", f"there is no {noun} “{key}”")
+                self.problem(f"{path}.{field.path}", _("there is no %(noun)s “%(name)s”", noun=noun, name=key))

@@ -28,6 +28,7 @@ from scheduling.configuration.file.schema import (
     read_fields,
 )
 from scheduling.durations import to_seconds
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.models import Category, DelayRule, HarassmentRule, Holdout
 from scheduling.policy.profile import MAX_TAG
@@ -91,7 +92,7 @@ class Group:
 class OwnDelayRules(Group):
     """A node's own delay rules: the same keys, stored as seconds. The defaults give a flat delay."""
 
-    otherwise = "must be a mapping, like the section of this name"
+    otherwise = _("must be a mapping, like the section of this name")
     fields = (
         Field("by_level", MapOf(Seconds()), default={}),
         Field("default", Seconds()),

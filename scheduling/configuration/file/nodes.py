@@ -29,6 +29,7 @@ from scheduling.configuration.file.schema import (
     Text,
     Whole,
 )
+from scheduling.error_text import ErrorText as _
 from scheduling.models import AtDay, CapSwitch, EventType, Node, OnRepeat, OverCap, Priority, Stage, Switch
 from scheduling.policy.journeys import find_follow_problem
 from scheduling.policy.node_conditions import JOINS
@@ -63,7 +64,7 @@ class Stages(RowSection):
 class CanaryGuard(Group):
     """The plan of a roll-out. Every key has a default, so `{}` is the default plan."""
 
-    otherwise = "must be a mapping"
+    otherwise = _("must be a mapping")
     fields = (
         Field("steps", ListOf(NUMBER), default=PLAN_DEFAULTS["steps"]),
         Field("time", Seconds(), default=PLAN_DEFAULTS["time"]),
@@ -168,7 +169,7 @@ class Nodes(RowSection):
         for row in draft.rows(self.name):
             if row.retired_at is None:
                 yield from ((str(row), "templates", each["template"]) for each in row.variants)
-                yield from ((str(row), "calendars", key) for _, key in list_calendars(row.send_window))
+                yield from ((str(row), "calendars", key) for _place, key in list_calendars(row.send_window))
 
     def _check_followed_nodes(self, values: Mapping[str, Any], path: str, draft: Draft) -> None:
         """Check that the followed nodes are listed, and that no journey returns to a node or is too long."""
@@ -177,7 +178,7 @@ class Nodes(RowSection):
         place = f"{path}.from_nodes"
         for key in values["from_nodes"]:
             if key not in draft.keys("nodes"):
-                draft.problem(place, f"there is no node “{key}”")
+                draft.problem(place, _("there is no node “%(name)s”", name=key))
         followed = draft.once("followed nodes", lambda: self._read_followed(draft))
         if problem := find_follow_problem(
             values["key"], values["from_nodes"], followed, settings.AFTERTOUCH_JOURNEY_DEPTH
@@ -199,7 +200,9 @@ class Nodes(RowSection):
             return
         for place, variant in enumerate(values.get("variants") or ()):
             if variant["template"] not in draft.keys("templates"):
-                draft.problem(f"{path}.variants[{place}].template", f"there is no template “{variant['template']}”")
+                draft.problem(
+                    f"{path}.variants[{place}].template", _("there is no template “%(name)s”", name=variant["template"])
+                )
         conditions = conditions_in(values)
         if not conditions:
             return

@@ -16,6 +16,7 @@ from django.utils.timezone import now
 from scheduling.configuration.file.base import Change, Difference, Section, Stamp
 from scheduling.configuration.file.draft import Draft
 from scheduling.configuration.file.schema import REQUIRED, Field, nest_paths, read_fields
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import InvalidInput
 from scheduling.models.encrypted import Unreadable
 from scheduling.models.versioned import differs_by_type
@@ -66,20 +67,22 @@ class RowSection(Section):
                 continue
             key = tuple(values[column] for column in self.identity)
             if key in wanted:
-                draft.problem(path, f"“{self.label(values)}” is listed already, at {wanted[key].path}")
+                draft.problem(
+                    path, _("“%(name)s” is listed already, at %(path)s", name=self.label(values), path=wanted[key].path)
+                )
             wanted.setdefault(key, Wanted(path, key, values))
         return list(wanted.values())
 
     def entries(self, given: Any, draft: Draft) -> list[tuple[int, str, dict[str, Any]]]:
         if not isinstance(given, list):
-            draft.problem(self.name, "must be a list")
+            draft.problem(self.name, _("must be a list"))
             return []
         found = []
         for position, entry in enumerate(given):
             if isinstance(entry, dict):
                 found.append((position, f"{self.name}[{position}]", entry))
             else:
-                draft.problem(f"{self.name}[{position}]", "must be a mapping")
+                draft.problem(f"{self.name}[{position}]", _("must be a mapping"))
         return found
 
     def read_entry(self, entry: dict[str, Any], position: int, path: str, draft: Draft) -> dict[str, Any]:
@@ -217,7 +220,7 @@ class SingleRowSection(RowSection):
 
     def changes(self, given: Any, draft: Draft) -> list[Change]:
         if not isinstance(given, dict):
-            draft.problem(self.name, "must be a mapping")
+            draft.problem(self.name, _("must be a mapping"))
             return []
         values = read_fields(given, self.fields, self.name, draft.problems)
         self.fill(values, 0, self.name, draft)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from django.db.models import Model
 
 from scheduling.durations import format_duration, from_seconds, parse_duration, to_seconds
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput
 
 _CLOCK = re.compile(r"(?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{6})?)?")
@@ -38,18 +39,18 @@ class Text(Plain):
 
     def read(self, given: Any) -> str:
         if not isinstance(given, str):
-            raise ValueError("must be text; put it in quotes" if given is not None else "must be text")
+            raise ValueError(_("must be text; put it in quotes") if given is not None else _("must be text"))
         if not self.empty and not given.strip():
-            raise ValueError("must not be empty")
+            raise ValueError(_("must not be empty"))
         if len(given) > self.longest:
-            raise ValueError(f"must not be longer than {self.longest} characters")
+            raise ValueError(_("must not be longer than %(most)s characters", most=self.longest))
         return given
 
 
 class Flag(Plain):
     def read(self, given: Any) -> bool:
         if not isinstance(given, bool):
-            raise ValueError("must be true or false")
+            raise ValueError(_("must be true or false"))
         return given
 
 
@@ -59,14 +60,14 @@ class Whole(Plain):
 
     def read(self, given: Any) -> int:
         if not isinstance(given, int) or isinstance(given, bool):
-            raise ValueError("must be a whole number")
+            raise ValueError(_("must be a whole number"))
         return given
 
 
 class Number:
     def read(self, given: Any) -> float:
         if not isinstance(given, (int, float)) or isinstance(given, bool):
-            raise ValueError("must be a number")
+            raise ValueError(_("must be a number"))
         return given
 
     def write(self, stored: float) -> int | float:
@@ -79,7 +80,7 @@ class Choice(Plain):
 
     def read(self, given: Any) -> str:
         if given not in self.options:
-            raise ValueError(f"must be one of {', '.join(self.options)}")
+            raise ValueError(_("must be one of %(known)s", known=", ".join(self.options)))
         return str(given)
 
 
@@ -91,7 +92,7 @@ class Named:
 
     def read(self, given: Any) -> Any:
         if not isinstance(given, str) or given not in self.names:
-            raise ValueError(f"must be one of {', '.join(self.names)}")
+            raise ValueError(_("must be one of %(known)s", known=", ".join(self.names)))
         return self.names[given]
 
     def write(self, stored: Any) -> Any:
@@ -101,7 +102,7 @@ class Named:
 class Duration:
     def read(self, given: Any) -> timedelta:
         if not isinstance(given, (str, int)) or isinstance(given, bool):
-            raise ValueError("must be a duration like 15m, 2h, 7d or 1h30m")
+            raise ValueError(_("must be a duration like 15m, 2h, 7d or 1h30m"))
         return parse_duration(given)
 
     def write(self, stored: timedelta) -> str | int:
@@ -123,7 +124,7 @@ class Clock:
 
     def read(self, given: Any) -> time:
         if not isinstance(given, str) or not _CLOCK.fullmatch(given):
-            raise ValueError('must be a time like "22:00"')
+            raise ValueError(_('must be a time like "22:00"'))
         return time.fromisoformat(given)
 
     def write(self, stored: time) -> str:
@@ -136,7 +137,7 @@ class ListOf:
 
     def read(self, given: Any) -> list[Any]:
         if not isinstance(given, list):
-            raise ValueError("must be a list")
+            raise ValueError(_("must be a list"))
         return [self.each.read(item) for item in given]
 
     def write(self, stored: Sequence[Any]) -> list[Any]:
@@ -149,7 +150,7 @@ class MapOf:
 
     def read(self, given: Any) -> dict[str, Any]:
         if not isinstance(given, dict):
-            raise ValueError("must be a mapping")
+            raise ValueError(_("must be a mapping"))
         read: dict[str, Any] = {}
         errors = []
         for key, item in given.items():
@@ -189,7 +190,7 @@ class FileProblem:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.message}" if self.path else self.message
+        return _("%(path)s: %(message)s", path=self.path, message=self.message) if self.path else self.message
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +234,7 @@ def read_fields(
     for field in fields:
         if field.path not in given:
             if field.default is REQUIRED and not any(each.path == f"{path}.{field.path}" for each in problems):
-                problems.append(FileProblem(f"{path}.{field.path}", "is missing"))
+                problems.append(FileProblem(f"{path}.{field.path}", _("is missing")))
             continue
         if given[field.path] is None and field.default is None:
             values[field.name] = None
@@ -263,11 +264,13 @@ def _flatten(
         elif "." in key or not any(each.startswith(f"{inner}.") for each in known):
             if not (rest and not prefix):
                 names = sorted({each.removeprefix(prefix).split(".")[0] for each in known if each.startswith(prefix)})
-                problems.append(FileProblem(f"{path}.{inner}", f"is not known here; known are {', '.join(names)}"))
+                problems.append(
+                    FileProblem(f"{path}.{inner}", _("is not known here; known are %(known)s", known=", ".join(names)))
+                )
         elif isinstance(item, dict):
             yield from _flatten(item, f"{inner}.", known, path, problems, rest)
         elif item is not None:
-            problems.append(FileProblem(f"{path}.{inner}", "must be a mapping"))
+            problems.append(FileProblem(f"{path}.{inner}", _("must be a mapping")))
 
 
 def nest_paths(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 from scheduling.channels.base import Channel
 from scheduling.channels.kinds import channel_kinds
 from scheduling.configuration.file.base import HIDDEN, KEPT, Difference
+from scheduling.error_text import ErrorText as _
 from scheduling.models.encrypted import Sealed
 
 
@@ -35,7 +36,8 @@ def restore_secrets(
 
 
 def explain_missing_secret(stored: Mapping[str, Any]) -> str:
-    return "what is stored cannot be read here" if isinstance(stored, Sealed) else "there is nothing stored to keep"
+    unreadable = isinstance(stored, Sealed)
+    return _("what is stored cannot be read here") if unreadable else _("there is nothing stored to keep")
 
 
 def unreadable_difference(column: str) -> Difference:

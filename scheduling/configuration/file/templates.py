@@ -12,6 +12,7 @@ from scheduling.configuration.file.base import Change, Difference, Stamp
 from scheduling.configuration.file.draft import Draft
 from scheduling.configuration.file.rows import RowSection, Wanted
 from scheduling.configuration.file.schema import FLAG, KEY, Choice, Field, Text, read_fields
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import InvalidInput
 from scheduling.models import Category, Template, TemplateText
 from scheduling.templating.engine import MAX_SOURCE
@@ -52,14 +53,14 @@ class Templates(RowSection):
                     and column in values
                     and values[column] != template.values.get(column, values[column])
                 ):
-                    draft.problem(f"{path}.{column}", f"must be the same as at {template.path}")
+                    draft.problem(f"{path}.{column}", _("must be the same as at %(path)s", path=template.path))
             self._add_text(template.values["texts"], values, path, draft)
         return list(wanted.values())
 
     def _read_text(self, entry: dict[str, Any], position: int, path: str, draft: Draft) -> dict[str, Any]:
         values = read_fields(entry, (*self.fields, *self.text_fields), path, draft.problems)
         if "body" not in entry:
-            draft.problem(f"{path}.body", "is missing")
+            draft.problem(f"{path}.body", _("is missing"))
         self.fill(values, position, path, draft)
         self.judge(values, path, draft)
         return values
@@ -67,7 +68,9 @@ class Templates(RowSection):
     def _add_text(self, texts: dict[str, Any], values: Mapping[str, Any], path: str, draft: Draft) -> None:
         locale = values.get("locale", LOCALE)
         if read_locale(locale) in map(read_locale, texts):
-            draft.problem(f"{path}.locale", f"“{locale}” is listed already for “{values['key']}”")
+            draft.problem(
+                f"{path}.locale", _("“%(locale)s” is listed already for “%(key)s”", locale=locale, key=values["key"])
+            )
         elif values.get("body") is not None:
             texts[locale] = {"subject": values.get("subject", ""), "body": values["body"]}
 

@@ -29,6 +29,8 @@ from scheduling.configuration.file.document import InvalidDocument
 from scheduling.configuration.file.schema import FileProblem
 from scheduling.configuration.file.sections import sections
 from scheduling.configuration.snapshot import Snapshot
+from scheduling.error_text import ErrorText
+from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict
 from scheduling.experiments.replay import history
 from scheduling.experiments.replay.results import replay_events
@@ -45,11 +47,11 @@ SECTIONS = ("nodes", "delay_rules", "harassment_rules", "holdout", "calendars", 
 #: Sections that a draft may change and a replay ignores. Their app may not be installed.
 NOT_SIMULATED = ("silence_policies",)
 
-CHANGED = "the draft changed after you opened the page; reload the page"
-CLASH = "the live configuration changed in the same rows as the draft; open your draft and resolve the conflict"
-NEEDED = "this does not fit another change of the draft; remove that one first"
-NOT_REPLAYED = "the draft has not been replayed"
-LOST = "the worker of this replay was lost; start the replay again"
+CHANGED = _("The draft changed after you opened the page. Reload the page.")
+CLASH = _("Another user edited the same rows since the draft was started. Open your draft and resolve the conflict.")
+NEEDED = _("This does not fit another change of the draft. Remove that one first.")
+NOT_REPLAYED = _("The draft has not been replayed.")
+LOST = _("The worker of this replay was lost. Start the replay again.")
 State = ConfigDraft.State
 
 
@@ -87,7 +89,8 @@ def read_draft(text: str) -> tuple[dict[str, Any], ChangePlan]:
     foreign = [name for name in given if name not in (*allowed, "version") and name in sections()]
     if foreign:
         known = ", ".join(allowed)
-        problems = [FileProblem(name, f"a draft cannot change this; allowed: {known}") for name in foreign]
+        problem = _("a draft cannot change this; allowed: %(known)s", known=known)
+        problems = [FileProblem(name, problem) for name in foreign]
         raise InvalidConfiguration(problems)
     return given, apply.plan_changes(given)
 
@@ -198,7 +201,7 @@ def _store_text(draft: ConfigDraft, base: str, text: str) -> None:
         draft.delete()
         return
     draft.base, draft.document = base, text
-    draft.state, draft.state_at, draft.result, draft.problem = State.OPEN, Now(), None, ""
+    draft.state, draft.state_at, draft.result, draft.problems = State.OPEN, Now(), None, []
     draft.save()
 
 
@@ -325,7 +328,7 @@ def request_replay(user: Any, seen: str) -> ConfigDraft:
         draft = _lock_draft(seen, owner=user)
         check_conflicts(draft)
         if draft.state not in (State.WAITING, State.RUNNING):
-            draft.state, draft.state_at, draft.result, draft.problem = State.WAITING, Now(), None, ""
+            draft.state, draft.state_at, draft.result, draft.problems = State.WAITING, Now(), None, []
             draft.save()
         return draft
 
@@ -341,10 +344,12 @@ def run_next_replay() -> bool:
     outcome: dict[str, Any] = {"state": State.FAILED}
     try:
         outcome = {"state": State.DONE, "result": _replay_draft(draft)}
-    except (InvalidConfiguration, InvalidDocument, Conflict) as error:
-        outcome["problem"] = str(error)
+    except InvalidConfiguration as error:
+        outcome["problems"] = [ErrorText.dump(str(each)) for each in error.problems]
+    except (InvalidDocument, Conflict) as error:
+        outcome["problems"] = [ErrorText.dump(str(error))]
     except Exception as error:
-        outcome["problem"] = f"{type(error).__name__}: {error}"[:2000]
+        outcome["problems"] = [ErrorText.dump(f"{type(error).__name__}: {error}"[:2000])]
         log.exception("replay_failed", draft=draft.pk)
     mine = ConfigDraft.objects.filter(pk=draft.pk, state=State.RUNNING, state_at=draft.state_at)
     if not mine.update(**outcome, state_at=Now()):
@@ -361,7 +366,8 @@ def _claim_replay() -> ConfigDraft | None:
             state__in=(State.WAITING, State.RUNNING)
         )
         waiting = [each for each in candidates.order_by("state_at") if each.state == State.WAITING]
-        running.filter(state_at__lte=at - MOST_TIME).update(state=State.FAILED, state_at=at, problem=LOST)
+        lost = running.filter(state_at__lte=at - MOST_TIME)
+        lost.update(state=State.FAILED, state_at=at, problems=[ErrorText.dump(LOST)])
         if not waiting or running.exists():
             return None
         draft = waiting[0]
@@ -448,7 +454,7 @@ def restore_before(draft_id: int, actor: Actor, *, before: str, after: str, owne
     """
     with apply.hold_sections(list_draft_sections()):
         if export_live_draft() != after:
-            raise Conflict("the configuration changed since the publication")
+            raise Conflict(_("the configuration changed since the publication"))
         # A section of which nothing was stored before gets its defaults.
         live, former = (document.parse_document(text.encode()) for text in (after, before))
         given, planned = read_draft(document.format_document({name: {} for name in live} | former))

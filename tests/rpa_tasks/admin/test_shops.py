@@ -390,7 +390,7 @@ def test_schedule_pages_ignore_other_periodic_tasks(editor: Client, market: Mark
 def test_schedule_list_names_retired_shop(viewer: Client, editor: Client, market: Market) -> None:
     editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk, "shops": "s2"})
     Shop.objects.filter(pk=market.s2.pk).update(retired_at=now())
-    assert "there is no “s2”" in text(viewer.get(url("shop_schedules")))
+    assert "there is no shop “s2”" in text(viewer.get(url("shop_schedules")))
 
 
 def test_node_without_report_is_marked_and_deletable(

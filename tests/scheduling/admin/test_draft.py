@@ -176,8 +176,8 @@ def test_edit_on_top_of_a_draft_that_fits_no_more_names_the_problem(
     node.channel.save()
     rule_url = admin_url("harassmentrule_change", HarassmentRule.objects.get(kind="cap").pk)
     page = tried(editor, rule_url, fill_form(rule_url, limit="1"))
-    assert texts(page) == ["nodes[0].channel: there is no “log”"]
-    assert "nodes[0].channel: there is no “log”" in editor.get(admin_url("configdraft_mine")).content.decode()
+    assert texts(page) == ["nodes[0].channel: there is no channel “log”"]
+    assert "nodes[0].channel: there is no channel “log”" in editor.get(admin_url("configdraft_mine")).content.decode()
     assert ConfigDraft.objects.get().document == text
 
 
@@ -204,7 +204,7 @@ def test_text_errors_name_each_field(node: Node, editor: Client, admin_url: Url)
     page = editor.post(admin_url("configdraft_add"), {**page.context["form"].initial, "draft": text})
     said = " ".join(page.context["form"].errors["draft"])
     assert "nodes[0].delay: “soon” is not a duration" in said
-    assert "nodes[0].template: there is no “none”" in said
+    assert "nodes[0].template: there is no template “none”" in said
     assert "delay: soon" in page.content.decode()
     assert not ConfigDraft.objects.exists()
 

@@ -7,7 +7,7 @@ from django.utils.formats import date_format
 from django.utils.translation import override
 
 from scheduling.admin.form_fields import DelayRulesField, DurationsField, LevelsField, NamesField
-from scheduling.admin.labels import REASONS, translate_error, translate_reason
+from scheduling.admin.labels import REASONS, translate_reason
 from scheduling.admin.touches.timeline import format_verdict_figure
 from scheduling.monitoring.duration_text import describe_duration
 
@@ -36,13 +36,6 @@ def test_reason_codes_are_translated_or_kept() -> None:
         assert translate_reason("by:ann") == "由 ann 取消"
         assert translate_reason("event:order.paid") == "被事件 order.paid 取消"
         assert translate_reason("brand_new") == "brand_new"
-
-
-def test_errors_are_translated_or_kept() -> None:
-    with override("zh-hans"):
-        assert translate_error("must be between 0 and 100") == "必须在 0 到 100 之间"
-        assert translate_error("line 3: unexpected '}'") == "第 3 行：unexpected '}'"
-        assert translate_error("nobody has heard of this") == "nobody has heard of this"
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_node_form_stores_followed_nodes(
     ("sent", "complaint"),
     [
         ({"trigger": "touch.delivered", "from_nodes": "last"}, "guide ← last ← reminder ← guide"),
-        ({"trigger": "touch.delivered", "from_nodes": "gone"}, "there is no “gone”"),
+        ({"trigger": "touch.delivered", "from_nodes": "gone"}, "there is no node “gone”"),
         ({"trigger": "touch.delivered", "from_nodes": ""}, "is about touches of other nodes"),
         ({"from_nodes": "reminder"}, "needs one of these triggers: touch.bounced, touch.cancelled"),
         ({"trigger": "touch.failed", "from_nodes": "last\nold"}, "guide ← old ← guide"),

@@ -236,7 +236,7 @@ OTHERWISE_ERASED = {
     },
     "written by the product about itself": {
         "django_admin_log.object_id", "scheduling_alert.subject", "scheduling_alertreceiver.problem",
-        "scheduling_configdraft.problem", "scheduling_webhookendpoint.problem", "scheduling_webhookmessage.problem",
+        "scheduling_webhookendpoint.problem", "scheduling_webhookmessage.problem",
     },
 }  # fmt: skip
 

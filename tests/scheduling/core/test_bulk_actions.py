@@ -263,7 +263,7 @@ def test_cancel_bulk_action_does_not_wait_for_batch(
 
     with transaction.atomic():
         BulkAction.objects.select_for_update().get(pk=row.pk)
-        with pytest.raises(Conflict, match="try again in a moment"):
+        with pytest.raises(Conflict, match="Try again in a moment"):
             second_connection(stop)
     row.refresh_from_db()
     assert row.state == "running"

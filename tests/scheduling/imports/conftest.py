@@ -6,6 +6,7 @@ from typing import Any
 
 from scheduling.customers import imports
 from scheduling.customers.import_batches import run_import_batch
+from scheduling.error_text import ErrorText
 from scheduling.models import Customer, CustomerImport
 
 
@@ -43,7 +44,12 @@ def undo(row: CustomerImport) -> CustomerImport:
 
 
 def read_refused(row: CustomerImport, phase: str = "running") -> list[tuple[Any, str, str]]:
-    return [tuple(entry) for each in row.refused.filter(phase=phase).order_by("pk") for entry in each.entries]
+    batches = row.refused.filter(phase=phase).order_by("pk")
+    return [(key, field, ErrorText.load(text)) for each in batches for key, field, text in each.entries]
+
+
+def read_problems(row: CustomerImport) -> list[tuple[str, str]]:
+    return [(field, ErrorText.load(text)) for field, text in row.problems]
 
 
 def read_names() -> dict[str, str]:

@@ -35,6 +35,7 @@ from tests.scheduling.imports.conftest import (
     import_file,
     make_lines,
     read_names,
+    read_problems,
     read_refused,
     upload,
 )
@@ -159,19 +160,19 @@ def test_repeated_import_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"PK\x03\x04" + b"\0" * 50, ["", "is an Excel workbook; save it as CSV UTF-8"]),
-        (bytes(range(256)) * 20, ["", "is no text file"]),
-        ("user_id\nann\n".encode("utf-16"), ["", "is UTF-16 text; save it as CSV UTF-8"]),
-        (b"\n\n", ["", "is empty"]),
-        (b'"user_id,name\nann,Ann\n', ["", "line 1: is no CSV: a quote is not closed or not doubled"]),
-        (b"x" * 100_000, ["", "line 1: is longer than 65536 bytes"]),
-        (b"name\nAnn\n", ["user_id", "is missing"]),
-        (b"user_id,attributes.x:colour\n", ["attributes.x:colour", "must be one of text, number, bool, instant"]),
+        (b"PK\x03\x04" + b"\0" * 50, ("", "is an Excel workbook; save it as CSV UTF-8")),
+        (bytes(range(256)) * 20, ("", "is no text file")),
+        ("user_id\nann\n".encode("utf-16"), ("", "is UTF-16 text; save it as CSV UTF-8")),
+        (b"\n\n", ("", "is empty")),
+        (b'"user_id,name\nann,Ann\n', ("", "line 1: is no CSV: a quote is not closed or not doubled")),
+        (b"x" * 100_000, ("", "line 1: is longer than 65536 bytes")),
+        (b"name\nAnn\n", ("user_id", "is missing")),
+        (b"user_id,attributes.x:colour\n", ("attributes.x:colour", "must be one of text, number, bool, instant")),
     ],
 )
-def test_file_that_cannot_be_imported_is_refused_at_once(content: bytes, problem: list[str]) -> None:
+def test_file_that_cannot_be_imported_is_refused_at_once(content: bytes, problem: tuple[str, str]) -> None:
     row = upload(content)
-    assert (row.state, row.problems) == ("failed", [problem])
+    assert (row.state, read_problems(row)) == ("failed", [problem])
     assert not CustomerImportPart.objects.exists()
     with pytest.raises(Conflict):
         imports.start_import(row.pk, actor="ann")
@@ -228,7 +229,7 @@ def test_size_out_of_range_is_refused(size: int) -> None:
 def test_number_of_stored_files_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(imports, "MOST_OPEN", 1)
     row = imports.create_import("a.csv", 10, actor="ann")
-    with pytest.raises(Conflict, match="too many imports"):
+    with pytest.raises(Conflict, match="Too many imports"):
         imports.create_import("a.csv", 10, actor="ann")
     imports.stop_import(row.pk, actor="ann")
     imports.create_import("a.csv", 10, actor="ann")
@@ -415,7 +416,9 @@ def test_import_fails_after_max_tries_and_can_be_undone(monkeypatch: pytest.Monk
         lapse(row)
     assert not run_import_batch(row.pk)
     row.refresh_from_db()
-    assert (row.state, row.problems) == ("failed", [["", "the batch at line 2 could not be finished 5 times"]])
+    assert (row.state, read_problems(row)) == (
+        "failed", [("", "The batch at line 2 could not be finished 5 times.")],
+    )  # fmt: skip
     assert not CustomerImportPart.objects.exists()
     assert list_due_imports() == []
 

@@ -16,6 +16,7 @@ from django.utils.timezone import now
 from scheduling.configuration import snapshot
 from scheduling.configuration.file.apply import InvalidConfiguration
 from scheduling.configuration.file.document import InvalidDocument
+from scheduling.error_text import ErrorText
 from scheduling.errors import Conflict
 from scheduling.experiments.replay import drafts, history
 from scheduling.experiments.replay.results import replay_events
@@ -60,7 +61,7 @@ def two_customers_node(matrix: MatrixBuilder, record_event: RecordEvent) -> Node
 def replayed(user: User, text: str) -> dict[str, Any]:
     """The result of this draft."""
     draft = replay_draft(open_draft(user, text))
-    assert (draft.state, draft.problem) == ("done", "")
+    assert (draft.state, draft.problems) == ("done", [])
     result: dict[str, Any] = draft.result
     return result
 
@@ -298,7 +299,7 @@ def test_one_replay_runs_and_a_lost_one_fails(two_customers_node: Node, ops: Use
     first.refresh_from_db()
     second.refresh_from_db()
     assert (first.state, second.state) == ("failed", "done")
-    assert "start the replay again" in first.problem
+    assert first.problems == [ErrorText.dump(drafts.LOST)]
     assert replay_draft(first).state == "done"
 
 
@@ -309,4 +310,5 @@ def test_replay_of_outdated_draft_fails_with_reason(two_customers_node: Node, ma
     matrix.channel.save()
     assert drafts.run_next_replay()
     draft.refresh_from_db()
-    assert (draft.state, draft.problem) == ("failed", "nodes[0].channel: there is no channel “log”")
+    assert draft.state == "failed"
+    assert [*map(ErrorText.load, draft.problems)] == ["nodes[0].channel: there is no channel “log”"]

@@ -145,7 +145,7 @@ def test_default_policy_cannot_be_retired_or_renamed(editor: Client, default: Si
 def test_campaign_with_end_before_start_is_refused(editor: Client) -> None:
     answer = editor.post(url("campaign_add"), {**SALE, "ends_at_0": "2026-11-10"})
     assert list(answer.context["adminform"].form.errors) == ["ends_at"]
-    assert "must be later than the start" in text(answer)
+    assert "must be later than starts_at" in text(answer)
     assert "between 2s and 12h" in text(editor.post(url("campaign_add"), {**SALE, "threshold": "13h"}))
     assert editor.post(url("campaign_add"), SALE).status_code == 302
     row = Campaign.objects.get()

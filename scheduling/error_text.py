@@ -1,0 +1,46 @@
+"""Texts of errors: English wherever they go, and what a page needs to print them in its reader's language.
+
+The code that raises an error imports `ErrorText` as `_`, so that makemessages finds the text.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+
+class ErrorText(str):
+    """An English text that keeps its template and values. APIs, logs and the database take it as any text.
+
+    `str(error)` of an exception made with it gives it back. An f-string, a slice or `join` make a plain text of it: a
+    text inside another one is a value of the other one's template.
+    """
+
+    __slots__ = ("template", "values")
+    template: str
+    values: dict[str, str]  #: a value may be an `ErrorText` itself
+
+    def __new__(cls, template: str, /, **values: object) -> Self:
+        """Fill `%(name)s` of the template. Without values the template is the text, with each % as it is."""
+        texts = {name: value if isinstance(value, str) else str(value) for name, value in values.items()}
+        text = super().__new__(cls, template % texts if texts else template)
+        text.template, text.values = template, texts
+        return text
+
+    def __str__(self) -> Self:
+        return self
+
+    @classmethod
+    def dump(cls, text: str) -> list[Any]:
+        """Return what JSON stores of a text: template and values. A plain text has its own template."""
+        if not isinstance(text, ErrorText):
+            return [text, {}]
+        values = text.values.items()
+        return [text.template, {name: cls.dump(each) if isinstance(each, cls) else each for name, each in values}]
+
+    @classmethod
+    def load(cls, stored: list[Any]) -> Self:
+        """Return the text that `dump` stored."""
+        template, values = stored
+        return cls(
+            template, **{name: cls.load(each) if isinstance(each, list) else each for name, each in values.items()}
+        )
