@@ -123,7 +123,16 @@ class LeaderScheduler(DatabaseScheduler):
     def all_as_schedule(self) -> dict[str, ScheduleEntry]:
         found: dict[str, ScheduleEntry] = dict(self._passes)
         problems = {}
-        for row in PeriodicTask.objects.enabled():
+        try:
+            rows = list(PeriodicTask.objects.enabled())
+        except sql.UNAVAILABLE_ERRORS as error:
+            if self._schedule is None:
+                raise
+            log.warning("schedules_not_read", error=str(error))
+            database.close()
+            self._reread_at = time.monotonic() + self.RETRY_SECONDS
+            return dict(self._schedule)
+        for row in rows:
             try:
                 if row.name in SCHEDULE:
                     raise UnusableRow("its name is that of a pass")
@@ -196,6 +205,7 @@ class LeaderScheduler(DatabaseScheduler):
         them twice. A round that failed keeps its `last_run_at`, so it stays due. No error ends beat.
         """
         due_at = entry.due_instant()
+        self._dirty.discard(entry.name)  # else the end of beat would save the round as published
         try:
             close_old_connections()
             try:
@@ -210,10 +220,11 @@ class LeaderScheduler(DatabaseScheduler):
         except Exception as error:
             log.warning("round_not_published", schedule=entry.name, due_at=due_at.isoformat(), error=repr(error))
             database.close()
-            self._dirty.discard(entry.name)
+            entry.model.enabled = False  # of this copy: it is not due again before the row is read again
             self._reread_at = min(self._reread_at, time.monotonic() + self.RETRY_SECONDS)
             return
         del self._failures[entry.name]
+        self._dirty.add(entry.name)
         self._tasks_since_sync += 1
         if self.should_sync():
             self._do_sync()

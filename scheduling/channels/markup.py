@@ -14,6 +14,8 @@ ALL = "all"
 #: A value prints the full-width form of characters that vendors read as markup. No vendor documents an escape for all
 #: its formats, and an address in a link keeps its other characters.
 _TAGS = {ord(each): ord(each) + 0xFEE0 for each in "<>"}
+_ADDRESS = re.compile(r"https?://[^\s<>]+")
+_PERCENT = {ord(each): f"%{ord(each):02X}" for each in "[]()*`@"}
 _MARKDOWN = {ord(each): ord(each) + 0xFEE0 for each in "<>[]*`"}
 _MENTION = {ord("@"): ord("@") + 0xFEE0}
 
@@ -44,13 +46,13 @@ def escape_tags(value: str) -> str:
 
 
 def escape_markdown(value: str) -> str:
-    """Return a value without tags, links, emphasis and code."""
-    return value.translate(_MARKDOWN)
+    """Return a value without tags, links, emphasis and code. An address leads where it led."""
+    return value.translate(_PERCENT if _ADDRESS.fullmatch(value) else _MARKDOWN)
 
 
 def escape_mentions(value: str) -> str:
     """Return a value that mentions no one by itself, and not everyone after an “@” of the author."""
-    value = value.translate(_MENTION)
+    value = value.translate(_PERCENT if _ADDRESS.fullmatch(value) else _MENTION)
     return f"{value}\N{ZERO WIDTH SPACE}" if value.strip().lower() == ALL else value
 
 

@@ -23,6 +23,7 @@ SMALL_SHARE = 20
 WORK_AHEAD = (
     8.0  #: seconds of a receiver's work that its lane holds, or twice its calls if that is more; below its deadline
 )
+LATE = 10.0  #: seconds before its deadline, from which a delivery goes before more important ones
 FIRST_DURATION = 0.2  #: seconds, assumed of a receiver that has not answered yet; too short costs a second deferral
 SHORTEST_DURATION = 0.01
 SMOOTHING = 0.1  #: weight of the latest call
@@ -50,7 +51,7 @@ class ReceiverLane:
     limit: int  #: most calls in flight
     waiting: tuple[deque[Delivery], ...] = field(default_factory=lambda: tuple(deque() for _ in Priority))
     in_flight: int = 0
-    held: int = 0  #: submitted and not ended
+    held_each: list[int] = field(default_factory=lambda: [0] * len(Priority))  #: submitted, not ended; by priority
     granted: int = 0  #: of these, how many have a grant of the vendor's quota
     duration: float = 0.0  #: smoothed seconds in flight; 0: no call has ended
     chat_id: str = ""  #: of the latest delivery
@@ -61,14 +62,29 @@ class ReceiverLane:
         """Return how many touches per second the receiver takes from this process."""
         return self.limit / max(self.duration or FIRST_DURATION, SHORTEST_DURATION)
 
-    def next_waiting(self) -> deque[Delivery] | None:
-        """Return the waiting deliveries of the most important priority that has any."""
-        return next(filter(None, self.waiting), None)
+    @property
+    def held(self) -> int:
+        """Return how many deliveries are submitted and have not ended."""
+        return sum(self.held_each)
+
+    def next_waiting(self, now: float) -> deque[Delivery] | None:
+        """Return the queue of the next delivery: the most important one, unless another waits for too long.
+
+        A delivery that never gets its turn would be released, claimed and judged again without end.
+        """
+        queues = [queue for queue in self.waiting if queue]
+        if not queues:
+            return None
+        oldest = min(queues, key=lambda queue: queue[0].clock)
+        return oldest if oldest[0].left(now) < LATE else queues[0]
 
     def room(self, priority: int) -> int:
-        """Return how many more deliveries the lane takes. The highest priority has room of its own."""
+        """Return how many more deliveries the lane takes. Less important ones take no room of others.
+
+        The highest priority has room of its own.
+        """
         most = max(2 * self.limit, int(self.rate * WORK_AHEAD)) if self.duration else 3 * self.limit
-        return most + (0 if priority else self.limit) - self.held
+        return most + (0 if priority else self.limit) - sum(self.held_each[: priority + 1])
 
     def note_duration(self, seconds: float) -> None:
         self.duration += (seconds - self.duration) * (SMOOTHING if self.duration else 1)
@@ -123,18 +139,18 @@ class ReceiverLanes:
         with self._lock:
             self._lanes[receiver].granted += 1
 
-    def hold(self, receiver: str, channel: Channel, chat_id: str = "") -> None:
+    def hold(self, receiver: str, channel: Channel, priority: int, chat_id: str = "") -> None:
         """Count a submitted delivery."""
         with self._lock:
             lane = self._open_lane(receiver, channel)
-            lane.held += 1
+            lane.held_each[priority] += 1
             lane.chat_id = chat_id
             self._held += 1
 
-    def release(self, receiver: str, *, granted: bool) -> None:
+    def release(self, receiver: str, priority: int, *, granted: bool) -> None:
         """Count the end of a submitted delivery."""
         with self._lock:
-            self._lanes[receiver].held -= 1
+            self._lanes[receiver].held_each[priority] -= 1
             self._lanes[receiver].granted -= granted
             self._held -= 1
 

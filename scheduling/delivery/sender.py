@@ -114,7 +114,7 @@ class Sender:
                 self._report(delivery, Permanent("channel_error", f"{type(error).__name__}: {error}"[:500]))
                 continue
             delivery.receiver = receiver
-            self.lanes.hold(receiver, delivery.channel, delivery.message.chat_id)
+            self.lanes.hold(receiver, delivery.channel, delivery.priority, delivery.message.chat_id)
             accepted.append(delivery)
         loop.call_soon_threadsafe(self._accept, accepted)
 
@@ -159,7 +159,7 @@ class Sender:
         for waiting in lane.waiting:
             while waiting and waiting[0].left(now) <= 0:
                 self._defer(waiting.popleft(), "target_busy", now)
-        while lane.in_flight < lane.limit and (first := lane.next_waiting()):
+        while lane.in_flight < lane.limit and (first := lane.next_waiting(now)):
             if rest := self.lanes.admit_call(receiver, now):
                 for each in lane.waiting:
                     while each:
@@ -317,7 +317,7 @@ class Sender:
 
     def _report(self, delivery: Delivery, result: Outcome | Deferred | SendRefused) -> None:
         if delivery.receiver:
-            self.lanes.release(delivery.receiver, granted=delivery.granted)
+            self.lanes.release(delivery.receiver, delivery.priority, granted=delivery.granted)
         with self._changed:
             self._results.append((delivery, result))
             self._changed.notify_all()

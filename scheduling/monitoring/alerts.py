@@ -83,7 +83,8 @@ def _find_unattended_queues(samples: MetricSamples) -> Values | None:
 
     Asks the workers directly, because their metrics are known on their own node only.
     """
-    if "celery_queue_length" not in samples:
+    is_blocked = any(value for _labels, value in samples.get("aftertouch_broker_blocked", ()))
+    if "celery_queue_length" not in samples or is_blocked:  # a blocked broker would hold this thread
         return None
     with current_app.connection_for_read() as connection:
         connection.ensure_connection(max_retries=1, timeout=INSPECT_TIMEOUT)

@@ -166,12 +166,31 @@ def continue_bulk_actions() -> None:
     for action_id in list(due.values_list("pk", flat=True)):
         try:
             until = sql.now() + PASS_INTERVAL
-            while run_batch(action_id, until):
+            while _count_try(action_id) and run_batch(action_id, until):
                 pass
         except Exception:
             log.exception("bulk_batch_failed", id=str(action_id))
             close_old_connections()
-            _count_failed_try(action_id)
+
+
+@transaction.atomic
+def _count_try(action_id: UUID) -> bool:
+    """Count a try before it starts, so that a batch that kills its worker is not repeated without end.
+
+    Return False if the action has failed with it, or if another worker runs its batch.
+    """
+    running = BulkAction.objects.select_for_update(skip_locked=True, of=("self",))
+    row = running.filter(pk=action_id, state=State.RUNNING).first()
+    if row is None:
+        return False
+    if row.tries >= MAX_TRIES:
+        row.state, row.ended_at = State.FAILED, now()
+        row.note = f"{row.note}\nthe same batch could not be finished {MAX_TRIES} times".strip()
+        log.error("bulk_action_abandoned", id=str(row.pk), position=str(row.position))
+    else:
+        row.tries += 1
+    row.save(update_fields=["tries", "state", "ended_at", "note"])
+    return row.state == State.RUNNING
 
 
 def run_batch(action_id: UUID, until: datetime) -> bool:
@@ -214,19 +233,6 @@ def _process_batch(row: BulkAction, size: int, start: datetime) -> None:
     if len(keys) < size:
         row.state, row.ended_at = State.DONE, now()
     row.next_at = start + timedelta(seconds=len(keys) / row.per_second)
-
-
-@transaction.atomic
-def _count_failed_try(action_id: UUID) -> None:
-    row = BulkAction.objects.select_for_update().filter(pk=action_id, state=State.RUNNING).first()
-    if row is None:
-        return
-    row.tries += 1
-    if row.tries >= MAX_TRIES:
-        row.state, row.ended_at = State.FAILED, now()
-        row.note = f"{row.note}\nthe same batch could not be finished {MAX_TRIES} times".strip()
-        log.error("bulk_action_abandoned", id=str(row.pk), position=str(row.position))
-    row.save(update_fields=["tries", "state", "ended_at", "note"])
 
 
 def _apply_to_row(row: BulkAction, row_action: RowAction, key: UUID, actor: Actor, due_at: datetime) -> str:

@@ -75,6 +75,8 @@ class Expression(FilterExpression):
             arguments[:] = [(is_path, parser.read_path(each) if is_path else each) for is_path, each in arguments]
             if function is not default:
                 self._check_arguments(function._filter_name, arguments)
+        if any(function._filter_name == "join" for function, *_arguments in self.filters[:-1]):
+            raise InvalidTemplate(_("“join” must be the last filter: it escapes the entries"))
 
     def _check_arguments(self, name: str, arguments: list[tuple[bool, Any]]) -> None:
         for is_path, each in arguments:

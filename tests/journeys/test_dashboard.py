@@ -363,7 +363,7 @@ def test_customer_page_fits_and_leads_to_touches(
     page.wait_for_load_state("domcontentloaded")
     assert page.locator("#result_list tbody tr").count() == 5
     with page.expect_download() as download:
-        page.click("text=Export this list as CSV")
+        page.click("text=Export as CSV")
     assert "王小安" in download.value.path().read_text("utf-8-sig")
 
 

@@ -117,7 +117,7 @@ def test_failure_spike_is_retried_and_rule_is_edited(
     page.click("#content button[type=submit]:has-text('重试')")
     page.wait_for_selector("progress")
     run_next_batch()
-    page.wait_for_selector(f"text=20 / {MANY - FEW}")
+    page.wait_for_selector(f"text=50 / {MANY - FEW}")
     save_screenshot(page, "spike-progress")
     run_next_batch()
     run_next_batch()

@@ -179,7 +179,7 @@ class ConfigDraftAdmin(OpsAdmin):
                 if draft and KEEP not in request.POST:
                     drafts.request_replay(request.user, drafts.compute_seen(draft))
                 return redirect(self.url("mine"))
-            except Conflict as error:
+            except (Conflict, InvalidConfiguration) as error:
                 form.add_error(None, translate_errors(error))
         return self.page(
             request, "ops/draft_text.html", _("My draft"), form=form, keep=KEEP, changes_link=self.url("mine"),

@@ -10,6 +10,7 @@ import pytest
 
 from scheduling.channels.base import find_escape
 from scheduling.channels.kinds import channel_kinds
+from scheduling.channels.markup import escape_markdown, escape_mentions
 from scheduling.channels.vendors.declared import DeclaredHttp
 from scheduling.policy.specs import CustomerSpec, EventSpec, TextSpec
 from scheduling.templating.rendering import render_message
@@ -50,6 +51,11 @@ def test_value_in_a_body_has_no_markup_of_the_channel() -> None:
         body = render_message(template(body="{{ user.name }}"), ann(name=value), event(), find_escape(channel))[1]
         printed.append((kind, config, value, body))
     assert printed == ESCAPED
+
+
+def test_address_in_a_value_leads_where_it_led() -> None:
+    assert escape_markdown("https://x.example/?sig=ab*c&ids[]=1") == "https://x.example/?sig=ab%2Ac&ids%5B%5D=1"
+    assert escape_mentions("https://x.example/@shop") == "https://x.example/%40shop"
 
 
 @pytest.mark.parametrize("form", ["text", "card"])

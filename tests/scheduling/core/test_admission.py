@@ -7,7 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 from uuid import UUID
 
 import pytest
@@ -500,13 +501,37 @@ def test_full_lane_is_asked_before_the_claim(
     assert fake_channel.received[2].task_id == urgent, "it waited behind the others of its receiver"
 
 
+def test_lane_full_of_low_touches_has_room_for_normal_ones() -> None:
+    held, channel = lanes.ReceiverLanes(), cast(Any, SimpleNamespace(at_once=1))
+    for _ in range(9):
+        held.hold("slow", channel, 2)
+    assert held.find_wait("slow", channel, 2, own=0, total=0)
+    assert held.find_wait("slow", channel, 1, own=0, total=0) is None
+
+
+def test_low_touch_goes_first_before_its_deadline() -> None:
+    """It was released, claimed and judged again as long as others arrived."""
+    lane = lanes.ReceiverLane(limit=1)
+
+    def wait(priority: int, age: float) -> None:
+        claimed = time.monotonic() - age
+        lane.waiting[priority].append(cast(Any, SimpleNamespace(clock=claimed, left=lambda now: claimed + 20 - now)))
+
+    wait(2, age=5)
+    wait(1, age=1)
+    assert lane.next_waiting(time.monotonic()) is lane.waiting[1]
+    lane.waiting[2].clear()
+    wait(2, age=12)
+    assert lane.next_waiting(time.monotonic()) is lane.waiting[2]
+
+
 def test_full_process_leaves_each_receiver_a_small_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "IN_FLIGHT", 30)
     monkeypatch.setattr(lanes, "SMALL_SHARE", 3)
     held = lanes.ReceiverLanes()
     channel: Any = object()
     for _ in range(30):
-        held.hold("slow", channel)
+        held.hold("slow", channel, 1)
 
     def admitted(receiver: str, wanted: int) -> int:
         waits = [held.find_wait(receiver, channel, 1, own=own, total=own) for own in range(wanted)]
@@ -514,7 +539,7 @@ def test_full_process_leaves_each_receiver_a_small_share(monkeypatch: pytest.Mon
 
     assert (admitted("slow", 5), admitted("fast", 5)) == (0, 3)
     for _ in range(30):
-        held.hold("slower", channel)
+        held.hold("slower", channel, 1)
     assert admitted("fast", 5) == 0, "nothing bounds the process"
 
 
@@ -523,7 +548,7 @@ def test_lanes_of_held_receivers_keep_no_others(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(lanes, "REMEMBERED", 200)
     known, channel = lanes.ReceiverLanes(), object()
     for number in range(150):
-        known.hold(f"held-{number}", channel)  # type: ignore[arg-type]
+        known.hold(f"held-{number}", channel, 1)  # type: ignore[arg-type]
 
     for number in range(2000):
         known.find_wait(f"other-{number}", channel, 1, own=0, total=0)  # type: ignore[arg-type]
@@ -586,14 +611,14 @@ def test_submitted_trial_counts_before_its_call_starts() -> None:
     channel: Any = object()
     held, at = lanes.ReceiverLanes(), time.monotonic()
     for _ in range(5):
-        held.hold("robot", channel)
+        held.hold("robot", channel, 1)
         held.end_call("robot", Transient("connect"), at, at)
-        held.release("robot", granted=False)
+        held.release("robot", 1, granted=False)
     (rest,) = held._breaker._rows.values()
     rest.shut_until = at
     assert held.find_wait("robot", channel, 1, own=0, total=0) is None
 
-    held.hold("robot", channel)
+    held.hold("robot", channel, 1)
     wait = held.find_wait("robot", channel, 1, own=0, total=0)
 
     assert wait is not None

@@ -416,7 +416,7 @@ def test_failing_action_ends_after_max_tries_and_stops_no_other(
     hung = bulk_actions.start_bulk_action("archive", {}, ANN)
     with psycopg.connect(database_url()) as other:
         other.execute("SELECT FROM scheduling_failedtask WHERE id = %s FOR UPDATE", [rows[0].pk])
-        for number in range(bulk_actions.MAX_TRIES):
+        for number in range(bulk_actions.MAX_TRIES + 1):
             if number == 1:
                 well = bulk_actions.start_bulk_action("ignore", {"q": str(rows[1].task_id)}, ANN)
             bulk_actions.continue_bulk_actions()

@@ -131,6 +131,7 @@ REFUSED = [
     ("{{ event.data['x'] }}", "cannot be read"), ("{{ user.__class__ }}", "cannot be read"),
     ("{{ user._x }}", "cannot be read"), ("{{ _('Yes') }}", "cannot be read"), ("{{ 1 + 1 }}", "cannot be read"),
     ("{{ user.id|default:_('Yes') }}", "cannot be read"), ("{{ user.id|upper:1 }}", "cannot be read"),
+    ("{{ customer.tags|join:','|upper }}", "must be the last filter"),
     ("{{ user.id|join }}", "cannot be read"), ("{% if user.id > %}{% endif %}", "cannot be read"),
     ("{% if user.id is chat.id %}{% endif %}", "“is” is not part of the template language"),
     ("{{ user.name|truncatechars:user.id }}", "“truncatechars” takes a text in quotes or a number"),
