@@ -21,7 +21,7 @@ IN_FLIGHT = (
 )
 SMALL_SHARE = 20
 WORK_AHEAD = (
-    8.0  #: seconds of a receiver's work that its lane holds, or twice its calls if that is more; below its deadline
+    8.0  #: seconds of a receiver's work that its lane holds, or twice its calls if that is more; below `BATCH_DEADLINE`
 )
 LATE = 10.0  #: seconds before its deadline, from which a delivery goes before more important ones
 FIRST_DURATION = 0.2  #: seconds, assumed of a receiver that has not answered yet; too short costs a second deferral

@@ -121,9 +121,13 @@ def test_rollout_grows_after_time_and_touches_and_finishes(running: RolloutCase)
 def test_each_end_counts_once_and_only_of_the_canary_at_this_step(
     running: RolloutCase, matrix: MatrixBuilder, record_event: RecordEvent
 ) -> None:
-    matrix.node("other", template=matrix.template("guide-v2"))
+    matrix.node("other", trigger="other", template=matrix.template("guide-v2"))
     users = running.speak()
     running.speak(canary=False)
+    others = [task_id for number in range(3) for task_id in running.happen("other", f"other-{number}").task_ids]
+    fall_due(*others)
+    deliver(others)
+    assert set(Touch.objects.values_list("state", flat=True)) == {"delivered"}
     for _ in range(4):
         pass_time(minutes=2)
         advance_rollouts()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -180,21 +181,28 @@ def test_quota_exhausted_robot_is_not_called(robot: Robot, receiver: AlertReceiv
     assert (robot.headers, receiver.problem) == ([], "quota")
 
 
-@pytest.mark.django_db(transaction=True)
-def test_concurrent_passes_send_one_message(robot: Robot, receiver: AlertReceiver, failed: FailedTask) -> None:
+@contextmanager
+def message_under_way(robot: Robot) -> Iterator[None]:
+    """Run the block while the first message of a pass waits for the answer of the robot."""
     evaluate_at(0)
     robot.may_answer.clear()
 
-    def first() -> None:
+    def send_first() -> None:
         evaluate_at(60)
         connection.close()
 
-    running = threading.Thread(target=first)
-    running.start()
+    sending = threading.Thread(target=send_first)
+    sending.start()
     assert robot.waits.wait(60)
-    evaluate_at(90, 120)  # while the first one waits for the robot's response
+    yield
     robot.may_answer.set()
-    running.join()
+    sending.join()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_concurrent_passes_send_one_message(robot: Robot, receiver: AlertReceiver, failed: FailedTask) -> None:
+    with message_under_way(robot):
+        evaluate_at(90, 120)
     evaluate_at(150, 300)
     assert len(robot.headers) == 1
 
@@ -203,20 +211,9 @@ def test_concurrent_passes_send_one_message(robot: Robot, receiver: AlertReceive
 def test_alert_that_ends_while_its_message_is_under_way_is_resolved(
     robot: Robot, receiver: AlertReceiver, failed: FailedTask
 ) -> None:
-    evaluate_at(0)
-    robot.may_answer.clear()
-
-    def first() -> None:
-        evaluate_at(60)
-        connection.close()
-
-    running = threading.Thread(target=first)
-    running.start()
-    assert robot.waits.wait(60)
-    failed.delete()
-    evaluate_at(90)
-    robot.may_answer.set()
-    running.join()
+    with message_under_way(robot):
+        failed.delete()
+        evaluate_at(90)
     evaluate_at(120, 150, 180)
     assert robot.titles == ["【告警】失败任务长时间无人处理", "【已恢复】失败任务长时间无人处理"]
 
