@@ -95,6 +95,8 @@ class LeaderScheduler(DatabaseScheduler):
     ASK_EVERY = 2.0  #: seconds between checks for edited schedules; a tick would check several times
     ALERTS_EVERY = 30.0  #: seconds
     SURE_FOR = 0.5  #: seconds for which a lock check is valid, so that entries due together need only one
+    LOCK_WAIT = 2.0  #: seconds in which a round must get its locks; beat does nothing else meanwhile
+    LONG_ROUND = 0.5  #: seconds, after which the passes that are due go before the next round
     RETRY_SECONDS = 5.0  #: until a round that failed is tried again
     TRIES = 12  #: of a round that fails although PostgreSQL answers; then it becomes a failed task
     #: SQLSTATEs of time limits: the work itself may cause them, so PostgreSQL counts as available.
@@ -145,9 +147,12 @@ class LeaderScheduler(DatabaseScheduler):
         return found
 
     def reserve(self, entry: Any) -> Any:
-        if entry.name not in self._passes:
-            return super().reserve(entry)
-        self._passes[entry.name] = following = next(entry)
+        """Store the next entry in the schedule too, from which a heap is made. The library keeps the last one there."""
+        if entry.name in self._passes:
+            following = self._passes[entry.name] = next(entry)
+        else:
+            following = super().reserve(entry)
+        self._schedule[entry.name] = following
         return following
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
@@ -206,8 +211,10 @@ class LeaderScheduler(DatabaseScheduler):
         """
         due_at = entry.due_instant()
         self._dirty.discard(entry.name)  # else the end of beat would save the round as published
+        started = time.monotonic()
         try:
             close_old_connections()
+            sql.execute("SELECT set_config('lock_timeout', %(wait)s, false)", {"wait": f"{self.LOCK_WAIT:g}s"})
             try:
                 import_string(settings.SCHEDULED_ROUNDS[entry.task])(entry.model.pk, due_at, entry.args, entry.kwargs)
             except Exception as error:
@@ -223,6 +230,9 @@ class LeaderScheduler(DatabaseScheduler):
             entry.model.enabled = False  # of this copy: it is not due again before the row is read again
             self._reread_at = min(self._reread_at, time.monotonic() + self.RETRY_SECONDS)
             return
+        finally:
+            if time.monotonic() - started > self.LONG_ROUND:
+                self._heap = None  # made again, it has the passes first
         del self._failures[entry.name]
         self._dirty.add(entry.name)
         self._tasks_since_sync += 1

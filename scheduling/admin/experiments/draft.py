@@ -125,11 +125,10 @@ class ConfigDraftAdmin(OpsAdmin):
 
     def _act(self, request: HttpRequest) -> None:
         act, seen, user = request.POST.get("act"), request.POST.get("seen", ""), request.user
-        position = request.POST.get("position", "")
         if act == "replay":
             drafts.request_replay(user, seen)
-        elif act == "drop" and position.isdecimal() and len(position) < 9:
-            drafts.remove_changes(user, seen, int(position))
+        elif act == "drop":
+            drafts.remove_changes(user, seen, (request.POST.get("section", ""), request.POST.get("label", "")))
             messages.success(request, _("The change was removed from the draft."))
         elif act == "resolve":
             drafts.remove_changes(user, seen)

@@ -276,8 +276,8 @@ def replace_text(user: Any, text: str, seen: str) -> ConfigDraft | None:
         return draft if draft.pk else None
 
 
-def remove_changes(user: Any, seen: str, position: int | None = None) -> None:
-    """Remove the change at this place from the draft; without one, all that are in conflict.
+def remove_changes(user: Any, seen: str, row: tuple[str, str] | None = None) -> None:
+    """Remove the change of the row with this section and label from the draft; without one, all that are in conflict.
 
     The draft starts from the live configuration of now. A draft without changes is deleted.
 
@@ -289,9 +289,9 @@ def remove_changes(user: Any, seen: str, position: int | None = None) -> None:
 
         def choose(plan: ChangePlan) -> ChangePlan:
             own, conflicts = _separate_edits(draft, plan.changes)
-            if position is not None and conflicts:
+            if row and conflicts:
                 raise Conflict(CLASH)
-            return plan.only([each for place, each in enumerate(own) if place != position and each not in conflicts])
+            return plan.only([each for each in own if (each.section.name, each.label) != row and each not in conflicts])
 
         try:
             with _rolled_back(), apply.hold_sections(list_draft_sections()):

@@ -433,6 +433,31 @@ def test_round_that_fails_stops_no_other_and_is_published_later(
     assert row.last_run_at > before
 
 
+def test_passes_go_before_the_next_round_after_a_long_one(
+    market: Market, valkey: redis.Redis, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rounds of fifty schedules held back dispatch and rescue for as long as they took together."""
+    row = every_ten_minutes(**ORDER)
+    PeriodicTask.objects.create(name="other", task=TASK, interval=row.interval, kwargs=json.dumps(ORDER))
+    PeriodicTask.objects.update(last_run_at=now() - timedelta(minutes=15))
+    monkeypatch.setattr(LeaderScheduler, "LONG_ROUND", -1.0)
+    applied: list[str] = []
+    apply_entry = LeaderScheduler.apply_entry
+
+    def note(self: LeaderScheduler, entry: Any, producer: Any = None) -> None:
+        applied.append(entry.name)
+        if entry.name in ("sync", "other"):
+            for each in self._passes.values():  # they fall due during the round
+                each.last_run_at -= timedelta(hours=1)
+        apply_entry(self, entry, producer=producer)
+
+    monkeypatch.setattr(LeaderScheduler, "apply_entry", note)
+    with leading_beat() as beat:
+        assert wait_until(lambda: beat.tick() >= 0 and {"sync", "other"} <= set(applied), WAIT_LIMIT, pause=0)
+        first, second = sorted(map(applied.index, ("sync", "other")))
+        assert set(beat._passes) <= set(applied[first:second])
+
+
 @pytest.mark.parametrize("is_timeout", [False, True])
 def test_round_with_repeated_errors_becomes_failed_task(
     market: Market, valkey: redis.Redis, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch, is_timeout: bool

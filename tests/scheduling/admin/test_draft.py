@@ -130,13 +130,30 @@ def test_draft_change_is_removed_unless_another_needs_it(node: Node, editor: Cli
     data = {"draft": yaml.safe_dump(given), "seen": drafts.compute_seen(None), "_keep": "1"}
     page = editor.post(admin_url("configdraft_add"), data, follow=True)
     assert list_labels(page) == ["stages late", "nodes guide"]
-    page = act(editor, admin_url, "drop", position="0")
+    late, guide = ({"section": name, "label": label} for name, label in (("stages", "late"), ("nodes", "guide")))
+    page = act(editor, admin_url, "drop", **late)
     assert texts(page) == ["This does not fit another change of the draft. Remove that one first."]
-    page = act(editor, admin_url, "drop", position="1")
+    page = act(editor, admin_url, "drop", **guide)
     assert list_labels(page) == ["stages late"]
-    page = act(editor, admin_url, "drop", position="0")
+    page = act(editor, admin_url, "drop", **late)
     assert not ConfigDraft.objects.exists()
     assert (Node.objects.get().delay, Stage.objects.count()) == (timedelta(minutes=15), 1)
+
+
+def test_change_is_removed_by_its_row_although_another_left_the_draft(
+    node: Node, editor: Client, admin_url: Url, fill_form: FillForm
+) -> None:
+    """Another user made the first change live: its button stood on the page still, and the next one removed another."""
+    cap = HarassmentRule.objects.get(kind="cap")
+    node_url, rule_url = admin_url("node_change", node.pk), admin_url("harassmentrule_change", cap.pk)
+    tried(editor, node_url, fill_form(node_url, delay="20m"))
+    page = tried(editor, rule_url, fill_form(rule_url, limit="1"))
+    assert list_labels(page) == ["nodes guide", "harassment_rules cap (user)"]
+    node.refresh_from_db()
+    node.delay = timedelta(minutes=20)
+    node.save()
+    page = act(editor, admin_url, "drop", section="harassment_rules", label="cap (user)")
+    assert not ConfigDraft.objects.exists()
 
 
 def test_later_live_edits_stay_and_conflicts_are_resolved_by_a_person(
@@ -154,7 +171,7 @@ def test_later_live_edits_stay_and_conflicts_are_resolved_by_a_person(
     node.save()
     page = editor.get(admin_url("configdraft_mine"))
     assert page.context["conflicts"] == ["guide"]
-    for name, more in (("replay", {}), ("drop", {"position": "0"})):
+    for name, more in (("replay", {}), ("drop", {"section": "nodes", "label": "guide"})):
         (message,) = texts(act(editor, admin_url, name, **more))
         assert message.startswith("Another user edited the same rows")
     page = tried(editor, rule_url, fill_form(rule_url, limit="2"))
