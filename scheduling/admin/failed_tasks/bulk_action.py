@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from math import ceil
 from typing import Any
 
 from django.contrib import admin, messages
@@ -210,4 +211,5 @@ def _compute_percent(row: BulkAction) -> int:
 
 
 def _estimate_time_left(row: BulkAction) -> timedelta:
-    return timedelta(seconds=max((row.total or 0) - row.looked_at, 1) / row.per_second)
+    """Return whole seconds, at least one: the page would name a shorter time “at once”."""
+    return timedelta(seconds=ceil(max((row.total or 0) - row.looked_at, 1) / row.per_second))
