@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -24,48 +22,23 @@ _shared: list[structlog.typing.Processor] = [
 _renderer = (
     structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer(ensure_ascii=False)
 )
-_to_json = json.JSONEncoder(ensure_ascii=False).encode
-WHOLE_WRITE = 4096  #: bytes that a pipe writes whole
 
 
 class _Straight:
-    """A logger that writes its lines with few calls.
+    """A logger that writes a line with one call.
 
     The `logging` module (two records, a search for the caller, a lock) costs more than the judgement of a touch. The
     log channel writes one line per touch, and the tracing of events writes lines at each commit.
-
-    `lines` holds the fields of several lines; each line also has the other fields. A write has whole lines of at most
-    `WHOLE_WRITE` bytes, so that lines of two processes do not mix. A longer line is written alone.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def info(self, entry: dict[str, Any], *, extra: object) -> None:
-        lines = entry.pop("lines", [{}])
-        joined: list[str] = []
-        size = 0
         with suppress(OSError, ValueError):  # a closed log must not stop a touch
-            for text in _render_lines(self, entry, lines):
-                length = len(text.encode(errors="backslashreplace"))
-                if joined and size + length > WHOLE_WRITE:
-                    sys.stderr.write("".join(joined))
-                    joined, size = [], 0
-                joined.append(text)
-                size += length
-            sys.stderr.write("".join(joined))
+            sys.stderr.write(f"{_renderer(self, 'info', entry)}\n")
 
     debug = info
-
-
-def _render_lines(logger: _Straight, entry: dict[str, Any], lines: list[dict[str, Any]]) -> Iterator[str]:
-    if isinstance(_renderer, structlog.dev.ConsoleRenderer):
-        for line in lines:
-            yield _renderer(logger, "info", {**entry, **line}) + "\n"
-        return
-    shared = str(_renderer(logger, "info", entry))[:-1]  # rendered once, without its last brace
-    for line in lines:
-        yield f"{shared}, {_to_json(line)[1:]}\n" if line else shared + "}\n"
 
 
 _STRAIGHT = ("scheduling.channels.log", "scheduling.tracing")

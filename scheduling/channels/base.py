@@ -6,7 +6,7 @@ outcome alone decides the next step of the ledger. An exception from a defect of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -174,25 +174,6 @@ class SecretSender(Protocol):
     @classmethod
     def list_secret_hosts(cls, config: Mapping[str, Any]) -> frozenset[str]:
         """Return scheme, host and port of each receiver of the secret. The settings may be wrong."""
-
-
-@runtime_checkable
-class ImmediateChannel(Protocol):
-    """A channel without an external call.
-
-    The transaction that decides the touch writes its attempt, which is the delivery.
-    """
-
-    def send_now(self, messages: Sequence[Message]) -> Delivered:
-        """Log or publish the messages of a batch after the commit."""
-
-
-def is_immediate(channel: object) -> bool:
-    """Return whether this channel or class is an `ImmediateChannel`.
-
-    isinstance on a protocol takes 20 times as long.
-    """
-    return hasattr(channel, "send_now")
 
 
 class Failure(Exception):

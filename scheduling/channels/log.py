@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
@@ -37,14 +37,10 @@ class Log:
         return self.kind
 
     async def send(self, message: Message, deadline: datetime) -> Outcome:
-        return self.send_now([message])
-
-    def send_now(self, messages: Sequence[Message]) -> Delivered:
-        """Log one line for each message. There is no call to wait for (see `ImmediateChannel`)."""
-        logger.info("Touch logged", action="touch_logged", lines=[_describe(each) for each in messages])
+        description = _describe(message)
+        logger.info("Touch logged", action="touch_logged", **description)
         if logger.is_enabled_for(logging.DEBUG):
-            bodies = [{**_describe(each), "body": each.body} for each in messages]
-            logger.debug("Body of the logged touch", action="touch_logged", lines=bodies)
+            logger.debug("Body of the logged touch", action="touch_logged", body=message.body, **description)
         return Delivered("logged")
 
 

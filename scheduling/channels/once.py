@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import structlog
 
-from scheduling.channels.base import Channel, ImmediateChannel, Message, Outcome, Unknown
+from scheduling.channels.base import Channel, Message, Outcome, Unknown
 from scheduling.channels.http_client import close_shared_transport
 
 log = structlog.get_logger(__name__)
@@ -18,8 +18,6 @@ def send_once(channel: Channel, message: Message, timeout: timedelta) -> Outcome
 
     A defect of the channel counts as `Unknown`, as in delivery.
     """
-    if isinstance(channel, ImmediateChannel):
-        return channel.send_now([message])
     try:
         return asyncio.run(_send_and_close(channel, message, timeout))
     except TimeoutError:

@@ -13,7 +13,7 @@ from typing import Any
 from django.conf import settings
 from django.db import connection
 
-from scheduling.channels.base import CalendarQuota, is_immediate
+from scheduling.channels.base import CalendarQuota
 from scheduling.channels.kinds import channel_kinds
 from scheduling.models import (
     Calendar,
@@ -86,12 +86,6 @@ class Snapshot:
         if not any(rule.kind == "conversation" for rule in self.rules):
             return frozenset()
         return frozenset(node.id for node in self.nodes.values() if node.guard_conversation != "ignore")
-
-    @cached_property
-    def delivering_inline(self) -> frozenset[int]:
-        """Return the ids of the nodes whose channel delivers in the judging transaction, without the sender."""
-        kinds = channel_kinds()
-        return frozenset(node.id for node in self.nodes.values() if is_immediate(kinds.get(node.channel.kind)))
 
     @cached_property
     def counting_quotas(self) -> frozenset[int]:

@@ -10,7 +10,7 @@ from collections.abc import Container, Mapping
 from datetime import date, timedelta
 from typing import Any
 
-from scheduling.channels.base import Channel, InvalidSetting, is_immediate
+from scheduling.channels.base import Channel, InvalidSetting
 from scheduling.channels.kinds import channel_kinds
 from scheduling.durations import format_duration
 from scheduling.error_text import ErrorText as _
@@ -315,8 +315,6 @@ def _check_limits(values: Mapping[str, Any], found: ErrorCollector) -> None:
     given = {field: values[field] for field in ("daily_limit", "monthly_limit") if values.get(field) is not None}
     for field in given:
         found.number(given, field, 1, MAX_LIMIT)
-        if is_immediate(channel_kinds().get(values.get("kind", ""))):
-            found.add(field, _("channels of the kind %(kind)s call no receiver and take no limit", kind=values["kind"]))
     if len(given) == 2 and given["monthly_limit"] < given["daily_limit"]:
         found.add("monthly_limit", _("must be at least the limit of a day, %(limit)s", limit=given["daily_limit"]))
 

@@ -145,19 +145,17 @@ def admit_batch(batch: DueBatch, slots: QuotaSlots, waits: LaneWaits) -> tuple[D
     `waits` keeps the instants of lanes for the tries and halves of one batch: a second question takes a second instant.
 
     Return the batch without the postponed touches, and these.
-    Channels without a call always have room. Touches with an unknown receiver are admitted: judging reports the error.
-    So are touches of idle nodes, which judging defers or ends.
+    Touches with an unknown receiver are admitted: judging reports the error. So are touches of idle nodes, which
+    judging defers or ends.
     """
-    always = batch.config.delivering_inline | batch.config.idle_nodes
-    if always.issuperset(row.node_id for row in batch.due):
-        return batch, {}
+    idle = batch.config.idle_nodes
     admitted: list[Due] = []
     routes: dict[UUID, Route] = {}
     postponed: Postponed = {}
     taken: Counter[str] = Counter()
     for row in sorted(batch.due, key=lambda row: (row.priority, row.due_at)):
         task_id = row.task_id
-        if row.node_id not in always and row.expires_at > batch.locked_at:
+        if row.node_id not in idle and row.expires_at > batch.locked_at:
             if (slot := slots.get(task_id, batch.locked_at)) > batch.locked_at:
                 postponed[task_id] = (QUOTA, slot)
                 continue

@@ -33,7 +33,6 @@ class AnnouncedTouch(NamedTuple):
     root_id: UUID | None  #: None: the touch's own id
     republished: bool
     planned_at: datetime  #: may change, but only Presence uses it
-    ready: bool  #: due and not paused when it was read
     readable: bool  #: False: its event data is too large for this batch and was left out
     event: EventSpec
 
@@ -63,7 +62,7 @@ def load_announced(task_ids: Sequence[UUID], *, most_bytes: int) -> dict[UUID, A
     A touch that runs now is among them: it may be waiting again before the lock.
     """
     rows = sql.rows(ANNOUNCE_STATEMENT, {"ids": sql.UuidArray(task_ids), "most_bytes": most_bytes})
-    return {row[0]: AnnouncedTouch._make((*row[1:8], _build_event(*row[8:]))) for row in rows}
+    return {row[0]: AnnouncedTouch._make((*row[1:7], _build_event(*row[7:]))) for row in rows}
 
 
 def _build_event(*row: Any) -> EventSpec:
@@ -74,20 +73,19 @@ def _build_event(*row: Any) -> EventSpec:
 def presence_questions(touches: dict[UUID, AnnouncedTouch], config: Snapshot) -> dict[UUID, PresenceQuestion]:
     """Return the presence questions about these touches.
 
-    Asked are touches whose node respects conversations, and touches whose event belongs to a provider. Only an inline
-    delivery is sent right after this question. The sender asks again about all others.
+    Asked are touches whose node respects conversations, and touches whose event belongs to a provider. The sender asks
+    again right before it sends them.
     """
     if not settings.PRESENCE:
         return {}
-    asking, inline, types = config.asking_presence, config.delivering_inline, presence.provider_event_types()
+    asking, types = config.asking_presence, presence.provider_event_types()
     return {
         task_id: PresenceQuestion(
-            event.user_id, event.chat_id, event.type, event.event_id, event.occurred_at, planned_at,
-            ready and node_id in inline,
+            event.user_id, event.chat_id, event.type, event.event_id, event.occurred_at, planned_at
         )
-        for task_id, (_, node_id, _, _, planned_at, ready, _, event) in touches.items()
+        for task_id, (_, node_id, _, _, planned_at, _, event) in touches.items()
         if node_id in asking or event.type in types
-    }  # fmt: skip
+    }
 
 
 # The size of compressed data is estimated from the stored size, because reading it costs as much as returning it. Text
@@ -95,7 +93,7 @@ def presence_questions(touches: dict[UUID, AnnouncedTouch], config: Snapshot) ->
 ANNOUNCE_STATEMENT = """
 WITH announced AS MATERIALIZED (
     SELECT task_id, customer_id, node_id, NULLIF(root_id, task_id) AS root_id, retry_of IS NOT NULL AS republished,
-           planned_at, due_at <= statement_timestamp() AND paused_by = '' AS ready, priority, due_at, event_id
+           planned_at, priority, due_at, event_id
     FROM scheduling_touch_live
     WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued', 'running')
 ), sized AS (
@@ -105,7 +103,7 @@ WITH announced AS MATERIALIZED (
                < %(most_bytes)s::bigint AS readable
     FROM announced AS a JOIN scheduling_event AS e ON e.id = a.event_id
 )
-SELECT task_id, customer_id, node_id, root_id, republished, planned_at, ready, readable,
+SELECT task_id, customer_id, node_id, root_id, republished, planned_at, readable,
        id, source, key, type, occurred_at, user_id, chat_id, CASE WHEN readable THEN data::text END, trace_id
 FROM sized
 """

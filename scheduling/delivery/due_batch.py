@@ -207,7 +207,7 @@ def _join_events(locked: Sequence[LockedTouch], announced: Announcement) -> tupl
     due: list[Due] = []
     rest: list[WakeUp] = []
     for row in locked:
-        customer_id, node_id, root_id, republished, _, _, readable, event = announced.touches[row.task_id]
+        customer_id, node_id, root_id, republished, _, readable, event = announced.touches[row.task_id]
         if readable:
             is_retry = republished or row.attempt > 0
             due.append(Due(*row, customer_id, node_id, root_id or row.task_id, is_retry, event))

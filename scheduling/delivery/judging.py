@@ -6,7 +6,7 @@ import time
 from functools import lru_cache
 from typing import NamedTuple
 
-from scheduling.channels.base import Message, find_escape, is_immediate
+from scheduling.channels.base import Message, find_escape
 from scheduling.delivery import settlement
 from scheduling.delivery.due_batch import Due, DueBatch
 from scheduling.delivery.links import tracks_links
@@ -27,8 +27,7 @@ class Judged(NamedTuple):
     row: Due
     verdict: GuardVerdict
     settlement: Settlement
-    message: Message | None = None  #: present if the touch is sent
-    delivery: Delivery | None = None  #: present if the sender sends it; the commit delivers the others
+    delivery: Delivery | None = None  #: present if the touch is sent
     detail: str = ""  #: why no message could be prepared
 
 
@@ -71,23 +70,19 @@ def _prepare_send(batch: DueBatch, row: Due, candidate: Candidate, verdict: Guar
         reason = "template_data_missing" if isinstance(error, CannotRender) else error.reason
         failed = Settlement("failed", reason, releases_cap_slot=True, content=Content(*content))
         return Judged(row, verdict, _without_attempt(batch, row, failed), detail=str(error))
-    immediate = is_immediate(route.channel)
     if not candidate.has_cap_slot:
-        until = None if immediate else batch.locked_at + LEASE
+        until = batch.locked_at + LEASE
         slot = CapSlot(
-            row.task_id, batch.locked_at, template.content_type, counts, immediate, until, row.node_id, template.id
+            row.task_id, batch.locked_at, template.content_type, counts, False, until, row.node_id, template.id
         )
         batch.history.add_cap_slot(row, slot)
-    if immediate:
-        return Judged(row, verdict, _sent_settlement("delivered", *content), message)
-    delivery = _build_delivery(batch, row, message, route, candidate)
-    return Judged(row, verdict, _sent_settlement("running", *content), message, delivery)
+    return Judged(row, verdict, _claim(*content), _build_delivery(batch, row, message, route, candidate))
 
 
 @lru_cache(maxsize=1024)
-def _sent_settlement(state: str, content_type: str, template_id: int, version: int, counts: bool) -> Settlement:
+def _claim(content_type: str, template_id: int, version: int, counts: bool) -> Settlement:
     """Return one object for all touches with the same content: they are compared when they are stored together."""
-    return Settlement(state, content=Content(content_type, template_id, version, counts))
+    return Settlement("running", content=Content(content_type, template_id, version, counts))
 
 
 def _without_attempt(batch: DueBatch, row: Due, ended: Settlement) -> Settlement:
@@ -95,7 +90,11 @@ def _without_attempt(batch: DueBatch, row: Due, ended: Settlement) -> Settlement
 
 
 def _route_of(batch: DueBatch, row: Due, candidate: Candidate) -> Route:
-    """Return the route that admission found, or find that of a channel without a call."""
+    """Return the route that admission found.
+
+    Raises:
+        NoTarget: admission found none.
+    """
     if route := batch.routes and batch.routes.get(row.task_id):
         return route
     spec, chat_id = candidate.node.channel, row.event.chat_id

@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from uuid import UUID
 
@@ -24,15 +24,13 @@ from scheduling.delivery.announced import Announcement, read_announced
 from scheduling.delivery.due_batch import DueBatch
 from scheduling.delivery.judging import Judged, judge_batch
 from scheduling.delivery.outgoing import LEASE
-from scheduling.delivery.routing import channel_of
 from scheduling.delivery.sender import sender
-from scheduling.delivery.settlement import FAILED_ENDS, storable_text
+from scheduling.delivery.settlement import FAILED_ENDS
 from scheduling.dispatch.publisher import publish_touches
 from scheduling.ledger import dead_letters
 from scheduling.ledger.touches import Reconfigured, TouchDecision, touches
 from scheduling.ledger.transitions import Settlement
 from scheduling.models.encrypted import Unreadable
-from scheduling.policy.specs import ChannelSpec
 
 log = structlog.get_logger(__name__)
 
@@ -118,15 +116,12 @@ def _deliver_batch(task_ids: Sequence[UUID], waits: admission.LaneWaits) -> None
     keep |= {each.task_id for each in rest}  # they are published at once and use the slots that they have
     admission.forget_quota_slots(set(task_ids) - keep)
     _submit(judged)  # before any statement that may fail: the touches are claimed
-    presence.note_sending(_list_local_notes(judged, announced))
-    delivered = _group_by_channel(decisions, config)
-    for spec, alike in delivered:
-        channel_of(spec).send_now([each.message for each in alike])  # type: ignore[attr-defined]
+    presence.note_sending(_list_stopped_notes(judged, announced))
     _log_unsent(decisions, config)
     if locked and deferred:
         admission.report_deferrals(locked, deferred)
     if batch:
-        _measure(decisions, delivered, batch.locked_at)
+        _measure(decisions)
     publish_touches(rest, config.nodes)  # at once, without waiting for its lease; the lease covers a lost message
     if len(judged) + len(rest) + len(deferred) < len(task_ids):
         # Premature wake-ups, which a node with a fast clock caused.
@@ -141,41 +136,19 @@ def _group_by_decision(judged: Sequence[Judged]) -> Decided:
 
 
 def _settle(batch: DueBatch, decisions: Decided) -> None:
-    """Write claim and state of each touch, the verdicts, the attempts of local channels, and the failed tasks."""
-    texts: list[tuple[str, str]] = []
+    """Write claim and state of each touch, the verdicts, and the failed tasks."""
     failed: dict[UUID, str] = {}
     for decision, alike in decisions.items():
-        if decision.settlement.state == "delivered":
-            messages = [each.message for each in alike if each.message]
-            texts += [(storable_text(each.subject), storable_text(each.body)) for each in messages]
-        else:
-            texts += [("", "")] * len(alike)
         if decision.settlement.state in FAILED_ENDS:
             failed |= {each.row.task_id: each.detail for each in alike}
+    ends_off = any(decision.settlement.reason == "node_disabled" for decision in decisions)
     touches.settle_batch(
         {decision: [each.row.task_id for each in alike] for decision, alike in decisions.items()},
         at=batch.locked_at,
         lease=LEASE,
-        version=batch.config.version if any(_depends_on_version(each.settlement) for each in decisions) else None,
-        texts=texts,
+        version=batch.config.version if ends_off else None,
     )
     dead_letters.record_failed_touches(list(failed), details=failed)
-
-
-def _depends_on_version(end: Settlement) -> bool:
-    """Return whether a newer configuration forbids this write: it delivers, or ends a touch of a node that is off."""
-    return end.state == "delivered" or end.reason == "node_disabled"
-
-
-def _group_by_channel(decisions: Decided, config: Snapshot) -> list[tuple[ChannelSpec, list[Judged]]]:
-    """Return the touches of the local channels, which are delivered by the commit itself."""
-    found: dict[int, tuple[ChannelSpec, list[Judged]]] = {}
-    for decision, alike in decisions.items():
-        if decision.settlement.state == "delivered":
-            for each in alike:
-                spec = config.nodes[each.row.node_id].channel
-                found.setdefault(spec.id, (spec, []))[1].append(each)
-    return list(found.values())
 
 
 def _submit(judged: Sequence[Judged]) -> None:
@@ -184,31 +157,26 @@ def _submit(judged: Sequence[Judged]) -> None:
         sender().submit(deliveries)
 
 
-def _list_local_notes(judged: Sequence[Judged], announced: Announcement) -> list[presence.SendingNote]:
-    """Return the questions about events of presence providers, each with whether its touch is delivered.
+def _list_stopped_notes(judged: Sequence[Judged], announced: Announcement) -> list[presence.SendingNote]:
+    """Return the questions about events of presence providers whose touches stop here, after an earlier claim.
 
-    Stopped touches are reported if their last question was asked: for a channel without a call, or perhaps by a worker
-    that was killed before the mark. A touch that was marked before may have been sent, so it is left out.
+    A worker that was killed before the mark may have asked the last question. A touch that was marked before may have
+    been sent, so it is left out.
     """
     types = presence.provider_event_types()
-    concerned = {task_id: each for task_id, each in announced.questions.items() if each.event_type in types}
-    asked = [(each.row, each.settlement.state, concerned.get(each.row.task_id)) for each in judged if concerned]
-    return [
-        (question, state == "delivered")
-        for row, state, question in asked
-        if question and state != "running"
-        if state == "delivered" or (row.attempt == 0 and (question.about_to_send or row.lease_no > 1))
-    ]
+    stopped = [each.row for each in judged if not each.delivery and each.row.attempt == 0 and each.row.lease_no > 1]
+    questions = [announced.questions.get(row.task_id) for row in stopped]
+    return [(question, False) for question in questions if question and question.event_type in types]
 
 
 def _log_unsent(decisions: Decided, config: Snapshot) -> None:
-    """Log the touches that were not sent. The local channel or the sender logs the others."""
+    """Log the touches that were not sent. The sender logs the others."""
     names: dict[tuple[str, str], list[str]] = defaultdict(list)
     for (end, _), alike in decisions.items():
         if end.state in FAILED_ENDS:
             for row in (each.row for each in alike):
                 settlement.log_failed(row.task_id, row.event.trace, end, node=config.nodes[row.node_id].key)
-        elif not alike[0].message:
+        elif not alike[0].delivery:
             names[end.state, end.reason] += [
                 tracing.trace_label(each.row.event.trace, each.row.task_id) for each in alike
             ]
@@ -217,13 +185,10 @@ def _log_unsent(decisions: Decided, config: Snapshot) -> None:
 
 
 @metrics.never_raises
-def _measure(decisions: Decided, delivered: Sequence[tuple[ChannelSpec, list[Judged]]], locked_at: datetime) -> None:
+def _measure(decisions: Decided) -> None:
     """Update the metrics, once per batch and after the commit."""
     ends: Counter[tuple[str, str]] = Counter()
     for (end, _), alike in decisions.items():
         ends[end.state, end.reason] += len(alike)
     settlement.measure_ends(ends)
     settlement.measure_verdicts((verdict, len(alike)) for (_, verdict), alike in decisions.items())
-    for spec, alike in delivered:
-        late = [(locked_at - each.row.due_at).total_seconds() for each in alike]
-        settlement.measure_calls(spec, "delivered", "", late)

@@ -51,8 +51,8 @@ class Presence(Protocol):
 
         `sent` is False for a touch that the ledger or a provider stopped after the question.
 
-        Called right before the channel, or after the commit for a channel without a call. The call may come twice for a
-        touch, after the message, or not at all: a worker can be killed. An exception is logged and stops no touch.
+        Called right before the channel. The call may come twice for a touch, after the message, or not at all: a worker
+        can be killed. An exception is logged and stops no touch.
         """
 
 

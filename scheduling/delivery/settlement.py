@@ -25,7 +25,6 @@ from scheduling.ledger.transitions import Claim, Settlement
 from scheduling.models import Attempt
 from scheduling.planning import disabled_targets, vendor_ids
 from scheduling.policy.guards import CANCEL_PREFIXES, HOLD, GuardVerdict
-from scheduling.policy.specs import ChannelSpec
 
 log = structlog.get_logger(__name__)
 
@@ -210,16 +209,10 @@ def measure_attempts(results: Sequence[DeliveryResult]) -> None:
     for (_, outcome_name, reason), deliveries in alike.items():
         late = [each.late + each.sent_at - each.clock for each in deliveries]
         took = [each.ended_at - each.sent_at for each in deliveries]
-        measure_calls(deliveries[0].spec, outcome_name, reason, late, took)
-
-
-@metrics.never_raises
-def measure_calls(spec: ChannelSpec, outcome: str, reason: str, late: list[float], took: Sequence[float] = ()) -> None:
-    """Measure calls of one channel with the same outcome. A local channel makes no call and takes no time."""
-    metrics.attempts.labels(spec.key, outcome, metrics.reason_label(reason)).inc(len(late))
-    metrics.observe_all(metrics.lateness.labels(spec.kind), late)
-    if took:
-        metrics.observe_all(metrics.send_duration.labels(spec.kind, outcome), took)
+        spec = deliveries[0].spec
+        metrics.attempts.labels(spec.key, outcome_name, metrics.reason_label(reason)).inc(len(deliveries))
+        metrics.observe_all(metrics.lateness.labels(spec.kind), late)
+        metrics.observe_all(metrics.send_duration.labels(spec.kind, outcome_name), took)
 
 
 @metrics.never_raises

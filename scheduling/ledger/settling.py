@@ -64,30 +64,24 @@ _BATCH_CHANGES = {
     "paused_by": "v.paused_by",
     "due_at": "COALESCE(v.due_at, row.due_at)",
     "lease_until": "CASE WHEN v.state = 'running' THEN %(at)s + %(lease)s END",
-    "sending_at": "CASE WHEN v.state = 'delivered' THEN %(at)s END",
-    "attempt": "row.attempt + (v.state = 'delivered')::int",
+    "sending_at": "NULL::timestamptz",
     "settled_at": _SETTLED_AT,
-    "reserved_at": f"""CASE WHEN v.state IN ('running', 'delivered') THEN COALESCE(row.reserved_at, %(at)s)
+    "reserved_at": f"""CASE WHEN v.state = 'running' THEN COALESCE(row.reserved_at, %(at)s)
                             WHEN {_KEEPS_SLOT} THEN row.reserved_at END""",
     "content_type": "COALESCE(v.content_type, row.content_type)",
     "template_id": "COALESCE(v.template_id, row.template_id)",
     "template_version": "COALESCE(v.template_version, row.template_version)",
     "counts_toward_cap": "COALESCE(v.counts, row.counts_toward_cap)",
     "verdicts": _ADD_VERDICT,
-    "attempts": """CASE WHEN v.state <> 'delivered' THEN row.attempts
-        ELSE COALESCE(row.attempts, '[]') || jsonb_build_array(jsonb_build_array(
-            row.attempt + 1, row.lease_no + 1, %(micros)s::bigint, %(micros)s::bigint, 'delivered', '', '', NULL,
-            v.subject, v.body)) END""",
 }
 _BATCH_MATCHED = """row.task_id = v.task_id AND row.task_id = ANY(%(ids)b)
-    AND (v.state <> 'delivered' AND v.reason <> 'node_disabled' OR %(version)s::bigint IS NULL OR EXISTS (
+    AND (v.reason <> 'node_disabled' OR %(version)s::bigint IS NULL OR EXISTS (
         SELECT FROM scheduling_configuration WHERE id = 1 AND version = %(version)s AND changed_at = %(changed_at)s
     ))"""
 SETTLE_BATCH = f"""
 WITH v AS MATERIALIZED (
     SELECT v.*, d.*
-    FROM unnest(%(ids)b::uuid[], %(numbers)b::int[], %(subjects)b::text[], %(bodies)b::text[])
-            AS v(task_id, decision, subject, body),
+    FROM unnest(%(ids)b::uuid[], %(numbers)b::int[]) AS v(task_id, decision),
         unnest(%(states)b::text[], %(reasons)b::text[], %(due)b::timestamptz[], %(paused_by)b::text[],
                %(frees)b::bool[], %(types)b::text[], %(templates)b::bigint[], %(versions)b::int[],
                %(counts)b::bool[], %(verdicts)b::text[]::jsonb[])

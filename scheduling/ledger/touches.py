@@ -16,7 +16,7 @@ from scheduling.ledger.bounded_dispatch import BoundedDispatch
 from scheduling.ledger.settling import CANCEL, IN_DOUBT, SETTLE, SETTLE_BATCH
 from scheduling.ledger.transitions import Claim, Settlement
 from scheduling.models import Attempt, Verdict
-from scheduling.models.touch_log import encode_entry, encode_instant
+from scheduling.models.touch_log import encode_entry
 from scheduling.policy.guards import GuardVerdict
 
 
@@ -98,32 +98,26 @@ class TouchLedger(BoundedDispatch):
         at: datetime,
         lease: timedelta,
         version: tuple[int, datetime] | None = None,
-        texts: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """Claim these touches and write their states, verdicts and attempts in one statement, each row once.
+        """Claim these touches and write their states and verdicts in one statement, each row once.
 
         Call it in the transaction whose `lock_due` locked them at `at`. A cap slot of an earlier attempt
-        keeps its time. `version` is the configuration version of the verdicts; None skips the comparison. `texts` holds
-        the subjects and bodies of what this write delivers, in the order of `decisions`.
+        keeps its time. `version` is the configuration version of the verdicts; None skips the comparison.
 
         Raises:
-            Reconfigured: the configuration has changed, and this write delivers a touch or ends one for a node that is
-                off. An undo of the switch would not see such a late end.
+            Reconfigured: the configuration has changed, and this write ends a touch for a node that is off. An undo of
+                the switch would not see such a late end.
         """
         task_ids = [task_id for task_ids in decisions.values() for task_id in task_ids]
-        texts = texts or [("", "")] * len(task_ids)
         written = sql.rows(
             SETTLE_BATCH,
             {
                 "at": at,
-                "micros": encode_instant(at),
                 "lease": lease,
                 "version": version and version[0],
                 "changed_at": version and version[1],
                 "ids": sql.UuidArray(task_ids),
                 "numbers": [number for number, each in enumerate(decisions.values(), 1) for _ in each],
-                "subjects": [subject for subject, _ in texts],
-                "bodies": [body for _, body in texts],
                 **_settlement_columns(each.settlement for each in decisions),
                 **_content_columns(each.settlement for each in decisions),
                 "verdicts": [_format_verdict(each.verdict, at) for each in decisions],

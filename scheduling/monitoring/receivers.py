@@ -106,11 +106,7 @@ def _names_community(spec: ChannelSpec) -> bool:
 
 def _find_waiting(config: Snapshot) -> dict[str, ReceiverStatus]:
     """Return the receivers with waiting touches, by lane."""
-    by_node = {
-        key: node.channel
-        for key, node in config.nodes.items()
-        if not node.channel.retired and key not in config.delivering_inline
-    }
+    by_node = {key: node.channel for key, node in config.nodes.items() if not node.channel.retired}
     by_chat = [key for key, spec in by_node.items() if _names_community(spec)]
     others = [key for key in by_node if key not in by_chat]
     pairs = sql.rows(_WAITING_CHATS, {"nodes": by_chat, "most": MOST_RECEIVERS})

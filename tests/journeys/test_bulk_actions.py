@@ -23,13 +23,11 @@ def _start_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def many_failed_tasks(matrix: MatrixBuilder, record_event: RecordEvent) -> int:
     """More failed tasks than a page shows."""
-    from scheduling.delivery.pipeline import deliver_touches
-    from scheduling.delivery.sender import sender
     from scheduling.models import FailedTask
+    from tests.scheduling.core.conftest import deliver
 
     matrix.node(template=matrix.template("broken", body="{{ event.data.order_no }}"), guard_dedupe="ignore")
-    deliver_touches([record_event(user=f"user-{number}").task_ids[0] for number in range(53)])
-    assert sender().drain(20)
+    deliver([record_event(user=f"user-{number}").task_ids[0] for number in range(53)])
     return FailedTask.objects.count()
 
 

@@ -96,14 +96,14 @@ def check(found: dict[str, str]) -> None:
 def test_clicks_of_touches_and_failures_match_the_table(
     count: Callable[..., dict[str, str]], matrix: MatrixBuilder, record_event: RecordEvent
 ) -> None:
-    from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import FailedTask, Touch
+    from tests.scheduling.core.conftest import deliver
 
     matrix.node("guide", delay=timedelta(days=1))
     matrix.node("broken", "order.paid", template=matrix.template("broken", body="{{ event.data.order_no }}"))
     (waiting,) = record_event().task_ids
     for number in range(8):
-        deliver_touches(record_event("order.paid", f"user-{number}").task_ids)
+        deliver(record_event("order.paid", f"user-{number}").task_ids)
     pass_time(minutes=1)
 
     def explain(hand: ClickCounter) -> None:

@@ -17,13 +17,12 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 def test_conversion_page_shows_control_group_and_fits(
     ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder, record_event: RecordEvent
 ) -> None:
-    from scheduling.delivery.pipeline import deliver_touches
     from scheduling.planning.ingest import NewEvent, record_events
-    from tests.scheduling.core.conftest import pass_time
+    from tests.scheduling.core.conftest import deliver, pass_time
 
     matrix.node("insale-paid", holdout_percent=30, goal_event="order.paid", goal_within=timedelta(days=1))
     downloads = [NewEvent("shop", f"d{number}", "material.downloaded", f"user{number}") for number in range(60)]
-    deliver_touches([task_id for receipt in record_events(downloads) for task_id in receipt.task_ids])
+    deliver([task_id for receipt in record_events(downloads) for task_id in receipt.task_ids])
     for number in range(0, 60, 3):
         record_event("order.paid", f"user{number}")
     pass_time(days=2)

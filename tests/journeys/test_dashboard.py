@@ -346,11 +346,11 @@ def test_chart_link_opens_rows_and_keyboard_navigates(ops: OpenPage, live_server
 def test_customer_page_fits_and_leads_to_touches(
     ops: OpenPage, live_server: LiveServer, record_event: RecordEvent
 ) -> None:
-    from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import Customer
+    from tests.scheduling.core.conftest import deliver
 
     for kind in ("material.downloaded", "order.paid", "service.completed", "order.paid"):
-        deliver_touches(record_event(kind, data={"order_no": "202611210042"}).task_ids)
+        deliver(record_event(kind, data={"order_no": "202611210042"}).task_ids)
     record_event("signup.succeeded")
     for language, scheme, width in (("zh-hans", "light", 1400), ("en", "dark", 390)):
         page = ops(language, scheme, width)

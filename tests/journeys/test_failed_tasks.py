@@ -36,9 +36,8 @@ def refusing_receiver(
     _sending: None,  # noqa: F811
 ) -> Iterator[ScriptedReceiver]:
     """The partner's endpoint refuses what is sent to it; everything else is as on any other day."""
-    from scheduling.delivery.pipeline import deliver_touches
-    from scheduling.delivery.sender import sender
     from scheduling.models import ChannelConfig, FailedTask
+    from tests.scheduling.core.conftest import deliver
 
     with ScriptedReceiver(script=[422] * MANY) as receiver:
         hook = ChannelConfig.objects.create(
@@ -46,11 +45,10 @@ def refusing_receiver(
         )
         matrix.node("insale-paid", trigger="order.paid", channel=hook)
         matrix.node("presale-download")
-        deliver_touches([task for number in range(READERS) for task in record_event(user=f"reader-{number}").task_ids])
-        deliver_touches(
+        deliver([task for number in range(READERS) for task in record_event(user=f"reader-{number}").task_ids])
+        deliver(
             [task for number in range(MANY) for task in record_event("order.paid", user=f"buyer-{number}").task_ids]
         )
-        assert sender().drain(60)
         assert FailedTask.objects.filter(channel="partner", state="open").count() == MANY
         yield receiver
 
@@ -59,14 +57,12 @@ def deliver_waiting_touches() -> None:
     """What a worker does, and its time has come."""
     from django.utils.timezone import now
 
-    from scheduling.delivery.pipeline import deliver_touches
-    from scheduling.delivery.sender import sender
     from scheduling.models import Touch
+    from tests.scheduling.core.conftest import deliver
 
     waiting = Touch.objects.filter(state="scheduled")
     waiting.update(due_at=now())
-    deliver_touches(list(waiting.values_list("pk", flat=True)))
-    assert sender().drain(60)
+    deliver(list(waiting.values_list("pk", flat=True)))
 
 
 def count_delivered_retries() -> int:

@@ -19,10 +19,10 @@ def test_editor_joins_nodes_and_second_message_follows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     from config.local.processes import wait_until
-    from scheduling.delivery.pipeline import deliver_touches
     from scheduling.ledger import ends
     from scheduling.models import Node, Touch
     from scheduling.planning.follow_ups import record_ends
+    from tests.scheduling.core.conftest import deliver
 
     monkeypatch.setattr(ends, "WRITE_LAG", timedelta(0))
     matrix.node("survey", "service.completed")
@@ -53,10 +53,10 @@ def test_editor_joins_nodes_and_second_message_follows(
 
     # It comes to pass.
     record_ends()
-    deliver_touches(record_event("service.completed", data={"order_no": "A1"}).task_ids)
+    deliver(record_event("service.completed", data={"order_no": "A1"}).task_ids)
     assert wait_until(lambda: record_ends() or Node.objects.get(key="reminder").touches.exists(), 60)
     (task_id,) = Touch.objects.filter(node=reminder).values_list("pk", flat=True)
-    deliver_touches([task_id])
+    deliver([task_id])
     page.goto(f"{live_server.url}/admin/scheduling/touch/{task_id}/change/")
     page.wait_for_selector(".at-timeline:has-text('touch.delivered')")
     assert "A1" in page.inner_text(".at-timeline")

@@ -81,11 +81,11 @@ def test_touch_is_cancelled_by_keyboard(
 def test_failed_task_is_retried_by_keyboard(
     ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder, record_event: RecordEvent
 ) -> None:
-    from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import FailedTask
+    from tests.scheduling.core.conftest import deliver
 
     matrix.node("broken", template=matrix.template("broken", body="{{ event.data.order_no }}"))
-    deliver_touches(record_event().task_ids)
+    deliver(record_event().task_ids)
     page = ops("en")
     page.goto(f"{live_server.url}/admin/scheduling/failedtask/")
     press_at(page, "input.action-select", "Space")

@@ -50,8 +50,8 @@ def article_matrix(matrix: MatrixBuilder) -> Any:
 def test_operations_day_edits_previews_delivers_and_retries(
     ops: OpenPage, live_server: LiveServer, record_event: RecordEvent
 ) -> None:
-    from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import FailedTask, Node, Touch
+    from tests.scheduling.core.conftest import deliver
 
     page = ops(group="editor")
     page.goto(f"{live_server.url}/admin/")
@@ -87,7 +87,7 @@ def test_operations_day_edits_previews_delivers_and_retries(
     from django.utils.timezone import now
 
     (task_id,) = record_event("material.downloaded", occurred_at=now() - timedelta(minutes=20)).task_ids
-    deliver_touches([task_id])
+    deliver([task_id])
     page.goto(f"{live_server.url}/admin/scheduling/touch/?q={task_id}")
     page.click("#result_list tbody th a")
     page.wait_for_selector(".at-timeline")
@@ -99,7 +99,7 @@ def test_operations_day_edits_previews_delivers_and_retries(
 
     # An order without its number fails; an operator retries it.
     (failed_id,) = record_event("order.paid", occurred_at=now() - timedelta(hours=2)).task_ids
-    deliver_touches([failed_id])
+    deliver([failed_id])
     page = ops(group="operator")
     page.goto(f"{live_server.url}/admin/")
     page.click("#nav-sidebar-apps >> text=失败任务")
@@ -137,15 +137,13 @@ def test_matrix_and_touch_pages_fit_in_all_layouts(
     """Wide and narrow, light and dark, both languages: nothing is wider than its screen."""
     from django.utils.timezone import now
 
-    from scheduling.delivery.pipeline import deliver_touches
+    from tests.scheduling.core.conftest import deliver
 
     for user in ("ann", "bob", "cat"):
         for minutes in (21, 20):
-            deliver_touches(
-                record_event("material.downloaded", user, occurred_at=now() - timedelta(minutes=minutes)).task_ids
-            )
+            deliver(record_event("material.downloaded", user, occurred_at=now() - timedelta(minutes=minutes)).task_ids)
         record_event("order.paid", user, occurred_at=now() - timedelta(minutes=90))
-    deliver_touches(record_event("order.paid", "ann", occurred_at=now() - timedelta(hours=3)).task_ids)
+    deliver(record_event("order.paid", "ann", occurred_at=now() - timedelta(hours=3)).task_ids)
     for language, scheme in (("zh-hans", "light"), ("en", "dark")):
         page = ops(language, scheme)
         for path in ("", "scheduling/node/matrix/", "scheduling/touch/", "scheduling/event/preview/"):

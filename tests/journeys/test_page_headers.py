@@ -25,13 +25,13 @@ OWN_PAGES = [
 @pytest.fixture
 def sample_rows(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     """A row of what ops look at most."""
-    from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import DelayRule, Pause
+    from tests.scheduling.core.conftest import deliver
 
     matrix.node("guide", rollout_percent=50, canary_template=matrix.template("new"))
     matrix.node("broken", trigger="order.paid", template=matrix.template("broken", body="{{ event.data.order_no }}"))
-    deliver_touches(record_event(chat_id="c1").task_ids)
-    deliver_touches(record_event("order.paid").task_ids)
+    deliver(record_event(chat_id="c1").task_ids)
+    deliver(record_event("order.paid").task_ids)
     DelayRule.objects.create(pk=1, by_level={"vip": 3600})
     Pause.objects.create(scope="node:guide")
 

@@ -22,9 +22,9 @@ def test_opened_link_is_followed_and_bounced_address_is_enabled_again(
 ) -> None:  # fmt: skip
     from config.local.processes import wait_until
     from scheduling.delivery.links import make_link_token
-    from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import ChannelConfig, Customer, DisabledTarget, Touch
     from scheduling.receipts.recording import Report, record_reports
+    from tests.scheduling.core.conftest import deliver
 
     settings.AFTERTOUCH_LINK_BASE_URL = live_server.url
     mail = ChannelConfig.objects.create(key="mail", kind="email", config={"from": "shop@example.com"})
@@ -34,7 +34,7 @@ def test_opened_link_is_followed_and_bounced_address_is_enabled_again(
     page = ops()
     Customer.objects.create(user_id="ann", addresses={"email": "ann@example.com"})
     (task_id,) = record_event().task_ids
-    deliver_touches([task_id])
+    deliver([task_id])
     assert wait_until(lambda: Touch.objects.get(pk=task_id).state == "delivered", 60)
 
     # The customer opens the link in a browser of its own.

@@ -15,14 +15,14 @@ from pytest_django import Settings
 from rpa_tasks.jobs import wakeups
 from scheduling.admin.failed_tasks.actions import FAILED_TASK_ACTIONS
 from scheduling.admin.system.schedule import describe_crontab
-from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import FailedTask
 from tests.language.catalogue import CATALOGUES, entries
 from tests.language.page_texts import words
 from tests.rpa_tasks.admin.conftest import Market
+from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 OF_TOUCHES = ("customer", "deliver", "receiver", "sent", "arrive")
 
 
@@ -49,7 +49,7 @@ def job(db: None, monkeypatch: pytest.MonkeyPatch) -> FailedTask:
 @pytest.fixture
 def touch(matrix: MatrixBuilder, record_event: RecordEvent) -> FailedTask:
     matrix.node("n1", template=matrix.template("t1", body="{{ event.data.no }}"))
-    deliver_touches(record_event().task_ids)
+    deliver(record_event().task_ids)
     return FailedTask.objects.get()
 
 

@@ -19,15 +19,15 @@ from pytest_django import Settings
 
 from rpa_tasks.jobs import wakeups
 from rpa_tasks.models import ExecutionNode
-from scheduling.delivery.pipeline import deliver_touches
 from scheduling.management.commands.bootstrap import Command
 from scheduling.models import BulkAction, Community, FailedTask, Pause
 from tests.language.catalogue import CATALOGUES, entries
 from tests.language.page_texts import every_page, words
 from tests.rpa_tasks.admin.conftest import Market
+from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 
 HAN = re.compile(r"[\u4e00-\u9fff]")
 #: Names, in any language.
@@ -48,7 +48,7 @@ def all_model_rows(matrix: MatrixBuilder, record_event: RecordEvent, monkeypatch
     matrix.node("n1", template=matrix.template("t1", body="1"), rollout_percent=50, rollout_communities=["c1"])
     matrix.node("n2", trigger="order.paid", template=matrix.template("t2", body="{{ event.data.no }}"))
     for kind in ("material.downloaded", "order.paid", "complaint.received", "material.downloaded"):
-        deliver_touches(record_event(kind, user="u1", chat_id="c1", source="s0").task_ids)
+        deliver(record_event(kind, user="u1", chat_id="c1", source="s0").task_ids)
     FailedTask.objects.update(detail="42")
     Community.objects.get_or_create(chat_id="c1")
     Pause.objects.create(scope="node:n1")

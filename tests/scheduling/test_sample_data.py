@@ -9,7 +9,6 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils.timezone import now
 
-from scheduling.delivery.pipeline import deliver_touches
 from scheduling.ledger.touches import touches as ledger
 from scheduling.models import (
     ChannelConfig,
@@ -23,9 +22,10 @@ from scheduling.models import (
     Touch,
 )
 from scheduling.operations import sample_data
+from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 
 ROWS = (Customer, CustomerProfile, CustomerChange, Event, Touch, FailedTask, FailedTaskComment)
 
@@ -44,7 +44,7 @@ def test_sample_data_is_loaded_once_and_removed_exactly(matrix: MatrixBuilder, r
     matrix.node(delay=timedelta(0))
     matrix.node("later", trigger="service.completed", delay=timedelta(days=2))
     matrix.node("broken", trigger="order.paid", template=matrix.template("b", body="{{ event.data.none }}"))
-    deliver_touches(record_event("order.paid", "ann").task_ids)
+    deliver(record_event("order.paid", "ann").task_ids)
     Customer.objects.create(user_id="sample-99")
     before = count_rows()
     assert before["FailedTask"] == 1
@@ -53,7 +53,7 @@ def test_sample_data_is_loaded_once_and_removed_exactly(matrix: MatrixBuilder, r
     assert loaded["Touch"] > before["Touch"] + 10
     assert run("load") == "Planned touches: 0\n"
     assert count_rows() == loaded
-    deliver_touches(list(Touch.objects.filter(customer__user_id__startswith="sample-").values_list("pk", flat=True)))
+    deliver(list(Touch.objects.filter(customer__user_id__startswith="sample-").values_list("pk", flat=True)))
     task = FailedTask.objects.latest("pk")
     FailedTaskComment.objects.create(failed_task=task, author_name="ops", text="note")
     assert set(Touch.objects.values_list("state", flat=True)) >= {"failed", "delivered", "scheduled"}

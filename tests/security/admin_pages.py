@@ -161,14 +161,14 @@ def created(make: Callable[[], Any]) -> Args:
 
 def build(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> None:
     """Make a row of everything."""
-    from scheduling.delivery.pipeline import deliver_touches
+    from tests.scheduling.core.conftest import deliver
 
     node = matrix.node("guide", canary_template=matrix.template("guide-v2"), delay=timedelta(0))
     matrix.node("later", trigger="signup.succeeded", template=matrix.template("later"), delay=timedelta(days=1))
     matrix.node("broken", trigger="order.paid", template=matrix.template("broken", body="{{ event.data.order_no }}"))
     matrix.node("rolled", trigger="x.y", template=matrix.template("old"), canary_template=matrix.template("new"))
     for type in ("material.downloaded", "order.paid", "complaint.received"):
-        deliver_touches(record_event(type, chat_id="c1").task_ids)
+        deliver(record_event(type, chat_id="c1").task_ids)
     record_event("signup.succeeded")
     EventType.objects.get_or_create(key="signup.succeeded")
     Community.objects.get_or_create(chat_id="c1")

@@ -217,12 +217,12 @@ def test_each_api_operation_has_a_table_row() -> None:
 def web(server: str, matrix: MatrixBuilder, record_event: Callable[..., Any]) -> str:
     from datetime import timedelta
 
-    from scheduling.delivery.pipeline import deliver_touches
+    from tests.scheduling.core.conftest import deliver
 
     matrix.node("broken", trigger="order.paid", template=matrix.template("broken", body="{{ event.data.order_no }}"))
     matrix.node("later", trigger="signup.succeeded", template=matrix.template("later"), delay=timedelta(days=1))
     for user in ("ann", "bob", "cid", "dan"):
-        deliver_touches(record_event("order.paid", user).task_ids)
+        deliver(record_event("order.paid", user).task_ids)
     record_event("signup.succeeded")
     BulkAction.objects.create(
         action="ignore", actor_name="u", reason="r", filter={"state": "open"}, per_second=1, total=3

@@ -27,7 +27,7 @@ from tests.security.test_admin_rights import count_writes
 from tests.security.test_api_scopes import OPERATIONS, list_other_scopes
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 
 #: What a POST may do without having been on a page of ours: the signed token of a mail is the proof (RFC 8058), or the
 #: signature or the secret address of a vendor, or the secret of a chat system.
@@ -107,13 +107,13 @@ def test_admin_get_requests_change_no_row(root: User, matrix: MatrixBuilder, rec
 
     Mail scanners, browsers that prefetch, and recipients of a link follow such links.
     """
-    from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import Pause
+    from tests.scheduling.core.conftest import deliver
 
     matrix.node("guide")
     matrix.node("broken", trigger="order.paid", template=matrix.template("broken", body="{{ event.data.order_no }}"))
-    deliver_touches(record_event(chat_id="c1").task_ids)
-    deliver_touches(record_event("order.paid").task_ids)
+    deliver(record_event(chat_id="c1").task_ids)
+    deliver(record_event("order.paid").task_ids)
     record_event("material.downloaded", "bob")
     create_api_key("shop", ["events"])
     Pause.objects.create(scope="node:guide")

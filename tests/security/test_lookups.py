@@ -15,15 +15,15 @@ from django.urls import reverse
 from django.utils.timezone import now
 
 from scheduling import redaction
-from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import FailedTask
 from scheduling.operations import commands
 from scheduling.operations.filters import FAILED_TASK_ROWS
 from tests.language.page_texts import every_page
+from tests.scheduling.core.conftest import deliver
 from tests.security import admin_pages
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def address(model: Any) -> str:
@@ -86,7 +86,7 @@ def test_search_of_touches_finds_only_words_that_are_shown(
 ) -> None:
     matrix.node("n", template=matrix.template("t", body=TEXT))
     (task_id,) = record_event().task_ids
-    deliver_touches([task_id])
+    deliver([task_id])
     for term, found in [("first", True), *TERMS]:
         assert (term, search(viewer, "touch", term)) == (term, {task_id} if found else set())
 

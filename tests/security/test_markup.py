@@ -17,11 +17,11 @@ from pytest_django import Settings
 
 from rpa_tasks.jobs.publish import PublishRequest, publish_job
 from rpa_tasks.models import Flow, Platform, Shop
-from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Community, Customer, EventType, FailedTask, Pause, Touch
+from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 
 MARK = "zq7"
 EVIL = f"""{MARK}'"`);</script></textarea><img src=x onerror=alert(1)>{{{{7*7}}}}"""
@@ -72,7 +72,7 @@ def foreign_rows(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
         told = record_event(
             kind, EVIL, source=EVIL, chat_id=EVIL, data={EVIL: EVIL, "nested": [EVIL]}, occurred_at=long_ago
         )
-        deliver_touches(told.task_ids)
+        deliver(told.task_ids)
     FailedTask.objects.update(detail=EVIL, action_reason=EVIL)
     Pause.objects.create(scope="node:guide", reason=EVIL)
     pdd = Platform.objects.create(key="pdd", name=EVIL)

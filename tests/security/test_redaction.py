@@ -10,10 +10,10 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Attempt, Event, FailedTask, Touch
 from scheduling.operations import commands
 from scheduling.redaction import HIDDEN, redact, redact_text
+from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
 NUMBER, SECRET = "13812345678", "s3cr3t-value-9"
@@ -111,7 +111,7 @@ def test_redact_text_is_fast_for_long_input(text: str) -> None:
 
 # --- where it is hidden -------------------------------------------------------------------------------------------
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 DATA = {"phone": NUMBER, "api_token": SECRET, "note": f"call {NUMBER}", "order_no": "A-77"}
 
 
@@ -122,7 +122,7 @@ def touch(matrix: MatrixBuilder, record_event: RecordEvent) -> Touch:
     matrix.node("later", delay=timedelta(days=1), template=matrix.template("later", body="{{ event.data.note }}"))
     task_ids = record_event(user="ann", data=DATA).task_ids
     touch: Touch = Touch.objects.get(pk__in=task_ids, node__key="guide")
-    deliver_touches([touch.pk])
+    deliver([touch.pk])
     detail = f"bad number {NUMBER}, token={SECRET}"
     attempt = Attempt(1, 1, touch.planned_at, touch.planned_at, "permanent", "http_400", detail, body=f"Dear {NUMBER}")
     Touch.objects.filter(pk=touch.pk).update(attempts=[attempt])

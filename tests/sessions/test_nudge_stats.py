@@ -14,7 +14,6 @@ from django.db import connections, transaction
 from django.utils.timezone import now
 
 from scheduling import sql
-from scheduling.delivery.pipeline import deliver_touches
 from scheduling.ledger import ends
 from scheduling.models import Attempt, Touch, Verdict
 from scheduling.planning.ingest import record_events
@@ -26,10 +25,11 @@ from sessions.store import calls, stats
 from sessions.store import client as keys
 from sessions.store.answers import ClaimedSilence
 from tests.scheduling.api.serving import WAIT_LIMIT, eventually
+from tests.scheduling.core.conftest import deliver
 from tests.sessions.conftest import Chats
 from tests.support.matrix import MatrixBuilder
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 
 MOMENT = timedelta(milliseconds=1)
 
@@ -345,7 +345,7 @@ def test_real_delivery_is_counted(guide: Guide, chats: Chats) -> None:
     chats.store.confirm(claims)
     back = next(each for each in claims if each.session_id == "s2")
     chats.user("s2")
-    deliver_touches([guide.touch(each).pk for each in claims])
+    deliver([guide.touch(each).pk for each in claims])
     assert {guide.touch(each).state for each in claims if each != back} == {"delivered"}
     assert (guide.touch(back).state, guide.touch(back).reason) == ("suppressed", "answered")
     assert [stats.session_snapshot(chats.store, each).nudges for each in ("s1", "s2")] == [1, 0]
@@ -364,7 +364,7 @@ def test_message_stopped_by_guard_uses_no_nudge(guide: Guide, chats: Chats) -> N
     chats.store.confirm(claims)
     guide.node.enabled = False
     guide.node.save()
-    deliver_touches([guide.touch(claims[0]).pk])
+    deliver([guide.touch(claims[0]).pk])
     assert guide.touch(claims[0]).reason == "node_disabled"
     assert stats.session_snapshot(chats.store, "s1").nudges == 0
     assert chats.agent().deadline_ms > 0

@@ -15,13 +15,13 @@ from rpa_tasks.models import Evidence, Job
 from rpa_tasks.outcomes import RunOutcome, Verdict
 from scheduling import sql
 from scheduling.customers.erasure import ErasureDelayed, continue_erasures, request_erasure
-from scheduling.delivery.pipeline import deliver_touches
 from scheduling.errors import Conflict
 from scheduling.ids import new_id
 from scheduling.ledger.anonymization import Identity
 from scheduling.models import FailedTask, Touch
 from scheduling.operations.failed_tasks import Actor, retry_failed_task, withdraw_retry
 from tests.rpa_tasks.core.conftest import Market
+from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -126,7 +126,7 @@ def test_delayed_erasure_cancels_the_customers_own_job_of_a_touch(
     market.flow(dedupe_by="task_type", dedupe_window=timedelta(hours=1))
     matrix.node("first")
     matrix.node("second")
-    deliver_touches(record_event(user=USER).task_ids)
+    deliver(record_event(user=USER).task_ids)
     shared, own = Touch.objects.values_list("root_id", flat=True)
     for key, shop in ((shared, "s1"), (new_id(), "s1"), (own, "s2")):
         market.publish(shop, touch_key=key, payload={"user_id": USER})

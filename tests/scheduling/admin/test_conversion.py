@@ -12,7 +12,7 @@ from scheduling.policy.rollout import Lift, Share
 from tests.scheduling.core.conftest import deliver, pass_time
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 
 Url = Callable[..., str]
 

@@ -14,13 +14,12 @@ from pytest_django import DjangoAssertNumQueries
 from scheduling import sql
 from scheduling.admin.shown_values import format_instant
 from scheduling.customers.changes import change_customer
-from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Complaint, Customer, CustomerChange, CustomerProfile, HarassmentRule, Touch
 from scheduling.operations import commands
-from tests.scheduling.core.conftest import pass_time
+from tests.scheduling.core.conftest import deliver, pass_time
 from tests.support.matrix import MatrixBuilder
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 
 Url = Callable[..., str]
 RecordEvent = Callable[..., Any]
@@ -39,7 +38,7 @@ def open_customer_page(viewer: Client, admin_url: Url) -> Callable[..., Any]:
 def send(record_event: RecordEvent) -> Callable[..., Touch]:
     def send(type: str, ago: timedelta = timedelta(0)) -> Touch:
         (task_id,) = record_event(type).task_ids
-        deliver_touches([task_id])
+        deliver([task_id])
         if ago:
             Touch.objects.filter(pk=task_id).update(reserved_at=now() - ago, settled_at=now() - ago)
         return Touch.objects.get(pk=task_id)

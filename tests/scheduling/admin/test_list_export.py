@@ -19,11 +19,11 @@ from pytest_django import DjangoAssertNumQueries
 
 from scheduling.admin import list_export
 from scheduling.audit.feeds import EXPORT
-from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import AuditEntry, Customer, FailedTask, Touch
+from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 
 Url = Callable[..., str]
 RecordEvent = Callable[..., Any]
@@ -52,7 +52,7 @@ def test_export_contains_filtered_rows(
     matrix.node()
     Customer.objects.create(user_id="ann", name="王小安")
     (wanted,) = record_event(user="ann", chat_id="c1", event_id="e1").task_ids
-    deliver_touches([wanted])
+    deliver([wanted])
     record_event(user="bob")
     page = operator.get(admin_url("touch_changelist"), {"q": "ann"})
     links = page.context["export_links"]

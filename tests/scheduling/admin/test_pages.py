@@ -15,7 +15,7 @@ from django.urls import reverse
 
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 
 OWN_PAGES = [
     "scheduling_node_matrix", "scheduling_failedtask_groups", "scheduling_event_preview", "scheduling_pause_add",
@@ -33,11 +33,11 @@ ENGLISH = [
 @pytest.fixture
 def all_model_rows(matrix: MatrixBuilder, record_event: RecordEvent, failed: Callable[..., Any]) -> None:
     """A row of everything that ops look at."""
-    from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import Community, DelayRule, Pause
+    from tests.scheduling.core.conftest import deliver
 
     matrix.node("guide", rollout_percent=50, rollout_communities=["c1"], canary_template=matrix.template("new"))
-    deliver_touches(record_event(chat_id="c1").task_ids)
+    deliver(record_event(chat_id="c1").task_ids)
     failed()
     DelayRule.objects.create(pk=1, by_level={"vip": 3600})
     Community.objects.create(

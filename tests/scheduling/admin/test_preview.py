@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Event, TemplateText
+from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 
 Url = Callable[..., str]
 
@@ -24,7 +24,7 @@ def test_preview_shows_what_would_be_sent(
     matrix.node("off", enabled=False)
     matrix.node("data", template=matrix.template("data", body="{{ event.data.order_no }}"))
     used = matrix.node("used", trigger="order.paid", template=matrix.template("used"))
-    deliver_touches(record_event("order.paid").task_ids)
+    deliver(record_event("order.paid").task_ids)
     before = Event.objects.count()
     page = viewer.get(admin_url("event_preview"), {"type": "material.downloaded", "user_id": "ann"})
     by_node = {each["node"]: each for each in page.context["outcomes"]}

@@ -9,14 +9,14 @@ from django.test import Client
 from django.utils import translation
 
 from scheduling.admin.touches.timeline import build_timeline
-from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Customer, DisabledTarget, Touch
 from scheduling.planning.disabled_targets import digest_address, store_disabled_targets
 from scheduling.receipts.recording import Report, record_reports
 from tests.scheduling.admin.test_list_export import read_csv_rows
+from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 Url = Callable[..., str]
 
 
@@ -25,7 +25,7 @@ def read(matrix: MatrixBuilder, record_event: RecordEvent) -> Touch:
     """A touch that was read and whose link was opened, beside one without receipts."""
     matrix.node()
     for user in ("ann", "bob"):
-        deliver_touches(record_event(user=user).task_ids)
+        deliver(record_event(user=user).task_ids)
     touch = Touch.objects.get(customer__user_id="ann")
     record_reports([Report("read", delivery_key=touch.root_id, detail="<b>phone</b>")])
     record_reports([Report("clicked", delivery_key=touch.root_id)])

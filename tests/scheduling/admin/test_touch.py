@@ -15,13 +15,13 @@ from scheduling.admin import list_filters
 from scheduling.admin.list_filters import ReasonFilter
 from scheduling.admin.shown_values import format_instant
 from scheduling.admin.touches.timeline import build_timeline
-from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Attempt, Complaint, Event, Touch, Verdict
 from scheduling.models.touch_log import MOST_VERDICTS
+from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder
 from tests.support.touch_logs import add_attempts, add_verdicts
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 
 Url = Callable[..., str]
 RecordEvent = Callable[..., Any]
@@ -37,7 +37,7 @@ def test_delivered_touch_shows_its_timeline(
 ) -> None:
     matrix.node()
     (task_id,) = record_event().task_ids
-    deliver_touches([task_id])
+    deliver([task_id])
     page = viewer.get(admin_url("touch_change", task_id))
     assert [moment.title for moment in page.context["moments"]] == [
         "Event", "Planned", "Dispatched", "Guards passed", "Attempt 1", "Delivered",
@@ -139,8 +139,8 @@ def test_suppressed_touch_shows_rule_and_figures(
 ) -> None:
     matrix.node()
     first, second = record_event().task_ids[0], record_event().task_ids[0]
-    deliver_touches([first])
-    deliver_touches([second])
+    deliver([first])
+    deliver([second])
     page = viewer.get(admin_url("touch_change", second))
     (verdict,) = [moment for moment in page.context["moments"] if moment.title == "Suppressed" and moment.facts[1:]]
     facts = dict(verdict.facts)
@@ -176,7 +176,7 @@ def test_touch_filters_narrow_the_list(
 ) -> None:
     node, other = matrix.node(), matrix.node("other", template=matrix.template("other"))
     first, second = record_event().task_ids
-    deliver_touches([first, second])
+    deliver([first, second])
     url = admin_url("touch_changelist")
     assert listed(viewer, f"{url}?node__id__exact={other.pk}") == {second}
     assert listed(viewer, f"{url}?state__exact=delivered&node__id__exact={node.pk}") == {first}
@@ -242,7 +242,7 @@ def test_customer_page_shows_past_and_upcoming(
     matrix.node("now")
     matrix.node("later", delay=timedelta(days=1), template=matrix.template("later"))
     touches = {touch.node.key: touch for touch in Touch.objects.filter(pk__in=record_event().task_ids)}
-    deliver_touches([touches["now"].pk])
+    deliver([touches["now"].pk])
     page = viewer.get(admin_url("customer_change", touches["now"].customer_id))
     assert [each["row"].pk for each in page.context["upcoming"]] == [touches["later"].pk]
     assert [each["row"].pk for each in page.context["past"]] == [touches["now"].pk]
@@ -253,7 +253,7 @@ def test_touch_search_finds_words_of_the_text(
 ) -> None:
     matrix.node(template=matrix.template("guide", body="Dear {{ user.name }}, 100% yours"))
     wanted, other = (record_event(user=user).task_ids[0] for user in ("ann", "bob"))
-    deliver_touches([wanted, other])
+    deliver([wanted, other])
     url = admin_url("touch_changelist")
     assert listed(viewer, f"{url}?q=dear ann,") == {wanted}
     assert listed(viewer, f"{url}?q=100%25 yours") == {wanted, other}

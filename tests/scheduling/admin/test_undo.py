@@ -17,16 +17,16 @@ from django.urls import reverse
 from django.utils.timezone import now
 
 from scheduling import sql
-from scheduling.delivery.pipeline import deliver_touches
 from scheduling.experiments.replay import drafts
 from scheduling.ids import first_id_at
 from scheduling.models import AuditEntry, BulkAction, ConfigDraft, FailedTask, Node, Pause, Touch, UndoableAct
 from scheduling.operations import bulk_actions, commands, retention
 from scheduling.operations import undo as operations_undo
+from tests.scheduling.core.conftest import deliver
 from tests.support.drafts import open_draft, replay_draft
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 
 Url = Callable[..., str]
 OVER = "Not undone: The time to undo is over, or it was undone already."
@@ -176,7 +176,7 @@ def test_undone_retry_opens_the_failed_task_and_sends_nothing(
     message = retry(operator, admin_url, row, name)
     row.refresh_from_db()
     new_id = row.retried_as
-    deliver_touches([new_id])
+    deliver([new_id])
     assert Touch.objects.get(pk=new_id).attempt == 0  # it waits for the time to undo
     assert undo(operator, message) == f"Undone: {'Retry' if name == 'retry' else 'Send again as new'}."
     row.refresh_from_db()
@@ -190,7 +190,7 @@ def test_retry_is_not_undone_after_it_started(failed: Callable[..., Any], operat
     message = retry(operator, admin_url, row)
     row.refresh_from_db()
     sql.execute("UPDATE scheduling_touch SET due_at = now() WHERE task_id = %(id)s", {"id": row.retried_as})
-    deliver_touches([row.retried_as])
+    deliver([row.retried_as])
     assert undo(operator, message) == "Not undone: the retry has started already"
     row.refresh_from_db()
     assert row.state == "retried"
@@ -255,7 +255,7 @@ def test_undone_switch_off_plans_suppressed_touches_again(waiting: list[UUID], e
     node = Node.objects.get()
     message = switch_off(editor, admin_url, node)
     sql.execute("UPDATE scheduling_touch SET due_at = now() WHERE task_id = %(id)s", {"id": waiting[0]})
-    deliver_touches([waiting[0]])
+    deliver([waiting[0]])
     assert Touch.objects.get(pk=waiting[0]).reason == "node_disabled"
     assert undo(editor, message) == f"Undone: {node}."
     node.refresh_from_db()
@@ -270,7 +270,7 @@ def test_undone_switch_off_reports_touches_that_stay_suppressed(
     node = Node.objects.get()
     message = switch_off(editor, admin_url, node)
     sql.execute("UPDATE scheduling_touch SET due_at = now()", {})
-    deliver_touches(waiting)
+    deliver(waiting)
     record_event("order.paid", "bob")
     told = undo(editor, message)
     assert "Not undone for all: an event of the customer has arrived since" in told

@@ -17,7 +17,7 @@ from scheduling.models import AlertReceiver, ChannelConfig, Community
 from scheduling.models.encrypted import Sealed, Unreadable
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 
 Url = Callable[..., str]
 TOLD = "Secrets cannot be decrypted here"
@@ -120,13 +120,13 @@ def test_touches_of_other_channels_are_delivered(
     matrix: MatrixBuilder, record_event: RecordEvent, hook: ChannelConfig
 ) -> None:
     """Events are taken in as well: what they plan does not depend on any secret."""
-    from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import Touch
+    from tests.scheduling.core.conftest import deliver
 
     matrix.node("open")
     matrix.node("shut", channel=hook)
     break_secret()
-    deliver_touches(record_event().task_ids)
+    deliver(record_event().task_ids)
     assert dict(Touch.objects.values_list("node__key", "state")) == {"open": "delivered", "shut": "scheduled"}
     assert Touch.objects.get(node__key="shut").reason == "secrets_unreadable"
 

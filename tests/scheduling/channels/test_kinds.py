@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import structlog
 
-from scheduling.channels.base import Channel, Delivered, ImmediateChannel
+from scheduling.channels.base import Channel, Delivered
 from scheduling.channels.email import Email
 from scheduling.channels.kinds import channel_kinds
 from scheduling.channels.log import Log
@@ -71,48 +71,29 @@ async def test_log_channel_shows_body_at_debug_only(
         outcome = await Log({}, timedelta(seconds=1)).send(message_factory.message(), deadline)
 
     assert isinstance(outcome, Delivered)
-    assert isinstance(Log({}, timedelta(seconds=1)), ImmediateChannel)
     info, debug = lines
-    (shown,), (with_body,) = info["lines"], debug["lines"]
-    assert (info["action"], info["log_level"], shown["user_id"]) == ("touch_logged", "info", "alice")
-    assert "body" not in shown
-    assert (debug["log_level"], with_body["body"]) == ("debug", message_factory.message().body)
+    assert (info["action"], info["log_level"], info["user_id"]) == ("touch_logged", "info", "alice")
+    assert "body" not in info
+    assert (debug["log_level"], debug["body"]) == ("debug", message_factory.message().body)
 
 
-def test_log_channel_writes_standard_log_line(
-    message_factory: MessageFactory, capsys: pytest.CaptureFixture[str]
+async def test_log_channel_writes_standard_log_line(
+    message_factory: MessageFactory, deadline: datetime, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It goes past `logging`, which the others go through."""
-    message = message_factory.message()
-    Log({}, timedelta(seconds=1)).send_now([message])
+    message = message_factory.message(user_id="客户")
+    await Log({}, timedelta(seconds=1)).send(message, deadline)
 
     line = json.loads(capsys.readouterr().err)
-    assert (line["event"], line["task_id"]) == ("Touch logged", str(message.task_id))
+    assert (line["event"], line["task_id"], line["user_id"]) == ("Touch logged", str(message.task_id), "客户")
     assert (line["level"], line["logger"]) == ("info", "scheduling.channels.log")
     assert line["timestamp"].endswith("Z")
 
 
-def test_log_channel_joins_whole_lines_per_write(
-    message_factory: MessageFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pipe writes 4,096 bytes whole, so the lines of two processes do not mix."""
-    writes: list[str] = []
-    monkeypatch.setattr("sys.stderr", io.StringIO())
-    monkeypatch.setattr("sys.stderr.write", writes.append)
-    messages = [message_factory.message(user_id=f"客户 {number}") for number in range(99)]
-    messages[50] = message_factory.message(user_id="长" * 2_000)
-    Log({}, timedelta(seconds=1)).send_now(messages)
-
-    assert [json.loads(line)["user_id"] for line in "".join(writes).splitlines()] == [each.user_id for each in messages]
-    assert all(each.endswith("\n") for each in writes)
-    assert [each.count("\n") for each in writes if len(each.encode()) > 4096] == [1]
-    assert len(writes) < 20
-
-
-def test_log_channel_delivers_with_closed_stderr(
-    message_factory: MessageFactory, monkeypatch: pytest.MonkeyPatch
+async def test_log_channel_delivers_with_closed_stderr(
+    message_factory: MessageFactory, deadline: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr("sys.stderr", closed)
-    assert Log({}, timedelta(seconds=1)).send_now([message_factory.message()]) == Delivered("logged")
+    assert await Log({}, timedelta(seconds=1)).send(message_factory.message(), deadline) == Delivered("logged")

@@ -58,8 +58,6 @@ def with_node(base_config: str, rest: str) -> str:
         ("channels: [{key: a, kind: wecom, daily_limit: many}]", "channels[0].daily_limit: must be a whole number"),
         ("channels: [{key: a, kind: wecom, daily_limit: 9, monthly_limit: 8}]",
          "channels[0].monthly_limit: must be at least the limit of a day, 9"),
-        ("channels: [{key: a, kind: log, daily_limit: 9}]",
-         "channels[0].daily_limit: channels of the kind log call no receiver and take no limit"),
         ("channels: [{key: a, kind: wecom, secret: x}]",
          "channels[0].secret: is not known here; known are format, mentions, proxy"),
         ("channels: [{key: a, kind: webhook, url: (kept)}]", "channels[0].url: there is nothing stored to keep"),

@@ -125,6 +125,7 @@ def sendings(*claims: Claim) -> list[Sending]:
 
 def deliver(task_ids: Iterable[UUID]) -> None:
     """Deliver what is due of these, and wait until all of it is settled."""
+    assert not connection.in_atomic_block, "the sender does not see the rows of an open transaction"
     pipeline.deliver_touches(list(task_ids))
     assert sender().drain(WAIT_LIMIT), "the sender did not settle in time"
 

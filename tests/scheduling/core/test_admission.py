@@ -656,13 +656,3 @@ def test_resting_receiver_gets_one_trial_and_the_rest_no_verdict(
     answer.clear()
     assert Counter(row.state for row in deliver_when_due(*(row.pk for row in found)))["delivered"] == 1
     assert {row.state for row in deliver_when_due(*ids)} == {"delivered"}
-
-
-def test_touch_of_local_channel_is_admitted_without_questions(
-    matrix: MatrixBuilder, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("scheduling.delivery.admission.sender", _die)
-    matrix.node()
-    (row,) = deliver_when_due(*record_event().task_ids)
-
-    assert row.state == "delivered"

@@ -19,8 +19,8 @@ from scheduling.delivery import announced, judging, pipeline
 from scheduling.delivery.announced import ANNOUNCE_STATEMENT, load_announced
 from scheduling.ledger.touches import Reconfigured, touches
 from scheduling.ledger.transitions import WakeUp
-from scheduling.models import FailedTask, HarassmentRule, Pause, Touch
-from tests.scheduling.core.conftest import WAIT_LIMIT, fall_due, rows
+from scheduling.models import FailedTask, HarassmentRule, Touch
+from tests.scheduling.core.conftest import WAIT_LIMIT, deliver, fall_due, rows
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import SecondConnection
 
@@ -40,7 +40,7 @@ def deliver_all(ids: list[UUID], published: list[list[WakeUp]]) -> list[int]:
     left = []
     while ids:
         published.clear()
-        pipeline.deliver_touches(ids)
+        deliver(ids)
         ids = [wakeup.task_id for wakeups in published for wakeup in wakeups]
         left.append(len(ids))
     return left
@@ -134,7 +134,7 @@ def test_deliver_stops_at_the_judging_time_limit(
     ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(12)]
     fall_due()
 
-    pipeline.deliver_touches(ids)
+    deliver(ids)
 
     states = [row.state for row in rows(ids)]
     assert 1 <= states.count("delivered") <= 4
@@ -174,7 +174,7 @@ def test_deliver_halves_batch_after_idle_timeout(
     monkeypatch.setattr(touches, "settle_batch", too_slow_for_many)
     for _ in range(20):  # as Celery does if a closed connection gives no reason
         with suppress(sql.UNAVAILABLE_ERRORS):
-            pipeline.deliver_touches(ids)
+            deliver(ids)
             break
         connection.close()
 
@@ -198,19 +198,6 @@ def edits(monkeypatch: pytest.MonkeyPatch, second_connection: SecondConnection) 
     return waiting
 
 
-def test_deliver_judges_again_after_pause(matrix: MatrixBuilder, record_event: RecordEvent, edits: list[Any]) -> None:
-    """A local channel delivers by the write itself, so that write has to see the pause."""
-    matrix.node()
-    (task_id,) = record_event().task_ids
-    fall_due()
-    edits.append(lambda: Pause.objects.create(scope="all"))
-
-    pipeline.deliver_touches([task_id])
-
-    (row,) = rows([task_id])
-    assert (row.state, row.paused_by, [each.rule for each in row.verdicts]) == ("scheduled", "all", ["paused"])
-
-
 def test_deliver_judges_again_after_node_is_switched_on(
     matrix: MatrixBuilder, record_event: RecordEvent, edits: list[Any]
 ) -> None:
@@ -226,23 +213,25 @@ def test_deliver_judges_again_after_node_is_switched_on(
         node.save()
 
     edits.append(switch_on)
-    pipeline.deliver_touches([task_id])
+    deliver([task_id])
     assert rows([task_id])[0].state == "delivered"
 
 
 def test_deliver_with_edit_at_each_try_changes_nothing(
     matrix: MatrixBuilder, record_event: RecordEvent, edits: list[Any]
 ) -> None:
-    matrix.node()
+    node = matrix.node()
     (task_id,) = record_event().task_ids
     fall_due()
+    node.enabled = False
+    node.save()
     cap = HarassmentRule.objects.get(kind="cap")
     edits += [cap.save] * pipeline.MAX_JUDGEMENTS
 
     with pytest.raises(Reconfigured):
-        pipeline.deliver_touches([task_id])
+        deliver([task_id])
 
     assert (Touch.objects.get().lease_no, FailedTask.objects.exists()) == (0, False)
     assert current().paused == frozenset()
-    pipeline.deliver_touches([task_id])
-    assert Touch.objects.get().state == "delivered"
+    deliver([task_id])
+    assert Touch.objects.get().reason == "node_disabled"

@@ -14,12 +14,13 @@ from django.utils.timezone import now
 
 from scheduling.channels.base import Delivered, Permanent, Transient, Unknown
 from scheduling.delivery import judging, pipeline
+from scheduling.delivery.sender import sender
 from scheduling.dispatch import dispatcher
 from scheduling.ids import new_id
 from scheduling.ledger.touches import touches
 from scheduling.models import Customer, FailedTask, HarassmentRule, Holdout, Pause, Touch
 from scheduling.operations import commands, failed_tasks
-from tests.scheduling.core.conftest import deliver, deliver_when_due, fall_due, pass_time, rows
+from tests.scheduling.core.conftest import WAIT_LIMIT, deliver, deliver_when_due, fall_due, pass_time, rows
 from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannelState
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race
@@ -58,6 +59,7 @@ def test_cap_of_three_holds_for_64_racing_touches(waiting: Any, race: Race, batc
     batches = [task_ids[start : start + batch] for start in range(0, MANY, batch)]
 
     race(len(batches), lambda number: pipeline.deliver_touches(batches[number]))
+    assert sender().drain(WAIT_LIMIT)
 
     assert Touch.objects.exclude(reserved_at=None).count() == 3
     assert count_by_state()["delivered"] == 3
@@ -291,6 +293,7 @@ def test_cap_slot_in_batch_goes_to_higher_priority(matrix: MatrixBuilder, record
     (low,), (high,) = record_event().task_ids, record_event("other").task_ids
     Touch.objects.filter(pk=low).update(due_at=now() - timedelta(minutes=1))
 
+    deliver_when_due(low, high)
     found = deliver_when_due(low, high)
 
     assert [(row.state, row.reason) for row in found] == [("suppressed", "cap"), ("delivered", "")]

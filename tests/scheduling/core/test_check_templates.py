@@ -11,7 +11,7 @@ from scheduling.models import TemplateText, Touch
 from tests.scheduling.core.conftest import deliver_when_due
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def check(*words: str) -> tuple[int, list[str]]:

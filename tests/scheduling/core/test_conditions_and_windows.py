@@ -21,7 +21,7 @@ from tests.scheduling.core.conftest import deliver_when_due, pass_time
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.touch_logs import list_verdicts
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 SHANGHAI = ZoneInfo("Asia/Shanghai")
 WORKING_HOURS = {"days": ["working"], "from": "09:00", "to": "18:00"}
 

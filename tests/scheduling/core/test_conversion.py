@@ -66,7 +66,7 @@ def deliver_to_users(record_event: RecordEvent) -> Callable[..., None]:
     return deliver_to_users
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(transaction=True)
 def test_effect_counts_the_goal_in_both_groups(
     node: Any, deliver_to_users: Callable[..., None], record_event: RecordEvent
 ) -> None:
@@ -83,7 +83,7 @@ def test_effect_counts_the_goal_in_both_groups(
     assert [(each.template, each.number, each.share) for each in effect().versions] == [("guide", 1, Share(3, 4))]
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(transaction=True)
 def test_effect_keeps_the_global_holdout_apart(
     node: Any, deliver_to_users: Callable[..., None], record_event: RecordEvent
 ) -> None:
@@ -100,7 +100,7 @@ def test_effect_keeps_the_global_holdout_apart(
     assert effect().overall == Lift(Share(3, 4), Share(1, 3))
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(transaction=True)
 def test_effect_ignores_earlier_goals_and_repeats(
     node: Any, deliver_to_users: Callable[..., None], record_event: RecordEvent
 ) -> None:
@@ -112,7 +112,7 @@ def test_effect_ignores_earlier_goals_and_repeats(
     assert effect().lift == Lift(Share(0, 1), Share(0, 0))
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(transaction=True)
 def test_effect_keeps_customers_suppressed_after_draw(node: Any, deliver_to_users: Callable[..., None]) -> None:
     """And who is stopped before it does not: the control group knows no such customers."""
     from scheduling.models import Customer
@@ -146,7 +146,7 @@ def stale_presence(settings: Settings) -> Iterator[None]:
     presence.presence_providers.cache_clear()
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(transaction=True)
 def test_effect_ignores_customers_blocked_by_presence(
     node: Any, deliver_to_users: Callable[..., None], stale_presence: None
 ) -> None:
@@ -156,7 +156,7 @@ def test_effect_ignores_customers_blocked_by_presence(
     assert effect().lift == Lift(Share(0, 0), Share(0, 0))
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(transaction=True)
 def test_effect_separates_template_versions(
     node: Any, matrix: MatrixBuilder, deliver_to_users: Callable[..., None], record_event: RecordEvent
 ) -> None:
@@ -172,13 +172,13 @@ def test_effect_separates_template_versions(
     assert [(each.number, each.share) for each in effect().versions] == [(1, Share(0, 1)), (2, Share(1, 1))]
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(transaction=True)
 def test_effect_ignores_nodes_without_a_goal(matrix: MatrixBuilder) -> None:
     matrix.node()
     assert compute_effects(now() - DAY, now()) == []
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(transaction=True)
 def test_effect_counts_goal_during_deferral_in_both_groups(
     node: Any, deliver_to_users: Callable[..., None], record_event: RecordEvent
 ) -> None:

@@ -27,7 +27,7 @@ from tests.scheduling.core.conftest import WAIT_LIMIT, deliver_when_due, pass_ti
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
 

@@ -143,7 +143,6 @@ def test_no_outside_call_in_a_transaction(
 ) -> None:
     """I4: neither a channel, nor the broker, nor Redis, nor Presence, from intake to the last rescue."""
     from scheduling.channels.kinds import channel_kinds
-    from scheduling.channels.log import Log
 
     settings.CHANNELS = settings.CHANNELS | {"limited": "tests.scheduling.core.fake_channels.Limited"}
     settings.PRESENCE = ["tests.scheduling.core.test_invariants.SilentProvider"]
@@ -158,13 +157,11 @@ def test_no_outside_call_in_a_transaction(
         monkeypatch.setattr(module, name, witness.record(name, getattr(module, name)))
     monkeypatch.setattr(QuotaGate, "acquire", witness.record("quota", QuotaGate.acquire))
     monkeypatch.setattr(QuotaGate, "reserve", witness.record("slots", QuotaGate.reserve))
-    monkeypatch.setattr(Log, "send_now", witness.record("send_now", Log.send_now))
     monkeypatch.setattr(SilentProvider, "presence_blocks", witness.record("presence", SilentProvider.presence_blocks))
     monkeypatch.setattr(SilentProvider, "note_sending", witness.record("note_sending", SilentProvider.note_sending))
 
     matrix.node("sent", channel=create_fake_channel("i4"))
     matrix.node("limited", channel=create_fake_channel("i4-limited", kind="limited"))
-    matrix.node("logged")
     matrix.node("early", trigger="later", guard_dedupe="ignore")
     receipt = record_event()
     later = record_event("later", user="bob")
@@ -183,7 +180,6 @@ def test_no_outside_call_in_a_transaction(
         "oldest_message_at",
         "quota",
         "slots",
-        "send_now",
         "presence",
         "note_sending",
     }

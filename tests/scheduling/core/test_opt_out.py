@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.delivery.pipeline import deliver_touches
 from scheduling.models import Customer, Touch
 from scheduling.operations import commands
+from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.mark.parametrize("type", ["material.downloaded", "order.paid", "conversation.started", "customer.inactive"])
@@ -20,7 +20,7 @@ def test_event_after_opt_out_does_not_undo_it(matrix: MatrixBuilder, record_even
     receipt = record_event(type, "ann")
     customer = Customer.objects.get()
     assert (customer.opted_out, customer.opted_out_at) == (True, since)
-    deliver_touches(receipt.task_ids)
+    deliver(receipt.task_ids)
     touch = Touch.objects.get(pk__in=receipt.task_ids)
     assert (touch.state, touch.reason) == ("suppressed", "opted_out")
 

@@ -23,7 +23,7 @@ from scheduling.models import Complaint, EndMark, FailedTask, Touch
 from scheduling.models.touch_log import MOST_VERDICTS
 from scheduling.operations import retention
 from scheduling.policy.guards import HOLD, SEND, GuardVerdict
-from tests.scheduling.core.conftest import deliver, deliver_when_due, fall_due
+from tests.scheduling.core.conftest import deliver, fall_due
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race, SecondConnection
@@ -55,7 +55,8 @@ def delivered(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[...,
 
     def deliver(count: int, at: datetime | None = None) -> list[UUID]:
         ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(count)]
-        deliver_when_due(*ids)
+        fall_due(*ids)
+        touches.settle({claim: Settlement("delivered") for claim in touches.claim(ids, lease=LEASE)})
         if at:
             Touch.objects.filter(pk__in=ids).update(settled_at=at)
         return ids
@@ -70,10 +71,13 @@ def delivered(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[...,
 def test_touch_leaves_live_table_when_it_ends(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     matrix.node()
     (task_id,) = record_event().task_ids
+    fall_due(task_id)
     assert find_part(task_id) == "scheduling_touch_live"
 
-    (row,) = deliver_when_due(task_id)
+    (claim,) = touches.claim([task_id], lease=LEASE)
+    touches.settle({claim: Settlement("delivered")})
 
+    row = Touch.objects.get()
     part = next(each for each in partitions.list_partitions() if each.name == find_part(task_id))
     assert row.settled_at is not None
     assert part.since <= row.settled_at < part.until

@@ -10,8 +10,9 @@ from celery.signals import task_prerun, task_retry
 from django.db import OperationalError, connection
 
 from scheduling import tasks
+from scheduling.delivery.sender import sender
 from scheduling.models import FailedTask, Touch
-from tests.scheduling.core.conftest import fall_due
+from tests.scheduling.core.conftest import WAIT_LIMIT, fall_due
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -63,16 +64,23 @@ def outage(touch: Touch, monkeypatch: pytest.MonkeyPatch) -> Iterator[Outage]:
     outage.end()
 
 
+def run_task(touch: Touch) -> Any:
+    """Run the task as a worker does, until what it sends is settled."""
+    result = tasks.deliver.apply([[str(touch.task_id)]])
+    assert sender().drain(WAIT_LIMIT)
+    return result
+
+
 def test_task_backs_off_until_the_database_returns(touch: Touch, outage: Outage) -> None:
     outage.back_at = 3
-    tasks.deliver.apply([[str(touch.task_id)]])
+    run_task(touch)
     assert outage.put_off == {0: 1, 1: 2, 2: 4}
     touch.refresh_from_db()
     assert (touch.state, touch.attempt) == ("delivered", 1)
 
 
 def test_task_after_last_try_leaves_touch_unchanged(touch: Touch, outage: Outage) -> None:
-    result = tasks.deliver.apply([[str(touch.task_id)]])
+    result = run_task(touch)
     assert outage.put_off == {0: 1, 1: 2, 2: 4, 3: 8, 4: 15}
     assert not result.successful()
     assert isinstance(result.result, OperationalError)
@@ -80,7 +88,7 @@ def test_task_after_last_try_leaves_touch_unchanged(touch: Touch, outage: Outage
     before = touch.state
     touch.refresh_from_db()
     assert (touch.state, touch.attempt, FailedTask.objects.count()) == (before, 0, 0)
-    tasks.deliver.apply([[str(touch.task_id)]])
+    run_task(touch)
     touch.refresh_from_db()
     assert touch.state == "delivered"
 
@@ -92,5 +100,5 @@ def test_task_with_own_error_is_not_retried(touch: Touch, outage: Outage, monkey
         raise ValueError
 
     monkeypatch.setattr("scheduling.delivery.pipeline.deliver_touches", broken)
-    assert not tasks.deliver.apply([[str(touch.task_id)]]).successful()
+    assert not run_task(touch).successful()
     assert outage.put_off == {}

@@ -13,6 +13,7 @@ from django.utils.timezone import now
 
 from config.local.processes import wait_until
 from scheduling import sql
+from scheduling.delivery import pipeline
 from scheduling.errors import AftertouchError
 from scheduling.ledger import locks
 from scheduling.models import AuditEntry, BulkAction, FailedTask, Node, Pause, Touch
@@ -96,7 +97,7 @@ def test_undone_switch_off_waits_for_a_worker_that_suppresses(touch: UUID, ann: 
     node.enabled = False
     node.save()
     act_id = offer(ann, "node.off", node.pk, version=node.version, since=since.isoformat())
-    with held_by_second_connection(lambda: deliver([touch]), commit=True) as finish:
+    with held_by_second_connection(lambda: pipeline.deliver_touches([touch]), commit=True) as finish:
         told = race(2, lambda number: finish.set() if number else attempt(lambda: undo.undo_act(act_id, ann)))
     assert told[0] == "done"
     assert Touch.objects.get(pk=touch).reason == "node_disabled"

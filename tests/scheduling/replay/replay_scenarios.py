@@ -12,7 +12,6 @@ from uuid import UUID
 import pytest
 from django.db import connection
 
-from scheduling.delivery.pipeline import deliver_touches
 from scheduling.ids import new_id
 from scheduling.models import (
     WAITING,
@@ -32,7 +31,7 @@ from scheduling.policy import guards, quiet_hours, send_times
 from scheduling.policy import matrix as policy_matrix
 from scheduling.policy.send_times import SendTime
 from scheduling.policy.window_forms import parse_window_line
-from tests.scheduling.core.conftest import pass_time
+from tests.scheduling.core.conftest import deliver, pass_time
 
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 #: How far the spans of delays and of rules lie off the grid on which everything happens.
@@ -282,11 +281,11 @@ class ReplayScenario:
         for touch in due.order_by("priority", "due_at", "task_id"):
             rank = (touch.customer_id, touch.priority, touch.due_at)
             if rank in equals:
-                deliver_touches(batch)
+                deliver(batch)
                 batch, equals = [], set()
             batch.append(touch.pk)
             equals.add(rank)
-        deliver_touches(batch)
+        deliver(batch)
         self._record_ends()
 
     def _record_ends(self) -> None:

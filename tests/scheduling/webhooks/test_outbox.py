@@ -16,7 +16,6 @@ from rpa_tasks.jobs.shops import pause_platform, record_login
 from rpa_tasks.models import Flow, Job, LoginState, Platform, Shop
 from scheduling import sql
 from scheduling.customers.erasure import continue_erasures, request_erasure
-from scheduling.delivery.pipeline import deliver_touches
 from scheduling.ledger.anonymization import Identity
 from scheduling.ledger.dead_letters import record_unreadable_message
 from scheduling.models import CustomerErasure, EndMark, FailedTask, WebhookFact, WebhookMessage, WebhookSubscription
@@ -28,6 +27,7 @@ from scheduling.webhooks.message_history import delete_old_messages, replay_mess
 from scheduling.webhooks.outbox import collect_messages, write_messages
 from sessions.detection.silence_events import record_silences
 from sessions.store.answers import ClaimedSilence
+from tests.scheduling.core.conftest import deliver
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.scheduling.webhooks.conftest import note_changes, pass_time, send_all
 from tests.support.matrix import MatrixBuilder, RecordEvent
@@ -57,7 +57,7 @@ def test_ended_touch_becomes_one_message(
     matrix.node()
     matrix.node("other", trigger="order.paid", template=matrix.template("other"))
     touches = record_event(event_id="e1", chat_id="c1").task_ids
-    deliver_touches([*touches, *record_event("order.paid").task_ids])
+    deliver([*touches, *record_event("order.paid").task_ids])
     (row,) = collect_all(1)
     assert row.message_id == touches[0]
     assert row.object_key == f"touch:{touches[0]}"
@@ -74,7 +74,7 @@ def test_receipt_becomes_one_message_however_often_it_is_reported(
     subscribe(events=["touch.receipt"], filter={"node": ["guide"]})
     matrix.node()
     (key,) = record_event(chat_id="c1").task_ids
-    deliver_touches([key])
+    deliver([key])
     for kind in ("read", "read", "clicked"):
         record_reports([Report(kind, delivery_key=key)])
     read, clicked = collect_all(2)
@@ -206,7 +206,7 @@ def test_erasure_removes_a_customer_from_messages(
     subscribe(events=["touch.ended", "session.silent"])
     collect_messages()
     matrix.node()
-    deliver_touches(record_event(chat_id="c1").task_ids)
+    deliver(record_event(chat_id="c1").task_ids)
     collect_all(1)
     send_all()
     silence = make_silence()
@@ -228,7 +228,7 @@ def test_end_collected_after_the_eraser_names_no_customer(
     subscribe(events=["touch.ended"])
     collect_messages()
     matrix.node()
-    deliver_touches(record_event(event_id="e-ann", chat_id="c1").task_ids)
+    deliver(record_event(event_id="e-ann", chat_id="c1").task_ids)
     settings.USER_ERASERS = [*settings.USER_ERASERS, f"{__name__}.collect_one"]
     request_erasure("ann", actor="ops")
     continue_erasures()
@@ -246,7 +246,7 @@ def test_erasure_waits_for_a_collector_that_has_read_its_events(
     subscribe(events=["touch.ended"])
     collect_messages()
     matrix.node()
-    deliver_touches(record_event(event_id="e-ann", chat_id="c1").task_ids)
+    deliver(record_event(event_id="e-ann", chat_id="c1").task_ids)
     request_erasure("ann", actor="ops")
     has_read, may_write = threading.Event(), threading.Event()
 
