@@ -81,15 +81,15 @@ def receiver(settings: Settings) -> Iterator[Receiver]:
 @pytest.fixture
 def failed(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[..., Any]:
     """A touch that failed because its text wants data that the event did not bring; its failed task."""
+    from scheduling.delivery.pipeline import deliver_touches
     from scheduling.models import FailedTask, Node
-    from tests.scheduling.core.conftest import deliver
 
     def failed(user: str = "ann", *, unknown: bool = False) -> Any:
         if not Node.objects.filter(key="broken").exists():
             template = matrix.template("broken", body="{{ event.data.order_no }}")
             matrix.node("broken", trigger="order.paid", template=template)
         receipt = record_event("order.paid", user)
-        deliver(receipt.task_ids)
+        deliver_touches(receipt.task_ids)
         row = FailedTask.objects.get(task_id=receipt.task_ids[0])
         if unknown:
             row.failure = "unknown"

@@ -67,7 +67,6 @@ def test_channel_secret_empty_stays_and_dash_removes(
         ({"retry_delays": "soon"}, "retry_delays"),
         ({"daily_limit": "0"}, "daily_limit"),
         ({"daily_limit": "10", "monthly_limit": "9"}, "monthly_limit"),
-        ({"kind": "log", "secret_url": "-", "secret_secret": "-", "monthly_limit": "9"}, "monthly_limit"),
     ],
 )
 def test_channel_form_errors_name_the_field(

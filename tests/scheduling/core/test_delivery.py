@@ -31,7 +31,7 @@ from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannel, 
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race, SecondConnection
-from tests.support.touch_logs import list_attempts, list_verdicts
+from tests.support.touch_logs import list_attempts
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)

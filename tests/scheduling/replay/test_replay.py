@@ -23,7 +23,7 @@ from tests.scheduling.replay.replay_scenarios import (
 )
 from tests.support.matrix import MatrixBuilder
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def replayed(since: datetime, until: datetime, config: Snapshot | None = None) -> dict[tuple[Any, int], Story]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from urllib.parse import quote, urlsplit
 
@@ -271,43 +272,41 @@ def test_running_sender_claims_nothing_after_a_stop(
     subscribe: Subscribe, receiver: ScriptedReceiver, stop: Callable[[WebhookSubscription], object]
 ) -> None:
     hook = subscribe()
-    sent = _send_until(hook, receiver, stop)
+    with _sending(hook, receiver) as sender:
+        stop(hook)
+        sent = WebhookMessage.objects.filter(attempt__gt=0).count()
+        assert wait_until(lambda: count_states().get("delivered", 0) >= len(receiver.calls), 60)
+        sender.finish(60)
     assert len(receiver.calls) <= sent + outbox_sender.MOST_IN_FLIGHT < 1_000
     assert count_states() == {"delivered": len(receiver.calls), "waiting": 1_000 - len(receiver.calls)}
 
 
 def test_running_sender_sends_to_a_new_address(subscribe: Subscribe, receiver: ScriptedReceiver) -> None:
     hook = subscribe()
-    with ScriptedReceiver() as moved:
-
-        def move(hook: WebhookSubscription) -> None:
-            hook.config = {"url": moved.url, "secret": SECOND_SECRET}
-            hook.save()
-
-        sent = _send_until(hook, receiver, move)
+    with ScriptedReceiver() as moved, _sending(hook, receiver):
+        hook.config = {"url": moved.url, "secret": SECOND_SECRET}
+        hook.save()
+        sent = WebhookMessage.objects.filter(attempt__gt=0).count()
+        assert wait_until(lambda: count_states() == {"delivered": 1_000}, 60)
         assert len(receiver.calls) <= sent + outbox_sender.MOST_IN_FLIGHT < 1_000
         assert len(moved.calls) == 1_000 - len(receiver.calls)
         assert verify(moved.calls[0], moved.calls[0].raw, SECOND_SECRET) == moved.calls[0].json
-    assert count_states() == {"delivered": 1_000}
 
 
-def _send_until(
-    hook: WebhookSubscription, receiver: ScriptedReceiver, act: Callable[[WebhookSubscription], object]
-) -> int:
-    """Act when a sender has sent the first of 1,000 messages. Return what it had claimed by then, when it ends.
-
-    One claim may be under way at that instant.
-    """
+@contextmanager
+def _sending(hook: WebhookSubscription, receiver: ScriptedReceiver) -> Iterator[OutboxSender]:
+    """Enter when a sender has sent the first of 1,000 messages. One claim may be under way at that instant."""
     receiver.delay = 1.0
     write_waiting(hook, 1_000, objects=1_000)
-    sender = threading.Thread(target=OutboxSender(0.5).run)
-    sender.start()
-    while len(receiver.calls) < 100 and sender.is_alive():
-        threading.Event().wait(0.01)
-    act(hook)
-    claimed = WebhookMessage.objects.filter(attempt__gt=0).count()
-    sender.join(120)
-    return claimed
+    sender = OutboxSender()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(outbox_sender, "TIMEOUT", timedelta(seconds=60))  # a slow machine is no failing receiver
+        sender.wake()
+        try:
+            assert wait_until(lambda: len(receiver.calls) >= 100, 60, 0.01)
+            yield sender
+        finally:
+            sender.finish(60)
 
 
 def test_stale_result_changes_nothing(subscribe: Subscribe) -> None:
