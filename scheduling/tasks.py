@@ -16,7 +16,6 @@ from scheduling.dispatch import dispatcher
 from scheduling.dispatch.publisher import publication_headers
 from scheduling.experiments import rollouts
 from scheduling.experiments.replay import drafts
-from scheduling.ledger.touches import Reconfigured
 from scheduling.operations import bulk_actions, retention
 from scheduling.planning import follow_ups, inactivity
 from scheduling.redis_client import UNREACHABLE_ERRORS
@@ -27,7 +26,7 @@ from scheduling.webhooks.outbox_sender import outbox_sender
 log = structlog.get_logger(__name__)
 
 #: Errors that end without a change. Every other error is a defect of the work.
-INFRASTRUCTURE = (*sql.UNAVAILABLE_ERRORS, *UNREACHABLE_ERRORS, Reconfigured)
+INFRASTRUCTURE = (*sql.UNAVAILABLE_ERRORS, *UNREACHABLE_ERRORS)
 RETRY_OPTIONS: dict[str, Any] = {
     "autoretry_for": INFRASTRUCTURE,
     "retry_backoff": 1,

@@ -36,7 +36,7 @@ class _Straight:
 
     def info(self, entry: dict[str, Any], *, extra: object) -> None:
         with suppress(OSError, ValueError):  # a closed log must not stop a touch
-            sys.stderr.write(f"{_renderer(self, 'info', entry)}\n")
+            sys.stderr.write(str(_renderer(self, "info", entry)) + "\n")
 
     debug = info
 

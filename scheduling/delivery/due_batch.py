@@ -101,6 +101,10 @@ class Due(NamedTuple):
     def claim(self) -> Claim:
         return Claim(self.task_id, self.lease_no)
 
+    @property
+    def wakeup(self) -> WakeUp:
+        return WakeUp(self.task_id, self.due_at, self.priority, self.node_id)
+
 
 @dataclass(frozen=True, slots=True)
 class DueBatch:

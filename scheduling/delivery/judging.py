@@ -12,7 +12,7 @@ from scheduling.delivery.due_batch import Due, DueBatch
 from scheduling.delivery.links import tracks_links
 from scheduling.delivery.outgoing import LEASE, Delivery
 from scheduling.delivery.routing import NoTarget, Route, channel_of, target_for
-from scheduling.ledger.transitions import Content, Settlement, WakeUp
+from scheduling.ledger.transitions import Content, Settlement
 from scheduling.policy import guards
 from scheduling.policy.guards import Candidate, CapSlot, GuardVerdict
 from scheduling.templating.library import CannotRender
@@ -31,21 +31,19 @@ class Judged(NamedTuple):
     detail: str = ""  #: why no message could be prepared
 
 
-def judge_batch(batch: DueBatch) -> tuple[list[Judged], list[WakeUp]]:
+def judge_batch(batch: DueBatch) -> list[Judged]:
     """Judge the most important touches first: the first one gets a free cap slot.
 
-    Customers and touches are locked for at most `LONGEST_JUDGING` seconds. Touches not judged by then stay unchanged.
-    They are returned as wake-ups for the next batch.
+    Customers and touches are locked for at most `LONGEST_JUDGING` seconds. Touches not judged by then are left to the
+    next batch.
     """
     ends_at = time.monotonic() + LONGEST_JUDGING
-    ordered = sorted(batch.due, key=lambda row: (row.priority, row.due_at))
     judged: list[Judged] = []
-    for row in ordered:
+    for row in sorted(batch.due, key=lambda row: (row.priority, row.due_at)):
         if judged and time.monotonic() > ends_at:
-            left = ordered[len(judged) :]
-            return judged, [WakeUp(row.task_id, row.due_at, row.priority, row.node_id) for row in left]
+            break
         judged.append(_judge(batch, row))
-    return judged, []
+    return judged
 
 
 def _judge(batch: DueBatch, row: Due) -> Judged:

@@ -28,16 +28,16 @@ from scheduling.delivery.sender import sender
 from scheduling.delivery.settlement import FAILED_ENDS
 from scheduling.dispatch.publisher import publish_touches
 from scheduling.ledger import dead_letters
-from scheduling.ledger.touches import Reconfigured, TouchDecision, touches
+from scheduling.ledger.touches import TouchDecision, touches
 from scheduling.ledger.transitions import Settlement
 from scheduling.models.encrypted import Unreadable
+from scheduling.policy.guards import NODE_DISABLED
 
 log = structlog.get_logger(__name__)
 
 #: Deferral while an operator changes keys node by node. Another node may have the key and deliver the touch.
 UNREADABLE_DELAY = timedelta(minutes=1)
 Decided = dict[TouchDecision, list[Judged]]  #: the touches of a batch by what is decided about them
-MAX_JUDGEMENTS = 5  #: tries for a batch whose configuration changes while it is judged
 
 
 def deliver_touches(task_ids: Sequence[UUID]) -> None:
@@ -50,15 +50,12 @@ def deliver_touches(task_ids: Sequence[UUID]) -> None:
     Raises:
         django.db.Error: PostgreSQL is unavailable, or it exceeded its time limit for a single touch.
             The latter may mean that the machine was suspended.
-        Reconfigured: the configuration changed during each of `MAX_JUDGEMENTS` tries.
     """
     batching.bisect(task_ids, partial(_deliver_batch, waits={}), _give_up, concerns_all=_concerns_all)
 
 
 def _concerns_all(error: Exception, count: int) -> bool:
-    if isinstance(error, sql.UNAVAILABLE_ERRORS):
-        return count == 1 or not sql.is_idle_timeout(error)
-    return isinstance(error, Reconfigured)
+    return isinstance(error, sql.UNAVAILABLE_ERRORS) and (count == 1 or not sql.is_idle_timeout(error))
 
 
 def _give_up(task_id: UUID, error: Exception) -> None:
@@ -92,26 +89,19 @@ def _settle_without_attempt(task_id: UUID, end: Settlement) -> list[UUID]:
 
 
 def _deliver_batch(task_ids: Sequence[UUID], waits: admission.LaneWaits) -> None:
-    slots = None
-    for tries_left in reversed(range(MAX_JUDGEMENTS)):
-        config = snapshot.current()
-        announced = read_announced(task_ids, config)
-        slots = admission.reserve_quota_slots(task_ids, config) if slots is None else slots
-        try:
-            with transaction.atomic():
-                locked = due_batch.lock(announced, config)
-                batch, deferred = admission.admit_batch(locked, slots, waits) if locked else (None, {})
-                if deferred:
-                    touches.defer(deferred)
-                judged, unjudged = judge_batch(batch) if batch else ([], [])
-                decisions = _group_by_decision(judged)
-                if batch and decisions:
-                    _settle(batch, decisions)
-            break
-        except Reconfigured:
-            if not tries_left:
-                raise
-    rest = [*(batch.rest if batch else ()), *unjudged]
+    config = snapshot.current()
+    announced = read_announced(task_ids, config)
+    slots = admission.reserve_quota_slots(task_ids, config)
+    with transaction.atomic():
+        locked = due_batch.lock(announced, config)
+        batch, deferred = admission.admit_batch(locked, slots, waits) if locked else (None, {})
+        if deferred:
+            touches.defer(deferred)
+        judged = judge_batch(batch) if batch else []
+        decisions = _settle(batch, judged) if batch and judged else {}
+    judged = [each for alike in decisions.values() for each in alike]
+    settled = {each.row.task_id for each in judged}
+    rest = [*batch.rest, *(each.wakeup for each in batch.due if each.task_id not in settled)] if batch else []
     keep = {task_id for task_id, (reason, _) in deferred.items() if reason != admission.QUOTA}
     keep |= {each.task_id for each in rest}  # they are published at once and use the slots that they have
     admission.forget_quota_slots(set(task_ids) - keep)
@@ -128,27 +118,27 @@ def _deliver_batch(task_ids: Sequence[UUID], waits: admission.LaneWaits) -> None
         publish_touches(touches.premature_wakeups(task_ids), config.nodes)
 
 
-def _group_by_decision(judged: Sequence[Judged]) -> Decided:
+def _settle(batch: DueBatch, judged: Sequence[Judged]) -> Decided:
+    """Write claim and state of each touch, the verdicts, and the failed tasks. Return what was written.
+
+    A touch whose node is off stays unchanged if the configuration has changed since: an undo of the switch would not
+    see its late end.
+    """
     decisions: Decided = {}
     for each in judged:
         decisions.setdefault(TouchDecision(each.settlement, each.verdict), []).append(each)
-    return decisions
-
-
-def _settle(batch: DueBatch, decisions: Decided) -> None:
-    """Write claim and state of each touch, the verdicts, and the failed tasks."""
-    failed: dict[UUID, str] = {}
-    for decision, alike in decisions.items():
-        if decision.settlement.state in FAILED_ENDS:
-            failed |= {each.row.task_id: each.detail for each in alike}
-    ends_off = any(decision.settlement.reason == "node_disabled" for decision in decisions)
-    touches.settle_batch(
+    written = touches.settle_batch(
         {decision: [each.row.task_id for each in alike] for decision, alike in decisions.items()},
         at=batch.locked_at,
         lease=LEASE,
-        version=batch.config.version if ends_off else None,
+        version=batch.config.version,
     )
-    dead_letters.record_failed_touches(list(failed), details=failed)
+    if written < len(judged):
+        decisions = {each: alike for each, alike in decisions.items() if each.settlement.reason != NODE_DISABLED}
+    failed = [each for alike in decisions.values() for each in alike if each.settlement.state in FAILED_ENDS]
+    details = {each.row.task_id: each.detail for each in failed}
+    dead_letters.record_failed_touches(list(details), details=details)
+    return decisions
 
 
 def _submit(judged: Sequence[Judged]) -> None:

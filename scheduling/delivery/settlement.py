@@ -24,7 +24,7 @@ from scheduling.ledger.touches import touches
 from scheduling.ledger.transitions import Claim, Settlement
 from scheduling.models import Attempt
 from scheduling.planning import disabled_targets, vendor_ids
-from scheduling.policy.guards import CANCEL_PREFIXES, HOLD, GuardVerdict
+from scheduling.policy.guards import CANCEL_PREFIXES, HOLD, NODE_DISABLED, GuardVerdict
 
 log = structlog.get_logger(__name__)
 
@@ -134,7 +134,7 @@ def decision_for(verdict: GuardVerdict) -> Settlement:
 
 def _settlement_by_result(delivery: Delivery, result: Outcome | Deferred | SendRefused) -> Settlement:
     if isinstance(result, SendRefused):
-        if result.verdict.rule == "node_disabled":
+        if result.verdict.rule == NODE_DISABLED:
             # The node may be on again. The next judgement decides, and its write checks the configuration version.
             return Settlement("scheduled", result.verdict.rule, releases_cap_slot=True)
         return decision_for(result.verdict)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from scheduling.models import Touch
 from scheduling.models.touch_log import MOST_VERDICTS
+from scheduling.policy.guards import NODE_DISABLED
 
 
 def _compose_settling(matched: str, changes: Mapping[str, str]) -> str:
@@ -74,8 +75,8 @@ _BATCH_CHANGES = {
     "counts_toward_cap": "COALESCE(v.counts, row.counts_toward_cap)",
     "verdicts": _ADD_VERDICT,
 }
-_BATCH_MATCHED = """row.task_id = v.task_id AND row.task_id = ANY(%(ids)b)
-    AND (v.reason <> 'node_disabled' OR %(version)s::bigint IS NULL OR EXISTS (
+_BATCH_MATCHED = f"""row.task_id = v.task_id AND row.task_id = ANY(%(ids)b)
+    AND (v.reason <> '{NODE_DISABLED}' OR %(version)s::bigint IS NULL OR EXISTS (
         SELECT FROM scheduling_configuration WHERE id = 1 AND version = %(version)s AND changed_at = %(changed_at)s
     ))"""
 SETTLE_BATCH = f"""

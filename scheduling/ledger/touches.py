@@ -73,10 +73,6 @@ class TouchDecision(NamedTuple):
     verdict: GuardVerdict
 
 
-class Reconfigured(Exception):
-    """The configuration changed after a batch had read it. The batch must be judged again."""
-
-
 class TouchLedger(BoundedDispatch):
     latest_resumption = "row.expires_at - interval '10 seconds'"  # which leaves time to dispatch and judge it
 
@@ -98,15 +94,12 @@ class TouchLedger(BoundedDispatch):
         at: datetime,
         lease: timedelta,
         version: tuple[int, datetime] | None = None,
-    ) -> None:
+    ) -> int:
         """Claim these touches and write their states and verdicts in one statement, each row once.
 
         Call it in the transaction whose `lock_due` locked them at `at`. A cap slot of an earlier attempt
-        keeps its time. `version` is the configuration version of the verdicts; None skips the comparison.
-
-        Raises:
-            Reconfigured: the configuration has changed, and this write ends a touch for a node that is off. An undo of
-                the switch would not see such a late end.
+        keeps its time. `version` is the configuration version of the verdicts. If another one is valid now, touches
+        whose node is off stay unchanged. Return how many were written.
         """
         task_ids = [task_id for task_ids in decisions.values() for task_id in task_ids]
         written = sql.rows(
@@ -123,8 +116,7 @@ class TouchLedger(BoundedDispatch):
                 "verdicts": [_format_verdict(each.verdict, at) for each in decisions],
             },
         )
-        if written[0][0] < len(task_ids) and version:
-            raise Reconfigured
+        return int(written[0][0])
 
     def settle(
         self,

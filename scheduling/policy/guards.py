@@ -39,6 +39,7 @@ from scheduling.policy.send_times import is_open, next_opening, spread_for, spre
 from scheduling.policy.specs import CustomerSpec, NodeSpec, RuleSpec, TemplateSpec, in_holdout, in_rollout
 
 SEND, HOLD, SUPPRESS = "send", "hold", "suppress"
+NODE_DISABLED = "node_disabled"  #: a rule; also the reason of a touch that it ends
 CANCEL_PREFIXES = ("event:", "restarted:")  #: prefix of the reason if an event cancelled the touch
 ALL_NODES = "all nodes"  #: observed of a customer in the global hold-out
 
@@ -144,7 +145,7 @@ def _judge_expired(touch: Candidate, context: GuardContext, now: datetime) -> Gu
 
 
 def _judge_node_disabled(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
-    return None if touch.node.enabled else GuardVerdict(SUPPRESS, "node_disabled", touch.node.version)
+    return None if touch.node.enabled else GuardVerdict(SUPPRESS, NODE_DISABLED, touch.node.version)
 
 
 def pause_scopes(node: NodeSpec) -> tuple[str, str, str]:

@@ -38,7 +38,7 @@ from tests.security.admin_pages import (
 from tests.security.forms import main_form
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 
 #: Every `view_` right of every app, and no other: what an auditor is given.
 AUDITOR = "auditor"

@@ -29,7 +29,7 @@ from tests.security import admin_pages
 from tests.security.admin_pages import MODELS, page_addresses
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 
 ODD = "ann\u200b\u202e"
 VOID = {"br", "img", "input", "meta", "link", "hr", "source", "wbr", "col", "area", "base", "embed", "track", "param"}

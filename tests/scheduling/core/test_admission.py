@@ -26,7 +26,7 @@ from scheduling.channels.webhook import Webhook
 from scheduling.delivery import admission, lanes, pipeline
 from scheduling.delivery.sender import sender
 from scheduling.ids import new_id
-from scheduling.ledger.touches import Reconfigured, TouchLedger, touches
+from scheduling.ledger.touches import TouchLedger, touches
 from scheduling.models import ChannelConfig, HarassmentRule, Node, Pause, Touch
 from scheduling.operations import commands
 from tests.scheduling.core.conftest import WAIT_LIMIT, deliver_when_due, fall_due, pass_time, rows
@@ -557,9 +557,8 @@ def test_lanes_of_held_receivers_keep_no_others(monkeypatch: pytest.MonkeyPatch)
     assert all(known[f"held-{number}"].held == 1 for number in range(150))
 
 
-@pytest.mark.parametrize("how", ["halved", "judged again"])
-def test_repeated_batch_takes_each_instant_of_a_lane_once(
-    how: str, matrix: MatrixBuilder, create_fake_channel: Callable[..., Any], fake_channel: FakeChannelState,
+def test_halved_batch_takes_each_instant_of_a_lane_once(
+    matrix: MatrixBuilder, create_fake_channel: Callable[..., Any], fake_channel: FakeChannelState,
     record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 1)
@@ -572,7 +571,7 @@ def test_repeated_batch_takes_each_instant_of_a_lane_once(
         nonlocal failures
         failures -= 1
         if failures >= 0:
-            raise Reconfigured if how == "judged again" else ValueError
+            raise ValueError
         defer(self, deferred)
 
     monkeypatch.setattr(TouchLedger, "defer", fail)

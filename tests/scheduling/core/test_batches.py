@@ -14,12 +14,11 @@ from django.db import connection, transaction
 
 from config.local.processes import wait_until
 from scheduling import sql
-from scheduling.configuration.snapshot import current
 from scheduling.delivery import announced, judging, pipeline
 from scheduling.delivery.announced import ANNOUNCE_STATEMENT, load_announced
-from scheduling.ledger.touches import Reconfigured, touches
+from scheduling.ledger.touches import touches
 from scheduling.ledger.transitions import WakeUp
-from scheduling.models import FailedTask, HarassmentRule, Touch
+from scheduling.models import FailedTask
 from tests.scheduling.core.conftest import WAIT_LIMIT, deliver, fall_due, rows
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import SecondConnection
@@ -162,14 +161,14 @@ def test_deliver_halves_batch_after_idle_timeout(
             cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [pid])
             return bool(cursor.fetchone() == (0,))
 
-    def too_slow_for_many(decisions: Any, **conditions: Any) -> None:
+    def too_slow_for_many(decisions: Any, **conditions: Any) -> int:
         sizes.append(sum(map(len, decisions.values())))
         if sizes[-1] > 1:
             pid = connection.connection.info.backend_pid
             with connection.cursor() as cursor:
                 cursor.execute("SET idle_in_transaction_session_timeout = 1")
             assert wait_until(lambda: second_connection(lambda: gone(pid)), WAIT_LIMIT)
-        write(decisions, **conditions)
+        return write(decisions, **conditions)
 
     monkeypatch.setattr(touches, "settle_batch", too_slow_for_many)
     for _ in range(20):  # as Celery does if a closed connection gives no reason
@@ -189,21 +188,22 @@ def edits(monkeypatch: pytest.MonkeyPatch, second_connection: SecondConnection) 
     waiting: list[Any] = []
     write = touches.settle_batch
 
-    def edited_first(*settlements: Any, **conditions: Any) -> None:
+    def edited_first(*settlements: Any, **conditions: Any) -> int:
         if waiting:
             second_connection(waiting.pop(0))
-        write(*settlements, **conditions)
+        return write(*settlements, **conditions)
 
     monkeypatch.setattr(touches, "settle_batch", edited_first)
     return waiting
 
 
-def test_deliver_judges_again_after_node_is_switched_on(
-    matrix: MatrixBuilder, record_event: RecordEvent, edits: list[Any]
+def test_deliver_leaves_a_touch_whose_node_was_switched_on_meanwhile(
+    matrix: MatrixBuilder, record_event: RecordEvent, edits: list[Any], published: list[list[WakeUp]]
 ) -> None:
-    """An undo of the switch would not see an end that is written after it."""
+    """An undo of the switch would not see an end that is written after it. Others of the batch are settled."""
     node = matrix.node()
-    (task_id,) = record_event().task_ids
+    matrix.node("other", trigger="other")
+    (task_id,), (other,) = record_event().task_ids, record_event("other", "bob").task_ids
     fall_due()
     node.enabled = False
     node.save()
@@ -213,25 +213,9 @@ def test_deliver_judges_again_after_node_is_switched_on(
         node.save()
 
     edits.append(switch_on)
+    deliver([task_id, other])
+    left, settled = rows([task_id, other])
+    assert (left.state, left.lease_no, left.verdicts, settled.state) == ("queued", 0, [], "delivered")
+    assert [[wakeup.task_id for wakeup in wakeups] for wakeups in published] == [[task_id]]
     deliver([task_id])
     assert rows([task_id])[0].state == "delivered"
-
-
-def test_deliver_with_edit_at_each_try_changes_nothing(
-    matrix: MatrixBuilder, record_event: RecordEvent, edits: list[Any]
-) -> None:
-    node = matrix.node()
-    (task_id,) = record_event().task_ids
-    fall_due()
-    node.enabled = False
-    node.save()
-    cap = HarassmentRule.objects.get(kind="cap")
-    edits += [cap.save] * pipeline.MAX_JUDGEMENTS
-
-    with pytest.raises(Reconfigured):
-        deliver([task_id])
-
-    assert (Touch.objects.get().lease_no, FailedTask.objects.exists()) == (0, False)
-    assert current().paused == frozenset()
-    deliver([task_id])
-    assert Touch.objects.get().reason == "node_disabled"

@@ -16,8 +16,8 @@ from prometheus_client.registry import REGISTRY
 
 from config.celery import metrics as measuring
 from scheduling import metrics
-from scheduling.delivery import pipeline
 from scheduling.models import Touch
+from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
 
@@ -49,6 +49,7 @@ def test_every_shared_metric_has_labels() -> None:
     assert [each._name for each in instruments if not each._labelnames] == []
 
 
+@pytest.mark.django_db(transaction=True)
 def test_delivery_updates_lateness_verdict_and_end(
     matrix: MatrixBuilder, record_event: RecordEvent, valkey: redis.Redis
 ) -> None:
@@ -62,7 +63,7 @@ def test_delivery_updates_lateness_verdict_and_end(
         sample("aftertouch_delivery_attempts_total", channel="log", outcome="delivered", reason=""),
     )
     Touch.objects.update(due_at=Touch.objects.get().due_at.replace(year=2020))
-    pipeline.deliver_touches([Touch.objects.get().task_id])
+    deliver([Touch.objects.get().task_id])
     assert Touch.objects.get().state == "delivered"
     assert [
         sample("aftertouch_delivery_lateness_seconds_count", kind="log"),
@@ -74,10 +75,11 @@ def test_delivery_updates_lateness_verdict_and_end(
     suppressed = sample("aftertouch_verdicts_total", decision="suppress", rule="dedupe")
     (again,) = Touch.objects.exclude(state="delivered")
     Touch.objects.filter(pk=again.pk).update(due_at=again.due_at.replace(year=2020))
-    pipeline.deliver_touches([again.task_id])
+    deliver([again.task_id])
     assert sample("aftertouch_verdicts_total", decision="suppress", rule="dedupe") == suppressed + 1
 
 
+@pytest.mark.django_db(transaction=True)
 def test_metric_failure_does_not_stop_delivery(
     matrix: MatrixBuilder, record_event: RecordEvent, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,7 +90,7 @@ def test_metric_failure_does_not_stop_delivery(
     matrix.node()
     record_event()
     Touch.objects.update(due_at=Touch.objects.get().due_at.replace(year=2020))
-    pipeline.deliver_touches([Touch.objects.get().task_id])
+    deliver([Touch.objects.get().task_id])
     assert Touch.objects.get().state == "delivered"
 
 
