@@ -1,8 +1,11 @@
-"""Parse YAML and JSON that people write, strictly and at a bounded cost.
+"""Parse YAML and JSON, strictly and at a bounded cost, to values that PostgreSQL stores and all readers take alike.
 
-YAML is the core of version 1.2: `no` and `22:00` are texts. Keys given twice, keys that are not texts, aliases, merge
-keys and tags are refused. So are characters that the database cannot store. libyaml parses, and values are built from
-its events one by one. Depth and size of a text therefore reach neither Python's stack nor its memory.
+Refused are keys given twice, numbers that other languages cannot hold, NUL, lone surrogates, and deep nesting. An error
+names the place. Python's own parser accepts all of them, and orjson and pydantic take the last of two equal keys.
+
+YAML is the core of version 1.2: `no` and `22:00` are texts. Keys that are not texts, aliases, merge keys and tags are
+refused as well. libyaml parses, and values are built from its events one by one. Depth and size of a text therefore
+reach neither Python's stack nor its memory.
 """
 
 from __future__ import annotations
@@ -10,7 +13,10 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import yaml
@@ -25,24 +31,32 @@ from yaml.events import (
 )
 
 from scheduling.error_text import ErrorText as _
+from scheduling.errors import FieldError, InvalidInput
 
 MAX_SIZE = 1_048_576  #: bytes
-MAX_NODES = 100_000  #: keys and values
-MAX_DEPTH = 50
+MAX_NODES = 100_000  #: keys and values of a YAML document
+MAX_DEPTH = 32
 FIELD_SIZE = 65_536  #: characters of a form field
+SMALLEST, LARGEST = -(2**63), 2**64 - 1  #: integers that other languages can hold
+ERRORS_SHOWN = 100
+PATH_SHOWN = 200
 
 _NULL = re.compile(r"(?:~|null|Null|NULL|)")
 _BOOL = re.compile(r"(?:true|True|TRUE|false|False|FALSE)")
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})")
 _FLOAT = re.compile(r"[-+]?[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?")
-_UNSTORABLE_CHARACTER = re.compile("[\0\ud800-\udfff]")
-UNSTORABLE = _("the database cannot hold this character")
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+#: An escape of JSON that may stand for such a character. Unescaped, UTF-8 and JSON refuse them.
+_SUSPECT_ESCAPE = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
+TOO_LARGE = _("this number is too large; write it as text")
+TOO_DEEP = _("it is nested deeper than %(most)s levels", most=MAX_DEPTH)
+_CONTAINERS = frozenset({dict, list})
 _ODD_BREAKS = "\r\x85\u2028\u2029"
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  #: PyYAML can be built without libyaml
 
 
 class InvalidText(ValueError):
-    """The text is not valid. The message names the line."""
+    """The text is not valid. The message names the place."""
 
 
 def is_same_json(one: Any, other: Any) -> bool:
@@ -59,9 +73,8 @@ def read_yaml(text: str, *, most: int = MAX_SIZE) -> Any:
     try:
         raw = text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidText(
-            _("line %(line)s: %(what)s", line=_line_number(text[: error.start]), what=UNSTORABLE)
-        ) from None
+        line, what = _line_number(text[: error.start]), find_unstorable_text(text[error.start])
+        raise InvalidText(_("line %(line)s: %(what)s", line=line, what=what)) from None
     if len(raw) > most:
         raise InvalidText(_("must not be larger than %(most)s bytes", most=most))
     try:
@@ -127,7 +140,7 @@ class _Builder:
             self._open.append(value)
             self._keys.append(None)
             if len(self._open) > MAX_DEPTH:
-                raise _invalid_text(event.start_mark, _("it is nested too deeply"))
+                raise _invalid_text(event.start_mark, TOO_DEEP)
 
     def _put(self, value: Any) -> None:
         if isinstance(self._open[-1], dict):
@@ -159,10 +172,10 @@ def _scalar(event: Any) -> Any:
         if _FLOAT.fullmatch(text):
             number = float(text)
             if not math.isfinite(number):
-                raise _invalid_text(event.start_mark, _("this number is too large"))
+                raise _invalid_text(event.start_mark, TOO_LARGE)
             return number
-    if _UNSTORABLE_CHARACTER.search(text):
-        raise _invalid_text(event.start_mark, UNSTORABLE)
+    if problem := find_unstorable_text(text):
+        raise _invalid_text(event.start_mark, problem)
     return text
 
 
@@ -193,62 +206,156 @@ def write_yaml(value: Any, *, sort_keys: bool = False) -> str:
 
 
 def read_json(text: str, *, most: int = FIELD_SIZE) -> Any:
-    """Parse JSON of at most `most` characters, with the rules of `read_yaml` for keys, depth and characters.
+    """Parse JSON that a person wrote, of at most `most` characters.
 
     Raises:
-        InvalidText: with the line, if it is known.
+        InvalidText: with the line or the place in the value.
     """
     if len(text) > most:
         raise InvalidText(_("must not be larger than %(most)s characters", most=most))
     try:
-        value = json.loads(
-            text, object_pairs_hook=_unique_object, parse_constant=_reject_constant, parse_float=_parse_finite
-        )
-    except RecursionError:
-        raise InvalidText(_("it is nested too deeply")) from None
-    except json.JSONDecodeError as error:
-        raise InvalidText(_("line %(line)s: %(what)s", line=error.lineno, what=error.msg)) from None
-    except InvalidText:
-        raise
-    except ValueError:  # digits beyond `sys.get_int_max_str_digits`
-        raise InvalidText(_("this number is too large")) from None
-    _check_values(value)
+        return decode_json(text.encode("utf-8", "surrogatepass"))
+    except InvalidInput as error:
+        first = error.errors[0]
+        raise InvalidText(
+            _("%(field)s: %(what)s", field=first.field, what=first.message) if first.field else first.message
+        ) from None
+
+
+def decode_json(body: bytes, *, array: str = "") -> Any:
+    """Return the value of a JSON text. `array` names a document that is an array, in errors.
+
+    Raises:
+        InvalidText: the text is not UTF-8 or not JSON.
+        InvalidInput: values that cannot be stored, each with its place; at most `ERRORS_SHOWN`.
+    """
+    value, is_suspect = _decode(body)
+    if is_suspect:
+        errors = list(islice(_find_invalid_values(value, array if isinstance(value, list) else ""), ERRORS_SHOWN))
+        if errors:
+            raise InvalidInput(*errors)
     return value
 
 
-def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise InvalidText(_("“%(name)s” is given twice", name=key))
-        found[key] = value
-    return found
+def decode_json_items(body: bytes, *, array: str) -> Any:
+    """Return the value of a JSON text. In an array, errors stand in place of each entry that cannot be stored.
+
+    Raises:
+        InvalidText: the text is not UTF-8 or not JSON.
+    """
+    value, is_suspect = _decode(body)
+    if is_suspect and isinstance(value, list):
+        for place, entry in enumerate(value):
+            errors = list(islice(_find_invalid_values(entry, f"{array}.{place}", depth=1), ERRORS_SHOWN))
+            if errors:
+                value[place] = InvalidInput(*errors)
+    return value
 
 
-def _reject_constant(name: str) -> Any:
-    raise InvalidText(_("%(name)s is no number of JSON", name=name))
+@dataclass(frozen=True, slots=True)
+class _InvalidJsonValue:
+    """Marks a place in the tree whose value is no JSON or cannot be stored."""
+
+    message: str
 
 
-def _parse_finite(digits: str) -> float:
-    number = float(digits)
-    if not math.isfinite(number):
-        raise InvalidText(_("this number is too large"))
-    return number
+class _JsonDocument:
+    """One parse, and whether it found an invalid value."""
+
+    def __init__(self) -> None:
+        self.has_invalid_value = False
+
+    def members(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            counts = Counter(name for name, _value in pairs)
+            found.update((name, self._mark_invalid(_("is given twice"))) for name, count in counts.items() if count > 1)
+        return found
+
+    def integer(self, text: str) -> int | _InvalidJsonValue:
+        if len(text) <= 20 and SMALLEST <= (value := int(text)) <= LARGEST:
+            return value
+        return self._mark_invalid(TOO_LARGE)
+
+    def real(self, text: str) -> float | _InvalidJsonValue:
+        value = float(text)
+        return value if math.isfinite(value) else self._mark_invalid(TOO_LARGE)
+
+    def constant(self, text: str) -> _InvalidJsonValue:
+        return self._mark_invalid(_("%(name)s is no number of JSON", name=text))
+
+    def _mark_invalid(self, message: str) -> _InvalidJsonValue:
+        self.has_invalid_value = True
+        return _InvalidJsonValue(message)
 
 
-def _check_values(value: Any) -> None:
-    """Check the depth level by level, and characters that the database cannot store."""
-    level = [value]
-    for _level in range(MAX_DEPTH):
-        if any(isinstance(each, str) and _UNSTORABLE_CHARACTER.search(each) for each in level):
-            raise InvalidText(UNSTORABLE)
-        inner: list[Any] = []
-        for each in level:
-            if isinstance(each, dict):
-                inner += (*each, *each.values())
-            elif isinstance(each, list):
-                inner += each
-        level = inner
+def _decode(body: bytes) -> tuple[Any, bool]:
+    """Return the value, and whether something in it may not be storable."""
+    document = _JsonDocument()
+    decoder = json.JSONDecoder(
+        object_pairs_hook=document.members,
+        parse_int=document.integer,
+        parse_float=document.real,
+        parse_constant=document.constant,
+    )
+    try:
+        value = decoder.decode(body.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise InvalidText(_("byte %(place)s is not UTF-8", place=error.start)) from None
+    except RecursionError:
+        raise InvalidText(TOO_DEEP) from None
+    except json.JSONDecodeError as error:
+        raise InvalidText(_("line %(line)s: %(what)s", line=error.lineno, what=error.msg)) from None
+    is_suspect = document.has_invalid_value or _SUSPECT_ESCAPE.search(body) is not None
+    return value, is_suspect or (body.count(b"[") + body.count(b"{") > MAX_DEPTH and _is_too_deep(value))
+
+
+def _is_too_deep(value: Any) -> bool:
+    level: list[Any] = [[value]]
+    for _level in range(MAX_DEPTH + 1):
+        level = [
+            child
+            for node in level
+            for child in (node.values() if type(node) is dict else node)
+            if type(child) in _CONTAINERS
+        ]
         if not level:
-            return
-    raise InvalidText(_("it is nested too deeply"))
+            return False
+    return True
+
+
+def _find_invalid_values(value: Any, path: str, *, depth: int = 0) -> Iterator[FieldError]:
+    """Yield all invalid values in document order. Iterative, because the depth is what is checked."""
+    waiting = [(value, path, depth)]
+    while waiting:
+        node, path, depth = waiting.pop()
+        if isinstance(node, _InvalidJsonValue):
+            yield FieldError(path, node.message)
+        elif isinstance(node, str):
+            if problem := find_unstorable_text(node):
+                yield FieldError(path, problem)
+        elif isinstance(node, (dict, list)):
+            if depth >= MAX_DEPTH:
+                yield FieldError(path, TOO_DEEP)
+                continue
+            if isinstance(node, dict):
+                for name in node:
+                    if problem := find_unstorable_text(name):
+                        yield FieldError(_join_path(path, name), _("its name %(what)s", what=problem))
+            members = list(node.items() if isinstance(node, dict) else enumerate(node))
+            waiting.extend((child, _join_path(path, name), depth + 1) for name, child in reversed(members))
+
+
+def _join_path(path: str, name: str | int) -> str:
+    return (f"{path}.{name}" if path else str(name))[:PATH_SHOWN]
+
+
+def find_unstorable_text(text: str) -> str:
+    """Return why PostgreSQL refuses this text, or ""."""
+    found = _UNSTORABLE.search(text)
+    return _("contains %(character)s", character=f"U+{ord(found[0]):04X}") if found else ""
+
+
+def storable_text(text: str) -> str:
+    """Replace NUL and lone surrogates, which PostgreSQL refuses."""
+    return text if text.isprintable() else text.replace("\0", "\ufffd").encode(errors="replace").decode()

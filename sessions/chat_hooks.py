@@ -20,8 +20,8 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
-from scheduling.api.strict_json import NotJson, decode_strict_json
 from scheduling.errors import InvalidInput
+from scheduling.strict_text import InvalidText, decode_json
 from sessions.frames import AGENT, MOST_TAGS, TAG_LENGTH, USER, Frame
 from sessions.store.client import StoreUnavailable
 from sessions.store.sessions import OUTCOMES, live_store
@@ -42,11 +42,11 @@ def receive_chat_hook(request: HttpRequest, system: str) -> JsonResponse:
     if not is_authentic(request, secret()):
         return JsonResponse({"detail": "The signature or token is wrong."}, status=401)
     try:
-        found = decode_strict_json(request.body)
+        found = decode_json(request.body)
         frames = list(convert(found if isinstance(found, dict) else {}))
         outcomes = [OUTCOMES.get(noted.outcome, "refused") for noted in live_store().note_activity(frames)]
-    except NotJson as error:
-        return JsonResponse({"detail": str(error)}, status=400)
+    except InvalidText as error:
+        return JsonResponse({"detail": f"The body is not JSON: {error}."}, status=400)
     except InvalidInput as error:
         errors = [{"field": each.field, "message": each.message} for each in error.errors]
         return JsonResponse({"detail": "The payload does not fit.", "errors": errors}, status=422)

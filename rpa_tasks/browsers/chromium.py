@@ -25,6 +25,7 @@ from rpa_tasks.browsers.providers.launch_settings import LaunchSettings
 from rpa_tasks.browsers.providers.proxy import Forwarding, open_forwarding
 from rpa_tasks.browsers.singleton import release_singleton
 from rpa_tasks.supervisor.processes import end_processes, is_alive, read_process
+from scheduling.strict_text import storable_text
 
 START_TIMEOUT = 20.0  #: seconds, beyond the wait for a slot
 MIN_FREE_BYTES = 100 * 1024 * 1024  #: bytes; with less free space Chromium damages the profile instead of failing
@@ -214,6 +215,6 @@ def _poll_until(seconds: float) -> Iterator[None]:
 def _tail_of_log(log: Path) -> str:
     """Return the end of the log. NUL bytes, which follow a truncation, are replaced: PostgreSQL refuses them."""
     try:
-        return log.read_text(errors="replace")[-500:].replace("\0", "\ufffd").strip()
+        return storable_text(log.read_text(errors="replace")[-500:]).strip()
     except OSError as error:
         return str(error)

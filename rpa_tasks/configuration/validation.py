@@ -23,6 +23,7 @@ from rpa_tasks.supervisor.runs import MARKERS
 from scheduling.configuration.validation import check_retry_delays
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector
+from scheduling.strict_text import find_unstorable_text
 
 MIN_TIMEOUT, MAX_TIMEOUT = timedelta(seconds=1), timedelta(hours=24)
 MAX_WINDOW = timedelta(days=31)
@@ -263,7 +264,7 @@ def _check_fixed_variables(values: Mapping[str, Any], found: ErrorCollector) -> 
             found.add("env", _("%(name)s is never given to a command", name=name))
         elif name in values.get("environment", []):
             found.add("env", _("%(name)s is named in environment already", name=name))
-        elif not isinstance(value, str) or len(value) > MAX_VALUE or unstorable_reason(value):
+        elif not isinstance(value, str) or len(value) > MAX_VALUE or find_unstorable_text(value):
             found.add(
                 "env",
                 _("%(name)s must be a text of at most %(most)s characters without NUL", name=name, most=MAX_VALUE),

@@ -39,6 +39,7 @@ from scheduling.errors import AftertouchError, Conflict, FieldError, InvalidInpu
 from scheduling.ids import new_id
 from scheduling.ledger.transitions import WAKEUP_LEASE, WakeUp
 from scheduling.models import WAITING, Priority
+from scheduling.strict_text import find_unstorable_text
 
 LONGEST_KEY = 200  #: characters
 MAX_DELAY = timedelta(days=90)
@@ -236,8 +237,8 @@ def _check_members(request: PublishRequest, at: datetime | None) -> None:
                 _("must not start with “%(prefix)s”", prefix=RESERVED_KEY_PREFIX),
             )
         )
-    if unstorable_reason(key):
-        errors.append(FieldError("dedupe_key", _("has a character that cannot be stored")))
+    if problem := find_unstorable_text(key):
+        errors.append(FieldError("dedupe_key", problem))
     if errors:
         raise InvalidInput(*errors)
 

@@ -24,6 +24,7 @@ from rpa_tasks.models import Evidence, Job, LoginState, Run, Shop
 from rpa_tasks.outcomes import Verdict, retry_delay
 from scheduling import sql
 from scheduling.ledger.transitions import Claim, Settlement
+from scheduling.strict_text import storable_text
 
 log = structlog.get_logger(__name__)
 
@@ -113,7 +114,7 @@ def _record_run(fresh: Job, settlement: Settlement, burns: bool, ended: RunResul
         outcome=ended.verdict.outcome,
         reason=ended.verdict.reason[:64],
         exit_code=ended.exit_code,
-        detail=ended.detail.replace("\0", "\ufffd")[-10_000:],
+        detail=storable_text(ended.detail)[-10_000:],
     )
     Evidence.objects.bulk_create(
         [Evidence(run=run, kind=kind, content=content) for kind, content in ended.evidence.items()]

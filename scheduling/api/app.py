@@ -25,10 +25,10 @@ from scheduling.api.config import publication as config
 from scheduling.api.customers import imports as customer_imports
 from scheduling.api.customers import rows as customers
 from scheduling.api.errors import MEDIA_TYPE, Problem, problem_response, register_problem_handlers
-from scheduling.api.strict_json import decode_strict_json
 from scheduling.api.threads import in_database_thread
 from scheduling.api.webhooks import subscriptions as webhooks
 from scheduling.planning import request_metrics
+from scheduling.strict_text import decode_json
 from scheduling.web.csp import NOT_A_PAGE, POLICY, set_security_headers
 
 
@@ -36,7 +36,7 @@ class StrictParser(Parser):
     """Apply the strict JSON rules of events to every request body."""
 
     def parse_body(self, request: HttpRequest) -> Any:
-        return decode_strict_json(request.body, array=request.path.removeprefix("/api/v1/").partition("/")[0])
+        return decode_json(request.body, array=request.path.removeprefix("/api/v1/").partition("/")[0])
 
 
 api = NinjaAPI(

@@ -16,11 +16,11 @@ from django.utils.http import parse_header_parameters
 
 from scheduling.api.errors import Problem
 from scheduling.api.schemas import check_past, parse_instant
-from scheduling.api.strict_json import ERRORS_SHOWN, NotJson, decode_each, decode_strict_json
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.ids import find_user_id_problem
 from scheduling.planning.ingest import NewEvent
+from scheduling.strict_text import ERRORS_SHOWN, decode_json, decode_json_items
 from scheduling.tracing import read_traceparent
 
 CHAT_ID_LENGTH = 200
@@ -105,8 +105,8 @@ def _extract_data(raw: Mapping[str, Any], errors: list[FieldError]) -> dict[str,
             return {}
         name = "data_base64"
         try:
-            data = decode_strict_json(b64decode(raw["data_base64"], validate=True), array=name)
-        except (TypeError, ValueError, NotJson):
+            data = decode_json(b64decode(raw["data_base64"], validate=True), array=name)
+        except (TypeError, ValueError):
             errors.append(FieldError(name, "must hold a JSON object in Base64"))
             return {}
         except InvalidInput as error:
@@ -179,10 +179,7 @@ def read_each_event(request: HttpRequest, now: datetime) -> list[NewEvent | Inva
             return list(read_events(request, now))
         except InvalidInput as error:
             return [error]
-    try:
-        raw = decode_each(request.body, array="events")
-    except NotJson as error:
-        raise Problem(400, str(error)) from error
+    raw = decode_json_items(request.body, array="events")
     _check_batch_size(raw)
     return [_parse_or_refuse(request, each, now, place) for place, each in enumerate(raw)]
 
@@ -204,14 +201,14 @@ def _add_trace(request: HttpRequest, event: NewEvent) -> NewEvent:
 def _parse_by_media_type(request: HttpRequest, now: datetime) -> list[NewEvent]:
     media_type = _read_media_type(request)
     if media_type == BATCH:
-        return _parse_batch(_decode_body(request.body), now)
+        return _parse_batch(decode_json(request.body, array="events"), now)
     if media_type == STRUCTURED:
-        return [parse_event(_decode_body(request.body), now)]
+        return [parse_event(decode_json(request.body, array="events"), now)]
     if "HTTP_CE_SPECVERSION" in request.META or "HTTP_CE_ID" in request.META:
         return [parse_event(_combine_binary_event(request, media_type), now)]
     if media_type != PLAIN:
         raise _build_media_type_problem()
-    return [parse_event(_decode_body(request.body), now)]
+    return [parse_event(decode_json(request.body, array="events"), now)]
 
 
 def _read_media_type(request: HttpRequest) -> str:
@@ -225,13 +222,6 @@ def _read_media_type(request: HttpRequest) -> str:
 
 def _build_media_type_problem() -> Problem:
     return Problem(415, f"Send {STRUCTURED}, {BATCH}, or {PLAIN} with or without ce- headers.")
-
-
-def _decode_body(body: bytes) -> Any:
-    try:
-        return decode_strict_json(body, array="events")
-    except NotJson as error:
-        raise Problem(400, str(error)) from error
 
 
 def _check_batch_size(raw: Any) -> None:
@@ -286,7 +276,7 @@ def _combine_binary_event(request: HttpRequest, media_type: str) -> dict[str, An
 
 def _decode_binary_data(body: bytes) -> Any:
     try:
-        return _decode_body(body)
+        return decode_json(body, array="events")
     except InvalidInput as error:
         raise InvalidInput(
             *(FieldError(f"data.{each.field}" if each.field else "data", each.message) for each in error.errors)

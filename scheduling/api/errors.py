@@ -14,8 +14,8 @@ from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 
 from scheduling import sql
-from scheduling.api.strict_json import NotJson
 from scheduling.errors import AftertouchError, Conflict, FieldError, InvalidInput, NotFound
+from scheduling.strict_text import InvalidText
 
 log = structlog.get_logger(__name__)
 
@@ -92,8 +92,8 @@ def _convert_exception(error: BaseException) -> Problem | None:  # noqa: C901, P
             return Problem(422, "The input does not fit.", *error.errors)
         case NotFound():
             return Problem(404, str(error))
-        case NotJson():
-            return Problem(400, str(error))
+        case InvalidText():
+            return Problem(400, f"The body is not JSON: {error}.")
         case Conflict():
             return Problem(409, str(error))
         case ValidationError():

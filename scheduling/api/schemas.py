@@ -10,13 +10,13 @@ from uuid import UUID
 from ninja import Field, Schema
 from pydantic import AfterValidator, BeforeValidator, ConfigDict
 
-from scheduling.api.strict_json import find_unstorable_text
+from scheduling.strict_text import find_unstorable_text
 
 
 def check_storable(text: str) -> str:
     """Refuse text that PostgreSQL cannot store. Raises `ValueError`."""
-    if odd := find_unstorable_text(text):
-        raise ValueError(odd)
+    if problem := find_unstorable_text(text):
+        raise ValueError(problem)
     return text
 
 

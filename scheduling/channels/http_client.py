@@ -30,6 +30,7 @@ from scheduling.channels.base import (
 )
 from scheduling.channels.flight import Flight, error_text, trace_flights
 from scheduling.channels.ssrf import DIRECT, PrivateHosts, Proxy, check_proxy, check_url
+from scheduling.strict_text import storable_text
 
 REPLY_LENGTH = 1_000  # characters
 LONGEST_RETRY_AFTER = timedelta(days=1)
@@ -53,13 +54,9 @@ class Response:
 
 
 def excerpt(said: bytes | str) -> str:
-    """Return the first 1,000 characters, without NUL and lone surrogates.
-
-    PostgreSQL rejects both, and JSON may contain escaped ones.
-    """
+    """Return the first 1,000 characters, without NUL and lone surrogates: JSON may contain escaped ones."""
     start = said[: REPLY_LENGTH * 5]
-    encoded = start if isinstance(start, bytes) else start.encode("utf-8", "replace")
-    return encoded.decode("utf-8", "replace").replace("\x00", "")[:REPLY_LENGTH]
+    return storable_text(start.decode(errors="replace") if isinstance(start, bytes) else start)[:REPLY_LENGTH]
 
 
 def judge_status(response: Response, *, repeatable: bool) -> Outcome:

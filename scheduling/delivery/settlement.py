@@ -25,6 +25,7 @@ from scheduling.ledger.transitions import Claim, Settlement
 from scheduling.models import Attempt
 from scheduling.planning import disabled_targets, vendor_ids
 from scheduling.policy.guards import CANCEL_PREFIXES, HOLD, NODE_DISABLED, GuardVerdict
+from scheduling.strict_text import storable_text
 
 log = structlog.get_logger(__name__)
 
@@ -249,11 +250,6 @@ def disable_targets(results: Sequence[DeliveryResult]) -> None:
         for delivery, result in results
         if isinstance(result, Permanent) and result.disable_target
     )
-
-
-def storable_text(text: str) -> str:
-    """Replace NUL and unpaired surrogates, which PostgreSQL rejects."""
-    return text if text.isprintable() else text.replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
 _OUTCOMES = {Delivered: "delivered", Transient: "transient", Permanent: "permanent", Unknown: "unknown"}

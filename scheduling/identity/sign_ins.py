@@ -15,6 +15,7 @@ from django.dispatch import receiver
 from django.http import HttpRequest
 
 from scheduling.models import SignIn
+from scheduling.strict_text import storable_text
 
 BROWSER_LENGTH = 300  # characters
 #: The session table has some rows for each user of the back office, so that it is read as a whole.
@@ -44,7 +45,7 @@ def record_sign_in(request: HttpRequest | None, user: Any, **_: Any) -> None:
         defaults={
             "user": user,
             "address": _read_address(request),
-            "browser": request.headers.get("User-Agent", "")[:BROWSER_LENGTH].replace("\0", ""),
+            "browser": storable_text(request.headers.get("User-Agent", "")[:BROWSER_LENGTH]),
         },
     )
 

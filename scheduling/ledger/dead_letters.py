@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from scheduling.models import FailedTask, Touch
+from scheduling.strict_text import storable_text
 
 
 def record_failed_touches(task_ids: Sequence[UUID], *, details: Mapping[UUID, str] | None = None) -> None:
@@ -71,8 +72,7 @@ def record_unreadable_message(reason: str, body: Any, *, detail: str = "", queue
     Not idempotent: the same message again adds a row with the same fingerprint. The message is cut at 20,000
     characters.
     """
-    text = body if isinstance(body, str) else repr(body)
-    text = text.replace("\0", "\ufffd").encode(errors="replace").decode()[:20_000]
+    text = storable_text(body if isinstance(body, str) else repr(body))[:20_000]
     FailedTask.objects.create(
         origin=FailedTask.Origin.MESSAGE,
         failure="unreadable",

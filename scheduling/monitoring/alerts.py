@@ -38,6 +38,7 @@ from scheduling.monitoring.complaint_stats import is_rising
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.policy.specs import ChannelSpec, CustomerSpec
 from scheduling.queue_names import CORE_QUEUES
+from scheduling.strict_text import storable_text
 
 log = structlog.get_logger(__name__)
 
@@ -277,7 +278,7 @@ def settle_message(receiver: AlertReceiver, due: Sequence[Alert], outcome: Outco
         return
     if isinstance(outcome, Transient) and outcome.retry_after:
         alerts.update(message_at=now + max(RETRY, outcome.retry_after))
-    stored.update(problem=f"{outcome.reason} {outcome.detail}".strip().replace("\0", "")[:500])
+    stored.update(problem=storable_text(f"{outcome.reason} {outcome.detail}".strip())[:500])
     log.warning("alerts_not_sent", reason=outcome.reason, detail=outcome.detail)
 
 

@@ -17,6 +17,7 @@ from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector
 from scheduling.models import FailedTask, Touch
 from scheduling.policy.specs import EventSpec, template_for
+from scheduling.strict_text import find_unstorable_text
 from scheduling.templating.engine import MAX_SOURCE
 from scheduling.templating.library import CannotRender
 from scheduling.templating.rendering import choose_text, render_message
@@ -71,8 +72,8 @@ def _find_problem(value: Any, most: int) -> str:
         return _("must be a text")
     if len(value) > most:
         return _("must not be longer than %(most)s characters", most=most)
-    if "\0" in value or any("\ud800" <= each <= "\udfff" for each in value):
-        return _("has a character that cannot be stored")
+    if problem := find_unstorable_text(value):
+        return problem
     variable = _VARIABLE.search(value)
     return _("still has the variable %(variable)s; write its value", variable=variable[0][:60]) if variable else ""
 

@@ -18,11 +18,11 @@ from channels.consumer import AsyncConsumer
 
 from scheduling import metrics
 from scheduling.api.auth import Principal, api_key_cache
-from scheduling.api.strict_json import NotJson, decode_strict_json
 from scheduling.api.threads import in_auth_thread
 from scheduling.batching import BatcherOverloaded
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.models import Scope
+from scheduling.strict_text import InvalidText, decode_json
 from sessions.frames import ID_LENGTH, MAX_SEQ, OTHER_USER, USER, Frame
 from sessions.store.client import StoreUnavailable
 from sessions.store.sessions import OUTCOMES, REFUSED
@@ -199,8 +199,8 @@ def parse_batch(text: str | None, last: int) -> Batch:
         FrameRefused: the connection must close.
     """
     try:
-        found = decode_strict_json((text or "").encode())
-    except NotJson as error:
+        found = decode_json((text or "").encode())
+    except InvalidText as error:
         raise FrameRefused(Close.BAD_FRAME, "not JSON") from error
     except InvalidInput as error:
         raise FrameRefused(Close.BAD_FRAME, "a value that cannot be stored") from error

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from scheduling.api.strict_json import NotJson, decode_strict_json, find_unstorable_text
 from scheduling.errors import ErrorCollector
+from scheduling.strict_text import InvalidText, decode_json, find_unstorable_text
 from sessions.frames import EPOCH_LENGTH, KINDS, MAX_SEQ, has_control_characters
 
 MAX_FRAME_BYTES = 16_384  #: bytes of a frame
@@ -75,8 +75,8 @@ def parse_frame(text: str | None, role: str) -> Incoming:
     if len(text) > MAX_FRAME_BYTES or len(raw := text.encode()) > MAX_FRAME_BYTES:
         raise FrameRefused(Close.OVERSIZED, f"longer than {MAX_FRAME_BYTES} bytes")
     try:
-        found = decode_strict_json(raw)
-    except NotJson as error:
+        found = decode_json(raw)
+    except InvalidText as error:
         raise FrameRefused(Close.BAD_FRAME, "not JSON") from error
     if not isinstance(found, dict):
         raise FrameRefused(Close.BAD_FRAME, "not an object")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
 
 from scheduling.api.cloudevents import parse_event
-from scheduling.api.strict_json import DEPTH_LIMIT, LARGEST, SMALLEST, NotJson, decode_strict_json
 from scheduling.errors import InvalidInput
+from scheduling.strict_text import LARGEST, MAX_DEPTH, SMALLEST, InvalidText, decode_json
 
 ANY_TEXT = st.text(st.characters())
 ATTRIBUTES = ["specversion", "id", "source", "type", "subject", "time", "data", "datacontenttype", "extra"]
@@ -31,7 +31,7 @@ ANY_JSON = st.recursive(
 @given(value=ANY_JSON)
 def test_accepted_json_round_trips_through_database(value: Any) -> None:
     try:
-        decoded = decode_strict_json(json.dumps(value).encode())
+        decoded = decode_json(json.dumps(value).encode())
     except InvalidInput:
         return
     assert decoded == value
@@ -46,14 +46,14 @@ def test_accepted_json_round_trips_through_database(value: Any) -> None:
 @pytest.mark.parametrize("number", [SMALLEST, -(2**53) - 1, 0, 2**53 + 1, LARGEST])
 def test_whole_number_keeps_every_digit(number: int) -> None:
     with connection.cursor() as cursor:
-        cursor.execute("SELECT %s::jsonb", [Jsonb(decode_strict_json(str(number).encode()))])
+        cursor.execute("SELECT %s::jsonb", [Jsonb(decode_json(str(number).encode()))])
         assert cursor.fetchone() == (str(number),)
 
 
 @given(body=st.binary(max_size=200))
 def test_json_parser_handles_any_bytes(body: bytes) -> None:
-    with suppress(NotJson, InvalidInput):
-        decode_strict_json(body)
+    with suppress(InvalidText, InvalidInput):
+        decode_json(body)
 
 
 @given(
@@ -73,12 +73,12 @@ def test_event_parser_handles_any_values(raw: dict[str, Any]) -> None:
 
 
 def test_json_depth_limit_is_exact() -> None:
-    assert decode_strict_json(b"[" * DEPTH_LIMIT + b"]" * DEPTH_LIMIT)
+    assert decode_json(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH)
     with pytest.raises(InvalidInput):
-        decode_strict_json(b"[" * (DEPTH_LIMIT + 1) + b"]" * (DEPTH_LIMIT + 1))
+        decode_json(b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1))
 
 
 def test_json_error_count_is_bounded() -> None:
     with pytest.raises(InvalidInput) as caught:
-        decode_strict_json(b"[" + b",".join([b"NaN"] * 10_000) + b"]")
+        decode_json(b"[" + b",".join([b"NaN"] * 10_000) + b"]")
     assert len(caught.value.errors) == 100

@@ -30,6 +30,6 @@ def test_judge_status_handles_every_status(status: int, repeatable: bool) -> Non
 
 
 def test_excerpt_can_be_stored() -> None:
-    assert excerpt("a\x00b\ud800c") == "ab?c"
-    assert excerpt(b"a\x00b\xed\xa0\x80") == "ab" + "\N{REPLACEMENT CHARACTER}" * 3
+    assert excerpt("a\x00b\ud800c") == "a\N{REPLACEMENT CHARACTER}b?c"
+    assert excerpt(b"a\x00b\xed\xa0\x80") == "a\N{REPLACEMENT CHARACTER}b" + "\N{REPLACEMENT CHARACTER}" * 3
     assert len(excerpt("x" * 5000)) == len(excerpt(b"x" * 5000)) == 1000

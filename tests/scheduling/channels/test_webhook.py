@@ -192,7 +192,7 @@ async def test_webhook_reply_is_cut_and_storable(message_factory: MessageFactory
         outcome = await sent(message_factory, receiver)
 
     assert isinstance(outcome, Delivered)
-    assert outcome.reply == "\N{REPLACEMENT CHARACTER}" + "您" * 999
+    assert outcome.reply == "\N{REPLACEMENT CHARACTER}" * 2 + "您" * 998
 
 
 async def test_connection_refused_is_transient(message_factory: MessageFactory) -> None:
