@@ -5,210 +5,217 @@ from __future__ import annotations
 import re
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
-from datetime import datetime
-from typing import Any
+from itertools import islice
+from typing import Annotated, Any, Literal, TypeVar, cast
 from urllib.parse import unquote
+from uuid import UUID
 
 from django.http import HttpRequest
 from django.utils.http import parse_header_parameters
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
+from pydantic_core import ErrorDetails
+from typing_extensions import TypedDict  # pydantic wants it before Python 3.12
 
 from scheduling.api.errors import Problem
-from scheduling.api.schemas import check_past, parse_instant
+from scheduling.api.schemas import PastInstant, check_characters
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.ids import find_user_id_problem
 from scheduling.planning.ingest import NewEvent
-from scheduling.strict_text import ERRORS_SHOWN, decode_json, decode_json_items
+from scheduling.strict_text import ERRORS_SHOWN, PATH_SHOWN, decode_json, decode_json_items
 from scheduling.tracing import read_traceparent
 
-CHAT_ID_LENGTH = 200
-LENGTHS = {"id": 255, "source": 255, "type": 120, "subject": 200}
-
-#: Control characters, surrogates and noncharacters, which the specification forbids in attributes.
-FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
-ATTRIBUTE_NAME = re.compile(r"[a-z0-9]{1,64}\Z")
-JSON_MEDIA_TYPE = re.compile(r"application/([\w.+-]+\+)?json\s*(;.*)?\Z", re.ASCII | re.IGNORECASE)
-
-
-def parse_event(raw: Any, now: datetime, *, prefix: str = "") -> NewEvent:
-    """Parse one event in the JSON format.
-
-    Raises:
-        InvalidInput: all errors of the event, each field prefixed with `prefix`.
-    """
-    if not isinstance(raw, Mapping):
-        raise InvalidInput.of(prefix, "must be an object")
-    errors: list[FieldError] = []
-    values = {name: _read_required_text(raw, name, length, errors) for name, length in LENGTHS.items()}
-    if raw.get("specversion") != "1.0":
-        errors.append(FieldError("specversion", "must be “1.0”"))
-    occurred_at = _parse_event_time(raw.get("time"), now, errors)
-    data = _extract_data(raw, errors)
-    chat_id = _extract_chat_id(data, errors)
-    _check_other_attributes(raw, errors)
-    if errors:
-        start = f"{prefix}." if prefix else ""
-        raise InvalidInput(*(FieldError(f"{start}{each.field}", each.message) for each in errors))
-    return NewEvent(
-        source=values["source"],
-        event_id=values["id"],
-        type=values["type"],
-        user_id=values["subject"],
-        chat_id=chat_id,
-        occurred_at=occurred_at,
-        data=data,
-        trace_id=read_traceparent(raw.get("traceparent")),
-    )
-
-
-def _read_required_text(raw: Mapping[str, Any], name: str, length: int, errors: list[FieldError]) -> str:
-    value = raw.get(name)
-    if value is None:
-        errors.append(FieldError(name, "the id of the customer is required" if name == "subject" else "is required"))
-    elif message := _find_text_error(value, length) or (find_user_id_problem(value) if name == "subject" else ""):
-        errors.append(FieldError(name, message))
-    else:
-        return str(value)
-    return ""
-
-
-def _find_text_error(value: Any, length: int) -> str:
-    if not isinstance(value, str):
-        return "must be a string"
-    if not value.strip():
-        return _("must not be empty")
-    if len(value) > length:
-        return f"is longer than {length} characters"
-    if found := FORBIDDEN.search(value):
-        return _("contains %(character)s", character=f"U+{ord(found[0]):04X}")
-    return ""
-
-
-def _parse_event_time(value: Any, now: datetime, errors: list[FieldError]) -> datetime | None:
-    """Parse the time of an event; None if it has none, and the database sets the time of receipt."""
-    if value is None:
-        return None
-    try:
-        return check_past(parse_instant(value), now)
-    except ValueError as error:
-        errors.append(FieldError("time", str(error)))
-        return None
-
-
-def _extract_data(raw: Mapping[str, Any], errors: list[FieldError]) -> dict[str, Any]:
-    name, data = "data", raw.get("data")
-    if raw.get("data_base64") is not None:
-        if data is not None:
-            errors.append(FieldError("data_base64", "must not stand beside “data”"))
-            return {}
-        name = "data_base64"
-        try:
-            data = decode_json(b64decode(raw["data_base64"], validate=True), array=name)
-        except (TypeError, ValueError):
-            errors.append(FieldError(name, "must hold a JSON object in Base64"))
-            return {}
-        except InvalidInput as error:
-            errors.extend(FieldError(name, f"{each.field}: {each.message}") for each in error.errors)
-            return {}
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        errors.append(FieldError(name, "must be an object"))
-        return {}
-    return data
-
-
-def _extract_chat_id(data: Mapping[str, Any], errors: list[FieldError]) -> str:
-    value = data.get("chat_id")
-    if value is None or value == "":
-        return ""
-    if message := _find_text_error(value, CHAT_ID_LENGTH):
-        errors.append(FieldError("data.chat_id", message))
-        return ""
-    return str(value)
-
-
-def _check_other_attributes(raw: Mapping[str, Any], errors: list[FieldError]) -> None:
-    """Check attributes that are not stored: names, types and the content type."""
-    for name, value in raw.items():
-        if name in LENGTHS or name in ("specversion", "time", "data", "data_base64"):
-            continue
-        if not ATTRIBUTE_NAME.match(name):
-            errors.append(FieldError(name[:80], "attributes are named with lower-case letters and digits only"))
-        elif isinstance(value, dict | list | float):
-            errors.append(FieldError(name, "must be a string, an integer or a boolean"))
-        elif name == "datacontenttype" and value is not None and not _is_json_media_type(value):
-            errors.append(FieldError(name, "must be application/json"))
-
-
-def _is_json_media_type(value: Any) -> bool:
-    return isinstance(value, str) and JSON_MEDIA_TYPE.match(value) is not None
-
+T = TypeVar("T")
 
 STRUCTURED = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
 PLAIN = "application/json"
 BATCH_LIMIT = 500
+#: As OpenAPI takes them within another schema, without references.
+DATA_SCHEMA = {"type": "object", "properties": {"chat_id": {"type": "string", "maxLength": 200}}}
+BASE64_SCHEMA = {"type": "string", "format": "byte"}
+
+JSON_MEDIA_TYPE = re.compile(r"application/([\w.+-]+\+)?json\s*(;.*)?\Z", re.ASCII | re.IGNORECASE)
+
+
+def _check_text(text: str) -> str:
+    if not text or text.isspace():
+        raise ValueError("must not be empty")
+    return check_characters(text)
+
+
+def _check_chat_id(text: str) -> str:
+    return _check_text(text) if text else text
+
+
+def _check_user_id(text: str) -> str:
+    _check_text(text)
+    if problem := find_user_id_problem(text):
+        raise ValueError(problem)
+    return text
+
+
+def _check_media_type(text: str) -> str:
+    if not JSON_MEDIA_TYPE.match(text):
+        raise ValueError("must be application/json")
+    return text
+
+
+def _check_extension(value: Any) -> Any:
+    if isinstance(value, dict | list | float):
+        raise ValueError("must be a string, an integer or a boolean")
+    return value
+
+
+def _decode_base64(text: Any) -> Any:
+    if text is None:
+        return None
+    try:
+        return decode_json(b64decode(text, validate=True))
+    except (TypeError, ValueError):
+        raise ValueError("must hold a JSON object in Base64") from None
+    except InvalidInput as error:
+        raise ValueError(str(error)) from None
+
+
+class EventData(TypedDict, total=False):
+    """The data of an event, of any members."""
+
+    __pydantic_config__ = ConfigDict(extra="allow", strict=True)  # type: ignore[misc]
+
+    chat_id: Annotated[str, Field(max_length=200), AfterValidator(_check_chat_id)] | None
+
+
+class CloudEvent(BaseModel):
+    """CloudEvents 1.0. `subject` is the user id. Of extension attributes only the trace of `traceparent` is stored."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    __pydantic_extra__: dict[
+        Annotated[str, Field(pattern="^[a-z0-9]{1,64}$")], Annotated[Any, AfterValidator(_check_extension)]
+    ]
+
+    specversion: Literal["1.0"]
+    id: Annotated[str, Field(max_length=255), AfterValidator(_check_text)]
+    source: Annotated[str, Field(max_length=255), AfterValidator(_check_text)]
+    type: Annotated[str, Field(max_length=120), AfterValidator(_check_text)]
+    subject: Annotated[str, Field(max_length=200), AfterValidator(_check_user_id)]
+    time: PastInstant | None = None
+    datacontenttype: Annotated[str, AfterValidator(_check_media_type)] | None = None
+    data: Annotated[EventData, WithJsonSchema(DATA_SCHEMA)] | None = None
+    data_base64: Annotated[EventData | None, BeforeValidator(_decode_base64), WithJsonSchema(BASE64_SCHEMA)] = None
+
+    @field_validator("data_base64")
+    @classmethod
+    def _stands_alone(cls, value: EventData | None, info: ValidationInfo) -> EventData | None:
+        if value is not None and info.data.get("data") is not None:
+            raise ValueError("must not stand beside “data”")
+        return value
+
+    def to_event(self, trace_id: UUID | None) -> NewEvent:
+        """Return the event to store. `trace_id` is that of the request, for an event without its own."""
+        data = cast("dict[str, Any]", self.data or self.data_base64 or {})
+        return NewEvent(
+            source=self.source, event_id=self.id, type=self.type, user_id=self.subject,
+            chat_id=data.get("chat_id") or "", occurred_at=self.time, data=data,
+            trace_id=read_traceparent((self.__pydantic_extra__ or {}).get("traceparent")) or trace_id,
+        )  # fmt: skip
+
+
+_EVENT = TypeAdapter(CloudEvent)
+_EVENTS = TypeAdapter(list[CloudEvent])
+
+
+def _validate(adapter: TypeAdapter[T], raw: Any, prefix: str) -> T:
+    try:
+        return adapter.validate_python(raw)
+    except ValidationError as error:
+        raise InvalidInput(
+            *(
+                FieldError(".".join(filter(None, (prefix, *map(str, each["loc"]))))[:PATH_SHOWN], _get_message(each))
+                for each in islice(error.errors(include_url=False, include_input=False), ERRORS_SHOWN)
+            )
+        ) from None
+
+
+def _get_message(error: ErrorDetails) -> str:
+    """Return our own text if there is one: pydantic puts “Value error, ” before it."""
+    return str(error.get("ctx", {}).get("error", error["msg"]))
+
+
+def parse_event(raw: Any, *, prefix: str = "", trace_id: UUID | None = None) -> NewEvent:
+    """Parse one event in the JSON format.
+
+    Raises:
+        InvalidInput: all errors of the event, each field prefixed with `prefix`.
+    """
+    return _validate(_EVENT, raw, prefix).to_event(trace_id)
+
 
 QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"\Z', re.DOTALL)
 
 
-def read_events(request: HttpRequest, now: datetime) -> list[NewEvent]:
+def read_events(request: HttpRequest) -> list[NewEvent]:
     """Return the events of a request.
 
     A batch is accepted only if all its events are valid. An event without its own trace gets that of the request.
 
     Raises:
-        Problem: the request is unreadable, of another media type or too large.
+        Problem: the request is of another media type or too large.
+        InvalidText: the body is not JSON.
         InvalidInput: an event is invalid.
     """
-    return [_add_trace(request, event) for event in _parse_by_media_type(request, now)]
+    media_type = _read_media_type(request)
+    trace_id = read_traceparent(request.META.get("HTTP_TRACEPARENT"))
+    is_binary = "HTTP_CE_SPECVERSION" in request.META or "HTTP_CE_ID" in request.META
+    if media_type in (BATCH, STRUCTURED) or not is_binary:
+        if media_type not in (BATCH, STRUCTURED, PLAIN):
+            raise Problem(415, f"Send {STRUCTURED}, {BATCH}, or {PLAIN} with or without ce- headers.")
+        raw = decode_json(request.body, array="events")
+    else:
+        raw = _combine_binary_event(request, media_type)
+    if media_type != BATCH:
+        return [parse_event(raw, trace_id=trace_id)]
+    _check_batch_size(raw)
+    return [each.to_event(trace_id) for each in _validate(_EVENTS, raw, "events")]
 
 
-def read_each_event(request: HttpRequest, now: datetime) -> list[NewEvent | InvalidInput]:
+def read_each_event(request: HttpRequest) -> list[NewEvent | InvalidInput]:
     """Return the valid events of a request, and the errors in place of the others.
 
     Raises:
-        Problem: the request is unreadable, of another media type or too large.
+        Problem: the request is of another media type or too large.
+        InvalidText: the body is not JSON.
         InvalidInput: the request holds no events.
     """
     if _read_media_type(request) != BATCH:
         try:
-            return list(read_events(request, now))
+            return list(read_events(request))
         except InvalidInput as error:
             return [error]
     raw = decode_json_items(request.body, array="events")
     _check_batch_size(raw)
-    return [_parse_or_refuse(request, each, now, place) for place, each in enumerate(raw)]
-
-
-def _parse_or_refuse(request: HttpRequest, raw: Any, now: datetime, place: int) -> NewEvent | InvalidInput:
-    if isinstance(raw, InvalidInput):
-        return raw
-    try:
-        return _add_trace(request, parse_event(raw, now, prefix=f"events.{place}"))
-    except InvalidInput as error:
-        return error
-
-
-def _add_trace(request: HttpRequest, event: NewEvent) -> NewEvent:
     trace_id = read_traceparent(request.META.get("HTTP_TRACEPARENT"))
-    return event if event.trace_id or not trace_id else replace(event, trace_id=trace_id)
-
-
-def _parse_by_media_type(request: HttpRequest, now: datetime) -> list[NewEvent]:
-    media_type = _read_media_type(request)
-    if media_type == BATCH:
-        return _parse_batch(decode_json(request.body, array="events"), now)
-    if media_type == STRUCTURED:
-        return [parse_event(decode_json(request.body, array="events"), now)]
-    if "HTTP_CE_SPECVERSION" in request.META or "HTTP_CE_ID" in request.META:
-        return [parse_event(_combine_binary_event(request, media_type), now)]
-    if media_type != PLAIN:
-        raise _build_media_type_problem()
-    return [parse_event(decode_json(request.body, array="events"), now)]
+    results: list[NewEvent | InvalidInput] = []
+    for place, each in enumerate(raw):
+        if isinstance(each, InvalidInput):
+            results.append(each)
+            continue
+        try:
+            results.append(parse_event(each, prefix=f"events.{place}", trace_id=trace_id))
+        except InvalidInput as error:
+            results.append(error)
+    return results
 
 
 def _read_media_type(request: HttpRequest) -> str:
@@ -220,10 +227,6 @@ def _read_media_type(request: HttpRequest) -> str:
     return str(media_type)
 
 
-def _build_media_type_problem() -> Problem:
-    return Problem(415, f"Send {STRUCTURED}, {BATCH}, or {PLAIN} with or without ce- headers.")
-
-
 def _check_batch_size(raw: Any) -> None:
     if not isinstance(raw, list):
         raise InvalidInput.of("", "a batch must be an array of events")
@@ -231,22 +234,6 @@ def _check_batch_size(raw: Any) -> None:
         raise InvalidInput.of("", "the batch is empty")
     if len(raw) > BATCH_LIMIT:
         raise Problem(413, f"A batch may have {BATCH_LIMIT} events; this one has {len(raw)}.")
-
-
-def _parse_batch(raw: Any, now: datetime) -> list[NewEvent]:
-    _check_batch_size(raw)
-    events: list[NewEvent] = []
-    errors: list[FieldError] = []
-    for place, each in enumerate(raw):
-        try:
-            events.append(parse_event(each, now, prefix=f"events.{place}"))
-        except InvalidInput as error:
-            errors.extend(error.errors)
-            if len(errors) >= ERRORS_SHOWN:
-                break
-    if errors:
-        raise InvalidInput(*errors)
-    return events
 
 
 def _combine_binary_event(request: HttpRequest, media_type: str) -> dict[str, Any]:
@@ -270,17 +257,13 @@ def _combine_binary_event(request: HttpRequest, media_type: str) -> dict[str, An
     for misplaced in {"data", "data_base64"} & raw.keys():
         raise InvalidInput.of(misplaced, "belongs in the body")
     if request.body.strip():
-        raw["data"] = _decode_binary_data(request.body)
+        try:
+            raw["data"] = decode_json(request.body)
+        except InvalidInput as error:
+            raise InvalidInput(
+                *(FieldError(f"data.{each.field}".rstrip("."), each.message) for each in error.errors)
+            ) from error
     return raw
-
-
-def _decode_binary_data(body: bytes) -> Any:
-    try:
-        return decode_json(body, array="events")
-    except InvalidInput as error:
-        raise InvalidInput(
-            *(FieldError(f"data.{each.field}" if each.field else "data", each.message) for each in error.errors)
-        ) from error
 
 
 def _find_repeated_headers(request: HttpRequest) -> list[FieldError]:

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from django.conf import settings
@@ -14,9 +13,9 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Router
 
 from scheduling.api.auth import ApiKeyAuth, charge_events, get_principal
-from scheduling.api.cloudevents import BATCH, BATCH_LIMIT, PLAIN, STRUCTURED, read_each_event, read_events
+from scheduling.api.cloudevents import BATCH, BATCH_LIMIT, PLAIN, STRUCTURED, CloudEvent, read_each_event, read_events
 from scheduling.api.errors import RETRY_AFTER, Problem, build_unavailable_problem
-from scheduling.api.schemas import EventIn, EventsOut, PartialOut, ProblemOut
+from scheduling.api.schemas import EventsOut, PartialOut, ProblemOut
 from scheduling.errors import InvalidInput
 from scheduling.planning import request_metrics
 from scheduling.planning.group_commit import DatabaseUnavailable, IngestOverloaded, submit
@@ -26,7 +25,7 @@ RESPONSE_TIMEOUT = 10  #: seconds
 
 router = Router(tags=["events"])
 
-_EVENT = EventIn.model_json_schema()
+_EVENT = CloudEvent.model_json_schema()
 _ONE: dict[str, Any] = {STRUCTURED: {"schema": _EVENT}, PLAIN: {"schema": _EVENT}}
 _MANY = {BATCH: {"schema": {"type": "array", "items": _EVENT, "minItems": 1, "maxItems": BATCH_LIMIT}}}
 EVENT_BODY = {"requestBody": {"required": True, "content": _ONE}}
@@ -48,7 +47,7 @@ async def post_events(request: HttpRequest, partial: bool = False) -> HttpRespon
     """
     if partial:
         return await _store_valid_events(request)
-    events = read_events(request, datetime.now(UTC))
+    events = read_events(request)
     await charge_events(get_principal(request), len(events))
     receipts = await _submit_events(events)
     return HttpResponse(_format_receipts(events, receipts), content_type=PLAIN, status=202)
@@ -65,7 +64,7 @@ def allow_delivery(request: HttpRequest) -> HttpResponse:
 
 
 async def _store_valid_events(request: HttpRequest) -> HttpResponse:
-    found = read_each_event(request, datetime.now(UTC))
+    found = read_each_event(request)
     await charge_events(get_principal(request), len(found))
     valid = [each for each in found if isinstance(each, NewEvent)]
     receipts = iter(await _submit_events(valid) if valid else ())

@@ -10,6 +10,8 @@ from uuid import UUID
 from ninja import Field, Schema
 from pydantic import AfterValidator, BeforeValidator, ConfigDict
 
+from scheduling.error_text import ErrorText as _
+from scheduling.policy.profile import UNSTORABLE
 from scheduling.strict_text import find_unstorable_text
 
 
@@ -17,6 +19,13 @@ def check_storable(text: str) -> str:
     """Refuse text that PostgreSQL cannot store. Raises `ValueError`."""
     if problem := find_unstorable_text(text):
         raise ValueError(problem)
+    return text
+
+
+def check_characters(text: str) -> str:
+    """Refuse control characters, surrogates and noncharacters. Raises `ValueError`."""
+    if found := UNSTORABLE.search(text):
+        raise ValueError(_("contains %(character)s", character=f"U+{ord(found[0]):04X}"))
     return text
 
 
@@ -35,9 +44,9 @@ def parse_instant(value: Any) -> datetime:
         raise ValueError("must be an RFC 3339 time with its offset, such as 2026-01-31T08:00:00+08:00") from None
 
 
-def check_past(at: datetime, now: datetime | None = None) -> datetime:
+def check_past(at: datetime) -> datetime:
     """Return an instant of the past. Clocks of clients may be 5 minutes ahead. Raises `ValueError`."""
-    if at > (now or datetime.now(UTC)) + LATEST:
+    if at > datetime.now(UTC) + LATEST:
         raise ValueError("is more than 5 minutes ahead")
     if at < EARLIEST:
         raise ValueError("is before 1970")
@@ -92,20 +101,6 @@ class PartialOut(Schema):
     """The answer with `partial=true`: a result for each event, in their order."""
 
     results: list[EventResultOut]
-
-
-class EventIn(Schema):
-    """CloudEvents 1.0. `subject` is the user id. Of extension attributes only the trace of `traceparent` is
-    stored."""
-
-    specversion: str
-    id: str
-    source: str
-    type: str
-    subject: str
-    time: datetime | None = None
-    datacontenttype: str | None = None
-    data: dict[str, Any] | None = None
 
 
 class EventRefOut(Schema):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -91,7 +90,7 @@ def preview(request: HttpRequest, imagined: Query[ImaginedCustomer]) -> dict[str
     `level`, `tag` (repeatable) and `attributes` (a JSON object, merged by name) replace what is stored about the
     customer, who may be unknown.
     """
-    events = read_events(request, datetime.now(UTC))
+    events = read_events(request)
     if len(events) != 1:
         raise InvalidInput.of("", "one event at a time")
     who = imagine_customer(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -44,7 +43,7 @@ async def event_from_frame(given: Mapping[str, Any], admission: Admission) -> Ne
     source = f"{SOURCE}/{admission.session_id}/{admission.role}"
     raw = {"subject": admission.user_id, **given, "source": source, "data": _event_data(given, admission)}
     _check_event(raw, admission, types)
-    return parse_event(raw, datetime.now(UTC), prefix=EVENT)
+    return parse_event(raw, prefix=EVENT)
 
 
 def _event_data(given: Mapping[str, Any], admission: Admission) -> Any:

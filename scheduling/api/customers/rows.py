@@ -19,9 +19,8 @@ from pydantic import AfterValidator, WithJsonSchema
 
 from scheduling import sql
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, charge_batch
-from scheduling.api.cloudevents import FORBIDDEN
 from scheduling.api.pagination import Page, build_page, limit_list_time
-from scheduling.api.schemas import PastInstant, ProblemOut, Request, Text, check_storable
+from scheduling.api.schemas import PastInstant, ProblemOut, Request, Text, check_characters, check_storable
 from scheduling.audit.audit_log import record_action
 from scheduling.customers.changes import BATCH, MAX_ADDRESSES, CustomerInput, change_customer, change_customers
 from scheduling.customers.erasure import request_erasure
@@ -47,12 +46,6 @@ def _list_timezones() -> frozenset[str]:
     return frozenset(available_timezones())
 
 
-def _check_characters(text: str) -> str:
-    if found := FORBIDDEN.search(text):
-        raise ValueError(_("contains %(character)s", character=f"U+{ord(found[0]):04X}"))
-    return text
-
-
 def _check_timezone(name: str) -> str:
     if name and name not in _list_timezones():
         raise ValueError(_("must be a name of the IANA time zone database, such as Asia/Shanghai"))
@@ -69,7 +62,7 @@ def _store_attribute(value: Any) -> Any:
 
 
 def _check_user_id(text: str) -> str:
-    if problem := find_user_id_problem(_check_characters(text)):
+    if problem := find_user_id_problem(check_characters(text)):
         raise ValueError(problem)
     return text
 
@@ -77,8 +70,8 @@ def _check_user_id(text: str) -> str:
 UserId = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_check_user_id)]
 #: Live chats accept more characters than a new customer here may have.
 StoredUserId = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(check_storable)]
-AddressKind = Annotated[str, Field(pattern=r"^[a-z0-9_.-]{1,64}$"), AfterValidator(_check_characters)]
-Address = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_check_characters)]
+AddressKind = Annotated[str, Field(pattern=r"^[a-z0-9_.-]{1,64}$"), AfterValidator(check_characters)]
+Address = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(check_characters)]
 
 
 AttributeName = Annotated[str, AfterValidator(_check_attribute_name)]
@@ -94,13 +87,13 @@ class ConsentIn(Request):
     """A person's consent to marketing. `source`: where it was given, such as `checkout`."""
 
     given_at: PastInstant
-    source: Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_check_characters)]
+    source: Annotated[str, Field(min_length=1, max_length=200), AfterValidator(check_characters)]
 
 
 class CustomerIn(Request):
-    level: Annotated[str, Field(max_length=40), AfterValidator(_check_characters)] = ""
-    name: Annotated[str, Field(max_length=200), AfterValidator(_check_characters)] = ""
-    locale: Annotated[str, Field(max_length=20), AfterValidator(_check_characters)] = ""
+    level: Annotated[str, Field(max_length=40), AfterValidator(check_characters)] = ""
+    name: Annotated[str, Field(max_length=200), AfterValidator(check_characters)] = ""
+    locale: Annotated[str, Field(max_length=20), AfterValidator(check_characters)] = ""
     timezone: Annotated[str, Field(max_length=60), AfterValidator(_check_timezone)] = ""
     opted_out: bool = False
     consent: ConsentIn | None = None
