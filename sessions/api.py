@@ -14,7 +14,7 @@ from django.http import HttpRequest
 from ninja import Field, Router, Schema, Status
 from pydantic import ConfigDict
 
-from scheduling.api.auth import ApiKeyAuth, charge_events, charge_request, get_principal
+from scheduling.api.auth import ApiKeyAuth, charge, get_principal
 from scheduling.api.errors import RETRY_AFTER, Problem
 from scheduling.api.schemas import FieldErrorOut, ProblemOut, Request
 from scheduling.batching import BatcherOverloaded
@@ -319,9 +319,9 @@ async def _charge_frames(request: HttpRequest, frames: Sequence[Frame], *, batch
         Problem: status 429 without an admitted frame; status 503 if the store does not answer.
     """
     try:
-        await charge_request(get_principal(request))
+        await charge(get_principal(request))
         if batch:
-            await charge_events(get_principal(request), len(frames))
+            await charge(get_principal(request), "events", len(frames))
     except Problem as refused:
         if refused.status != HTTPStatus.TOO_MANY_REQUESTS:
             raise

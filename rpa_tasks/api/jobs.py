@@ -37,7 +37,7 @@ from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish
 from rpa_tasks.models import Evidence, Job, Platform, Run, Shop
 from rpa_tasks.worker.evidence import unpack_text
 from scheduling import sql
-from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, charge_batch, get_principal, require_scope
+from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, charge_in_thread, get_principal, require_scope
 from scheduling.api.bulk_actions import BulkActionOut, serialize_bulk_action
 from scheduling.api.errors import Problem
 from scheduling.api.pagination import build_page, limit_list_time
@@ -82,7 +82,7 @@ def publish_batch(request: HttpRequest, wish: JobsIn) -> dict[str, Any]:
     `status` that it would have alone: 202, 200 (`duplicate`), 422 (`errors`), 429 (a backlog is full), 503 (busy:
     repeat). A request that is no valid batch stores nothing, nor does one above the rate of the key (429). To repeat a
     batch is safe for jobs that merge."""
-    charge_batch(request, len(wish.jobs), "jobs")
+    charge_in_thread(get_principal(request), "jobs", len(wish.jobs))
     actor = build_api_key_actor(request).name
     results = publish_many([_build_publish_request(each, actor) for each in wish.jobs])
     return {"results": [_serialize_result(each) for each in results]}

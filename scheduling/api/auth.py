@@ -1,7 +1,7 @@
 """Authenticate API keys, check their scopes and limit their rates.
 
-Keys are cached for `CACHE_SECONDS` seconds. Rates are leased from Redis in slices; while Redis is unavailable, requests
-are not limited.
+Keys are cached for `CACHE_SECONDS` seconds. Redis counts the rates of each key by the minute. A process takes slices of
+a minute, so that most requests cost no round trip. While Redis is unavailable, requests are not limited.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 from django.conf import settings
@@ -29,12 +28,8 @@ from scheduling.redis_client import RedisError, connect_redis
 
 log = structlog.get_logger(__name__)
 
-
-T = TypeVar("T")
-
 CACHE_SECONDS = 3.0  #: seconds that a looked-up key stays cached
-CACHED_KEYS = 1_000
-CACHED_UNKNOWN_KEYS = 10_000  #: digests of unknown keys; bounded, because a client can invent them
+CACHED_KEYS = 10_000  #: bounded, because a client can invent keys
 LONGEST_KEY = 200
 
 
@@ -54,145 +49,109 @@ class Principal:
 
 
 class ApiKeyCache:
-    """Cache keys by digest. `recall` never blocks; `load_key` queries the database."""
+    """Cache keys by digest, unknown ones as well. `get_cached` never blocks; `load_key` queries the database."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[float, Principal]] = {}
-        self._unknown: dict[str, float] = {}
+        self._rows: dict[str, tuple[float, Principal | None]] = {}
         self._changing = threading.Lock()
 
     def get_cached(self, key: str) -> tuple[bool, Principal | None]:
         """Return whether the key is cached, and its row; None if the key is not valid."""
         if not key or len(key) > LONGEST_KEY or not key.isascii():
             return True, None
-        digest, now = digest_api_key(key), time.monotonic()
-        known = self._known.get(digest)
-        if known and known[0] > now:
-            return True, known[1] if known[1].is_valid() else None
-        return self._unknown.get(digest, 0) > now, None
+        until, principal = self._rows.get(digest_api_key(key), (0.0, None))
+        return until > time.monotonic(), principal if principal and principal.is_valid() else None
 
     def load_key(self, key: str) -> Principal | None:
         """Query the database and cache the result. Raises what the database raises."""
         digest = digest_api_key(key)
         row = ApiKey.objects.filter(digest=digest).first()
-        until = time.monotonic() + CACHE_SECONDS
-        with self._changing:
-            if row is None:
-                self._known.pop(digest, None)
-                _store_bounded(self._unknown, digest, until, CACHED_UNKNOWN_KEYS)
-                return None
+        principal = None
+        if row is not None:
             principal = Principal(
                 row.pk, row.name, expand_scopes(row.scopes), row.rate_per_minute, row.expires_at, row.revoked_at
             )
-            self._unknown.pop(digest, None)
-            _store_bounded(self._known, digest, (until, principal), CACHED_KEYS)
-        return principal if principal.is_valid() else None
+        with self._changing:
+            self._rows.pop(digest, None)
+            while len(self._rows) >= CACHED_KEYS:
+                del self._rows[next(iter(self._rows))]  # the oldest
+            self._rows[digest] = time.monotonic() + CACHE_SECONDS, principal
+        return principal if principal and principal.is_valid() else None
 
     def invalidate(self) -> None:
         with self._changing:
-            self._known.clear()
-            self._unknown.clear()
-
-
-def _store_bounded(store: dict[str, T], digest: str, value: T, limit: int) -> None:
-    """Store a value. A full cache drops its oldest entries."""
-    store.pop(digest, None)
-    while len(store) >= limit:
-        del store[next(iter(store))]
-    store[digest] = value
+            self._rows.clear()
 
 
 api_key_cache = ApiKeyCache()
 
 
-SCRIPT = Path(__file__).with_name("rates.lua").read_text(encoding="utf-8")
+MINUTE = 60  #: seconds
 REDIS_RETRY_DELAY = 5.0  #: seconds without a new attempt after Redis did not respond
 LARGEST_SLICE = 500
 
 
-class RateBudget:
-    """The part of one key's budget of one kind that this process has leased."""
+@dataclass(slots=True)
+class Slice:
+    """What this process has taken of a budget and not yet used."""
 
-    def __init__(self, name: str, rates: RateLimits) -> None:
-        self._name = name
-        self._rates = rates
-        self._left = 0
-        self._ends = 0.0  #: end of the leased minute, by this process's monotonic clock
-        self._spent = False  #: nothing more can be leased this minute
+    minute: int
+    left: int = 0
+    is_last: bool = False  #: nothing more can be taken this minute
+
+
+class RateLimits:
+    """The budgets of the API keys. A budget is named by the key's id and what it counts: requests, events and so on.
+
+    Its minutes are those of the node's clock, and Redis holds one counter for each.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._redis = connect_redis(url, timeout=settings.TIMEOUTS.redis_rates)
+        self._slices: dict[str, Slice] = {}
         self._taking = threading.Lock()
-        self._leasing = threading.Lock()
+        self._retry_redis_at = 0.0
 
-    def consume(self, count: int) -> float | None:
-        """Consume from the lease.
+    def consume(self, budget: str, count: int, taken: Slice | None = None) -> float | None:
+        """Consume from the slice of this process, after what was `taken` this minute has been added to it.
 
-        Never blocks. Returns the seconds to wait (0: consumed), or None if more must be leased from Redis.
+        Never blocks. Returns the seconds to wait (0: consumed), or None if more must be taken from Redis.
         """
+        minute, elapsed = divmod(time.time(), MINUTE)
         with self._taking:
-            now = time.monotonic()
-            if now < self._ends:
-                if self._left >= count:
-                    self._left -= count
-                    return 0
-                if self._spent:
-                    return self._ends - now
-        return 0 if self._rates.is_redis_down() else None
+            rest = self._slices.get(budget)
+            if rest is None or rest.minute != minute:
+                rest = self._slices[budget] = Slice(int(minute))
+            if taken and taken.minute == minute:
+                rest.left += taken.left
+                rest.is_last |= taken.is_last
+            if rest.left >= count:
+                rest.left -= count
+                return 0
+            if rest.is_last:
+                return MINUTE - elapsed
+        return 0 if time.monotonic() < self._retry_redis_at else None
 
-    def lease_and_consume(self, count: int, limit: int) -> float:
-        """Lease more from Redis, then consume.
+    def take_and_consume(self, budget: str, count: int, limit: int) -> float:
+        """Take a slice from Redis, then consume.
 
         Returns the seconds to wait, 0 if consumed or if Redis did not respond. Blocks for one round trip, at most
         `TIMEOUTS.redis_rates`.
         """
-        with self._leasing:
-            if (wait := self.consume(count)) is not None:
-                return wait
-            asked_at = time.monotonic()
-            left = self._left if asked_at < self._ends else 0
-            wanted = max(count - left, min(LARGEST_SLICE, limit // 100))
-            lease = self._rates.lease(self._name, limit, wanted)
-            if lease is None:
-                return 0
-            granted, milliseconds = lease
-            with self._taking:
-                if asked_at >= self._ends:
-                    self._left = 0
-                # Measured from before the request: the minute ends no later here than in Redis.
-                self._ends = asked_at + milliseconds / 1000
-                self._left += granted
-                self._spent = granted < wanted
-        wait = self.consume(count)
-        return 0 if wait is None else wait
-
-
-class RateLimits:
-    """The budgets of this process."""
-
-    def __init__(self, url: str) -> None:
-        self._script = connect_redis(url, timeout=settings.TIMEOUTS.redis_rates).register_script(SCRIPT)
-        self._budgets: dict[str, RateBudget] = {}
-        self._retry_redis_at = 0.0
-
-    def budget(self, key_id: int, meter: str) -> RateBudget:
-        name = f"at:rate:{{{key_id}}}:{meter}"
-        return self._budgets.get(name) or self._budgets.setdefault(name, RateBudget(name, self))
-
-    def is_redis_down(self) -> bool:
-        return time.monotonic() < self._retry_redis_at
-
-    def lease(self, name: str, limit: int, wanted: int) -> tuple[int, int] | None:
-        """Lease up to `wanted`; None if Redis did not respond.
-
-        Returns the granted number and the milliseconds until the minute ends.
-        """
-        if self.is_redis_down():
-            return None
+        wanted = max(count, min(LARGEST_SLICE, limit // 100))
+        minute = int(time.time() // MINUTE)
+        name = f"at:rate:{{{budget}}}:{minute}"
         try:
-            granted, milliseconds = self._script(keys=[name], args=[limit, wanted])
+            with self._redis.pipeline() as pipe:
+                pipe.incrby(name, wanted)
+                pipe.expire(name, 2 * MINUTE)
+                used, _ = pipe.execute()
         except RedisError as error:
             self._retry_redis_at = time.monotonic() + REDIS_RETRY_DELAY
             log.warning("rates_not_limited", error=str(error), seconds=REDIS_RETRY_DELAY)
-            return None
-        return int(granted), int(milliseconds)
+            return 0
+        granted = max(0, min(wanted, limit - (used - wanted)))
+        return self.consume(budget, count, Slice(minute, granted, is_last=granted < wanted)) or 0
 
 
 _rates: RateLimits | None = None
@@ -226,7 +185,7 @@ class ApiKeyAuth(HttpAuthBase):
     def __init__(self, *scopes: str, charged: bool = True) -> None:
         """Require one of `scopes`.
 
-        With `charged` each admission counts a request; otherwise the view calls `charge_request`.
+        With `charged` each admission counts a request; otherwise the view calls `charge`.
         """
         super().__init__()
         self.scopes = scopes
@@ -244,9 +203,8 @@ class ApiKeyAuth(HttpAuthBase):
         key = _parse_bearer_key(request.META.get("HTTP_AUTHORIZATION", ""))
         known, principal = api_key_cache.get_cached(key)
         principal = self._check(principal if known else api_key_cache.load_key(key))
-        if not self.charged:
-            return principal
-        _consume_in_thread(*_get_request_budget(principal), 1, "requests")
+        if self.charged:
+            charge_in_thread(principal)
         return principal
 
     async def _admit_on_loop(self, request: HttpRequest) -> Principal:
@@ -254,7 +212,7 @@ class ApiKeyAuth(HttpAuthBase):
         known, principal = api_key_cache.get_cached(key)
         principal = self._check(principal if known else await in_auth_thread(api_key_cache.load_key, key))
         if self.charged:
-            await charge_request(principal)
+            await charge(principal)
         return principal
 
     def _check(self, principal: Principal | None) -> Principal:
@@ -286,31 +244,34 @@ def build_api_key_actor(request: HttpRequest, reason: str = "") -> Actor:
     return Actor(name=f"api:{get_principal(request).name}", reason=reason)
 
 
-async def charge_request(principal: Principal) -> None:
-    """Count one request.
+async def charge(principal: Principal, what: str = "requests", count: int = 1) -> None:
+    """Count a request, or the events of a batch (`what`), which is one request.
 
     Raises:
         Problem: 429 if the limit of this minute is reached.
     """
-    await _consume_on_loop(*_get_request_budget(principal), 1, "requests")
+    rates, budget, limit = get_rate_limits(), f"{principal.id}:{what}", _get_limit(principal, what)
+    wait = rates.consume(budget, count)
+    if wait is None:
+        wait = await in_auth_thread(rates.take_and_consume, budget, count, limit)
+    _refuse_over_limit(wait, limit, what)
 
 
-async def charge_events(principal: Principal, count: int) -> None:
-    """Count the events of a batch, which is one request.
-
-    Raises:
-        Problem: 429 if the limit of this minute is reached.
-    """
-    await _consume_on_loop(*_get_batch_budget(principal, "events"), count, "events")
+def charge_in_thread(principal: Principal, what: str = "requests", count: int = 1) -> None:
+    """Count as `charge` does, in a thread. A batch is counted before its items are stored."""
+    rates, budget, limit = get_rate_limits(), f"{principal.id}:{what}", _get_limit(principal, what)
+    wait = rates.consume(budget, count)
+    _refuse_over_limit(rates.take_and_consume(budget, count, limit) if wait is None else wait, limit, what)
 
 
-def charge_batch(request: HttpRequest, count: int, what: str) -> None:
-    """Count the jobs, customers or receipts (`what`) of a batch, which is one request. Call it before they are stored.
+def _get_limit(principal: Principal, what: str) -> int:
+    limit = principal.rate_per_minute or int(settings.AFTERTOUCH_API_RATE_PER_MINUTE)
+    return limit if what == "requests" else max(SMALLEST_BATCH_LIMIT, limit * BATCHED_A_REQUEST)
 
-    Raises:
-        Problem: 429 if the limit of this minute is reached.
-    """
-    _consume_in_thread(*_get_batch_budget(get_principal(request), what), count, what)
+
+def _refuse_over_limit(wait: float, limit: int, what: str) -> None:
+    if wait:
+        raise Problem(429, f"This key may send {limit} {what} a minute.", retry_after=wait)
 
 
 async def admit_body(headers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -357,33 +318,3 @@ def _parse_bearer_key(given: str) -> str:
     if scheme.lower() != "bearer" or not key.strip():
         raise Problem(401, "Send an API key: “Authorization: Bearer <key>”.", headers={"WWW-Authenticate": CHALLENGE})
     return str(key.strip())
-
-
-def _get_request_budget(principal: Principal) -> tuple[RateBudget, int]:
-    return get_rate_limits().budget(principal.id, "requests"), _get_request_limit(principal)
-
-
-def _get_request_limit(principal: Principal) -> int:
-    return principal.rate_per_minute or int(settings.AFTERTOUCH_API_RATE_PER_MINUTE)
-
-
-def _get_batch_budget(principal: Principal, what: str) -> tuple[RateBudget, int]:
-    limit = max(SMALLEST_BATCH_LIMIT, _get_request_limit(principal) * BATCHED_A_REQUEST)
-    return get_rate_limits().budget(principal.id, what), limit
-
-
-def _consume_in_thread(budget: RateBudget, limit: int, count: int, what: str) -> None:
-    wait = budget.consume(count)
-    _refuse_over_limit(budget.lease_and_consume(count, limit) if wait is None else wait, limit, what)
-
-
-async def _consume_on_loop(budget: RateBudget, limit: int, count: int, what: str) -> None:
-    wait = budget.consume(count)
-    if wait is None:
-        wait = await in_auth_thread(budget.lease_and_consume, count, limit)
-    _refuse_over_limit(wait, limit, what)
-
-
-def _refuse_over_limit(wait: float, limit: int, what: str) -> None:
-    if wait:
-        raise Problem(429, f"This key may send {limit} {what} a minute.", retry_after=wait)

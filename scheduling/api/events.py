@@ -12,7 +12,7 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from ninja import Router
 
-from scheduling.api.auth import ApiKeyAuth, charge_events, get_principal
+from scheduling.api.auth import ApiKeyAuth, charge, get_principal
 from scheduling.api.cloudevents import BATCH, BATCH_LIMIT, PLAIN, STRUCTURED, CloudEvent, read_each_event, read_events
 from scheduling.api.errors import RETRY_AFTER, Problem, build_unavailable_problem
 from scheduling.api.schemas import EventsOut, PartialOut, ProblemOut
@@ -48,7 +48,7 @@ async def post_events(request: HttpRequest, partial: bool = False) -> HttpRespon
     if partial:
         return await _store_valid_events(request)
     events = read_events(request)
-    await charge_events(get_principal(request), len(events))
+    await charge(get_principal(request), "events", len(events))
     receipts = await _submit_events(events)
     return HttpResponse(_format_receipts(events, receipts), content_type=PLAIN, status=202)
 
@@ -65,7 +65,7 @@ def allow_delivery(request: HttpRequest) -> HttpResponse:
 
 async def _store_valid_events(request: HttpRequest) -> HttpResponse:
     found = read_each_event(request)
-    await charge_events(get_principal(request), len(found))
+    await charge(get_principal(request), "events", len(found))
     valid = [each for each in found if isinstance(each, NewEvent)]
     receipts = iter(await _submit_events(valid) if valid else ())
     results: list[dict[str, Any]] = []

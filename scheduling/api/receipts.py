@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from ninja import Field, Router, Schema
 from pydantic import AfterValidator
 
-from scheduling.api.auth import ApiKeyAuth, charge_batch
+from scheduling.api.auth import ApiKeyAuth, charge_in_thread, get_principal
 from scheduling.api.schemas import PastInstant, ProblemOut, Request, Text, check_storable
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.receipts.bounce_mail import record_bounce
@@ -60,7 +60,7 @@ def post_receipts(request: HttpRequest, batch: ReceiptsIn) -> dict[str, Any]:
     request.
     """
     _check_receipts(batch.receipts)
-    charge_batch(request, len(batch.receipts), "receipts")
+    charge_in_thread(get_principal(request), "receipts", len(batch.receipts))
     result = record_reports(
         [
             Report(

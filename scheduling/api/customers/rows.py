@@ -18,7 +18,7 @@ from ninja import Field, Path, Query, Router, Schema
 from pydantic import AfterValidator, WithJsonSchema
 
 from scheduling import sql
-from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, charge_batch
+from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, charge_in_thread, get_principal
 from scheduling.api.pagination import Page, build_page, limit_list_time
 from scheduling.api.schemas import PastInstant, ProblemOut, Request, Text, check_characters, check_storable
 from scheduling.audit.audit_log import record_action
@@ -188,7 +188,7 @@ class CustomersPage(Page):
 def post_customers(request: HttpRequest, batch: CustomersIn) -> dict[str, Any]:
     """Create or change up to 500 customers, all or none, like a `PUT` for each. The answer has one entry for each."""
     _check_batch(batch.customers)
-    charge_batch(request, len(batch.customers), "customers")
+    charge_in_thread(get_principal(request), "customers", len(batch.customers))
     inputs = [CustomerInput(each.user_id, each.list_given()) for each in batch.customers]
     with sql.brief_lock_waits():
         stored = change_customers(inputs, actor=build_api_key_actor(request).name)

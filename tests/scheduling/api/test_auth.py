@@ -18,7 +18,7 @@ from pytest_django import DjangoAssertNumQueries
 from config.environment import environment
 from rpa_tasks.models import Flow, Job, Platform, Shop
 from scheduling.api import auth
-from scheduling.api.auth import CACHED_UNKNOWN_KEYS, ApiKeyCache, RateLimits
+from scheduling.api.auth import ApiKeyCache, RateLimits
 from scheduling.ids import new_id
 from scheduling.models import ApiKey, Customer, DeliveryReceipt, Event, Scope
 from scheduling.operations.commands import create_api_key
@@ -104,14 +104,14 @@ def test_cached_key_is_refused_after_expiry() -> None:
         assert ring.get_cached(key)[1] is None
 
 
-def test_unknown_keys_are_cached_up_to_a_limit() -> None:
-    ring = ApiKeyCache()
-    assert ring.load_key("at_nobody") is None
-    assert ring.get_cached("at_nobody") == (True, None)
-    for number in range(CACHED_UNKNOWN_KEYS + 5):
-        ring._unknown.setdefault(str(number), 0)
-    ring.load_key("at_somebody")
-    assert len(ring._unknown) <= CACHED_UNKNOWN_KEYS
+def test_unknown_keys_are_cached_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth, "CACHED_KEYS", 3)
+    cache, key = ApiKeyCache(), create_api_key("shop", ["events"])
+    unknown = [f"at_nobody-{number}" for number in range(5)]
+    for each in (unknown[0], key, *unknown[1:3], key, *unknown[3:]):
+        cache.load_key(each)
+    assert [cache.get_cached(each)[0] for each in unknown] == [False, False, False, True, True]
+    assert cache.get_cached(key)[1], "known keys are asked for again before strangers push them out"
 
 
 # --- rates -----------------------------------------------------------------------------------------------------------
@@ -182,47 +182,38 @@ def test_rate_limit_counts_the_items_of_a_batch(
 
 
 def test_rate_budget_is_shared_by_processes(quiet_minute: Any) -> None:
-    one, other = (RateLimits(environment().redis).budget(7, "requests") for _ in range(2))
     taken = 0
-    for budget in (one, other) * 200:
-        wait = budget.consume(1)
+    for process in (RateLimits(environment().redis), RateLimits(environment().redis)) * 200:
+        wait = process.consume("7:requests", 1)
         if wait is None:
-            wait = budget.lease_and_consume(1, 100)
+            wait = process.take_and_consume("7:requests", 1, 100)
         taken += wait == 0
     assert taken == 100
 
 
-def test_rate_budget_is_leased_in_slices(quiet_minute: Any) -> None:
+def test_rate_budget_is_taken_in_slices(quiet_minute: Any) -> None:
     rates = RateLimits(environment().redis)
-    budget = rates.budget(8, "requests")
-    assert budget.lease_and_consume(1, 60_000) == 0
-    assert [budget.consume(1) for _ in range(499)] == [0] * 499
-    assert budget.consume(1) is None
+    assert rates.take_and_consume("8:requests", 1, 60_000) == 0
+    assert [rates.consume("8:requests", 1) for _ in range(499)] == [0] * 499
+    assert rates.consume("8:requests", 1) is None
 
 
-def test_rest_of_a_former_minute_pays_for_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rest_of_a_former_minute_pays_for_no_batch(quiet_minute: Any) -> None:
     """A batch that the rest would only help to pay was admitted without any charge."""
-    rates, asked = RateLimits(NOWHERE), []
-
-    def lease(name: str, limit: int, wanted: int) -> tuple[int, int]:
-        asked.append(wanted)
-        return wanted, 0 if len(asked) == 1 else 60_000  # the first minute ends at once
-
-    monkeypatch.setattr(rates, "lease", lease)
-    budget = rates.budget(10, "events")
-    budget.lease_and_consume(1, 5_000)
-    assert budget.lease_and_consume(500, 5_000) == 0
-    assert asked == [50, 500]
-    assert budget.consume(1) is None
+    rates = RateLimits(environment().redis)
+    assert rates.take_and_consume("10:events", 1, 5_000) == 0  # of a slice of 50
+    with time_machine.travel(datetime.now(UTC) + timedelta(minutes=1)):
+        assert rates.consume("10:events", 1) is None
+        assert rates.take_and_consume("10:events", 500, 5_000) == 0
+        assert rates.consume("10:events", 1) is None
+    assert sorted(int(quiet_minute.get(name)) for name in quiet_minute.keys("at:rate:{10:events}:*")) == [50, 500]
 
 
 def test_rate_limit_without_redis_admits_requests() -> None:
     rates = RateLimits(NOWHERE)
-    budget = rates.budget(9, "requests")
-    assert budget.consume(1) is None
-    assert budget.lease_and_consume(1, 1) == 0
-    assert rates.is_redis_down()
-    assert [budget.consume(1) for _ in range(50)] == [0] * 50
+    assert rates.consume("9:requests", 1) is None
+    assert rates.take_and_consume("9:requests", 1, 1) == 0
+    assert [rates.consume("9:requests", 1) for _ in range(50)] == [0] * 50, "Redis is not asked again at once"
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_stored_event_is_accepted_when_metrics_fail(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(events, "read_events", lambda *_: GIVEN)
     monkeypatch.setattr(events, "get_principal", lambda _: None)
-    monkeypatch.setattr(events, "charge_events", free)
+    monkeypatch.setattr(events, "charge", free)
     monkeypatch.setattr(events, "submit", submit)
 
     answer = asyncio.run(events.post_events(RequestFactory().post("/api/v1/events")))
