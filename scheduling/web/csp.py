@@ -6,15 +6,14 @@ Pages load nothing from other origins, run no inline scripts and cannot be frame
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from collections.abc import Callable
 
-from asgiref.sync import iscoroutinefunction
 from django.conf import settings
 from django.core.exceptions import BadRequest
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
-from django.utils.decorators import sync_and_async_middleware
+
+Answer = Callable[[HttpRequest], HttpResponseBase]
 
 POLICY = "Content-Security-Policy"
 #: For responses that are not pages: JSON, CSV, metrics, and other types that a browser might render.
@@ -52,16 +51,7 @@ def set_security_headers(request: HttpRequest, response: HttpResponseBase) -> Ht
     return response
 
 
-@sync_and_async_middleware
-def page_headers_middleware(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
-    """Add the headers to the responses of sync and async views."""
-    if iscoroutinefunction(get_response):
-
-        async def answer_later(request: HttpRequest) -> HttpResponseBase:
-            return set_security_headers(request, await cast("Awaitable[HttpResponseBase]", get_response(request)))
-
-        return answer_later
-
+def page_headers_middleware(get_response: Answer) -> Answer:
     def answer(request: HttpRequest) -> HttpResponseBase:
         return set_security_headers(request, get_response(request))
 
@@ -71,29 +61,12 @@ def page_headers_middleware(get_response: Callable[[HttpRequest], Any]) -> Calla
 API = "/api/"  #: the API checks NUL itself and names the wrong field
 
 
-def refuse_nul(request: HttpRequest) -> None:
-    """Refuse NUL in the path or query, which PostgreSQL cannot store. Filters, searches and ids need no own check.
-
-    Raises:
-        BadRequest: outside the API.
-    """
-    if ("%00" in request.META.get("QUERY_STRING", "") or "\0" in request.path) and not request.path.startswith(API):
-        raise BadRequest("NUL in the address")
-
-
-@sync_and_async_middleware
-def refuse_nul_middleware(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
-    """Answer 400 to an address that contains NUL, for sync and async views."""
-    if iscoroutinefunction(get_response):
-
-        async def answer_later(request: HttpRequest) -> HttpResponseBase:
-            refuse_nul(request)
-            return await cast("Awaitable[HttpResponseBase]", get_response(request))
-
-        return answer_later
+def refuse_nul_middleware(get_response: Answer) -> Answer:
+    """Answer 400 to NUL in the path or query, which PostgreSQL cannot store. Filters and searches need no own check."""
 
     def answer(request: HttpRequest) -> HttpResponseBase:
-        refuse_nul(request)
-        return cast("HttpResponseBase", get_response(request))
+        if ("%00" in request.META.get("QUERY_STRING", "") or "\0" in request.path) and not request.path.startswith(API):
+            raise BadRequest("NUL in the address")
+        return get_response(request)
 
     return answer
