@@ -16,10 +16,10 @@ from scheduling.dispatch import dispatcher
 from scheduling.dispatch.publisher import publication_headers
 from scheduling.experiments import rollouts
 from scheduling.experiments.replay import drafts
+from scheduling.identity.session_store import SessionStore
 from scheduling.operations import bulk_actions, retention
 from scheduling.planning import follow_ups, inactivity
 from scheduling.redis_client import UNREACHABLE_ERRORS
-from scheduling.web import login_lockout
 from scheduling.webhooks import message_history, outbox
 from scheduling.webhooks.outbox_sender import outbox_sender
 
@@ -65,7 +65,7 @@ def follow_touches() -> None:
 def delete_expired_data() -> None:
     retention.delete_expired_rows()
     imports.discard_stale_imports()
-    login_lockout.clear_expired_sessions()
+    SessionStore.clear_expired()
     message_history.delete_old_messages()
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
-from importlib import import_module
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any
 
@@ -99,39 +98,30 @@ def reset_on_login(request: HttpRequest | None, user: Any, **_: Any) -> None:
             cursor.execute(RESET_TRIES, values)
 
 
-def clear_expired_sessions() -> None:
-    """Delete expired sessions of the back office."""
-    import_module(settings.SESSION_ENGINE).SessionStore.clear_expired()
-
-
 def _count_try(name: str, address: str) -> int | None:
     """Count a try. Return its number from this address, or None if the address or the name is locked."""
-    tries = _increment_tries(name, address, settings.AFTERTOUCH_LOGIN_TRIES)
-    known = FailedLogin.objects.filter(
-        digest=_hash_name(name), address=address, succeeded_at__gt=Now() - KNOWN_FOR
-    ).exists()
-    if tries is None or known:
-        return tries
-    total = _increment_tries(name, ANY, settings.AFTERTOUCH_LOGIN_TRIES * ADDRESSES)
-    return None if total is None else tries
-
-
-def _increment_tries(name: str, address: str, limit: int) -> int | None:
-    """Count a try in one row. Return its number, or None if the row has reached the limit."""
-    user = get_user_model().objects.filter(username=name).values_list("pk", flat=True).first()
     values: dict[str, Any] = {
         "digest": _hash_name(name),
-        "address": address,
-        "user": user,
-        "limit": limit,
+        "user": get_user_model().objects.filter(username=name).values_list("pk", flat=True).first(),
         "lockout": settings.AFTERTOUCH_LOGIN_LOCKOUT,
     }
+    limit = settings.AFTERTOUCH_LOGIN_TRIES
     with connection.cursor() as cursor:
-        cursor.execute(COUNT, values)
-        row = cursor.fetchone()
-    if row == (1,):
-        old = FailedLogin.objects.filter(last_at__lt=Now() - max(KEPT, settings.AFTERTOUCH_LOGIN_LOCKOUT))
-        old.exclude(succeeded_at__gt=Now() - KNOWN_FOR).delete()
+        tries = _increment_tries(cursor, values | {"address": address, "limit": limit})
+        if tries == 1:
+            old = FailedLogin.objects.filter(last_at__lt=Now() - max(KEPT, settings.AFTERTOUCH_LOGIN_LOCKOUT))
+            old.exclude(succeeded_at__gt=Now() - KNOWN_FOR).delete()
+        here = FailedLogin.objects.filter(digest=values["digest"], address=address)
+        if tries is None or here.filter(succeeded_at__gt=Now() - KNOWN_FOR).exists():
+            return tries
+        total = _increment_tries(cursor, values | {"address": ANY, "limit": limit * ADDRESSES})
+        return None if total is None else tries
+
+
+def _increment_tries(cursor: Any, values: dict[str, Any]) -> int | None:
+    """Count a try in one row. Return its number, or None if the row has reached the limit."""
+    cursor.execute(COUNT, values)
+    row = cursor.fetchone()
     return row[0] if row else None
 
 

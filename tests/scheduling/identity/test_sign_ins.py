@@ -11,8 +11,8 @@ from django.utils.timezone import now
 
 from scheduling.admin.people.account import describe_browser
 from scheduling.identity import sign_ins
+from scheduling.identity.session_store import SessionStore
 from scheduling.models import SignIn
-from scheduling.web.login_lockout import clear_expired_sessions
 
 pytestmark = pytest.mark.django_db
 
@@ -84,7 +84,7 @@ def test_cleanup_deletes_sign_ins_of_expired_sessions(ann: User) -> None:
     SignIn.objects.update(signed_in_at=now().replace(year=2020))
     assert sign_ins.list_sign_ins(ann) == []
     sign_in()
-    clear_expired_sessions()
+    SessionStore.clear_expired()
     assert SignIn.objects.count() == Session.objects.count() == 1
 
 
