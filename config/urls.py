@@ -6,11 +6,16 @@ from django.urls import include, path
 from django.views.generic import RedirectView
 from django.views.i18n import JavaScriptCatalog
 
+from rpa_tasks.api import jobs, nodes, shop_browsers
 from scheduling.admin.dashboard.first_hour import dismiss_checklist
 from scheduling.admin.global_search import answer_search
 from scheduling.api.app import api
 from scheduling.web import hooks, redirects, views
+from sessions import api as live_chats
 from sessions.chat_hooks import receive_chat_hook
+
+for router in (jobs.router, shop_browsers.router, nodes.router, live_chats.router):
+    api.add_router("", router)
 
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index"), name="home"),

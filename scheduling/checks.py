@@ -56,9 +56,8 @@ def check_registry_paths(**_: Any) -> list[CheckMessage]:
     """Check that every dotted path in the registries can be imported."""
     registries = {
         "CHANNELS": settings.CHANNELS.values(),
-        "REPUBLISHERS": settings.REPUBLISHERS.values(),
-        "BULK_LISTS": settings.BULK_LISTS.values(),
-        "PRESENCE": settings.PRESENCE,
+        "CONFIG_SECTIONS": settings.CONFIG_SECTIONS,
+        "INTEGRATIONS": settings.INTEGRATIONS,
     }
     return [
         Error(f"{name} names {path}, which cannot be imported.", id="aftertouch.E003")

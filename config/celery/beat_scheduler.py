@@ -14,7 +14,6 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections, connections
 from django.db import connection as database
-from django.utils.module_loading import import_string
 from django_celery_beat.models import PeriodicTask
 from django_celery_beat.schedulers import DatabaseScheduler
 from kombu.common import ignore_errors
@@ -22,6 +21,7 @@ from psycopg.pq import Conninfo
 
 from config.celery.schedule import SCHEDULE
 from scheduling import metrics, sql
+from scheduling.app_integrations import ScheduledRound, scheduled_rounds
 from scheduling.errors import InvalidInput
 from scheduling.ledger.dead_letters import record_unreadable_message
 from scheduling.monitoring import alerts
@@ -198,12 +198,12 @@ class LeaderScheduler(DatabaseScheduler):
         """
         if entry.name in SCHEDULE and self._backlogs[entry.options["queue"]].is_full(producer):
             return
-        if entry.task in settings.SCHEDULED_ROUNDS:
-            self._publish_round(entry)
+        if rounds := scheduled_rounds().get(entry.task):
+            self._publish_round(entry, rounds)
         else:
             super().apply_entry(entry, producer=producer)
 
-    def _publish_round(self, entry: Any) -> None:
+    def _publish_round(self, entry: Any, rounds: ScheduledRound) -> None:
         """Publish the jobs of a round in PostgreSQL, without a message that could be lost.
 
         If beat dies before it has saved `last_run_at`, the next leader finds the same due time and publishes none of
@@ -216,7 +216,7 @@ class LeaderScheduler(DatabaseScheduler):
             close_old_connections()
             sql.execute("SELECT set_config('lock_timeout', %(wait)s, false)", {"wait": f"{self.LOCK_WAIT:g}s"})
             try:
-                import_string(settings.SCHEDULED_ROUNDS[entry.task])(entry.model.pk, due_at, entry.args, entry.kwargs)
+                rounds.publish(entry.model.pk, due_at, entry.args, entry.kwargs)
             except Exception as error:
                 if not self._gives_up(entry.name, error):
                     raise

@@ -10,6 +10,7 @@ ROOT = "/api/v1"
 
 
 def api_tables() -> dict[str, Table]:
+    import config.urls  # noqa: F401  (adds the routers of other apps)
     from scheduling.api.app import api
 
     return {"requests": Table(("request", "scope"), list(_operation_rows(api)))}

@@ -240,80 +240,12 @@ CONFIG_SECTIONS = [
     "sessions.configuration.SilencePolicies",
     "sessions.configuration.Campaigns",
 ]
-# Routers of other apps in the HTTP API: dotted paths of ninja routers.
-API_ROUTERS = [
-    "rpa_tasks.api.jobs.router",
-    "rpa_tasks.api.shop_browsers.router",
-    "rpa_tasks.api.nodes.router",
-    "sessions.api.router",
+# What each app adds to `scheduling`: dotted paths of `scheduling.app_integrations.Integration` objects.
+INTEGRATIONS = [
+    "scheduling.integration.INTEGRATION",
+    "rpa_tasks.integration.INTEGRATION",
+    "sessions.integration.INTEGRATION",
 ]
-# Argument checks by name of a periodic task: a function of args and kwargs.
-PERIODIC_TASK_CHECKS = {"rpa_tasks.publish_for_shops": "rpa_tasks.jobs.schedules.check_arguments"}
-# Periodic tasks of operators whose rounds beat publishes itself: functions of schedule id, due instant, args, kwargs.
-SCHEDULED_ROUNDS = {"rpa_tasks.publish_for_shops": "rpa_tasks.jobs.schedules.publish_round"}
-# Republishers by origin of a failed task.
-REPUBLISHERS = {
-    "touch": "scheduling.operations.failed_tasks.REPUBLISHER",
-    "rpa_job": "rpa_tasks.jobs.dead_letters.REPUBLISHER",
-}
-# How acts are taken back within ten seconds, by act (`scheduling.operations.undo.Reversal`).
-REVERSALS = {
-    "touch.cancel": "scheduling.operations.reversals.CANCELLATION",
-    "failed_task.retry": "scheduling.operations.reversals.RETRY",
-    "bulk.start": "scheduling.operations.reversals.BULK_START",
-    "pause": "scheduling.operations.reversals.PAUSE",
-    "draft.publish": "scheduling.experiments.replay.drafts.REVERSAL",
-    "node.off": "scheduling.admin.matrix.card_actions.REVERSAL",
-    "job.cancel": "rpa_tasks.jobs.dead_letters.REVERSAL",
-}
-# Lists of other apps whose rows bulk actions change, by name (`scheduling.operations.bulk_lists.BulkList`).
-BULK_LISTS = {"job": "rpa_tasks.jobs.bulk.actions.JOB_LIST"}
-# Models and detail panels by origin of a failed task. A panel is a function of request and row.
-LEDGERS = {"touch": "scheduling.Touch", "rpa_job": "rpa_tasks.Job"}
-FAILED_TASK_PANELS = {"rpa_job": "rpa_tasks.admin.evidence.evidence_panel"}
-# Menu entries of other apps: dotted paths of lists of groups (`scheduling.admin.sidebar`).
-ADMIN_MENUS = ["rpa_tasks.admin.labels.MENU", "sessions.admin.labels.MENU"]
-# Finders of other apps for the search of every page: dotted paths of lists of finders.
-ADMIN_SEARCHES = ["rpa_tasks.admin.search.SEARCHES"]
-# Overview cards of other apps: dotted paths of functions of the request (`scheduling.admin.dashboard.cards`).
-DASHBOARD = ["rpa_tasks.admin.dashboard.card", "sessions.admin.dashboard.live_chats_card"]
-# What needs action in other apps: dotted paths of functions of the request (`scheduling.admin.dashboard.actions`).
-OVERVIEW_ACTIONS = ["rpa_tasks.admin.dashboard.list_logins"]
-# Workers of other apps on the page of queues and workers: dotted paths of functions that return `WorkerReport`s.
-WORKER_LISTS = ["rpa_tasks.admin.dashboard.list_execution_workers"]
-# Cluster metrics of other apps in /metrics: dotted paths of Prometheus collectors.
-METRICS = ["rpa_tasks.metrics.RpaMetrics", "sessions.metrics.NudgeMetrics", "sessions.metrics.SessionMetrics"]
-# Kinds of processes whose wanted number is answered (`scheduling.monitoring.wanted_numbers`): dotted paths of functions
-# that measure the running and the wanted number.
-SCALING = {
-    "workers": "scheduling.monitoring.wanted_numbers.measure_workers",
-    "execution_nodes": "rpa_tasks.scaling.measure_execution_nodes",
-    "watchers": "sessions.scaling.measure_watchers",
-}
-# Undeclared queues that other apps publish to: dotted paths of functions that return their names.
-QUEUES = ["rpa_tasks.jobs.wakeups.list_extra_queues"]
-# Functions that create the first rows of other apps and return a line to print (`manage.py bootstrap`). Idempotent.
-BOOTSTRAP = ["rpa_tasks.configuration.shipped.ship_platforms"]
-# Retention of other apps' rows: dotted paths of `retention.Kind`.
-RETENTION = [
-    "rpa_tasks.jobs.retention.JOBS",
-    "rpa_tasks.jobs.retention.WINDOWS",
-]
-# Functions that remove an erased customer from other apps (`scheduling.customers.erasure`). Ends of jobs become
-# messages of webhooks, so the messages come last.
-USER_ERASERS = [
-    "sessions.store.personal_data.erase_sessions",
-    "rpa_tasks.jobs.personal_data.erase_jobs_of_customer",
-    "scheduling.webhooks.message_history.erase_messages_of_customer",
-]
-DELIVERY_ERASERS = ["rpa_tasks.jobs.personal_data.erase_jobs_of_touches"]
-# Functions that export a customer's data from other apps (`scheduling.customers.export`), by the name of their list.
-USER_EXPORTERS = {
-    "rpa_jobs": "rpa_tasks.jobs.personal_data.export_jobs",
-    "live_chats": "sessions.store.personal_data.export_chats",
-}
-# Presence checks at send time, in batches: dotted paths of `Presence` providers.
-PRESENCE = ["sessions.detection.presence.SessionPresence"]
 
 from config.settings.celery import *  # noqa: E402, F403
 from config.settings.logging import *  # noqa: E402, F403

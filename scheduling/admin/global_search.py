@@ -1,6 +1,6 @@
 """Find pages, actions, configuration and records by one term: the search of every page (Ctrl+K).
 
-A finder runs only for users with its permission. Other apps add finders through `settings.ADMIN_SEARCHES`. All
+A finder runs only for users with its permission. Other apps add finders (`Integration.searches`). All
 statements together take at most `TIMEOUTS.search`.
 """
 
@@ -20,7 +20,6 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.html import format_html_join
 from django.utils.http import urlencode
-from django.utils.module_loading import import_string
 from django.utils.translation import get_language, gettext, override
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.cache import never_cache
@@ -33,6 +32,7 @@ from scheduling.admin.labels import translate_reason
 from scheduling.admin.shown_values import format_instant
 from scheduling.admin.sidebar import Text, iterate_open_entries
 from scheduling.admin.touches.pause import describe_scope
+from scheduling.app_integrations import integrations
 from scheduling.customers.search import MAX_TERM, find_first_customers
 from scheduling.ids import reveal_odd_characters
 from scheduling.models import ChannelConfig, Community, Customer, Event, FailedTask, Node, Pause, Template, Touch
@@ -70,7 +70,7 @@ def search_everything(request: HttpRequest, term: str) -> tuple[list[Found], boo
     """Return what the user may view, and whether every finder ended within the time limit."""
     limit, complete = PageTimeLimit(settings.TIMEOUTS.search), True
     found: dict[str, Found] = {}  #: by link; the first finder names it
-    others = [finder for path in getattr(settings, "ADMIN_SEARCHES", ()) for finder in import_string(path)]
+    others = [finder for app in integrations() for finder in app.searches]
     for needs, find in (*FINDERS, *others, *SLOW_FINDERS):
         if needs and not request.user.has_perm(needs):
             continue

@@ -1,6 +1,6 @@
 """Build the menu: the entries of the sidebar, the tabs of a page, and the place of a page in it.
 
-Other apps add groups through `settings.ADMIN_MENUS`. A tab names a page once for the menu, its heading and its title.
+Other apps add groups (`Integration.menu`). A tab names a page once for the menu, its heading and its title.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from django.conf import settings
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.functional import Promise
-from django.utils.module_loading import import_string
 from django.utils.translation import gettext_lazy as _
 
 from scheduling.admin.count_time_limits import count_within
+from scheduling.app_integrations import integrations
 from scheduling.models import Alert, FailedTask, Pause
 
 Text = str | Promise
@@ -235,8 +235,7 @@ SETTINGS: Group = (
 
 def list_menu_groups() -> tuple[Group, ...]:
     """Return the groups of the menu, those of other apps before the settings."""
-    others = [import_string(path) for path in getattr(settings, "ADMIN_MENUS", ())]
-    return (OVERVIEW, *CORE, *(group for groups in others for group in groups), SETTINGS)
+    return (OVERVIEW, *CORE, *(group for app in integrations() for group in app.menu), SETTINGS)
 
 
 def iterate_open_entries(user: Any) -> Iterator[tuple[Text, Entry, tuple[Tab, ...]]]:

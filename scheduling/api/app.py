@@ -1,4 +1,4 @@
-"""Build the HTTP API and its ASGI handler. Leaf apps add routers by dotted path in `settings.API_ROUTERS`."""
+"""Build the HTTP API and its ASGI handler. `config.urls` adds the routers of other apps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from django.core.handlers.exception import convert_exception_to_response
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix, set_urlconf
-from django.utils.module_loading import import_string
 from ninja import NinjaAPI
 from ninja.parser import Parser
 
@@ -53,8 +52,6 @@ for router in (
     config.router,
 ):  # fmt: skip
     api.add_router("", router)
-for path in getattr(settings, "API_ROUTERS", ()):
-    api.add_router("", import_string(path))
 
 
 BODY_TIMEOUT = 30  #: seconds; limit for receiving a body

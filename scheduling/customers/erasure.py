@@ -13,13 +13,12 @@ from collections.abc import Callable, Sequence
 from uuid import UUID
 
 import structlog
-from django.conf import settings
 from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db import close_old_connections, transaction
-from django.utils.module_loading import import_string
 
 from scheduling import sql
+from scheduling.app_integrations import integrations
 from scheduling.audit.audit_log import record_action
 from scheduling.customers.identity import collect_identity
 from scheduling.customers.imports import is_in_stored_file
@@ -32,15 +31,12 @@ from scheduling.models import Customer, CustomerChange, CustomerErasure, Custome
 from scheduling.models.customer import digest_user_id
 from scheduling.models.node import enable_targets
 from scheduling.receipts.erasing import erase_receipts
+from scheduling.webhooks.message_history import erase_messages_of_customer
 
 log = structlog.get_logger(__name__)
 
 BATCH = 500  #: events per transaction
 State = CustomerErasure.State
-#: Of other apps, by dotted path: `USER_ERASERS` get the identity, outside a transaction; `DELIVERY_ERASERS` get the
-#: delivery keys of touches, inside one. Both return the number of rows, are idempotent, and may raise `ErasureDelayed`.
-UserEraser = Callable[[Identity], int]
-DeliveryEraser = Callable[[Sequence[UUID]], int]
 
 
 class ErasureDelayed(Exception):
@@ -129,9 +125,9 @@ def _continue_erasure(erasure: CustomerErasure) -> None:
     who = _read_identity(erasure)
     if not anonymous or is_in_stored_file(who.user_id, erasure.requested_at):
         return  # the next pass: the erasers scan whole tables, and the id may belong to a new customer by then
-    for path in settings.USER_ERASERS:
-        eraser: UserEraser = import_string(path)
-        eraser(who)
+    for erase in [erase for app in integrations() for erase in app.user_erasers]:
+        erase(who)
+    erase_messages_of_customer(who)  # last: ends of jobs become messages
     _end_erasure(erasure.pk, who)
 
 
@@ -170,9 +166,8 @@ def _erase_events(row: Customer, events: Sequence[UUID], counts: Counter[str]) -
     counts["failed tasks"] += anonymization.empty_failed_tasks(task_ids)
     counts["log entries"] += anonymization.blank_log_entries([*events, *task_ids])
     counts["receipts"] += erase_receipts(keys)
-    for path in settings.DELIVERY_ERASERS:
-        eraser: DeliveryEraser = import_string(path)
-        counts["jobs"] += eraser(keys)
+    for erase in [erase for app in integrations() for erase in app.delivery_erasers]:
+        counts["jobs"] += erase(keys)
     counts["events"] += sql.execute(_ANONYMIZE_EVENTS, {"ids": sql.UuidArray(events), "user_id": row.user_id})
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from django.conf import settings
-from django.utils.module_loading import import_string
-
+from scheduling.app_integrations import integrations
 from scheduling.customers.identity import collect_identity
 from scheduling.ledger import anonymization
 from scheduling.ledger.anonymization import Identity
@@ -27,9 +25,6 @@ from scheduling.receipts.lookup import load_receipts
 from scheduling.webhooks.message_history import find_messages_of_customer
 
 MOST_ENTRIES = 10_000  #: latest events, and as many of each other list
-#: Of other apps, by dotted path: gets the identity, the delivery keys of the exported touches and the most entries.
-#: Returns entries for JSON; None: its store does not answer.
-UserExporter = Callable[[Identity, Sequence[UUID], int], list[dict[str, Any]] | None]
 
 
 def export_customer(row: Customer) -> dict[str, Any]:
@@ -65,9 +60,8 @@ def export_customer(row: Customer) -> dict[str, Any]:
         ],
     }  # fmt: skip
     silent = False
-    for name, path in settings.USER_EXPORTERS.items():
-        exporter: UserExporter = import_string(path)
-        entries = exporter(who, [each.root_id for each in rows], MOST_ENTRIES)
+    for name, export in [entry for app in integrations() for entry in app.user_exporters.items()]:
+        entries = export(who, [each.root_id for each in rows], MOST_ENTRIES)
         silent |= entries is None
         found[name] = entries or []
     return found | {"complete": not silent and all(len(each) < MOST_ENTRIES for each in found.values())}

@@ -12,8 +12,6 @@ from json import JSONDecoder
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.conf import settings
-
 from scheduling import sql
 from scheduling.configuration.snapshot import Snapshot
 from scheduling.delivery import presence
@@ -76,7 +74,7 @@ def presence_questions(touches: dict[UUID, AnnouncedTouch], config: Snapshot) ->
     Asked are touches whose node respects conversations, and touches whose event belongs to a provider. The sender asks
     again right before it sends them.
     """
-    if not settings.PRESENCE:
+    if not presence.presence_providers():
         return {}
     asking, types = config.asking_presence, presence.provider_event_types()
     return {

@@ -1,15 +1,14 @@
-"""Ask the providers of `settings.PRESENCE`, before a touch is sent, whether a live conversation blocks it."""
+"""Ask the providers of other apps, before a touch is sent, whether a live conversation blocks it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from functools import cache
 from typing import ClassVar, NamedTuple, Protocol
 
 import structlog
-from django.conf import settings
-from django.utils.module_loading import import_string
+
+from scheduling.app_integrations import integrations
 
 log = structlog.get_logger(__name__)
 
@@ -56,9 +55,8 @@ class Presence(Protocol):
         """
 
 
-@cache
-def presence_providers() -> tuple[Presence, ...]:
-    return tuple(import_string(path)() for path in settings.PRESENCE)
+def presence_providers() -> list[Presence]:
+    return [provider for app in integrations() for provider in app.presence]
 
 
 def provider_event_types() -> list[str]:

@@ -28,7 +28,7 @@ class BulkAction(models.Model):
         FAILED = "failed", _("Failed")  #: the same batch failed repeatedly
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
-    #: A name of `scheduling.operations.row_actions`, or of a list of `settings.BULK_LISTS`.
+    #: A name of `scheduling.operations.row_actions`, or of a list of another app.
     action = models.CharField(_("action"), max_length=20)
     #: The query parameters of the list; see `scheduling.operations.filters`.
     filter = models.JSONField(_("filter"), default=dict)
@@ -82,7 +82,7 @@ class UndoableAct(models.Model):
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
-    #: A name of `settings.REVERSALS`.
+    #: A name of `Integration.reversals`.
     act = models.CharField(max_length=20)
     label = models.CharField(max_length=200, blank=True)
     #: The ids of the rows, as texts.

@@ -11,12 +11,12 @@ from typing import TypeVar
 
 import structlog
 from django.conf import settings
-from django.utils.module_loading import import_string
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from scheduling import sql
+from scheduling.app_integrations import integrations
 from scheduling.db_timeouts import Deadline
 from scheduling.monitoring import multiprocess
 from scheduling.monitoring.queue_stats import (
@@ -30,15 +30,6 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 MOST = 100_000  #: rows counted of each kind; this value means this many or more
-OWN = (
-    "scheduling.monitoring.collectors.LedgerCollector",
-    "scheduling.monitoring.collectors.BrokerCollector",
-    "scheduling.experiments.rollouts.RolloutCollector",
-    "scheduling.monitoring.complaint_stats.ComplaintCollector",
-    "scheduling.monitoring.wanted_numbers.ScalingCollector",
-    "scheduling.monitoring.webhook_stats.WebhookCollector",
-    "scheduling.monitoring.history_stats.HistoryCollector",
-)
 
 
 def export_node_metrics() -> bytes:
@@ -51,19 +42,19 @@ def export_node_metrics() -> bytes:
 
 
 def export_cluster_metrics() -> bytes:
-    """Return the cluster metrics in text format. Other apps add collectors through `settings.METRICS`."""
+    """Return the cluster metrics of every app in text format."""
     return b"".join(map(_format_metrics, collect_metrics(Deadline(settings.TIMEOUTS.metrics))))
 
 
 def collect_metrics(deadline: Deadline) -> Iterator[list[Metric]]:
     """Yield the metrics of each collector; an empty list if its source does not answer in time."""
     _read_source("queues", refresh_app_queues, deadline)
-    for path in (*OWN, *settings.METRICS):
-        collector = import_string(path)()
+    for collector in [kind() for app in integrations() for kind in app.metrics]:
         if hasattr(collector, "deadline"):
             collector.deadline = deadline
         asked = deadline if getattr(collector, "asks_database", True) else None
-        yield _read_source(path, lambda collector=collector: list(collector.collect()), asked) or []  # type: ignore[misc]
+        name = type(collector).__name__
+        yield _read_source(name, lambda collector=collector: list(collector.collect()), asked) or []  # type: ignore[misc]
 
 
 def _read_source(source: str, read: Callable[[], T], asked: Deadline | None) -> T | None:

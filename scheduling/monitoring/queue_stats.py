@@ -17,8 +17,8 @@ import structlog
 from celery import current_app
 from django.conf import settings
 from django.db import DatabaseError
-from django.utils.module_loading import import_string
 
+from scheduling.app_integrations import integrations
 from scheduling.dispatch import broker_health
 from scheduling.dispatch.publisher import read_publication_time
 from scheduling.monitoring.worker_reports import count_unacked_messages
@@ -41,9 +41,9 @@ class QueueStats:
 
 
 def refresh_app_queues() -> None:
-    """Ask the other apps for their queue names (`settings.QUEUES`). Their functions query the database."""
+    """Ask the other apps for their queue names. Their functions query the database."""
     global _app_queues
-    _app_queues = frozenset(name for path in settings.QUEUES for name in import_string(path)())
+    _app_queues = frozenset(name for app in integrations() for list_names in app.queues for name in list_names())
 
 
 def list_known_queues() -> list[str]:

@@ -1,8 +1,7 @@
 """Answer how many workers, execution nodes and watchers the present load needs, for `/metrics` and
 `GET /api/v1/scaling`.
 
-A number has no memory and no limits: KEDA and the HPA smooth it and bound it (`deploy/kubernetes`). Other apps measure
-their kinds through `settings.SCALING`.
+A number has no memory and no limits: KEDA and the HPA smooth it and bound it (`deploy/kubernetes`).
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from dataclasses import dataclass
 
 import structlog
 from django.conf import settings
-from django.utils.module_loading import import_string
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from scheduling import sql
+from scheduling.app_integrations import integrations
 from scheduling.db_timeouts import Deadline
 from scheduling.monitoring.worker_reports import list_worker_reports
 from scheduling.queue_names import TOUCH_QUEUES
@@ -42,9 +41,9 @@ class Scale:
 def read_scaling(deadline: Deadline) -> dict[str, Scale]:
     """Return the numbers of each kind."""
     answers = {}
-    for kind, path in settings.SCALING.items():
+    for kind, measure in [entry for app in integrations() for entry in app.scaling.items()]:
         try:
-            answers[kind] = Scale(*import_string(path)(deadline))
+            answers[kind] = Scale(*measure(deadline))
         except Exception as error:  # any exception of PostgreSQL, Redis or the store of live chats
             log.warning("scaling_unanswered", kind=kind, error=str(error))
             answers[kind] = Scale(None, None)

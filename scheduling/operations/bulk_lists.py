@@ -1,19 +1,17 @@
-"""Name the lists whose rows bulk actions change. Leaf apps register theirs in `settings.BULK_LISTS`."""
+"""Name the lists whose rows bulk actions change. Other apps add theirs (`Integration.bulk_lists`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cache
 from typing import Any
 
-from django.conf import settings
 from django.db.models import QuerySet
 from django.utils.functional import Promise
-from django.utils.module_loading import import_string
 from django.utils.translation import gettext_lazy as _
 
+from scheduling.app_integrations import integrations
 from scheduling.models import Scope
 from scheduling.operations.filters import FAILED_TASK_ROWS, TOUCH_ROWS, FilteredList
 from scheduling.operations.row_actions import FAILED_TASKS, ROW_ACTIONS, TOUCHES, RowAction
@@ -60,6 +58,5 @@ def matching_rows(row_action: RowAction, chosen: Mapping[str, str], as_of: datet
     return row_action.allowed_rows(get_list(row_action.over).rows.matching_rows(chosen, as_of))
 
 
-@cache
 def _load_leaf_lists() -> dict[str, BulkList]:
-    return {over: import_string(path) for over, path in settings.BULK_LISTS.items()}
+    return {over: listed for app in integrations() for over, listed in app.bulk_lists.items()}

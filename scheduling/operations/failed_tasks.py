@@ -9,18 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import cache
 from typing import Any
 from uuid import UUID
 
-from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models.functions import Now
-from django.utils.module_loading import import_string
 from django.utils.translation import override
 
 from scheduling import sql
+from scheduling.app_integrations import FailedTaskOrigin, integrations
 from scheduling.audit.audit_log import record_action
 from scheduling.error_text import ErrorText
 from scheduling.error_text import ErrorText as _
@@ -145,9 +143,10 @@ def lock_in_publish_order(failed_ids: Sequence[UUID]) -> list[UUID]:
     rows = FailedTask.objects.select_for_update().filter(pk__in=failed_ids).order_by("pk")
     found = list(rows.values_list("pk", "origin", "task_id"))
     ordered: list[UUID] = []
-    for origin, republisher in sorted(_republishers().items()):
-        if republisher.order is not None:
-            by_task = {task_id: pk for pk, theirs, task_id in found if theirs == origin and task_id}
+    for name in sorted({origin for _pk, origin, _task in found}):
+        republisher = find_republisher(name)
+        if republisher is not None and republisher.order is not None:
+            by_task = {task_id: pk for pk, origin, task_id in found if origin == name and task_id}
             ordered += [by_task[each] for each in republisher.order(list(by_task))]
     return [*ordered, *(pk for pk in failed_ids if pk not in ordered)]
 
@@ -272,9 +271,10 @@ REPUBLISHER = Republisher(republish_touch, touch_texts.read_touch_text, "schedul
 
 def find_republisher(origin: str) -> Republisher | None:
     """Return how failed tasks of this origin are published again. None: they cannot be."""
-    return _republishers().get(origin)
+    known = find_origin(origin)
+    return known.republisher if known else None
 
 
-@cache
-def _republishers() -> dict[str, Republisher]:
-    return {origin: import_string(path) for origin, path in settings.REPUBLISHERS.items()}
+def find_origin(origin: str) -> FailedTaskOrigin | None:
+    """Return the ledger and republisher of this origin. None: a broker message has neither."""
+    return next((app.failed_tasks[origin] for app in integrations() if origin in app.failed_tasks), None)

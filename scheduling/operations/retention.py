@@ -1,7 +1,7 @@
 """Delete rows older than their retention time.
 
 These are handled failed tasks, ended touches, events, bulk actions, customer imports, receipts, ids of vendors,
-disabled targets, audit entries, acts that can no longer be undone, and tables of `settings.RETENTION`. Tables are read
+disabled targets, audit entries, acts that can no longer be undone, and tables of other apps. Tables are read
 in key order, which is the order of creation (`scheduling.ids`). Writers thus pay for no index by age. A batch is one
 short transaction that skips locked rows. Any number of passes may run at once. A killed pass loses only its current
 batch.
@@ -18,9 +18,9 @@ import structlog
 from django.conf import settings
 from django.db import close_old_connections, transaction
 from django.db.models import Max
-from django.utils.module_loading import import_string
 
 from scheduling import sql
+from scheduling.app_integrations import integrations
 from scheduling.configuration import snapshot
 from scheduling.customers import imports
 from scheduling.ids import first_id_at
@@ -65,7 +65,7 @@ class RetentionTable:
 def delete_expired_rows() -> dict[str, int]:
     """Run one pass. Return the number of deleted rows by table. The failure of one kind does not stop the others."""
     deleted: dict[str, int] = {}
-    for kind in (*TABLES, *map(import_string, settings.RETENTION)):
+    for kind in (*TABLES, *(table for app in integrations() for table in app.retention)):
         try:
             deleted[kind.table] = delete_expired_in_table(kind, ends_at=datetime.now(UTC) + LONGEST_TABLE_PASS)
         except Exception:

@@ -1,7 +1,7 @@
 """Take back an act within ten seconds.
 
 What a user may take back is a row of `UndoableAct`. The undo deletes that row in the transaction of its effect. So of
-two concurrent undos one has an effect. `settings.REVERSALS` names how each kind of act is taken back.
+two concurrent undos one has an effect. `Integration.reversals` names how each kind of act is taken back.
 """
 
 from __future__ import annotations
@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
 import structlog
-from django.conf import settings
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models.functions import Now
-from django.utils.module_loading import import_string
 
+from scheduling.app_integrations import integrations
 from scheduling.audit.audit_log import record_action
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import AftertouchError, Conflict
@@ -77,12 +75,7 @@ def find_offer(user: User, act: str, key: object) -> UUID | None:
 
 
 def find_reversal(act: str) -> Reversal:
-    return _reversals()[act]
-
-
-@cache
-def _reversals() -> dict[str, Reversal]:
-    return {act: import_string(path) for act, path in settings.REVERSALS.items()}
+    return next(app.reversals[act] for app in integrations() if act in app.reversals)
 
 
 def undo_act(act_id: UUID, actor: Actor) -> Undone:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from django.conf import settings
-from django.utils.module_loading import import_string
 from prometheus_client.core import Metric
 from prometheus_client.registry import REGISTRY
 
 import rpa_tasks.metrics
 import scheduling.metrics
+from scheduling.app_integrations import integrations
 from scheduling.db_timeouts import Deadline
-from scheduling.monitoring.collectors import OWN
 from scheduling.monitoring.complaint_stats import read_complaint_rates
 from scheduling.planning import request_metrics
 
@@ -58,8 +56,8 @@ def list_series_names(metrics: dict[str, Exported]) -> set[str]:
 
 
 def _families() -> Iterable[Metric]:
-    for path in (*OWN, *settings.METRICS):
-        yield from import_string(path)().collect()
+    for collector in [kind() for app in integrations() for kind in app.metrics]:
+        yield from collector.collect()
 
 
 def _exposed_name(name: str, kind: str) -> str:

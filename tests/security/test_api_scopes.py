@@ -14,8 +14,8 @@ import pytest
 import requests
 from django.utils.timezone import now
 
+from config.urls import api
 from rpa_tasks.models import Evidence, ExecutionNode, Job
-from scheduling.api.app import api
 from scheduling.customers import imports
 from scheduling.models import (
     INCLUDED,

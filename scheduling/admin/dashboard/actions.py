@@ -1,7 +1,4 @@
-"""List what needs action first on the overview.
-
-Other apps add lines through `settings.OVERVIEW_ACTIONS`: dotted paths of functions of the request that return lines.
-"""
+"""List what needs action first on the overview."""
 
 from __future__ import annotations
 
@@ -9,13 +6,11 @@ from collections import Counter
 from datetime import timedelta
 from typing import Any
 
-from django.conf import settings
 from django.db.models import Count, Max
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html_join
 from django.utils.http import urlencode
-from django.utils.module_loading import import_string
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -27,6 +22,7 @@ from scheduling.admin.labels import translate_reason
 from scheduling.admin.shown_values import format_instant
 from scheduling.admin.sidebar import may_see_workers
 from scheduling.admin.touches.pause import count_held, list_active_pauses
+from scheduling.app_integrations import integrations
 from scheduling.models import Alert, FailedTask
 from scheduling.monitoring.alerts import BY_KEY
 from scheduling.monitoring.duration_text import describe_duration
@@ -48,7 +44,8 @@ def list_actions(
     user, parts = request.user, list[Lines]()
     if user.has_perm("scheduling.view_failedtask"):
         parts.append(_list_failure_causes(time_limit))
-    parts += [time_limit(lambda path=path: list(import_string(path)(request))) for path in settings.OVERVIEW_ACTIONS]  # type: ignore[misc]
+    listers = [lister for app in integrations() for lister in app.overview_actions]
+    parts += [time_limit(lambda lister=lister: list(lister(request))) for lister in listers]  # type: ignore[misc]
     if user.has_perm("scheduling.view_pause"):
         parts.append(_list_pauses(time_limit))
     if user.has_perm("scheduling.view_touch"):

@@ -1,8 +1,4 @@
-"""Define the cards of the overview.
-
-Other apps add cards through `settings.DASHBOARD`: dotted paths of functions of the request. A function returns a card,
-or None if the user may not see it.
-"""
+"""Define the cards of the overview."""
 
 from __future__ import annotations
 
@@ -11,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
-from django.conf import settings
 from django.http import HttpRequest
 from django.utils.functional import Promise
-from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
 
 from scheduling.admin.dashboard.charts import Chart
+from scheduling.app_integrations import integrations
 from scheduling.replica import is_replica_failure
 
 log = structlog.get_logger(__name__)
@@ -61,15 +56,15 @@ def format_capped_count(count: int | None, most: int) -> str | None:
 
 def load_app_cards(request: HttpRequest) -> Iterator[DashboardCard]:
     """Yield the cards of other apps. A card that fails shows an error, so that the page still loads."""
-    for path in settings.DASHBOARD:
+    for build in [build for app in integrations() for build in app.cards]:
         try:
-            card = import_string(path)(request)
+            card = build(request)
         except Exception as error:
             if is_replica_failure(error):
                 raise
-            log.exception("dashboard_card_failed", path=path)
+            log.exception("dashboard_card_failed", card=f"{build.__module__}.{build.__qualname__}")
             card = DashboardCard(
-                path.split(".")[0], note=_("This part could not be loaded. The log contains the reason.")
+                build.__module__.split(".")[0], note=_("This part could not be loaded. The log contains the reason.")
             )
         if card is not None:
             yield card

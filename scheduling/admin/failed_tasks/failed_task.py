@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from django.apps import apps
-from django.conf import settings
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db.models import Count, Max, Model, QuerySet
@@ -16,7 +14,6 @@ from django.urls import URLPattern, path, reverse
 from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html
 from django.utils.http import urlencode
-from django.utils.module_loading import import_string
 from django.utils.text import Truncator
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -39,6 +36,7 @@ from scheduling.admin.touches.touch import SpanFilter
 from scheduling.error_lines import find_error_line, has_more_lines
 from scheduling.ids import reveal_odd_characters
 from scheduling.models import ChannelConfig, FailedTask
+from scheduling.operations.failed_tasks import find_origin
 from scheduling.operations.filters import filter_failed_state
 from scheduling.operations.queries import filter_failed_by_shown_term
 from scheduling.redaction import redact, redact_json, redact_text
@@ -128,8 +126,8 @@ def _split_detail(detail: str) -> dict[str, Any]:
 
 def find_task_with_link(origin: str, task_id: Any) -> dict[str, Any] | None:
     """Return a task from its app's ledger and the address of its page; None if it does not exist."""
-    label = settings.LEDGERS.get(origin)
-    task = apps.get_model(label)._default_manager.filter(pk=task_id).first() if label and task_id else None
+    known = find_origin(origin)
+    task = known.ledger._default_manager.filter(pk=task_id).first() if known and task_id else None
     if task is None:
         return None
     opts = task._meta
@@ -138,8 +136,8 @@ def find_task_with_link(origin: str, task_id: Any) -> dict[str, Any] | None:
 
 def render_origin_panel(request: HttpRequest, row: FailedTask) -> str:
     """Return the HTML that the origin's app adds to the page."""
-    path = settings.FAILED_TASK_PANELS.get(row.origin)
-    return str(import_string(path)(request, row)) if path else ""
+    origin = find_origin(row.origin)
+    return origin.panel(request, row) if origin and origin.panel else ""
 
 
 def _group_by_cause(chosen: QuerySet[Any]) -> Iterable[Mapping[str, Any]]:

@@ -11,14 +11,12 @@ from cron_descriptor import (  # type: ignore[import-untyped]
     Options,
     WrongArgumentException,
 )
-from django.conf import settings
 from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest
 from django.utils.dates import MONTHS, WEEKDAYS
-from django.utils.module_loading import import_string
 from django.utils.translation import get_language, ngettext, override
 from django.utils.translation import gettext_lazy as _
 from django_celery_beat import admin as beat
@@ -38,6 +36,7 @@ from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 from scheduling import sql
 from scheduling.admin.base import DeclaredLookups
 from scheduling.admin.labels import translate_error
+from scheduling.app_integrations import scheduled_rounds
 from scheduling.errors import InvalidInput
 from scheduling.operations.periodic_rows import find_problem
 from scheduling.strict_text import InvalidText, read_json
@@ -104,10 +103,10 @@ class PeriodicTaskForm(beat.PeriodicTaskForm):  # type: ignore[misc]
         data: dict[str, Any] = super().clean()
         if any(data.get(kind) for kind in ("interval", "crontab", "clocked")):
             self.instance.solar = None  # is not offered any more
-        path = settings.PERIODIC_TASK_CHECKS.get(data.get("task") or "")
-        if path and not self.errors:
+        rounds = scheduled_rounds().get(data.get("task") or "")
+        if rounds and not self.errors:
             try:
-                import_string(path)(read_json(data.get("args") or "[]"), read_json(data.get("kwargs") or "{}"))
+                rounds.check(read_json(data.get("args") or "[]"), read_json(data.get("kwargs") or "{}"))
             except InvalidInput as error:
                 for each in error.errors:
                     self.add_error("args" if each.field == "args" else "kwargs", f"{each.field}: {each.message}")
@@ -163,13 +162,12 @@ class PeriodicTaskAdmin(DeclaredLookups, beat.PeriodicTaskAdmin, ModelAdmin):  #
     def run_tasks(self, request: HttpRequest, queryset: QuerySet[PeriodicTask]) -> None:
         """Run the selected schedules now.
 
-        Publish a round of tasks in `SCHEDULED_ROUNDS`, as beat does. Send the others as messages.
+        Publish a round of tasks in `scheduled_rounds`, as beat does. Send the others as messages.
         """
-        published = 0
-        for row in queryset.filter(task__in=settings.SCHEDULED_ROUNDS):
-            publish = import_string(settings.SCHEDULED_ROUNDS[row.task])
+        rounds, published = scheduled_rounds(), 0
+        for row in queryset.filter(task__in=rounds):
             try:
-                publish(row.pk, sql.now(), read_json(row.args), read_json(row.kwargs))
+                rounds[row.task].publish(row.pk, sql.now(), read_json(row.args), read_json(row.kwargs))
             except InvalidInput as error:
                 reasons = "; ".join(f"{each.field}: {translate_error(each.message)}" for each in error.errors)
                 self.message_user(request, f"{row.name}: {reasons}", messages.ERROR)
@@ -180,7 +178,7 @@ class PeriodicTaskAdmin(DeclaredLookups, beat.PeriodicTaskAdmin, ModelAdmin):  #
         if published:
             words = ngettext("%(count)d schedule was run.", "%(count)d schedules were run.", published)
             self.message_user(request, words % {"count": published}, messages.SUCCESS)
-        if others := queryset.exclude(task__in=settings.SCHEDULED_ROUNDS):
+        if others := queryset.exclude(task__in=rounds):
             super().run_tasks(request, others)
 
     run_tasks.short_description = beat.PeriodicTaskAdmin.run_tasks.short_description  # type: ignore[attr-defined]

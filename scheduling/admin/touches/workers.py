@@ -12,13 +12,13 @@ from django.conf import settings
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
-from django.utils.module_loading import import_string
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.sidebar import may_open_flower, may_see_workers
+from scheduling.app_integrations import integrations
 from scheduling.db_timeouts import Deadline
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.monitoring.queue_stats import QueueStats, read_broker
@@ -63,8 +63,8 @@ def _list_workers() -> tuple[list[WorkerReport], bool]:
     except RedisError as error:
         log.warning("worker_reports_unavailable", error=str(error))
         has_answer = False
-    for path in settings.WORKER_LISTS:
-        others: list[WorkerReport] | None = count_within(import_string(path), settings.TIMEOUTS.dashboard)
+    for lister in [lister for app in integrations() for lister in app.worker_lists]:
+        others = count_within(lister, settings.TIMEOUTS.dashboard)
         found += others or []
         has_answer = has_answer and others is not None
     return found, has_answer

@@ -13,8 +13,8 @@ from django.contrib.auth.models import Group, Permission
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandParser
 from django.db import connection, transaction
-from django.utils.module_loading import import_string
 
+from scheduling.app_integrations import integrations
 from scheduling.configuration.file import apply, document
 from scheduling.configuration.file.base import Stamp
 from scheduling.models import EventType, Node
@@ -75,8 +75,8 @@ class Command(BaseCommand):
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
         self.describe_event_types()
         self.ship_matrix()
-        for path in settings.BOOTSTRAP:
-            if line := import_string(path)():
+        for create in [create for app in integrations() for create in app.bootstrap]:
+            if line := create():
                 self.stdout.write(line)
         self.grant_permissions()
         if getattr(settings, "AFTERTOUCH_DEMO", False):

@@ -36,12 +36,14 @@ from rpa_tasks.jobs.schedules import RoundCounts
 from rpa_tasks.models import Job, Shop
 from rpa_tasks.tasks import publish_for_shops
 from scheduling import sql
+from scheduling.app_integrations import ScheduledRound
 from scheduling.errors import InvalidInput
 from scheduling.models import FailedTask
 from scheduling.operations.periodic_rows import RowEntry
 from tests.rpa_tasks.api.conftest import Market
 from tests.scheduling.api.serving import WAIT_LIMIT, run_concurrently
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
+from tests.support.integrations import replace_sockets
 from tests.support.second_connection import act_on_second_connection
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -274,7 +276,8 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[datetime]:
         found.append(due_at)
         return counts
 
-    monkeypatch.setattr(schedules, "publish_round", note)
+    rounds = ScheduledRound(schedules.check_arguments, note)
+    replace_sockets(monkeypatch, scheduled_rounds={"rpa_tasks.publish_for_shops": rounds})
     return found
 
 
@@ -399,7 +402,8 @@ def fail_with(error: Exception, times: int, monkeypatch: pytest.MonkeyPatch) -> 
             raise error
         return publish_round(schedule_id, due_at, *given)
 
-    monkeypatch.setattr(schedules, "publish_round", fail)
+    rounds = ScheduledRound(schedules.check_arguments, fail)
+    replace_sockets(monkeypatch, scheduled_rounds={"rpa_tasks.publish_for_shops": rounds})
     monkeypatch.setattr(LeaderScheduler, "RETRY_SECONDS", 0.1)
     return tries
 

@@ -53,7 +53,7 @@ class PublishBarrier:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.published: set[int] = set()
         self.through = threading.Event()
-        republisher = failed_tasks._republishers()["rpa_job"]
+        republisher = dead_letters.REPUBLISHER
 
         def publish(row: FailedTask, retry: Retry) -> Mapping[str, Any] | None:
             edited = republisher.publish(row, retry)
@@ -64,7 +64,7 @@ class PublishBarrier:
             return edited
 
         slowed = replace(republisher, publish=publish)
-        monkeypatch.setitem(failed_tasks._republishers(), "rpa_job", slowed)
+        monkeypatch.setattr(failed_tasks, "find_republisher", lambda _origin: slowed)
 
     def run(self, *acts: Callable[[], Any]) -> list[Any]:
         def run(act: Callable[[], Any]) -> Any:

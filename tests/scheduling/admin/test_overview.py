@@ -380,8 +380,8 @@ def test_hourly_cache_resumes_after_a_stopped_read() -> None:
     assert None not in second.values()
 
 
-def test_failing_card_keeps_other_cards(settings: Settings, viewer: Client) -> None:
-    settings.DASHBOARD = [f"{__name__}.broken", f"{__name__}.hidden", f"{__name__}.whole"]
+def test_failing_card_keeps_other_cards(integrate: Callable[..., None], viewer: Client) -> None:
+    integrate(cards=(broken, hidden, whole))
     others = page(viewer)["cards"][2:]
     assert [(str(card.title), bool(card.note)) for card in others] == [(__name__.split(".")[0], True), ("Whole", False)]
 

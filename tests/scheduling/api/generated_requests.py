@@ -7,7 +7,7 @@ from typing import Any
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 
-from scheduling.api.app import api as described
+from config.urls import api as described
 from tests.scheduling.api.serving import WAIT_LIMIT, Client
 
 EXAMPLES = 25  #: an operation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -396,11 +397,11 @@ def test_erased_customer_keeps_an_anonymous_history(ann: Client) -> None:
     assert Event.objects.get().user_id == Customer.objects.get().user_id
 
 
-def test_failing_erasure_does_not_delay_the_others(ann: Client, settings: Any) -> None:
+def test_failing_erasure_does_not_delay_the_others(ann: Client, integrate: Callable[..., None]) -> None:
     ann("PUT", "/customers/bob", {"name": "Bob"})
     for user_id in ("ann-7731", "bob"):
         ann("DELETE", f"/customers/{user_id}")
-    settings.USER_ERASERS = [f"{__name__}.fail_for_ann"]
+    integrate(user_erasers=(fail_for_ann,))
     continue_erasures()
     assert [*CustomerErasure.objects.order_by("requested_at").values_list("state", flat=True)] == ["running", "done"]
 
@@ -491,9 +492,11 @@ def test_export_has_waiting_messages_of_webhooks(ann: Client) -> None:
     assert [each["state"] for each in found] == ["waiting", "delivered"]
 
 
-def test_export_that_takes_too_long_does_not_ask_for_a_filter(ann: Client, settings: Any) -> None:
+def test_export_that_takes_too_long_does_not_ask_for_a_filter(
+    ann: Client, settings: Any, integrate: Callable[..., None]
+) -> None:
     settings.TIMEOUTS = replace(settings.TIMEOUTS, export=0.5)
-    settings.USER_EXPORTERS = {"rpa_jobs": f"{__name__}.read_slowly"}
+    integrate(user_exporters={"rpa_jobs": read_slowly})
     answer = DjangoClient().get("/api/v1/customers/ann-7731/export", headers={"Authorization": f"Bearer {ann.key}"})
     assert (answer.status_code, answer["Retry-After"]) == (503, "30")
     assert answer.json()["detail"] == "The data of this customer takes too long to read. Try again later."

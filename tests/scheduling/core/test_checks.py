@@ -69,8 +69,8 @@ def test_check_horizon_beyond_visibility_timeout_fails(settings: Settings) -> No
     ("registry", "value"),
     [
         ("CHANNELS", {"pigeon": "scheduling.channels.pigeon.Pigeon"}),
-        ("REPUBLISHERS", {"touch": "scheduling.operations.failed_tasks.no_such_name"}),
-        ("PRESENCE", ["no.such.module.presence"]),
+        ("CONFIG_SECTIONS", ["no.such.module.Section"]),
+        ("INTEGRATIONS", ["scheduling.integration.no_such_name"]),
     ],
 )
 def test_check_unknown_registry_path_fails(

@@ -259,12 +259,10 @@ class Chat:
 
 
 @pytest.fixture
-def presence_provider(settings: Settings) -> Iterator[type[Chat]]:
-    settings.PRESENCE = ["tests.scheduling.core.test_consent.Chat"]
-    presence.presence_providers.cache_clear()
+def presence_provider(integrate: Callable[..., None]) -> type[Chat]:
+    integrate(presence=(Chat(),))
     Chat.says, Chat.asked = {}, []
-    yield Chat
-    presence.presence_providers.cache_clear()
+    return Chat
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, ClassVar
 
 import pytest
 from django.utils.timezone import now
-from pytest_django import Settings
 
-from scheduling.delivery import presence
 from scheduling.experiments.conversion import NodeEffect, compute_effects
 from scheduling.models import Holdout
 from scheduling.policy.rollout import Lift, Share
@@ -139,11 +137,8 @@ class Stale:
 
 
 @pytest.fixture
-def stale_presence(settings: Settings) -> Iterator[None]:
-    settings.PRESENCE = ["tests.scheduling.core.test_conversion.Stale"]
-    presence.presence_providers.cache_clear()
-    yield
-    presence.presence_providers.cache_clear()
+def stale_presence(integrate: Callable[..., None]) -> None:
+    integrate(presence=(Stale(),))
 
 
 @pytest.mark.django_db(transaction=True)

@@ -311,12 +311,9 @@ class Answers:
 
 
 @pytest.fixture
-def presence_provider(settings: Settings) -> Any:
-    settings.PRESENCE = ["tests.scheduling.core.test_delivery.Answers"]
-    presence.presence_providers.cache_clear()
-    provider = presence.presence_providers()[0]
-    yield type(provider)
-    presence.presence_providers.cache_clear()
+def presence_provider(integrate: Callable[..., None]) -> type[Answers]:
+    integrate(presence=(Answers(),))
+    return Answers
 
 
 def test_presence_is_asked_for_each_touch(

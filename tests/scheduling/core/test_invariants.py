@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from pytest_django import Settings
 
 from config.environment import ROOT
 from scheduling.channels.quota import QuotaGate
-from scheduling.delivery import pipeline, presence
+from scheduling.delivery import pipeline
 from scheduling.delivery.outgoing import BATCH_DEADLINE, LEASE
 from scheduling.dispatch import dispatcher, publisher
 from scheduling.ledger.transitions import WAKEUP_LEASE
@@ -139,15 +140,15 @@ def test_no_outside_call_in_a_transaction(
     fake_channel: FakeChannelState,
     settings: Settings,
     valkey: redis.Redis,
+    integrate: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """I4: neither a channel, nor the broker, nor Redis, nor Presence, from intake to the last rescue."""
     from scheduling.channels.kinds import channel_kinds
 
     settings.CHANNELS = settings.CHANNELS | {"limited": "tests.scheduling.core.fake_channels.Limited"}
-    settings.PRESENCE = ["tests.scheduling.core.test_invariants.SilentProvider"]
+    integrate(presence=(SilentProvider(),))
     channel_kinds.cache_clear()
-    presence.presence_providers.cache_clear()
     witness = CallRecorder()
     for module, name in [
         (dispatcher, "publish_touches"),
@@ -172,7 +173,6 @@ def test_no_outside_call_in_a_transaction(
     expire_lease(*later.task_ids)
     dispatcher.rescue_lost_work()
     dispatcher.dispatch_due_touches()
-    presence.presence_providers.cache_clear()
 
     assert fake_channel.in_transaction == [False, False]
     assert set(witness.seen) == {

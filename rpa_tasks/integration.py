@@ -1,0 +1,33 @@
+"""What this app adds to `scheduling`."""
+
+from __future__ import annotations
+
+from rpa_tasks import metrics, scaling
+from rpa_tasks.admin import dashboard, evidence, labels, search
+from rpa_tasks.configuration import shipped
+from rpa_tasks.jobs import dead_letters, personal_data, retention, schedules, wakeups
+from rpa_tasks.jobs.bulk import actions
+from rpa_tasks.models import Job
+from scheduling.app_integrations import FailedTaskOrigin, Integration, ScheduledRound
+
+INTEGRATION = Integration(
+    failed_tasks={"rpa_job": FailedTaskOrigin(Job, dead_letters.REPUBLISHER, evidence.evidence_panel)},
+    reversals={"job.cancel": dead_letters.REVERSAL},
+    bulk_lists={"job": actions.JOB_LIST},
+    scheduled_rounds={
+        "rpa_tasks.publish_for_shops": ScheduledRound(schedules.check_arguments, schedules.publish_round)
+    },
+    retention=(retention.JOBS, retention.WINDOWS),
+    user_erasers=(personal_data.erase_jobs_of_customer,),
+    delivery_erasers=(personal_data.erase_jobs_of_touches,),
+    user_exporters={"rpa_jobs": personal_data.export_jobs},
+    bootstrap=(shipped.ship_platforms,),
+    metrics=(metrics.RpaMetrics,),
+    scaling={"execution_nodes": scaling.measure_execution_nodes},
+    queues=(wakeups.list_extra_queues,),
+    menu=labels.MENU,
+    searches=search.SEARCHES,
+    cards=(dashboard.card,),
+    overview_actions=(dashboard.list_logins,),
+    worker_lists=(dashboard.list_execution_workers,),
+)

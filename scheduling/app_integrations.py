@@ -1,0 +1,99 @@
+"""What an app adds to this one: one `Integration` of each app, named in `settings.INTEGRATIONS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django.conf import settings
+from django.utils.module_loading import import_string
+
+if TYPE_CHECKING:
+    from django.db.models import Model
+    from django.http import HttpRequest
+    from prometheus_client.registry import Collector
+
+    from scheduling.admin.dashboard.cards import ActionLine, DashboardCard
+    from scheduling.admin.global_search import Finder
+    from scheduling.admin.sidebar import Group
+    from scheduling.db_timeouts import Deadline
+    from scheduling.delivery.presence import Presence
+    from scheduling.ledger.anonymization import Identity
+    from scheduling.models import FailedTask
+    from scheduling.monitoring.worker_reports import WorkerReport
+    from scheduling.operations.bulk_lists import BulkList
+    from scheduling.operations.failed_tasks import Republisher
+    from scheduling.operations.retention import RetentionTable
+    from scheduling.operations.undo import Reversal
+
+
+@dataclass(frozen=True, slots=True)
+class FailedTaskOrigin:
+    """Where failed tasks come from."""
+
+    ledger: type[Model]
+    republisher: Republisher
+    panel: Callable[[HttpRequest, FailedTask], str] | None = None  #: HTML for the page of a failed task
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRound:
+    """A periodic task of operators whose rounds beat publishes itself."""
+
+    #: Of args and kwargs. Raises `InvalidInput` that names each field.
+    check: Callable[[Any, Any], None]
+    #: Of schedule id, due instant, args and kwargs. Idempotent for the same instant.
+    publish: Callable[[int, datetime, Any, Any], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Integration:
+    failed_tasks: Mapping[str, FailedTaskOrigin] = field(default_factory=dict)  #: by origin
+    reversals: Mapping[str, Reversal] = field(default_factory=dict)  #: by act
+    bulk_lists: Mapping[str, BulkList] = field(default_factory=dict)  #: by the name that starts those of their actions
+    scheduled_rounds: Mapping[str, ScheduledRound] = field(default_factory=dict)  #: by task
+    presence: Sequence[Presence] = ()
+    #: Tables whose old rows are deleted.
+    retention: Sequence[RetentionTable] = ()
+    #: Get the identity, outside a transaction, or the delivery keys of touches, inside one. Both return the number of
+    #: rows, are idempotent, and may raise `scheduling.customers.erasure.ErasureDelayed`.
+    user_erasers: Sequence[Callable[[Identity], int]] = ()
+    delivery_erasers: Sequence[Callable[[Sequence[UUID]], int]] = ()
+    #: By the name of their list. Get the identity, the delivery keys of the exported touches and the most entries.
+    #: Return entries for JSON; None: its store does not answer.
+    user_exporters: Mapping[str, Callable[[Identity, Sequence[UUID], int], list[dict[str, Any]] | None]] = field(
+        default_factory=dict
+    )
+    bootstrap: Sequence[Callable[[], str]] = ()  #: create the first rows and return a line to print; idempotent
+    metrics: Sequence[type[Collector]] = ()  #: of the cluster
+    #: By kind of process: measure the running and the wanted number.
+    scaling: Mapping[str, Callable[[Deadline], tuple[int, int]]] = field(default_factory=dict)
+    queues: Sequence[Callable[[], Iterable[str]]] = ()  #: name the undeclared queues of the app
+    menu: Sequence[Group] = ()
+    searches: Sequence[Finder] = ()
+    cards: Sequence[Callable[[HttpRequest], DashboardCard | None]] = ()  #: of the overview; None: not for this user
+    overview_actions: Sequence[Callable[[HttpRequest], Iterable[ActionLine]]] = ()
+    worker_lists: Sequence[Callable[[], list[WorkerReport]]] = ()
+
+
+def integrations() -> tuple[Integration, ...]:
+    """Return the integrations in the order of the settings. The first call imports the apps' modules.
+
+    Raises:
+        ImportError: a path of the settings names nothing.
+    """
+    return load_integrations(tuple(settings.INTEGRATIONS))
+
+
+@cache
+def load_integrations(paths: tuple[str, ...]) -> tuple[Integration, ...]:
+    return tuple(import_string(path) for path in paths)
+
+
+def scheduled_rounds() -> dict[str, ScheduledRound]:
+    """Return the periodic tasks whose rounds beat publishes itself, by name."""
+    return {task: rounds for app in integrations() for task, rounds in app.scheduled_rounds.items()}

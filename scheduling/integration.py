@@ -1,0 +1,39 @@
+"""What other layers of this app add to those below them."""
+
+from __future__ import annotations
+
+from scheduling.admin.matrix import card_actions
+from scheduling.app_integrations import FailedTaskOrigin, Integration
+from scheduling.experiments import rollouts
+from scheduling.experiments.replay import drafts
+from scheduling.models import Touch
+from scheduling.monitoring import (
+    collectors,
+    complaint_stats,
+    history_stats,
+    wanted_numbers,
+    webhook_stats,
+)
+from scheduling.operations import failed_tasks, reversals
+
+INTEGRATION = Integration(
+    failed_tasks={"touch": FailedTaskOrigin(Touch, failed_tasks.REPUBLISHER)},
+    reversals={
+        "touch.cancel": reversals.CANCELLATION,
+        "failed_task.retry": reversals.RETRY,
+        "bulk.start": reversals.BULK_START,
+        "pause": reversals.PAUSE,
+        drafts.PUBLISH: drafts.REVERSAL,
+        "node.off": card_actions.REVERSAL,
+    },
+    metrics=(
+        collectors.LedgerCollector,
+        collectors.BrokerCollector,
+        rollouts.RolloutCollector,
+        complaint_stats.ComplaintCollector,
+        wanted_numbers.ScalingCollector,
+        webhook_stats.WebhookCollector,
+        history_stats.HistoryCollector,
+    ),
+    scaling={"workers": wanted_numbers.measure_workers},
+)
