@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
+from hashlib import sha1
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -19,11 +21,19 @@ from redis.sentinel import Sentinel
 from scheduling.server_addresses import RedisAddress, parse_redis
 
 __all__ = [
-    "UNREACHABLE_ERRORS", "NoScriptError", "Redis", "RedisError", "connect_once", "connect_redis",
+    "UNREACHABLE_ERRORS", "NoScriptError", "Redis", "RedisError", "Script", "connect_once", "connect_redis",
     "connect_redis_async", "read_eviction_policy",
 ]  # fmt: skip
 
 UNREACHABLE_ERRORS = (redis.ConnectionError, redis.TimeoutError)  #: the server is away or too slow
+
+
+class Script:
+    """Lua files in one text, which Redis calls by its hash."""
+
+    def __init__(self, *files: Path) -> None:
+        self.text = "".join(file.read_text(encoding="utf-8") for file in files)
+        self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
 def connect_redis(url: str, *, timeout: float | None = None) -> Redis:

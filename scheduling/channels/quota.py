@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from hashlib import sha1, sha256
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 from uuid import UUID
@@ -23,7 +23,7 @@ from django.conf import settings
 
 from scheduling.channels.base import CalendarQuota, Channel, Message, Quota
 from scheduling.channels.calendar_limits import list_period_starts
-from scheduling.redis_client import NoScriptError, Redis, RedisError, connect_redis
+from scheduling.redis_client import NoScriptError, Redis, RedisError, Script, connect_redis
 
 log = structlog.get_logger(__name__)
 
@@ -35,16 +35,11 @@ MICROSECOND = timedelta(microseconds=1)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Script:
-    """Scripts of this folder in one text, which Redis calls by its hash."""
-
-    def __init__(self, *names: str) -> None:
-        self.text = "".join(Path(__file__).with_name(name).read_text(encoding="utf-8") for name in names)
-        self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
-
-
-GRANT, PLAN, MOVE = (Script("quota_list.lua", f"{name}.lua") for name in ("quota", "quota_plan", "quota_move"))
-RETURN = Script("quota_return.lua")
+_LUA = Path(__file__).parent
+GRANT, PLAN, MOVE = (
+    Script(_LUA / "quota_list.lua", _LUA / f"{name}.lua") for name in ("quota", "quota_plan", "quota_move")
+)
+RETURN = Script(_LUA / "quota_return.lua")
 
 
 class SlotRequest(NamedTuple):

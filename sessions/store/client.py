@@ -6,12 +6,10 @@ from executing a command.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from binascii import crc32, crc_hqx
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from string import ascii_lowercase, digits
@@ -30,39 +28,31 @@ from redis.exceptions import (
 )
 
 from scheduling import redis_client
+from scheduling.redis_client import Script
 from scheduling.server_addresses import is_cluster
 from sessions.store import cluster
 
 _FOLDER = Path(__file__).resolve().parent.parent / "lua"
-_PRELUDE = (_FOLDER / "prelude.lua").read_text(encoding="utf-8")
 
 
-@dataclass(frozen=True)
-class Script:
-    name: str
-    text: str = field(init=False, repr=False)
-    digest: str = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        text = _PRELUDE + (_FOLDER / f"{self.name}.lua").read_text(encoding="utf-8")
-        object.__setattr__(self, "text", text)
-        object.__setattr__(self, "digest", hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+def read_script(name: str) -> Script:
+    return Script(_FOLDER / "prelude.lua", _FOLDER / f"{name}.lua")
 
 
-NOTE_ACTIVITY = Script("note_activity")
-NOTE_PRESENCE = Script("note_presence")
-LAST_MESSAGES = Script("last_messages")
-PEEK_SILENT = Script("peek_silent")
-CLAIM_SILENT = Script("claim_silent")
-CONFIRM = Script("confirm")
-RELEASE = Script("release")
-FIND_ARMED = Script("find_armed")
-REARM = Script("rearm")
-STILL_SILENT = Script("still_silent")
-NOTE_SENDING = Script("note_sending")
-NOTE_EXPIRED = Script("note_expired")
-TALLY = Script("tally")
-DELETE_PAUSES = Script("delete_pauses")
+NOTE_ACTIVITY = read_script("note_activity")
+NOTE_PRESENCE = read_script("note_presence")
+LAST_MESSAGES = read_script("last_messages")
+PEEK_SILENT = read_script("peek_silent")
+CLAIM_SILENT = read_script("claim_silent")
+CONFIRM = read_script("confirm")
+RELEASE = read_script("release")
+FIND_ARMED = read_script("find_armed")
+REARM = read_script("rearm")
+STILL_SILENT = read_script("still_silent")
+NOTE_SENDING = read_script("note_sending")
+NOTE_EXPIRED = read_script("note_expired")
+TALLY = read_script("tally")
+DELETE_PAUSES = read_script("delete_pauses")
 
 
 NO_POLICIES = "NOPOLICIES"
@@ -111,7 +101,7 @@ class Server:
             NoPolicies: the server has no policies for some of the calls.
             StoreUnavailable: the server does not answer; the calls may or may not have run.
         """
-        answers = self._send([("EVALSHA", call[0].digest, call) for call in calls], clock_offset)
+        answers = self._send([("EVALSHA", call[0].sha, call) for call in calls], clock_offset)
         unknown = [number for number, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
         if unknown:
             anew = self._send([("EVAL", calls[number][0].text, calls[number]) for number in unknown], clock_offset)

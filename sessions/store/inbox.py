@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from sessions.frames import AGENT, USER
 from sessions.store import answers, client, sessions
 from sessions.store.calls import order_of
-from sessions.store.client import Call, Script, Server
+from sessions.store.client import Call, Server, read_script
 
 MESSAGE_LIFETIME = timedelta(hours=24)
 MAX_MESSAGES = 100  #: messages
@@ -26,7 +26,7 @@ MOST_KEYS = 500  #: number of later keys after which a repeat is no longer detec
 OVERTAKEN = -1  #: replaces a seq: the message is not stored, but is still reported as duplicate or replayed
 START = "0-0"  #: cursor before the first message
 
-PUT = Script("inbox_put")
+PUT = read_script("inbox_put")
 
 _CURSOR = re.compile(r"(\d{1,15})-(\d{1,10})", re.ASCII)
 _SIDES = {USER: "u", AGENT: "a"}

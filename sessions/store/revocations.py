@@ -11,10 +11,10 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from sessions.store import client
-from sessions.store.client import Script, Server, decode_text
+from sessions.store.client import Server, decode_text, read_script
 
 MAX_LIFETIME = timedelta(hours=1)  #: of a token
-REVOKE = Script("revoke")
+REVOKE = read_script("revoke")
 #: Where processes of a release without revocations by shard write. During an upgrade and the hour after it, it counts.
 UNSHARDED = "{at:revoked}"
 

@@ -45,8 +45,7 @@ def _without_clock(script: Script) -> Script:
     assert text != script.text
     text = _ONLY_DECLARED_KEYS + text
     still = copy.copy(script)
-    object.__setattr__(still, "text", text)
-    object.__setattr__(still, "digest", hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    still.text, still.sha = text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     return still
 
 
