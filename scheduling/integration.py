@@ -5,7 +5,6 @@ from __future__ import annotations
 from scheduling.admin.matrix import card_actions
 from scheduling.app_integrations import FailedTaskOrigin, Integration
 from scheduling.experiments import rollouts
-from scheduling.experiments.replay import drafts
 from scheduling.models import Touch
 from scheduling.monitoring import (
     collectors,
@@ -23,7 +22,6 @@ INTEGRATION = Integration(
         "failed_task.retry": reversals.RETRY,
         "bulk.start": reversals.BULK_START,
         "pause": reversals.PAUSE,
-        drafts.PUBLISH: drafts.REVERSAL,
         "node.off": card_actions.REVERSAL,
     },
     metrics=(

@@ -14,8 +14,7 @@ from scheduling.customers import erasure, import_batches, imports
 from scheduling.delivery import pipeline
 from scheduling.dispatch import dispatcher
 from scheduling.dispatch.publisher import publication_headers
-from scheduling.experiments import rollouts
-from scheduling.experiments.replay import drafts
+from scheduling.experiments import drafts, rollouts
 from scheduling.identity.session_store import SessionStore
 from scheduling.operations import bulk_actions, retention
 from scheduling.planning import follow_ups, inactivity

@@ -153,7 +153,7 @@ def _measure_costs(bench: Bench) -> None:
 
 def _measure_work(bench: Bench, node: Node, count: int) -> Costs:
     from scheduling.delivery import pipeline
-    from scheduling.experiments.replay import history
+    from scheduling.experiments.replay import choose_window
     from scheduling.ledger.touches import touches
     from scheduling.monitoring.statistics import HourlyCache
 
@@ -184,7 +184,7 @@ def _measure_work(bench: Bench, node: Node, count: int) -> Costs:
                 bench, lambda path=path: (HourlyCache.clear_all(), _visit(client, path, 1)), 1
             )  # fmt: skip
     for most in (10, count):  # the first replay loads its modules
-        within = history.choose_window(now - timedelta(days=7), datetime.now(UTC), most)
+        within = choose_window(now - timedelta(days=7), datetime.now(UTC), most)
         replay = _spend(bench, lambda within=within: _replay(within), len(within.arrivals))  # type: ignore[misc]
     return costs | {"what-if, for each event": replay}
 
@@ -224,7 +224,7 @@ def _visit(client: Client, path: str, times: int = PAGES) -> None:
 
 def _replay(within: Any) -> None:
     from scheduling.configuration import snapshot
-    from scheduling.experiments.replay.results import replay_events
+    from scheduling.experiments.replay import replay_events
 
     replay_events({"live": snapshot.current()}, within)
 

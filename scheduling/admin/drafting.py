@@ -16,7 +16,7 @@ from unfold.enums import ActionVariant
 from scheduling.admin.labels import translate_errors
 from scheduling.configuration.file.apply import InvalidConfiguration
 from scheduling.errors import Conflict
-from scheduling.experiments.replay import drafts
+from scheduling.experiments import drafts
 
 BUTTON = "_try_draft"  #: name of the button beside “Save”
 

@@ -28,11 +28,8 @@ def create_undo_link(request: HttpRequest, act: str, keys: Sequence[object], *, 
     """
     if not 0 < len(keys) <= undo.MOST_ROWS or not request.user.has_perm(undo.find_reversal(act).permission):
         return ""
-    return build_undo_link(undo.offer_undo(request.user, act, keys, label=label, given=given))  # type: ignore[arg-type]
-
-
-def build_undo_link(act_id: UUID | None) -> str:
-    return reverse("admin:undo_act", args=[act_id]) if act_id else ""
+    offer = undo.offer_undo(request.user, act, keys, label=label, given=given)  # type: ignore[arg-type]
+    return reverse("admin:undo_act", args=[offer])
 
 
 def answer_undo(request: HttpRequest, act_id: UUID) -> HttpResponse:

@@ -68,12 +68,6 @@ def offer_undo(
     return row.pk
 
 
-def find_offer(user: User, act: str, key: object) -> UUID | None:
-    """Return the user's last offer for an act on one row, which another module made."""
-    mine = UndoableAct.objects.filter(owner=user, act=act, keys=[str(key)]).order_by("-made_at")
-    return mine.values_list("pk", flat=True).first()
-
-
 def find_reversal(act: str) -> Reversal:
     return next(app.reversals[act] for app in integrations() if act in app.reversals)
 

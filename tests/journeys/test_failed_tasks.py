@@ -137,7 +137,7 @@ def ask_to_retry(page: Page) -> None:
 
 
 def tighten_cap(page: Page, draft: str) -> None:
-    from scheduling.experiments.replay import drafts
+    from scheduling.experiments import drafts
     from scheduling.models import ConfigDraft, HarassmentRule
 
     page.goto(draft)

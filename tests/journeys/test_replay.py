@@ -35,7 +35,7 @@ def week_of_events(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> N
 
 @pytest.mark.usefixtures("week_of_events")
 def test_replay_draft_is_run_and_published(ops: Callable[..., Any], live_server: LiveServer) -> None:
-    from scheduling.experiments.replay import drafts
+    from scheduling.experiments import drafts
     from scheduling.models import ConfigDraft, HarassmentRule
 
     page = ops()
@@ -70,7 +70,7 @@ def test_replay_draft_is_run_and_published(ops: Callable[..., Any], live_server:
 
 @pytest.mark.usefixtures("week_of_events")
 def test_edits_of_two_forms_are_tried_and_published_together(ops: Callable[..., Any], live_server: LiveServer) -> None:
-    from scheduling.experiments.replay import drafts
+    from scheduling.experiments import drafts
     from scheduling.models import HarassmentRule, Node
 
     page, node, cap = ops(), Node.objects.get(key="presale-download"), HarassmentRule.objects.get(kind="cap")
@@ -106,7 +106,7 @@ def test_edits_of_two_forms_are_tried_and_published_together(ops: Callable[..., 
 def test_replay_pages_fit_in_all_layouts(ops: Callable[..., Any], live_server: LiveServer) -> None:
     from django.contrib.auth.models import User
 
-    from scheduling.experiments.replay import drafts
+    from scheduling.experiments import drafts
 
     ops()
     text = drafts.export_live_draft().replace("limit: 3", "limit: 2")

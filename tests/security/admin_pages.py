@@ -40,8 +40,7 @@ from rpa_tasks.models import (
 )
 from scheduling.audit.audit_log import record_action
 from scheduling.customers import imports
-from scheduling.experiments import rollouts
-from scheduling.experiments.replay import drafts
+from scheduling.experiments import drafts, rollouts
 from scheduling.identity import invitations, totp
 from scheduling.models import (
     AlertReceiver,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduling.experiments.replay import drafts
+from scheduling.experiments import drafts
 from scheduling.models import ConfigDraft
 
 

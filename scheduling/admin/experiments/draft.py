@@ -25,14 +25,12 @@ from scheduling.admin.base import OpsAdmin, build_user_actor
 from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.labels import translate_error, translate_errors, translate_reason
 from scheduling.admin.matrix.node_impact import report_moved_touches
-from scheduling.admin.undo import build_undo_link
 from scheduling.configuration.file.apply import ChangePlan, InvalidConfiguration
 from scheduling.configuration.file.document import InvalidDocument
 from scheduling.error_text import ErrorText
 from scheduling.errors import Conflict
-from scheduling.experiments.replay import drafts
+from scheduling.experiments import drafts
 from scheduling.models import ConfigDraft
-from scheduling.operations import undo
 from scheduling.planning.rescheduling import Impact, list_impacts
 
 IMPACT_TIMEOUT = timedelta(seconds=5)  #: limit of the count of waiting touches on the page before publication
@@ -111,7 +109,7 @@ class ConfigDraftAdmin(OpsAdmin):
         return " → ".join(str(sum(node.get("delivered", 0) for node in each)) for each in nodes)
 
     def own_view(self, request: HttpRequest) -> HttpResponse:
-        """Show the user's draft. A POST removes edits, discards it, or starts its replay."""
+        """Show the user's draft. A POST discards it or starts its replay."""
         if not self.has_add_permission(request):
             raise PermissionDenied
         if request.method != "POST":
@@ -124,17 +122,11 @@ class ConfigDraftAdmin(OpsAdmin):
         return redirect(self.url("mine"))
 
     def _act(self, request: HttpRequest) -> None:
-        act, seen, user = request.POST.get("act"), request.POST.get("seen", ""), request.user
+        act = request.POST.get("act")
         if act == "replay":
-            drafts.request_replay(user, seen)
-        elif act == "drop":
-            drafts.remove_changes(user, seen, (request.POST.get("section", ""), request.POST.get("label", "")))
-            messages.success(request, _("The change was removed from the draft."))
-        elif act == "resolve":
-            drafts.remove_changes(user, seen)
-            messages.success(request, _("The changes in conflict were removed from the draft."))
+            drafts.request_replay(request.user, request.POST.get("seen", ""))
         elif act == "discard":
-            drafts.discard_draft(user)
+            drafts.discard_draft(request.user)
             messages.success(request, _("The draft was discarded."))
 
     def change_view(
@@ -143,19 +135,15 @@ class ConfigDraftAdmin(OpsAdmin):
         return self._show(request, self.get_row_or_404(request, object_id))
 
     def _show(self, request: HttpRequest, row: ConfigDraft | None) -> HttpResponse:
-        review = drafts.review_draft(row) if row else drafts.DraftReview()
+        planned, problems = _plan_edits(row) if row else (None, [])
         is_own = row is None or (row.owner_id == request.user.pk and self.has_add_permission(request))
         return self.page(
             request, "ops/draft.html", _("My draft") if is_own else _("Draft of %(user)s") % {"user": row},
             row=row, is_own=is_own, under_way=row is not None and row.state in (State.WAITING, State.RUNNING),
             tone={"done": "info", "failed": "danger"}.get(row.state if row else "", "warning"),
             seen=drafts.compute_seen(row) if row else "",
-            problems=[
-                *(translate_errors(review.problem) if review.problem else ()),
-                *(translate_error(ErrorText.load(each)) for each in (row.problems if row else ())),
-            ],
-            changes=build_changes_context(map(drafts.serialize_change, review.changes)),
-            conflicts=[each.label for each in review.conflicts],
+            problems=[*problems, *(translate_error(ErrorText.load(each)) for each in (row.problems if row else ()))],
+            fits=planned is not None, changes=_describe_changes(planned),
             results=build_result_context(row.result) if row and row.result else None,
             may_publish=row is not None and row.state == State.DONE and self.has_publish_permission(request),
             publish_link=self.url("publish", row.pk) if row else "", act_link=self.url("mine"),
@@ -200,23 +188,30 @@ class ConfigDraftAdmin(OpsAdmin):
                 for line in translate_errors(error):
                     messages.error(request, line)
                 return
-            offer = undo.find_offer(request.user, drafts.PUBLISH, row.pk)  # type: ignore[arg-type]
-            messages.success(request, _("The draft is live."), extra_tags=build_undo_link(offer))
+            messages.success(request, _("The draft is live."))
             if moved is not None:
                 report_moved_touches(request, moved)
 
-        review = drafts.review_draft(row)
-        problem = ""
-        try:
-            drafts.check_publishable(row)
-        except (Conflict, InvalidConfiguration) as error:
-            problem = " ".join(translate_errors(error))
-        facts = [] if problem else _describe_impacts(drafts.read_draft(row.document)[1].only(review.changes))
+        planned, problems = _plan_edits(row)
+        if row.state != State.DONE:
+            problems = translate_errors(Conflict(drafts.NOT_REPLAYED))
         return self.confirm(
-            request, _("Publish the draft of %(user)s?") % {"user": row}, act, form=form, facts=facts, problem=problem,
-            changes=build_changes_context(map(drafts.serialize_change, review.changes)), button=_("Publish"),
-            back=self.url("changelist"),
+            request, _("Publish the draft of %(user)s?") % {"user": row}, act, form=form,
+            facts=_describe_impacts(planned) if planned and not problems else [], problem=" ".join(problems),
+            changes=_describe_changes(planned), button=_("Publish"), back=self.url("changelist"),
         )  # fmt: skip
+
+
+def _plan_edits(row: ConfigDraft) -> tuple[ChangePlan | None, list[str]]:
+    """Return the edits of a draft, or why it does not fit the live configuration."""
+    try:
+        return drafts.plan_edits(row), []
+    except (Conflict, InvalidConfiguration) as error:
+        return None, translate_errors(error)
+
+
+def _describe_changes(planned: ChangePlan | None) -> list[dict[str, Any]]:
+    return build_changes_context(map(drafts.serialize_change, planned.changes if planned else ()))
 
 
 def _describe_impacts(planned: ChangePlan) -> list[str]:

@@ -24,7 +24,7 @@ from scheduling.configuration.file.base import Stamp
 from scheduling.configuration.file.schema import FileProblem
 from scheduling.db_timeouts import Deadline
 from scheduling.errors import Conflict, FieldError, InvalidInput
-from scheduling.experiments.replay.drafts import serialize_change
+from scheduling.experiments.drafts import serialize_change
 from scheduling.models.encrypted import Unreadable
 from scheduling.planning import rescheduling
 from scheduling.planning.impacts import CUSTOMERS, RuleImpact, list_rule_impacts

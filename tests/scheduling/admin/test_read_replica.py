@@ -14,7 +14,7 @@ from django.urls import reverse
 from pytest_django import Settings
 
 from scheduling import replica, sql
-from scheduling.experiments.replay import drafts
+from scheduling.experiments import drafts
 from scheduling.models import Customer
 from tests.support.drafts import open_draft
 from tests.support.matrix import MatrixBuilder, RecordEvent

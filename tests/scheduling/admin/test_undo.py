@@ -8,7 +8,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-import yaml
 from django.contrib.auth.models import User
 from django.db import connection
 from django.db.models import F
@@ -17,13 +16,11 @@ from django.urls import reverse
 from django.utils.timezone import now
 
 from scheduling import sql
-from scheduling.experiments.replay import drafts
 from scheduling.ids import first_id_at
-from scheduling.models import AuditEntry, BulkAction, ConfigDraft, FailedTask, Node, Pause, Touch, UndoableAct
+from scheduling.models import AuditEntry, BulkAction, FailedTask, Node, Pause, Touch, UndoableAct
 from scheduling.operations import bulk_actions, commands, retention
 from scheduling.operations import undo as operations_undo
 from tests.scheduling.core.conftest import deliver
-from tests.support.drafts import open_draft, replay_draft
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -294,48 +291,6 @@ def test_switch_off_is_not_undone_after_another_edit(matrix: MatrixBuilder, edit
     edited.save()
     assert undo(editor, message) == "Not undone: the node changed since it was switched off"
     assert not Node.objects.get().enabled
-
-
-def publish(client: Client, admin_url: Url, **node: Any) -> Any:
-    text = yaml.safe_load(drafts.export_live_draft())
-    text["nodes"][0] |= {"delay": "20m"} | node
-    owner = User.objects.get(username="editor")
-    draft = replay_draft(open_draft(owner, yaml.safe_dump(text, allow_unicode=True)))
-    url = admin_url("configdraft_publish", draft.pk)
-    return draft, act(client, url, reason="r", seen=drafts.compute_seen(draft))
-
-
-def test_undone_publication_restores_the_configuration_and_opens_the_draft(
-    matrix: MatrixBuilder, editor: Client, admin_url: Url
-) -> None:
-    matrix.node(delay=timedelta(minutes=15))
-    before = drafts.export_live_draft()
-    draft, message = publish(editor, admin_url)
-    assert Node.objects.get().delay == timedelta(minutes=20)
-    assert undo(editor, message) == "Undone: editor."
-    assert drafts.export_live_draft() == before
-    assert latest_undo() == ("editor", "scheduling.configdraft", str(draft.pk))
-    (change,) = drafts.review_draft(ConfigDraft.objects.get()).changes
-    assert [each.path for each in change.differences] == ["delay"]
-
-
-def test_publication_that_switches_a_node_off_has_no_undo(
-    matrix: MatrixBuilder, editor: Client, admin_url: Url
-) -> None:
-    """The node may have suppressed touches, which the restored configuration would not plan again."""
-    matrix.node(delay=timedelta(minutes=15))
-    assert publish(editor, admin_url, enabled=False)[1].extra_tags == ""
-    assert not Node.objects.get().enabled
-
-
-def test_publication_is_not_undone_after_another_edit(matrix: MatrixBuilder, editor: Client, admin_url: Url) -> None:
-    matrix.node(delay=timedelta(minutes=15))
-    _draft, message = publish(editor, admin_url)
-    edited = Node.objects.get()
-    edited.priority = 0
-    edited.save()
-    assert undo(editor, message) == "Not undone: the configuration changed since the publication"
-    assert Node.objects.get().delay == timedelta(minutes=20)
 
 
 def test_message_of_an_edit_leads_to_the_values_before_it(

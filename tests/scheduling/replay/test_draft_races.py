@@ -10,7 +10,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from scheduling.errors import Conflict
-from scheduling.experiments.replay import drafts
+from scheduling.experiments import drafts
 from scheduling.models import AuditEntry, ConfigDraft, HarassmentRule, Node
 from scheduling.operations.failed_tasks import Actor
 from tests.support.drafts import replay_draft
@@ -46,7 +46,7 @@ def replayed(user: User) -> ConfigDraft:
 
 
 def list_changes(user: User) -> dict[str, list[str]]:
-    changes = drafts.review_draft(ConfigDraft.objects.get(owner=user)).changes
+    changes = drafts.plan_edits(ConfigDraft.objects.get(owner=user)).changes
     return {change.label: sorted(each.path for each in change.differences) for change in changes}
 
 

@@ -18,11 +18,9 @@ from scheduling.configuration.file.apply import InvalidConfiguration
 from scheduling.configuration.file.document import InvalidDocument
 from scheduling.error_text import ErrorText
 from scheduling.errors import Conflict
-from scheduling.experiments.replay import drafts, history
-from scheduling.experiments.replay.results import replay_events
-from scheduling.models import ConfigDraft, Event, HarassmentRule, Node, Touch, UndoableAct
+from scheduling.experiments import drafts, replay
+from scheduling.models import ConfigDraft, Event, HarassmentRule, Node, Touch
 from scheduling.operations.failed_tasks import Actor
-from scheduling.operations.undo import undo_act
 from tests.scheduling.core.conftest import pass_time
 from tests.support.drafts import open_draft, replay_draft
 from tests.support.matrix import MatrixBuilder, RecordEvent
@@ -105,45 +103,19 @@ def test_replay_template_with_missing_data_fails(two_customers_node: Node, ops: 
     assert replayed(ops, text)["draft"]["guide"]["failed:template_data_missing"] == 6
 
 
-def test_replay_includes_waiting_touches(matrix: MatrixBuilder, record_event: RecordEvent, ops: User) -> None:
-    matrix.node(delay=timedelta(days=8))
-    record_event()
-    pass_time(days=7, hours=1)
-    record_event(user="bob")
-    pass_time(days=1)
-    result = replayed(ops, edited(enabled=False))
-    assert result["carried"] == 1
-    assert result["live"] == {"guide": {"planned": 2, "delivered": 1, "waiting": 1}}
-    assert result["draft"]["guide"]["suppressed:node_disabled"] == 1
-
-
-def test_replay_reports_truncated_waiting_touches(
-    matrix: MatrixBuilder, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    matrix.node(delay=timedelta(days=3))
-    for user in ("ann", "bob", "eve"):
-        record_event(user=user)
-    pass_time(days=1)
-    until = now()
-    for most, carried, incomplete in ((3, 3, False), (2, 2, True)):
-        monkeypatch.setattr(history, "MOST_WAITING_AT_START", most)
-        told = replay_events({"live": snapshot.current()}, history.choose_window(until, until))
-        assert (told["carried"], told["waiting_incomplete"]) == (carried, incomplete)
-
-
 def test_replay_window_is_shortened_to_event_limit(two_customers_node: Node) -> None:
-    whole = history.choose_window(now() - timedelta(days=7), now())
+    whole = replay.choose_window(now() - timedelta(days=7), now())
     assert (len(whole.arrivals), whole.shortened) == (6, False)
-    short = history.choose_window(now() - timedelta(days=7), now(), most=4)
+    short = replay.choose_window(now() - timedelta(days=7), now(), most=4)
     assert (len(short.arrivals), short.shortened) == (4, True)
-    assert sum(len(events) for some in history.iterate_batches(short) for _, events in some) == 4
+    assert sum(len(events) for some in replay.iterate_batches(short) for _, events in some) == 4
 
 
 def test_replay_pages_work_without_a_cursor(two_customers_node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """As behind a pooler. Later events are not in memory yet while the first are replayed."""
-    monkeypatch.setattr(history, "CHUNK", 2)
+    monkeypatch.setattr(replay, "CHUNK", 2)
     monkeypatch.setitem(connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS", True)
-    pages = history.iterate_batches(history.choose_window(now() - timedelta(days=7), now()))
+    pages = replay.iterate_batches(replay.choose_window(now() - timedelta(days=7), now()))
     seen = [event.id for _, events in next(pages) for event in events]
     *_, before_last, last = Event.objects.order_by("received_at").values_list("pk", flat=True)
     Event.objects.filter(pk=last).update(data={"read": "late"})
@@ -156,9 +128,9 @@ def test_replay_pages_work_without_a_cursor(two_customers_node: Node, monkeypatc
 
 def test_draft_errors_name_the_field(two_customers_node: Node, ops: User) -> None:
     draft = open_draft(ops, edited(delay="soon", template="none"))
-    problem = drafts.review_draft(draft).problem
-    assert problem is not None
-    assert {each.path for each in problem.problems} == {"nodes[0].delay", "nodes[0].template"}
+    with pytest.raises(InvalidConfiguration) as refused:
+        drafts.plan_edits(draft)
+    assert {each.path for each in refused.value.problems} == {"nodes[0].delay", "nodes[0].template"}
     with pytest.raises(InvalidConfiguration):
         drafts.request_replay(ops, drafts.compute_seen(draft))
     with pytest.raises(InvalidConfiguration, match="channels: a draft cannot change this"):
@@ -181,17 +153,6 @@ def test_publication_stores_author_and_reason_once(two_customers_node: Node, ops
     assert not ConfigDraft.objects.exists()
     with pytest.raises(Conflict):
         publish(draft, Actor("ops", ops, "quieter"))
-
-
-def test_undo_of_a_publication_ends_the_holdout_that_it_added(two_customers_node: Node, ops: User) -> None:
-    """The row did not exist before. The draft before had no section for it, so the hold-out stayed."""
-    text = yaml.safe_dump(yaml.safe_load(drafts.export_live_draft()) | {"holdout": {"percent": 10}}, allow_unicode=True)
-    publish(replay_draft(open_draft(ops, text)), Actor("ops", ops, "r"))
-    assert snapshot.current().nodes[two_customers_node.pk].global_holdout is not None
-
-    undo_act(UndoableAct.objects.get().pk, Actor("ops", ops))
-
-    assert snapshot.current().nodes[two_customers_node.pk].global_holdout is None
 
 
 def test_publication_can_move_waiting_touches(matrix: MatrixBuilder, record_event: RecordEvent, ops: User) -> None:

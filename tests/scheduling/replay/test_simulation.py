@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from scheduling.experiments.replay.simulation import SimulatedCustomer, Simulation
+from scheduling.experiments.replay import SimulatedCustomer, Simulation
 from scheduling.ids import new_id
 from scheduling.policy.guards import CapSlot
 from scheduling.policy.journeys import END_TYPES, SOURCE
@@ -40,6 +40,14 @@ class Setting:
     activity_types: dict[str, bool] = field(default_factory=dict)
 
     @property
+    def window(self) -> timedelta:
+        return max((rule.window for rule in self.rules), default=timedelta(0))
+
+    @property
+    def counts_communities(self) -> bool:
+        return False
+
+    @property
     def triggered(self) -> dict[str, tuple[NodeSpec, ...]]:
         return {
             each.trigger: tuple(n for n in self.nodes.values() if n.trigger == each.trigger)
@@ -58,9 +66,9 @@ class Setting:
         return dict.fromkeys(END_TYPES, ids) if ids else {}
 
 
-def simulate(*nodes: NodeSpec, rules: tuple[RuleSpec, ...] = (CAP, CONVERSATION), **changes: Any) -> Simulation:
-    setting = Setting({each.id: each for each in nodes}, rules)
-    made = Simulation(setting, NOON - HOUR, slot_hold=MINUTE, activity_grain=MINUTE, **changes)
+def simulate(*nodes: NodeSpec, rules: tuple[RuleSpec, ...] = (CAP, CONVERSATION), problem: str = "") -> Simulation:
+    setting: Any = Setting({each.id: each for each in nodes}, rules)
+    made = Simulation(setting, NOON - HOUR, prepare=lambda *_: problem)
     made.customers["ann"] = SimulatedCustomer(ann())
     return made
 
@@ -118,7 +126,7 @@ def test_simulation_event_cancels_waiting_touch() -> None:
 
 
 def test_simulation_render_failure_takes_no_slot() -> None:
-    made = simulate(node(), prepare=lambda *_: "template_data_missing")
+    made = simulate(node(), problem="template_data_missing")
     made.receive([event()], NOON)
     assert outcome(made, NOON + HOUR) == {"planned": 1, "failed:template_data_missing": 1}
     assert not made.customers["ann"].slots

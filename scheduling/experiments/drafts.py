@@ -7,15 +7,14 @@ Every write locks the draft's row and names the content that its page showed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
 import structlog
-from django.core.exceptions import ObjectDoesNotExist
 from django.db import Error, IntegrityError, transaction
 from django.db.models import Model
 from django.db.models.functions import Now
@@ -31,12 +30,10 @@ from scheduling.configuration.file.sections import sections
 from scheduling.configuration.snapshot import Snapshot
 from scheduling.error_text import ErrorText
 from scheduling.error_text import ErrorText as _
-from scheduling.errors import Conflict
-from scheduling.experiments.replay import history
-from scheduling.experiments.replay.results import replay_events
-from scheduling.models import ConfigDraft, Node
+from scheduling.errors import AftertouchError, Conflict
+from scheduling.experiments.replay import choose_window, replay_events
+from scheduling.models import ConfigDraft
 from scheduling.operations.failed_tasks import Actor
-from scheduling.operations.undo import Reversal, offer_undo
 from scheduling.planning import rescheduling
 from scheduling.planning.rescheduling import PAGE_TIME_LIMIT, MoveCounts
 
@@ -48,8 +45,7 @@ SECTIONS = ("nodes", "delay_rules", "harassment_rules", "holdout", "calendars", 
 NOT_SIMULATED = ("silence_policies",)
 
 CHANGED = _("The draft changed after you opened the page. Reload the page.")
-CLASH = _("Another user edited the same rows since the draft was started. Open your draft and resolve the conflict.")
-NEEDED = _("This does not fit another change of the draft. Remove that one first.")
+NEEDED = _("This does not fit another change of the draft. Discard the draft, or change its text.")
 NOT_REPLAYED = _("The draft has not been replayed.")
 LOST = _("The worker of this replay was lost. Start the replay again.")
 State = ConfigDraft.State
@@ -86,67 +82,49 @@ def read_draft(text: str) -> tuple[dict[str, Any], ChangePlan]:
     """
     given = document.parse_document(text.encode())
     allowed = list_draft_sections()
-    foreign = [name for name in given if name not in (*allowed, "version") and name in sections()]
-    if foreign:
-        known = ", ".join(allowed)
-        problem = _("a draft cannot change this; allowed: %(known)s", known=known)
-        problems = [FileProblem(name, problem) for name in foreign]
-        raise InvalidConfiguration(problems)
+    if foreign := [name for name in given if name not in (*allowed, "version") and name in sections()]:
+        problem = _("a draft cannot change this; allowed: %(known)s", known=", ".join(allowed))
+        raise InvalidConfiguration([FileProblem(name, problem) for name in foreign])
     return given, apply.plan_changes(given)
 
 
 def serialize_change(change: Change) -> dict[str, Any]:
     differences = [{"path": each.path, "before": each.before, "after": each.after} for each in change.differences]
-    return {
-        "section": change.section.name, "verb": change.verb, "label": change.label, "differences": differences,
-    }  # fmt: skip
+    return {"section": change.section.name, "verb": change.verb, "label": change.label, "differences": differences}
 
 
 # --- the edits of a draft ---
 
 
-@dataclass(frozen=True, slots=True)
-class DraftReview:
-    """The edits of a draft, without those that other users made since."""
-
-    changes: Sequence[Change] = ()
-    conflicts: Sequence[Change] = ()  #: those of `changes` whose row another user edited too
-    problem: InvalidConfiguration | None = None
-
-
-def review_draft(draft: ConfigDraft) -> DraftReview:
-    try:
-        return DraftReview(*_separate_edits(draft, read_draft(draft.document)[1].changes))
-    except InvalidConfiguration as error:
-        return DraftReview(problem=error)
-
-
-def check_conflicts(draft: ConfigDraft) -> None:
-    """Raise `Conflict` if another user edited rows of the draft, `InvalidConfiguration` if the draft is wrong."""
-    review = review_draft(draft)
-    if review.problem:
-        raise review.problem
-    if review.conflicts:
-        raise Conflict(CLASH)
-
-
-def _separate_edits(draft: ConfigDraft, changes: Sequence[Change]) -> tuple[list[Change], list[Change]]:
-    """Return the draft's own edits among the changes to its text, and those of them that are in conflict.
-
-    The other changes would only take back what others edited since the draft was started.
+def plan_edits(draft: ConfigDraft) -> ChangePlan:
+    """Return the edits of a draft, without those that other users made since.
 
     Raises:
-        InvalidConfiguration: what the draft started from does not fit the live configuration any more.
+        Conflict: another user edited the same rows since; the error names them.
+        InvalidConfiguration: the draft does not fit the live configuration.
     """
+    return _choose_edits(draft, read_draft(draft.document)[1])
+
+
+def _choose_edits(draft: ConfigDraft, planned: ChangePlan) -> ChangePlan:
+    """Leave out the changes that would only take back what others edited since the draft was started."""
     live = export_live_draft()
     if live == draft.base:
-        return list(changes), []
+        return planned
     # A section of which nothing was stored then gets its defaults.
     sections_then: dict[str, Any] = {name: {} for name in document.parse_document(live.encode())}
     back = apply.plan_changes(sections_then | document.parse_document(draft.base.encode())).changes
     signatures, rows = [each.signature for each in back], [_identify_row(each) for each in back]
-    own = [each for each in changes if each.signature not in signatures]
-    return own, [each for each in own if _identify_row(each) in rows]
+    own = [each for each in planned.changes if each.signature not in signatures]
+    if clashes := [each.label for each in own if _identify_row(each) in rows]:
+        raise Conflict(
+            _(
+                "Another user edited the same rows since the draft was started: %(rows)s. Discard the draft and make"
+                " its edits again.",
+                rows=", ".join(clashes),
+            )
+        )
+    return planned.only(own)
 
 
 def _identify_row(change: Change) -> tuple[str, object]:
@@ -154,21 +132,9 @@ def _identify_row(change: Change) -> tuple[str, object]:
 
 
 def _store_edits(draft: ConfigDraft, stamp: Stamp) -> ChangePlan:
-    """Store the edits of the draft over the live configuration.
-
-    Raises:
-        Conflict: another user edited the same rows since, or edits at the same moment.
-        InvalidConfiguration: the draft does not fit the live configuration.
-    """
-
-    def choose(plan: ChangePlan) -> ChangePlan:
-        own, conflicts = _separate_edits(draft, plan.changes)
-        if conflicts:
-            raise Conflict(CLASH)
-        return plan.only(own)
-
+    """Store the edits of the draft over the live configuration. Raises the errors of `plan_edits`."""
     with apply.hold_sections(list_draft_sections()):
-        return apply.store_chosen(read_draft(draft.document)[0], choose, stamp)
+        return apply.store_chosen(read_draft(draft.document)[0], partial(_choose_edits, draft), stamp)
 
 
 @contextmanager
@@ -276,34 +242,6 @@ def replace_text(user: Any, text: str, seen: str) -> ConfigDraft | None:
         return draft if draft.pk else None
 
 
-def remove_changes(user: Any, seen: str, row: tuple[str, str] | None = None) -> None:
-    """Remove the change of the row with this section and label from the draft; without one, all that are in conflict.
-
-    The draft starts from the live configuration of now. A draft without changes is deleted.
-
-    Raises:
-        Conflict: the draft changed, another change needs this one, or conflicts are left.
-    """
-    with transaction.atomic():
-        draft = _lock_draft(seen, owner=user)
-
-        def choose(plan: ChangePlan) -> ChangePlan:
-            own, conflicts = _separate_edits(draft, plan.changes)
-            if row and conflicts:
-                raise Conflict(CLASH)
-            return plan.only([each for each in own if (each.section.name, each.label) != row and each not in conflicts])
-
-        try:
-            with _rolled_back(), apply.hold_sections(list_draft_sections()):
-                live = export_live_draft()
-                apply.store_chosen(read_draft(draft.document)[0], choose, Stamp("draft"))
-                text = export_live_draft()
-            read_draft(text)
-        except (ObjectDoesNotExist, IntegrityError, InvalidConfiguration):
-            raise Conflict(NEEDED) from None
-        _store_text(draft, live, text)
-
-
 def discard_draft(user: Any) -> None:
     ConfigDraft.objects.filter(owner=user).delete()
 
@@ -311,9 +249,8 @@ def discard_draft(user: Any) -> None:
 # --- replay ---
 
 DAYS = 7
-MOST_TIME = timedelta(
-    minutes=10
-)  #: a replay takes less than a minute, its events are bounded; later its worker counts as lost
+#: A replay takes less than a minute, because its events are bounded. Later its worker counts as lost.
+MOST_TIME = timedelta(minutes=10)
 REPLICA_WAIT = 5.0  #: seconds for a read replica to hold all events of the window
 
 
@@ -326,7 +263,7 @@ def request_replay(user: Any, seen: str) -> ConfigDraft:
     """
     with transaction.atomic():
         draft = _lock_draft(seen, owner=user)
-        check_conflicts(draft)
+        plan_edits(draft)
         if draft.state not in (State.WAITING, State.RUNNING):
             draft.state, draft.state_at, draft.result, draft.problems = State.WAITING, Now(), None, []
             draft.save()
@@ -344,10 +281,8 @@ def run_next_replay() -> bool:
     outcome: dict[str, Any] = {"state": State.FAILED}
     try:
         outcome = {"state": State.DONE, "result": _replay_draft(draft)}
-    except InvalidConfiguration as error:
-        outcome["problems"] = [ErrorText.dump(str(each)) for each in error.problems]
-    except (InvalidDocument, Conflict) as error:
-        outcome["problems"] = [ErrorText.dump(str(error))]
+    except (AftertouchError, InvalidDocument) as error:
+        outcome["problems"] = [ErrorText.dump(str(each)) for each in getattr(error, "problems", [error])]
     except Exception as error:
         outcome["problems"] = [ErrorText.dump(f"{type(error).__name__}: {error}"[:2000])]
         log.exception("replay_failed", draft=draft.pk)
@@ -360,11 +295,9 @@ def run_next_replay() -> bool:
 def _claim_replay() -> ConfigDraft | None:
     """Claim one replay. The locks on all candidates ensure that one runs at a time: it occupies a worker process."""
     with transaction.atomic():
-        at = sql.now()
-        running = ConfigDraft.objects.filter(state=State.RUNNING)
-        candidates = ConfigDraft.objects.select_for_update(of=("self",)).filter(
-            state__in=(State.WAITING, State.RUNNING)
-        )
+        at, drafts = sql.now(), ConfigDraft.objects
+        running = drafts.filter(state=State.RUNNING)
+        candidates = drafts.select_for_update(of=("self",)).filter(state__in=(State.WAITING, State.RUNNING))
         waiting = [each for each in candidates.order_by("state_at") if each.state == State.WAITING]
         lost = running.filter(state_at__lte=at - MOST_TIME)
         lost.update(state=State.FAILED, state_at=at, problems=[ErrorText.dump(LOST)])
@@ -381,7 +314,7 @@ def _replay_draft(draft: ConfigDraft) -> dict[str, Any]:
     until = sql.now()
     # The replica holds all that happened before the replay's window ends, or the primary answers.
     return replica.read_from_replica(
-        lambda age: replay_events(configs, history.choose_window(until - timedelta(days=DAYS), until)),
+        lambda age: replay_events(configs, choose_window(until - timedelta(days=DAYS), until)),
         after=replica.read_primary_position(), wait=REPLICA_WAIT,
     )  # fmt: skip
 
@@ -411,14 +344,9 @@ def publish_draft(draft_id: int, seen: str, actor: Actor, *, move_waiting: bool 
     """
     with transaction.atomic():
         draft = _lock_draft(seen, pk=draft_id)
-        check_publishable(draft)
-        with apply.hold_sections(list_draft_sections()):
-            before, active = export_live_draft(), _list_active_nodes()
-            planned = _store_edits(draft, Stamp(actor.reason, actor.user))
-            # The due times of moved touches cannot be restored exactly. A node that is switched off suppresses touches.
-            if actor.user and not move_waiting and active <= _list_active_nodes():
-                given = {"before": before, "after": export_live_draft(), "owner": draft.owner_id}
-                offer_undo(actor.user, PUBLISH, [draft.pk], label=str(draft), given=given)
+        if draft.state != State.DONE:
+            raise Conflict(NOT_REPLAYED)
+        planned = _store_edits(draft, Stamp(actor.reason, actor.user))
         draft.delete()
     if not move_waiting:
         return None
@@ -427,40 +355,3 @@ def publish_draft(draft_id: int, seen: str, actor: Actor, *, move_waiting: bool 
     except Error:  # the draft is live in any case
         log.exception("reschedule_failed", draft=draft_id)
         return MoveCounts(broken=True)
-
-
-def check_publishable(draft: ConfigDraft) -> None:
-    """Check what `publish_draft` checks again.
-
-    Raises:
-        Conflict: the draft is not replayed, or another user edited the same rows since.
-        InvalidConfiguration: the draft does not fit the live configuration any more.
-    """
-    if draft.state != State.DONE:
-        raise Conflict(NOT_REPLAYED)
-    check_conflicts(draft)
-
-
-def _list_active_nodes() -> set[int]:
-    return set(Node.objects.filter(enabled=True, retired_at=None).values_list("pk", flat=True))
-
-
-def restore_before(draft_id: int, actor: Actor, *, before: str, after: str, owner: int) -> None:
-    """Take a publication back: store the configuration `before` it through the same checks, and open the draft again.
-
-    Raises:
-        Conflict: the configuration is not the one right `after` the publication any more.
-        InvalidConfiguration: something outside of the draft now needs what the publication added.
-    """
-    with apply.hold_sections(list_draft_sections()):
-        if export_live_draft() != after:
-            raise Conflict(_("the configuration changed since the publication"))
-        # A section of which nothing was stored before gets its defaults.
-        live, former = (document.parse_document(text.encode()) for text in (after, before))
-        given, planned = read_draft(document.format_document({name: {} for name in live} | former))
-        apply.store_plan(given, planned, Stamp("undo of a published draft", actor.user))
-        ConfigDraft.objects.get_or_create(owner_id=owner, defaults={"base": export_live_draft(), "document": after})
-
-
-PUBLISH = "draft.publish"
-REVERSAL = Reversal(ConfigDraft._meta.label_lower, "scheduling.publish_configdraft", restore_before)

@@ -1,51 +1,211 @@
-"""Simulate one configuration in memory: events arrive; touches are planned, cancelled, judged, deferred and sent.
+"""Replay past events in memory, under several configurations at once, and count what becomes of the touches.
 
-It applies the pure parts of ingest and delivery in their order. A send always succeeds at once. Pauses are ignored, and
+The pure policy plans and judges, in the order of ingest and delivery. A send succeeds at once. Pauses are ignored, and
 Presence is not asked: only conversations from events count. Ends of followed touches are events at the same instant.
+Touches that waited at the start are left out. Levels, names, time zones, addresses, attributes and tags are the
+current ones, because earlier values are not stored. Activity is read from events. Frames of a chat count only for
+customers without later activity.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from heapq import heappop, heappush
-from typing import Protocol
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
 from uuid import UUID
 
+from django.conf import settings
+
+from scheduling import sql
+from scheduling.configuration.snapshot import Snapshot
+from scheduling.delivery.routing import NoTarget, channel_of, load_community_targets, target_for
+from scheduling.ids import first_id_at
+from scheduling.ledger import locks
+from scheduling.models import Customer, Event, EventType
+from scheduling.models.encrypted import Unreadable
+from scheduling.planning.disabled_targets import TargetLookup
+from scheduling.planning.ingest import ACTIVITY_GRAIN
 from scheduling.policy import guards, matrix
-from scheduling.policy.event_counts import EventTimes, add_event_time, count_recent
+from scheduling.policy.event_counts import MOST_EARLIER, EventTimes, add_event_time, count_recent
 from scheduling.policy.guards import AwaitedTouch, Candidate, CapSlot, GuardContext
 from scheduling.policy.journeys import END_TYPES, PASSIVE_TYPES, SOURCE, compose_end_data
-from scheduling.policy.specs import (
-    CustomerSpec,
-    DelayRulesSpec,
-    EventSpec,
-    NodeSpec,
-    RuleSpec,
-    TemplateSpec,
-    template_for,
-)
+from scheduling.policy.profile import NO_PROFILE
+from scheduling.policy.specs import CustomerSpec, EventSpec, NodeSpec, TemplateSpec, template_for
+from scheduling.templating.library import CannotRender
+from scheduling.templating.rendering import render_message
+
+MOST_EVENTS = 50_000  #: per replay; with more, the replay starts later
+CHUNK = 2_000
+SKEW = timedelta(hours=1)  #: by which an id may seem older than its row
 
 
-class SimulationConfig(Protocol):
-    """The parts of a configuration snapshot that a simulation reads."""
+# --- past events ---
 
-    @property
-    def nodes(self) -> Mapping[int, NodeSpec]: ...
-    @property
-    def triggered(self) -> Mapping[str, tuple[NodeSpec, ...]]: ...
-    @property
-    def cancelling(self) -> Mapping[str, tuple[NodeSpec, ...]]: ...
-    @property
-    def delay_rules(self) -> DelayRulesSpec: ...
-    @property
-    def rules(self) -> tuple[RuleSpec, ...]: ...
-    @property
-    def activity_types(self) -> Mapping[str, bool]: ...
-    @property
-    def followed_ends(self) -> Mapping[str, frozenset[int]]: ...
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The time span of a replay and its events."""
+
+    since: datetime
+    until: datetime
+    arrivals: Sequence[tuple[datetime, UUID]]  #: time of arrival and id of each event, a few bytes each
+    shortened: bool  #: it starts later than requested, to keep the limit of events
+
+
+def choose_window(since: datetime, until: datetime, most: int = MOST_EVENTS) -> Window:
+    """Return the span with its latest events, without ends of touches that the simulation makes itself.
+
+    The filter by id has an index: ids grow with time.
+    """
+    events = Event.objects.filter(id__gte=first_id_at(since - SKEW), received_at__gte=since, received_at__lt=until)
+    events = events.exclude(source=SOURCE, type__in=END_TYPES.values(), occurred_at__gte=since)
+    arrivals = list(events.order_by("-received_at", "-id").values_list("received_at", "id")[: most + 1])[::-1]
+    if shortened := len(arrivals) > most:
+        # Events of one instant belong together: that instant is left out completely.
+        since = arrivals[0][0] + timedelta(microseconds=1)
+        arrivals = [arrival for arrival in arrivals if arrival[0] >= since]
+    return Window(since, until, arrivals, shortened)
+
+
+def iterate_batches(within: Window) -> Iterator[list[tuple[datetime, list[EventSpec]]]]:
+    """Yield the events in order of arrival, grouped by instant, about `CHUNK` at a time.
+
+    Events that were deleted since are left out. A cursor would need its own session, which does not exist behind a
+    pooler.
+    """
+    arrivals, start = within.arrivals, 0
+    while start < len(arrivals):
+        end = start + CHUNK
+        while end < len(arrivals) and arrivals[end][0] == arrivals[end - 1][0]:
+            end += 1
+        some, start = arrivals[start:end], end
+        rows = sql.rows(_EVENTS, {"ids": [key for _, key in some]})
+        found = {row[0]: EventSpec(*row) for row in rows}
+        by_instant = groupby(some, key=itemgetter(0))
+        yield [(at, [found[key] for _, key in together if key in found]) for at, together in by_instant]
+
+
+def _load_customers(
+    user_ids: Collection[str], since: datetime, memory: timedelta, counted: Collection[str]
+) -> dict[str, SimulatedCustomer]:
+    """Load customers as of `since`: their cap slots of the `memory` before it, and the times of `counted` events."""
+    rows = Customer.objects.filter(user_id__in=user_ids)
+    profiles = locks.load_profiles(row.pk for row in rows)
+    found: dict[int, SimulatedCustomer] = {}
+    for row in rows:
+        active_at = row.last_active_at if row.last_active_at and row.last_active_at < since else None
+        spec = row.spec(profiles.get(row.pk, NO_PROFILE))._replace(last_active_at=active_at, conversation_at=None)
+        found[row.pk] = SimulatedCustomer(spec, (row.opted_out_at or since) if row.opted_out else None)
+    passive = set(EventType.objects.filter(is_activity=False).values_list("key", flat=True))
+    asked = {"customers": sorted(found), "since": since, "counted": sorted(counted), "most": MOST_EARLIER}
+    for customer_id, kind, latest, times in sql.rows(_HAPPENED, asked):
+        person = found[customer_id]
+        person.latest_events[kind] = latest
+        if times:
+            person.times[kind] = times[::-1]
+        if kind not in passive and (person.spec.last_active_at is None or latest > person.spec.last_active_at):
+            person.spec = person.spec._replace(last_active_at=latest)
+        if kind == "conversation.started":
+            person.spec = person.spec._replace(conversation_at=latest)
+    slots = sql.rows(_SLOTS.format(owner="customer_id"), {"owners": sorted(found), "since": since, "memory": memory})
+    for customer_id, *slot in slots:
+        found[customer_id].slots.append(_build_slot(*slot))
+    return {person.spec.user_id: person for person in found.values()}
+
+
+def _build_slot(
+    task_id: UUID, at: datetime, content_type: str, counts: bool, node_id: int, template_id: int
+) -> CapSlot:
+    return CapSlot(task_id, at, content_type, counts, settled=True, node_id=node_id, template_id=template_id)
+
+
+_EVENTS = """
+SELECT id, source, event_id, type, occurred_at, user_id, chat_id, data FROM scheduling_event
+WHERE id = ANY(%(ids)b::uuid[])
+"""
+_HAPPENED = """
+SELECT customer_id, type, max(occurred_at),
+       (array_agg(occurred_at ORDER BY occurred_at DESC) FILTER (WHERE type = ANY(%(counted)b::text[])))[:%(most)s]
+FROM scheduling_event
+WHERE customer_id = ANY(%(customers)b) AND received_at < %(since)s GROUP BY 1, 2
+"""
+_SLOTS = """
+SELECT {owner}, task_id, reserved_at, content_type, counts_toward_cap, node_id, COALESCE(template_id, 0)
+FROM scheduling_touch
+WHERE {owner} = ANY(%(owners)b) AND reserved_at IS NOT NULL
+  AND reserved_at < %(since)s AND reserved_at > %(since)s - %(memory)s
+ORDER BY reserved_at, task_id
+"""
+
+
+# --- the replay ---
+
+
+def replay_events(configs: Mapping[str, Snapshot], within: Window) -> dict[str, Any]:
+    """Return the outcomes of each configuration for the window's events. Reads only. The values fit into JSON."""
+    simulations = run_simulations(list(configs.values()), within)
+    counts = {name: simulation.count_outcomes() for name, simulation in zip(configs, simulations, strict=True)}
+    return counts | {
+        "since": within.since.isoformat(), "until": within.until.isoformat(), "events": len(within.arrivals),
+        "shortened": within.shortened,
+    }  # fmt: skip
+
+
+def run_simulations(configs: Sequence[Snapshot], within: Window) -> Sequence[Simulation]:
+    """Return the simulations at the end of the window, in the order of `configs`."""
+    targets: dict[str, Mapping[str, Any]] = {}
+    prepare = partial(_prepare_send, targets, TargetLookup())
+    simulations = [Simulation(config, within.since, prepare) for config in configs]
+    loaded: set[str] = set()  #: chats
+    counted = {kind for config in configs for types in config.counting_earlier.values() for kind in types}
+    memory = max(config.window for config in configs)
+    counts_chats = any(config.counts_communities for config in configs)
+    for batches in iterate_batches(within):
+        # Customers and communities are loaded before their first event, as of the start of the replay.
+        events = [event for _, some in batches for event in some]
+        people = _load_customers(
+            {event.user_id for event in events} - simulations[0].customers.keys(), within.since, memory, counted
+        )
+        chats = sorted({event.chat_id for event in events if event.chat_id} - loaded)
+        loaded.update(chats)
+        targets.update(load_community_targets(chats))
+        asked = {"owners": chats if counts_chats else [], "since": within.since, "memory": memory}
+        slots = sql.rows(_SLOTS.format(owner="chat_id"), asked)
+        for simulation in simulations:
+            simulation.customers.update({key: person.copy() for key, person in people.items()})
+            for chat_id, *slot in slots:
+                simulation.communities[chat_id].append(_build_slot(*slot))
+            for at, some in batches:
+                simulation.receive(some, at)
+    for simulation in simulations:
+        simulation.advance(within.until)
+    return simulations
+
+
+def _prepare_send(
+    targets: Mapping[str, Mapping[str, Any]], disabled: TargetLookup,
+    node: NodeSpec, template: TemplateSpec, customer: CustomerSpec, event: EventSpec,
+) -> str:  # fmt: skip
+    """Check that a target exists and the text renders, with the current addresses and targets."""
+    try:
+        target_for(node.channel, channel_of(node.channel), customer, event.chat_id, targets, disabled)
+        render_message(template, customer, event)
+    except NoTarget as error:
+        return error.reason
+    except CannotRender:
+        return "template_data_missing"
+    except Unreadable:
+        pass  # only on this node; a node with the key would send it
+    return ""
+
+
+# --- one configuration ---
 
 
 @dataclass(slots=True)
@@ -91,12 +251,9 @@ Prepare = Callable[[NodeSpec, TemplateSpec, CustomerSpec, EventSpec], str]
 
 @dataclass
 class Simulation:
-    config: SimulationConfig
+    config: Snapshot
     now: datetime
-    slot_hold: timedelta
-    activity_grain: timedelta
-    time_scale: float = 1
-    prepare: Prepare = lambda node, template, customer, event: ""
+    prepare: Prepare
     customers: dict[str, SimulatedCustomer] = field(default_factory=dict)
     communities: dict[str, deque[CapSlot]] = field(default_factory=lambda: defaultdict(deque))
     touches: list[SimulatedTouch] = field(default_factory=list)  #: all, ended ones included
@@ -105,11 +262,9 @@ class Simulation:
     _built: int = 0
 
     def __post_init__(self) -> None:
-        rules = self.config.rules
-        self._window = max((rule.window for rule in rules), default=timedelta(0))
-        self._counts_communities = any(rule.scope == "community" for rule in rules)
         self._counted = frozenset[str]().union(*(node.counted for node in self.config.nodes.values()))
-        self._capped = any(rule.kind == "cap" for rule in rules)
+        self._capped = any(rule.kind == "cap" for rule in self.config.rules)
+        self._window, self._counts_communities = self.config.window, self.config.counts_communities
 
     # --- in the order of ingest ---
 
@@ -136,14 +291,6 @@ class Simulation:
             self._add_planned_touch(touch, obsolete.get(touch.number, ""))
         self._remember_activity(events, before)
 
-    def add_waiting_touch(
-        self, node_id: int, event: EventSpec, due_at: datetime, expires_at: datetime, earlier: Mapping[str, int]
-    ) -> None:
-        """Add a touch that waited already at the start of the replay."""
-        touch = self._build_touch(node_id, event, due_at, expires_at, self.config.nodes[node_id].priority, earlier)
-        self.touches.append(touch)
-        self._schedule(touch)
-
     def _cancel_revoked(self, events: Sequence[EventSpec]) -> None:
         for event in events:
             for node in self.config.cancelling.get(event.type, ()):
@@ -157,12 +304,16 @@ class Simulation:
         nodes = self.config.triggered.get(event.type, ())
         earlier = count_recent(person.times, event.occurred_at) if any(node.counted for node in nodes) else {}
         planned = matrix.plan_touches(
-            event, person.spec, nodes, self.config.delay_rules, time_scale=self.time_scale, earlier=earlier
-        )
+            event, person.spec, nodes, self.config.delay_rules, time_scale=settings.AFTERTOUCH_TIME_SCALE,
+            earlier=earlier,
+        )  # fmt: skip
         if event.type in self._counted:
             add_event_time(person.times, event.type, event.occurred_at)
         for each in planned:
-            yield self._build_touch(each.node.id, event, each.due_at, each.expires_at, each.node.priority, earlier)
+            self._built += 1
+            yield SimulatedTouch(
+                self._built, each.node.id, event, person, each.due_at, each.expires_at, each.node.priority, earlier
+            )
         active_at, talking_at = person.spec.last_active_at, person.spec.conversation_at
         is_activity = self.config.activity_types.get(event.type, event.type not in PASSIVE_TYPES)
         if is_activity and (active_at is None or event.occurred_at > active_at):
@@ -218,20 +369,11 @@ class Simulation:
         for user_id, was in before.items():
             person = self.customers[user_id]
             active_at, known = person.spec.last_active_at, was.last_active_at
-            further = active_at is not None and (known is None or active_at > known + self.activity_grain)
+            further = active_at is not None and (known is None or active_at > known + ACTIVITY_GRAIN)
             if not (further or user_id in unhappy or person.spec.conversation_at != was.conversation_at):
                 person.spec = person.spec._replace(last_active_at=known)
             if user_id in unhappy and (person.opted_out_at is None or person.opted_out_at > self.now):
                 person.opted_out_at = self.now
-
-    def _build_touch(
-        self, node_id: int, event: EventSpec, due_at: datetime, expires_at: datetime, priority: int,
-        earlier: Mapping[str, int],
-    ) -> SimulatedTouch:  # fmt: skip
-        self._built += 1
-        return SimulatedTouch(
-            self._built, node_id, event, self.customers[event.user_id], due_at, expires_at, priority, earlier
-        )
 
     def _schedule(self, touch: SimulatedTouch) -> None:
         touch.customer.waiting[touch.number] = touch
@@ -279,20 +421,20 @@ class Simulation:
             self._send_touch(touch, node, template)
 
     def _build_context(self, touch: SimulatedTouch) -> GuardContext:
-        oldest = self.now - self._window
-        chat = self.communities[touch.event.chat_id] if self._counts_communities and touch.event.chat_id else deque()
+        oldest, hold = self.now - self._window, settings.AFTERTOUCH_SLOT_HOLD
+        counts_chat = self._counts_communities and touch.event.chat_id
+        chat = self.communities[touch.event.chat_id] if counts_chat else deque()
         for slots in (touch.customer.slots, chat):
             while slots and slots[0].at <= oldest:
                 slots.popleft()
-        important = list(self._list_important(touch)) if touch.priority > 0 and self._capped and self.slot_hold else []
-        return GuardContext(
-            rules=self.config.rules, slots=touch.customer.slots, community_slots=chat, important=important
-        )  # fmt: skip
+        important = list(self._list_important(touch, hold)) if touch.priority > 0 and self._capped and hold else []
+        slots = touch.customer.slots
+        return GuardContext(rules=self.config.rules, slots=slots, community_slots=chat, important=important)
 
-    def _list_important(self, touch: SimulatedTouch) -> Iterator[AwaitedTouch]:
+    def _list_important(self, touch: SimulatedTouch, hold: timedelta) -> Iterator[AwaitedTouch]:
         for each in touch.customer.waiting.values():
             node = self.config.nodes[each.node_id]
-            soon = each.due_at <= self.now + self.slot_hold and each.judged_at != self.now
+            soon = each.due_at <= self.now + hold and each.judged_at != self.now
             if soon and each.priority < touch.priority and node.enabled and node.guard_cap != "ignore":
                 yield AwaitedTouch(each.due_at, each.node_id)
 
@@ -313,14 +455,9 @@ class Simulation:
         touch.event = event._replace(data={})  # memory: the data of most events is needed only until here
         if node.id in self.config.followed_ends.get(state, ()) and reason != "depth":
             data = compose_end_data(node, touch.task_id, touch.task_id, reason, event)
+            key = UUID(int=touch.number | 1 << 64)
             self._ends.append(
-                event._replace(
-                    id=UUID(int=touch.number | 1 << 64),
-                    source=SOURCE,
-                    type=END_TYPES[state],
-                    occurred_at=self.now,
-                    data=data,
-                )
+                event._replace(id=key, source=SOURCE, type=END_TYPES[state], occurred_at=self.now, data=data)
             )
 
     def count_outcomes(self) -> dict[str, dict[str, int]]:
