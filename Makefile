@@ -71,7 +71,7 @@ release: ## check that version, changelog, images and tag agree
 	@.ci/check-release
 
 stop: ## stop all processes of this checkout
-	@if $(PY) -c 'import psutil, supervisor' 2>/dev/null; then \
+	@if $(PY) -c 'import psutil' 2>/dev/null; then \
 		$(PY) -m config.local stop && for state in .state/test*; do \
 			AFTERTOUCH_STATE_DIR=$$state $(PY) -m config.local stop; \
 		done; \

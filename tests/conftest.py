@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from pytest_django import DjangoDbBlocker
 
 from config.environment import ROOT, Environment, environment
 from config.local import servers
-from config.local.reaper import Reaper
+from config.local.reaper import end_run, start_reaper
 from tests.support.longer_limits import raise_time_limits
 
 pytest_plugins = [
@@ -26,7 +27,7 @@ pytest_plugins = [
     )
 ]  # fmt: skip
 
-_reaper = pytest.StashKey[Reaper]()
+_reaper = pytest.StashKey[subprocess.Popen[bytes]]()
 
 # The same examples and moments of faults in each run; campaigns look for others. Time limits would judge the machine.
 _any_pace = {"deadline": None, "database": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
@@ -43,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("FAULTS_SEED", "1")
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if config.option.numprocesses and not worker:
-        config.stash[_reaper] = Reaper.start()
+        config.stash[_reaper] = start_reaper()
         return  # this process hands tests out and runs none
     if worker:
         # Ctrl-C reaches the whole group. The process that hands tests out ends the others; one that is interrupted
@@ -58,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
     keep = os.environ.get("AFTERTOUCH_KEEP_SERVERS") == "1"
     if keep:
         servers.start_servers(env.aftertouch_state_dir, postgres=not env.database_url, valkey=not env.redis_url)
-    config.stash[_reaper] = Reaper.start(None if keep else env.aftertouch_state_dir)
+    config.stash[_reaper] = start_reaper(None if keep else env.aftertouch_state_dir)
     servers.start_servers(env.aftertouch_state_dir, postgres=not env.database_url, valkey=not env.redis_url)
     if not env.database_url:
         servers.run_as_administrator(
@@ -77,7 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if _reaper in config.stash:
-        config.stash[_reaper].end()
+        end_run(config.stash[_reaper])
 
 
 @pytest.hookimpl(wrapper=True)

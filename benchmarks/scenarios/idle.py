@@ -11,6 +11,7 @@ from config.local.isolated import running_stack
 
 GOAL = 3.0
 SETTLES_WITHIN = 15.0
+OWNER = "owner of the programs"
 
 
 def idle(bench: Bench) -> None:
@@ -19,15 +20,13 @@ def idle(bench: Bench) -> None:
     with running_stack(ours, state_dir=bench.state_dir / "stack") as stack:
         time.sleep(SETTLES_WITHIN)
         for _ in range(bench.repeat):
-            supervisor = psutil.Process(stack.pids["core"]).ppid()
-            alone = {"supervisor": supervisor, "its owner": psutil.Process(supervisor).ppid()}
-            pids = {**stack.pids, **alone}
-            before = {name: _seconds(pid, alone=name in alone) for name, pid in pids.items()}
+            pids = {**stack.pids, OWNER: psutil.Process(stack.pids["core"]).ppid()}
+            before = {name: _seconds(name, pid) for name, pid in pids.items()}
             servers = {name: processor_seconds([process]) for name, process in bench.servers.items()}
             time.sleep(seconds)
             total = 0.0
             for name, pid in pids.items():
-                burnt = _seconds(pid, alone=name in alone) - before[name]
+                burnt = _seconds(name, pid) - before[name]
                 total += burnt
                 bench.figures.add("idle", name, burnt / seconds * 100, "% of a core")
             bench.figures.add(
@@ -38,7 +37,7 @@ def idle(bench: Bench) -> None:
                 bench.figures.add("idle", f"beside them: {name}", burnt / seconds * 100, "% of a core")
 
 
-def _seconds(pid: int, *, alone: bool) -> float:
-    """Return processor seconds. For the supervisor and its owner, without their children."""
+def _seconds(name: str, pid: int) -> float:
+    """Return processor seconds; those of the owner without its children."""
     process = psutil.Process(pid)
-    return sum(process.cpu_times()[:2]) if alone else processor_seconds([process])
+    return sum(process.cpu_times()[:2]) if name == OWNER else processor_seconds([process])

@@ -27,7 +27,7 @@ def main() -> None:
             start_servers_alone(settings)
         else:
             ownership.stop_stack(settings.aftertouch_state_dir)
-    except (StackError, EmbeddedServerError) as error:
+    except (StackError, EmbeddedServerError, OSError) as error:
         sys.exit(f"Aftertouch: {error}")
     except KeyboardInterrupt:
         sys.exit(130)

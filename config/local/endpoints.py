@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import secrets as randomness
-from collections.abc import Mapping, MutableMapping
-from dataclasses import asdict, dataclass
+from collections.abc import MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -24,28 +24,21 @@ def read_endpoints(state_dir: Path) -> Endpoints | None:
         return None
 
 
-def write_endpoints(state_dir: Path, endpoints: Endpoints) -> None:
-    """Replace the file atomically. A reader sees either the old or the new addresses."""
-    draft = state_dir / "endpoints.json.new"
+def write_private(path: Path, text: str) -> None:
+    """Replace a file that only this account reads, atomically: a reader sees either the old or the new text."""
+    draft = path.with_name(f"{path.name}.new")
     draft.touch(mode=0o600)
-    draft.write_text(json.dumps(asdict(endpoints)))
-    draft.replace(state_dir / "endpoints.json")
+    draft.write_text(text)
+    draft.replace(path)
 
 
 #: A process that names one of these differently uses another stack.
 IDENTIFYING = ("DATABASE_URL", "REDIS_URL", "CELERY_BROKER_URL", "DJANGO_SETTINGS_MODULE")
 
 
-def write_stack_settings(state_dir: Path, given: Mapping[str, str]) -> None:
-    """Store the settings of the running stack for `adopt_stack_settings`. The file is private: it holds secrets."""
-    draft = state_dir / "settings.json.new"
-    draft.touch(mode=0o600)
-    draft.write_text(json.dumps(dict(given)))
-    draft.replace(state_dir / "settings.json")
-
-
-def remove_stack_settings(state_dir: Path) -> None:
-    (state_dir / "settings.json").unlink(missing_ok=True)
+def stack_settings(state_dir: Path) -> Path:
+    """Return the file with the settings of the running stack, for `adopt_stack_settings`. It holds secrets."""
+    return state_dir / "settings.json"
 
 
 def adopt_stack_settings(state_dir: Path, environ: MutableMapping[str, str]) -> None:
@@ -54,7 +47,7 @@ def adopt_stack_settings(state_dir: Path, environ: MutableMapping[str, str]) -> 
     A stack of another account is none of this process.
     """
     try:
-        given: dict[str, str] = json.loads((state_dir / "settings.json").read_text())
+        given: dict[str, str] = json.loads(stack_settings(state_dir).read_text())
     except (FileNotFoundError, PermissionError):
         return
     if all(environ.get(name, given.get(name)) == given.get(name) for name in IDENTIFYING):

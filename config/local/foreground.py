@@ -1,30 +1,45 @@
-"""Run servers, migrations and programs in the foreground, and watch them until Ctrl-C."""
+"""Run servers, migrations and programs in the foreground, and start again what ends, until Ctrl-C."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import resource
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import FrameType
-from xmlrpc.client import Error as RpcError
+
+import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from config.environment import ROOT, Environment
 from config.local import servers
-from config.local.endpoints import read_or_create_secret, remove_stack_settings, write_stack_settings
-from config.local.ownership import add_stack_marker, end_leftovers, single_instance_lock
-from config.local.processes import is_port_free, tail_of, wait_until
-from config.local.programs import Program, StackError, stop_time_limit
-from config.local.supervisor import StackWatch, Supervisor, start_supervisor, write_configuration
+from config.local.endpoints import (
+    EmbeddedServerError,
+    read_endpoints,
+    read_or_create_secret,
+    stack_settings,
+    write_private,
+)
+from config.local.ownership import STACK_MARKER, end_leftovers, held_programs, single_instance_lock, stack_note
+from config.local.processes import is_alive, is_port_free, parent_death_prefix, tail_of, wait_until
+from config.local.programs import Program, StackError, program_command, stop_time_limit
 
 LIVE_WITHIN = 240.0
-POLL_INTERVAL = 1.0  #: seconds; each check calls the supervisor
+STEADY = 10.0  #: seconds that a program runs before its next end counts as the first
+MOST_ENDS = 5  #: ends in a row, each sooner than `STEADY`, after which a start is given up
+PAUSE = 0.2  #: seconds between two looks at the programs
+SERVERS_EVERY = 1.0  #: seconds between two looks at servers and logs
+LOG_LIMIT = 10 * 1024 * 1024  #: bytes of a log, and of the one before
+OPEN_FILES = 65_536
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ANY_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104 compared with, not bound
 
@@ -79,51 +94,120 @@ def refuse_older_tables(state_dir: Path) -> None:
     note.write_text(digest)
 
 
+class KeptProgram:
+    """A program that is started again when it ends. It has a process group of its own."""
+
+    def __init__(self, program: Program, command: str, environment: dict[str, str], log: Path) -> None:
+        self.name = program.name
+        self.stop_within = program.stop_within
+        self.command = [*parent_death_prefix(), *shlex.split(command)]
+        self.environment = environment
+        self.log = log
+        self.process: subprocess.Popen[bytes] | None = None
+        self.ends = 0  # in a row, each sooner than `STEADY`
+        self.started_at = self.next_start = 0.0
+        self.kill_at: float | None = None  # a stop was requested
+
+    @property
+    def has_settled(self) -> bool:
+        """Return whether it runs for a second. One that cannot start ends sooner."""
+        return self.process is not None and time.monotonic() - self.started_at >= 1.0
+
+    def check(self, *, held: bool) -> None:
+        """Start it if it does not run. A held program is stopped instead, with SIGKILL after its time limit."""
+        now = time.monotonic()
+        if self.process is not None and _has_ended(self.process.pid):
+            self.handle_end(self.process, now)
+        if self.process is None:
+            if not held and now >= self.next_start:
+                self.start(now)
+        elif self.kill_at is not None and now >= self.kill_at:
+            _kill_group(self.process.pid)
+        elif held:
+            self.request_stop()
+
+    def start(self, now: float) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command, cwd=ROOT, env=self.environment, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+        self.started_at = now
+
+    def request_stop(self) -> None:
+        """Send SIGTERM. Idempotent. A program that is not held starts again at its end."""
+        if self.process is not None and self.kill_at is None:
+            self.process.terminate()
+            self.kill_at = time.monotonic() + self.stop_within
+
+    def handle_end(self, process: subprocess.Popen[bytes], now: float) -> None:
+        """End the rest of its group, which would keep the port and the messages from the next process."""
+        _kill_group(process.pid)  # before the wait, which frees the number of the group
+        process.wait()
+        if self.kill_at is None:
+            print_status(f"{self.name} (pid {process.pid}) ended, see {self.log}; it is started again")
+        self.ends = 1 if self.kill_at is not None or now - self.started_at >= STEADY else self.ends + 1
+        self.next_start = now + min(self.ends - 1, MOST_ENDS)
+        self.process, self.kill_at = None, None
+
+
 class Foreground:
     def __init__(self, settings: Environment, state_dir: Path, programs: Sequence[Program]) -> None:
         self.settings = settings
         self.state_dir = state_dir
-        self.programs = programs
         host = "127.0.0.1" if settings.aftertouch_host in ANY_ADDRESS else settings.aftertouch_host
         self.web_host = host
         self.base_url = f"http://{f'[{host}]' if ':' in host else host}:{settings.aftertouch_port}"
+        self.flower_url = f"http://127.0.0.1:{settings.aftertouch_flower_port}"
         self.flower_auth = settings.aftertouch_flower_auth.get_secret_value() or (
             f"aftertouch:{read_or_create_secret(state_dir, 'flower')}"
         )
-        self.environment = self.child_environment()
-        self.supervisor: subprocess.Popen[bytes] | None = None
-
-    def child_environment(self) -> dict[str, str]:
-        ours = {
-            "AFTERTOUCH_STATE_DIR": str(self.state_dir),
-            "AFTERTOUCH_BASE_URL": self.settings.aftertouch_base_url or self.base_url,
+        self.environment = {
+            **os.environ,
+            "AFTERTOUCH_STATE_DIR": str(state_dir),
+            "AFTERTOUCH_BASE_URL": settings.aftertouch_base_url or self.base_url,
             "DJANGO_SETTINGS_MODULE": os.environ.get("DJANGO_SETTINGS_MODULE") or "config.settings.local",
             "FLOWER_BASIC_AUTH": self.flower_auth,
             "PYTHONUNBUFFERED": "1",
+            STACK_MARKER: str(state_dir),
         }
-        return add_stack_marker({**os.environ, **ours}, self.state_dir)
-
-    def list_settings(self) -> dict[str, str]:
-        """Return what the programs read from their environment."""
-        known = {name.upper() for name in Environment.model_fields} | {"DJANGO_SETTINGS_MODULE"}
-        return {name: value for name, value in self.environment.items() if name.upper() in known}
+        self.logs = state_dir / "logs"
+        self.logs.mkdir(mode=0o700, exist_ok=True)
+        self.programs = programs
+        self.kept = [
+            KeptProgram(each, program_command(each, settings), self.environment, self.logs / f"{each.name}.log")
+            for each in programs
+        ]
+        self.servers: dict[str, psutil.Process] = {}
+        self.note = ""  # what `stack_note` says
 
     def start(self) -> None:
-        print_status(f"Aftertouch starts; logs are in {self.state_dir / 'logs'}")
+        print_status(f"Aftertouch starts; logs are in {self.logs}")
         if not self.settings.database_url:
             refuse_older_tables(self.state_dir)
-        write_stack_settings(self.state_dir, self.list_settings())
+        shutil.rmtree(held_programs(self.state_dir), ignore_errors=True)
+        known = {name.upper() for name in Environment.model_fields} | {"DJANGO_SETTINGS_MODULE"}
+        ours = {name: value for name, value in self.environment.items() if name.upper() in known}
+        write_private(stack_settings(self.state_dir), json.dumps(ours))
         self.start_servers()
         greeting = self.manage("bootstrap", "--migrate")  # one start of Python for both
-        configuration = write_configuration(self.settings, self.state_dir, self.programs)
-        self.supervisor = start_supervisor(configuration, self.environment)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
         self.await_live()
-        self.announce(greeting)
+        print_status(
+            f"  web     {self.base_url}/\n  admin   {self.base_url}/admin/\n  API     {self.base_url}/api/v1/docs\n"
+            f"  Flower  {self.flower_url}/  (login: {self.flower_auth})"
+        )
+        print_status(greeting.strip())
+        print_status("Aftertouch runs. Ctrl-C stops it.")
 
     def start_servers(self) -> None:
         servers.start_servers(
             self.state_dir, postgres=not self.settings.database_url, valkey=not self.settings.redis_url
         )
+        pids = servers.server_pids(self.state_dir)
+        self.servers = {label: psutil.Process(pid) for label, pid in pids.items() if pid}
 
     def manage(self, *words: str) -> str:
         """Return the output of the command. Raises `StackError` with output and errors on failure."""
@@ -136,21 +220,16 @@ class Foreground:
         return done.stdout
 
     def await_live(self) -> None:
-        if not wait_until(self.is_live, LIVE_WITHIN, pause=0.1):
-            raise StackError(f"not live after {LIVE_WITHIN:.0f} s. {self.tail_of_log()}")
+        if not wait_until(self.is_live, LIVE_WITHIN, pause=PAUSE):
+            raise StackError(f"not live after {LIVE_WITHIN:.0f} s. {self.tail_of_logs()}")
 
     def is_live(self) -> bool:
-        if self.supervisor is None or self.supervisor.poll() is not None:
-            raise StackError(f"the supervisor ended at once. {self.tail_of_log()}")
-        try:
-            states = Supervisor(self.state_dir).states()
-        except (OSError, HTTPException, RpcError):
+        self.check_programs()
+        if broken := [kept.name for kept in self.kept if kept.ends >= MOST_ENDS]:
+            raise StackError(f"{' and '.join(broken)} cannot be started. {self.tail_of_logs()}")
+        if not all(kept.has_settled for kept in self.kept):
             return False
-        if broken := [program for program, state in states.items() if state == "FATAL"]:
-            raise StackError(f"{' and '.join(broken)} cannot be started. {self.tail_of_log()}")
-        if any(state != "RUNNING" for state in states.values()):
-            return False
-        return "web" not in states or self.web_answers()
+        return all(kept.name != "web" for kept in self.kept) or self.web_answers()
 
     def web_answers(self) -> bool:
         connection = HTTPConnection(self.web_host, self.settings.aftertouch_port, timeout=5)
@@ -162,46 +241,81 @@ class Foreground:
         finally:
             connection.close()
 
-    def tail_of_log(self) -> str:
-        """Return the end of each log for the error message."""
-        logs = [self.state_dir / "logs" / "supervisor.err"]
-        logs += [self.state_dir / "logs" / f"{program.name}.log" for program in self.programs]
+    def tail_of_logs(self) -> str:
+        logs = [kept.log for kept in self.kept]
         return "".join("\n".join([f"\n{log}:", *lines]) for log in logs if (lines := tail_of(log, 8)))
 
-    def announce(self, greeting: str) -> None:
-        flower = f"http://127.0.0.1:{self.settings.aftertouch_flower_port}"
-        print_status(
-            f"  web     {self.base_url}/\n  admin   {self.base_url}/admin/\n  API     {self.base_url}/api/v1/docs"
-        )
-        print_status(f"  Flower  {flower}/  (login: {self.flower_auth})")
-        print_status(greeting.strip())
-        print_status("Aftertouch runs. Ctrl-C stops it.")
-        ready = {"pid": os.getpid(), "base_url": self.base_url, "flower_url": flower}
-        draft = self.state_dir / "stack.json.new"
-        draft.write_text(json.dumps(ready))
-        draft.replace(self.state_dir / "stack.json")
+    def check_programs(self) -> None:
+        for kept in self.kept:
+            kept.check(held=(held_programs(self.state_dir) / kept.name).exists())
 
     def watch(self) -> None:
-        watch = StackWatch(self.state_dir, self.start_servers, print_status)
-        while self.supervisor is not None and self.supervisor.poll() is None:
-            watch.check_stack()
-            time.sleep(POLL_INTERVAL)
-        raise StackError(f"the supervisor ended. {self.tail_of_log()}")
+        next_look = 0.0
+        while True:
+            self.check_programs()
+            if time.monotonic() >= next_look:
+                self.revive_servers()
+                self.trim_logs()
+                next_look = time.monotonic() + SERVERS_EVERY
+            self.write_note()
+            time.sleep(PAUSE)
+
+    def revive_servers(self) -> None:
+        dead = [label for label, process in self.servers.items() if not is_alive(process)]
+        before = read_endpoints(self.state_dir)
+        if not dead or before is None:  # without addresses the servers were stopped on purpose
+            return
+        print_status(f"{' and '.join(dead)} died; started again")
+        try:
+            self.start_servers()
+        except EmbeddedServerError as error:
+            print_status(str(error))
+            return
+        if read_endpoints(self.state_dir) != before:
+            for kept in self.kept:
+                kept.request_stop()  # they start again with the new addresses
+
+    def trim_logs(self) -> None:
+        """Keep the last part of each log. Its writers append, so they continue at the new start."""
+        for log in self.logs.glob("*.log"):
+            if log.stat().st_size > LOG_LIMIT:
+                shutil.copyfile(log, log.with_suffix(".log.1"))
+                os.truncate(log, 0)
+
+    def write_note(self) -> None:
+        """Tell `isolated` and its tests that the stack is live, where, and the pids of its programs."""
+        pids = {kept.name: kept.process.pid for kept in self.kept if kept.process is not None}
+        note = json.dumps({"base_url": self.base_url, "flower_url": self.flower_url, "pids": pids})
+        if note != self.note:
+            write_private(stack_note(self.state_dir), note)
+            self.note = note
 
     def stop(self) -> None:
         print_status("Aftertouch stops.")
-        (self.state_dir / "stack.json").unlink(missing_ok=True)
-        remove_stack_settings(self.state_dir)
-        if self.supervisor is not None and self.supervisor.poll() is None:
-            self.supervisor.terminate()
-            try:
-                self.supervisor.wait(stop_time_limit(self.programs))
-            except subprocess.TimeoutExpired:
-                self.supervisor.kill()
-                self.supervisor.wait()
+        stack_note(self.state_dir).unlink(missing_ok=True)
+        stack_settings(self.state_dir).unlink(missing_ok=True)
+        wait_until(self.have_stopped, stop_time_limit(self.programs))
         end_leftovers(self.state_dir, with_runs=True)
         servers.stop_servers(self.state_dir)
         print_status("Aftertouch has stopped.")
+
+    def have_stopped(self) -> bool:
+        for kept in self.kept:
+            kept.check(held=True)
+        return all(kept.process is None for kept in self.kept)
+
+
+def _has_ended(pid: int) -> bool:
+    """Return whether the child has ended, and leave it as a zombie that keeps the number of its group."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # a signal interrupted `handle_end` after its wait
+        return True
+
+
+def _kill_group(leader: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def print_status(text: str) -> None:

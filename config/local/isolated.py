@@ -10,16 +10,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from config.environment import ROOT
 from config.local import ownership, processes, servers
 from config.local.endpoints import Endpoints, read_endpoints
-from config.local.processes import select_port
-from config.local.programs import StackError
-from config.local.supervisor import Supervisor, parent_death_prefix
+from config.local.processes import is_alive, select_port
+from config.local.programs import PROGRAMS, StackError, stop_time_limit
 
 READY_WITHIN = 600.0  # seconds; a stack that ends is detected at once
 WORKER_WITHIN = 90.0  # seconds after the web process is live
@@ -36,7 +37,6 @@ class RunningStack:
     base_url: str
     flower_url: str
     environment: dict[str, str] = field(repr=False)
-    supervisor: Supervisor = field(repr=False)
 
     @property
     def endpoints(self) -> Endpoints:
@@ -49,7 +49,13 @@ class RunningStack:
     @property
     def pids(self) -> dict[str, int]:
         """Return the pids of running programs."""
-        return self.supervisor.pids()
+        running: dict[str, int] = {}
+        noted: dict[str, int] = json.loads(ownership.stack_note(self.state_dir).read_text())["pids"]
+        for name, pid in noted.items():
+            with suppress(psutil.NoSuchProcess):
+                if is_alive(psutil.Process(pid)):
+                    running[name] = pid
+        return running
 
     @property
     def server_pids(self) -> dict[str, int]:
@@ -62,14 +68,20 @@ class RunningStack:
         os.kill(pid, number)
         return pid
 
-    def restart(self, program: str) -> None:
-        self.supervisor.restart(program)
-
     def stop(self, program: str) -> None:
-        self.supervisor.stop(program)
+        """Stop the program and wait. It stays stopped until `start`."""
+        held = ownership.held_programs(self.state_dir)
+        held.mkdir(exist_ok=True)
+        (held / program).touch()
+        self.wait_until(lambda: program not in self.pids, stop_time_limit(PROGRAMS), f"the end of {program}")
 
     def start(self, program: str) -> None:
-        self.supervisor.start(program)
+        (ownership.held_programs(self.state_dir) / program).unlink(missing_ok=True)
+        self.wait_until(lambda: program in self.pids, WORKER_WITHIN, f"the start of {program}")
+
+    def restart(self, program: str) -> None:
+        self.stop(program)
+        self.start(program)
 
     def manage(self, *words: str) -> str:
         """Run manage.py against this stack. Returns its output."""
@@ -100,12 +112,31 @@ def running_stack(
     """
     folder = (state_dir or Path(tempfile.mkdtemp(prefix="aftertouch-"))).resolve()
     servers.open_state_dir(folder)
+    (folder / "logs").mkdir(mode=0o700, exist_ok=True)
+    note = ownership.stack_note(folder)
+    note.unlink(missing_ok=True)
     environment = stack_environment(env or {}, folder)
-    owner = start_owner(environment, programs, folder)
+    output = folder / "logs" / "stack.log"
+    with output.open("wb") as log:
+        owner = subprocess.Popen(
+            [*processes.parent_death_prefix(), sys.executable, "-m", "config.local", "run", *(programs or [])],
+            cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
     try:
-        yield await_ready(owner, environment, folder)
+        processes.wait_until(lambda: note.exists() or owner.poll() is not None, READY_WITHIN)
+        if not note.exists():
+            raise StackError("the stack does not start:\n" + output.read_text(errors="replace"))
+        addresses = json.loads(note.read_text())
+        yield RunningStack(folder, addresses["base_url"], addresses["flower_url"], environment)
     finally:
-        stop_owner(owner, folder)
+        owner.terminate()
+        try:
+            owner.wait(ownership.OWNER_WITHIN)
+        except subprocess.TimeoutExpired:
+            owner.kill()
+            owner.wait()
+        ownership.stop_stack(folder)  # a killed owner could not stop its processes
         if state_dir is None:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -114,33 +145,3 @@ def stack_environment(env: Mapping[str, str], state_dir: Path) -> dict[str, str]
     inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
     ports = {"AFTERTOUCH_PORT": str(select_port()), "AFTERTOUCH_FLOWER_PORT": str(select_port())}
     return {**inherited, **ports, **env, "AFTERTOUCH_STATE_DIR": str(state_dir)}
-
-
-def start_owner(environment: dict[str, str], programs: Sequence[str] | None, folder: Path) -> subprocess.Popen[bytes]:
-    (folder / "logs").mkdir(mode=0o700, exist_ok=True)
-    (folder / "stack.json").unlink(missing_ok=True)
-    with (folder / "logs" / "stack.log").open("wb") as log:
-        return subprocess.Popen(
-            [*parent_death_prefix(), sys.executable, "-m", "config.local", "run", *(programs or [])],
-            cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
-
-
-def await_ready(owner: subprocess.Popen[bytes], environment: dict[str, str], folder: Path) -> RunningStack:
-    ready = folder / "stack.json"
-    processes.wait_until(lambda: ready.exists() or owner.poll() is not None, READY_WITHIN)
-    if not ready.exists():
-        raise StackError("the stack does not start:\n" + (folder / "logs" / "stack.log").read_text(errors="replace"))
-    addresses = json.loads(ready.read_text())
-    return RunningStack(folder, addresses["base_url"], addresses["flower_url"], environment, Supervisor(folder))
-
-
-def stop_owner(owner: subprocess.Popen[bytes], folder: Path) -> None:
-    owner.terminate()
-    try:
-        owner.wait(ownership.OWNER_WITHIN)
-    except subprocess.TimeoutExpired:
-        owner.kill()
-        owner.wait()
-    ownership.stop_stack(folder)  # a killed owner could not stop its processes

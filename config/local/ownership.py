@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,8 +33,14 @@ OWNER_WITHIN = stop_time_limit(PROGRAMS) + LEFTOVERS_WITHIN + servers.STOP_WITHI
 STACK_MARKER = "AFTERTOUCH_STACK"  # inherited by every process of a stack, so that it is found in any session or folder
 
 
-def add_stack_marker(environment: Mapping[str, str], state_dir: Path) -> dict[str, str]:
-    return {**environment, STACK_MARKER: str(state_dir)}
+def stack_note(state_dir: Path) -> Path:
+    """Return the file that says where a live stack answers."""
+    return state_dir / "stack.json"
+
+
+def held_programs(state_dir: Path) -> Path:
+    """Return the folder with an empty file for each program that the stack stops and does not start."""
+    return state_dir / "held"
 
 
 @contextmanager
@@ -53,17 +59,15 @@ def single_instance_lock(state_dir: Path) -> Iterator[None]:
 
 
 def owner_pid(state_dir: Path) -> int | None:
-    try:
-        return int((state_dir / "stack.lock").read_text())
-    except (FileNotFoundError, ValueError):
+    """Return the pid of the process that holds the lock; None if none does."""
+    path = state_dir / "stack.lock"
+    if not path.exists():
         return None
-
-
-def is_owned(state_dir: Path) -> bool:
-    if not (state_dir / "stack.lock").exists():
-        return False
-    with (state_dir / "stack.lock").open("a") as lock:
-        return not try_lock(lock)
+    with path.open("a+") as lock:
+        if try_lock(lock):
+            return None
+        lock.seek(0)
+        return int(lock.read() or 0) or None
 
 
 def end_leftovers(state_dir: Path, *, with_runs: bool) -> None:
@@ -75,17 +79,16 @@ def end_leftovers(state_dir: Path, *, with_runs: bool) -> None:
         StackError: some do not end.
     """
 
-    def find() -> list[psutil.Process]:
-        return [*list_programs(state_dir), *(list_run_processes(state_dir) if with_runs else ())]
+    def list_programs() -> list[psutil.Process]:
+        return processes_with_variable(STACK_MARKER, str(state_dir))
 
-    for process in list_programs(state_dir):
+    def find() -> list[psutil.Process]:
+        return [*list_programs(), *(list_run_processes(state_dir) if with_runs else ())]
+
+    for process in list_programs():
         send_signal(process, signal.SIGTERM)
     if left := kill_leftovers(find, LEFTOVERS_WITHIN if with_runs else PROGRAMS_WITHIN):
         raise StackError(f"these processes of {state_dir} do not end: {', '.join(str(each.pid) for each in left)}")
-
-
-def list_programs(state_dir: Path) -> list[psutil.Process]:
-    return processes_with_variable(STACK_MARKER, str(state_dir))
 
 
 def list_run_processes(state_dir: Path) -> list[psutil.Process]:
@@ -110,8 +113,7 @@ def list_run_processes(state_dir: Path) -> list[psutil.Process]:
 def stop_stack(state_dir: Path) -> None:
     """End the stack of this state directory with its servers. Works also for a stack whose owner was killed."""
     state_dir = state_dir.resolve()
-    pid = owner_pid(state_dir)
-    if pid is not None and is_owned(state_dir) and psutil.pid_exists(pid):
+    if (pid := owner_pid(state_dir)) is not None and psutil.pid_exists(pid):
         owner = psutil.Process(pid)
         if "config.local" in command_line_of(owner):
             end_process(owner, (signal.SIGTERM, OWNER_WITHIN), (signal.SIGKILL, 5.0))

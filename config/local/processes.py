@@ -10,6 +10,7 @@ import atexit
 import fcntl
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -39,6 +40,12 @@ def start_detached(command: Iterable[str], log: Path) -> psutil.Process | None:
         return psutil.Process(int(shell.stdout))
     except psutil.NoSuchProcess:
         return None
+
+
+def parent_death_prefix() -> list[str]:
+    """Return the command prefix that sends SIGTERM to a child when this process is killed."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig=TERM"] if setpriv else []
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -71,14 +78,9 @@ def processes_with_variable(variable: str, value: str) -> list[psutil.Process]:
     """Return the running processes that inherited this variable, regardless of session or parent."""
 
     def carries(process: psutil.Process) -> bool:
-        return process.pid != os.getpid() and variable_of(process, variable) == value and is_alive(process)
+        return process.pid != os.getpid() and environment_of(process).get(variable) == value and is_alive(process)
 
     return [process for process in psutil.process_iter() if carries(process)]
-
-
-def variable_of(process: psutil.Process, variable: str) -> str:
-    """Return the value in the process's environment, or an empty text if it cannot be read."""
-    return environment_of(process).get(variable, "")
 
 
 def environment_of(process: psutil.Process) -> dict[str, str]:

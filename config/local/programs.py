@@ -15,8 +15,8 @@ class StackError(RuntimeError):
     """The stack cannot start or continue. The text contains the remedy."""
 
 
-#: Seconds from the last SIGKILL of a program to the end of the supervisor, on a loaded machine.
-SUPERVISOR_MARGIN = 15.0
+#: Seconds from the last SIGKILL of a program to its end, on a loaded machine.
+KILL_MARGIN = 15.0
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ PROGRAMS = (
 
 
 def stop_time_limit(programs: Sequence[Program]) -> float:
-    """Return the seconds within which a supervisor that stops these programs has ended."""
-    return max(program.stop_within for program in programs) + SUPERVISOR_MARGIN
+    """Return the seconds within which these programs end, all asked at once."""
+    return max(program.stop_within for program in programs) + KILL_MARGIN
 
 
 def select_programs(names: list[str] | None) -> tuple[Program, ...]:

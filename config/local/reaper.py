@@ -20,80 +20,60 @@ from types import FrameType
 
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
-from config.local.processes import (
-    MARK,
-    ROOT,
-    command_line_of,
-    is_alive,
-    kill_leftovers,
-    send_signal,
-    variable_of,
-    wait_until,
-)
+from config.local.processes import MARK, ROOT, environment_of, is_alive, kill_leftovers, send_signal, wait_until
 
 TERMINATE_SECONDS = 20.0  #: seconds from SIGTERM to SIGKILL; enough for a test stack unless the machine is overloaded
 END_WITHIN = 90.0  #: seconds that a run waits for its reaper
 POLL_INTERVAL = 0.5  #: seconds between checks of the run
 
 
-class Reaper:
-    """Handle of the second process."""
+def start_reaper(state_dir: Path | None = None) -> subprocess.Popen[bytes]:
+    """Mark this process and all processes that it starts from now on. Returns the second process for `end_run`.
 
-    def __init__(self, process: subprocess.Popen[bytes], outer: str | None) -> None:
-        self._process = process
-        self._outer = outer
+    Args:
+        state_dir: its embedded servers are stopped too, also those of an earlier run.
+    """
+    environment = dict(os.environ)
+    outer = environment.pop(MARK, "")
+    os.environ[MARK] = f"{outer}/{os.getpid()}-{time.time_ns()}".removeprefix("/")
+    return subprocess.Popen(
+        [
+            sys.executable, "-m", "config.local.reaper", str(os.getpid()), os.environ[MARK],
+            *([str(state_dir.resolve())] if state_dir else []),
+        ],
+        cwd=ROOT, env=environment, stdin=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
 
-    @classmethod
-    def start(cls, state_dir: Path | None = None) -> Reaper:
-        """Mark this process and all processes that it starts from now on.
 
-        Args:
-            state_dir: its embedded servers are stopped too, also those of an earlier run.
-        """
-        outer, name = os.environ.get(MARK), f"{os.getpid()}-{time.time_ns()}"
-        mark = f"{outer}/{name}" if outer else name
-        environment = {key: value for key, value in os.environ.items() if key != MARK}
-        folder = [str(state_dir.resolve())] if state_dir else []
-        process = subprocess.Popen(
-            [sys.executable, "-m", "config.local.reaper", str(os.getpid()), mark, *folder],
-            cwd=ROOT, env=environment, stdin=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
-        os.environ[MARK] = mark
-        return cls(process, outer)
+def end_run(reaper: subprocess.Popen[bytes]) -> None:
+    """End the processes of this run and wait. A second call does nothing.
 
-    def end(self) -> None:
-        """End the processes of this run and wait. A second call does nothing.
-
-        Raises:
-            TimeoutError: after 90 s. The reaper continues.
-        """
-        if self._outer is None:
-            os.environ.pop(MARK, None)
-        else:
-            os.environ[MARK] = self._outer
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            with suppress(BrokenPipeError):
-                self._process.stdin.write(b"end\n")
-                self._process.stdin.close()
-        try:
-            self._process.wait(END_WITHIN)
-        except subprocess.TimeoutExpired:
-            raise TimeoutError(f"processes of this run have not ended within {END_WITHIN:.0f} s") from None
+    Raises:
+        TimeoutError: after 90 s. The reaper continues.
+    """
+    if reaper.stdin is not None and not reaper.stdin.closed:
+        with suppress(BrokenPipeError):
+            reaper.stdin.write(b"end\n")
+            reaper.stdin.close()
+    try:
+        reaper.wait(END_WITHIN)
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"processes of this run have not ended within {END_WITHIN:.0f} s") from None
 
 
 @contextmanager
-def bounded_run(state_dir: Path | None = None) -> Iterator[None]:
+def bounded_run() -> Iterator[None]:
     """End all processes at the end of the run. SIGTERM and SIGHUP act like Ctrl-C, so that its clean-up runs first."""
-    reaper = Reaper.start(state_dir)
+    reaper = start_reaper()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _raise_keyboard_interrupt)
+        signal.signal(number, _exit)
     try:
         yield
     finally:
-        reaper.end()
+        end_run(reaper)
 
 
-def _raise_keyboard_interrupt(number: int, frame: FrameType | None) -> None:
+def _exit(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
@@ -102,7 +82,7 @@ def processes_of_run(mark: str) -> list[psutil.Process]:
 
     Only root can read the environment of a process that is not dumpable; its parent's is usually readable.
     """
-    marked = [each for each in psutil.process_iter() if f"{variable_of(each, MARK)}/".startswith(f"{mark}/")]
+    marked = [each for each in psutil.process_iter() if f"{environment_of(each).get(MARK)}/".startswith(f"{mark}/")]
     found = {process.pid: process for process in marked}
     for process in marked:
         with suppress(psutil.NoSuchProcess):
@@ -110,47 +90,32 @@ def processes_of_run(mark: str) -> list[psutil.Process]:
     return [process for process in found.values() if process.pid != os.getpid() and is_alive(process)]
 
 
-def wait_for_owner(owner: psutil.Process | None) -> None:
+def wait_for_owner(pid: int) -> None:
     """Wait until the owner has ended or requests the end."""
-    while owner is not None and is_alive(owner):
-        readable, _, _ = select.select([sys.stdin], [], [], POLL_INTERVAL)
-        if readable and os.read(sys.stdin.fileno(), 100):
-            return
-        if readable:  # end of the pipe: the owner has ended or is ending
-            wait_until(lambda: not is_alive(owner), POLL_INTERVAL)
-            return
-
-
-def end_processes_of_run(mark: str, state_dir: Path | None) -> list[psutil.Process]:
-    """End all processes of the run. Returns those that did not end."""
-    for process in processes_of_run(mark):
-        # PostgreSQL waits for its clients after SIGTERM, and ends them after SIGINT.
-        is_postgres = any(os.path.basename(word) == "postgres" for word in command_line_of(process)[:1])
-        send_signal(process, signal.SIGINT if is_postgres else signal.SIGTERM)
-    if state_dir is not None:
-        _stop_servers(state_dir)
-    return kill_leftovers(lambda: processes_of_run(mark), TERMINATE_SECONDS)
-
-
-def _stop_servers(state_dir: Path) -> None:
-    from config.local import servers  # imports clients that the watching process does not need
-    from config.local.endpoints import EmbeddedServerError
-
-    try:
-        servers.stop_servers(state_dir)
-    except EmbeddedServerError as error:
-        sys.stderr.write(f"Aftertouch: {error}\n")
+    with suppress(psutil.NoSuchProcess):
+        owner = psutil.Process(pid)
+        while is_alive(owner):
+            readable, _, _ = select.select([sys.stdin], [], [], POLL_INTERVAL)
+            if readable:
+                if not os.read(sys.stdin.fileno(), 100):  # end of the pipe: the owner has ended or is ending
+                    wait_until(lambda: not is_alive(owner), POLL_INTERVAL)
+                return
 
 
 def main(pid: str, mark: str, state_dir: str = "") -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    try:
-        owner = psutil.Process(int(pid))
-    except psutil.NoSuchProcess:
-        owner = None
-    wait_for_owner(owner)
-    left = end_processes_of_run(mark, Path(state_dir) if state_dir else None)
+    wait_for_owner(int(pid))
+    for process in processes_of_run(mark):
+        send_signal(process, signal.SIGTERM)
+    if state_dir:
+        from config.local import endpoints, servers  # imports clients that the watching process does not need
+
+        try:
+            servers.stop_servers(Path(state_dir))
+        except endpoints.EmbeddedServerError as error:
+            sys.stderr.write(f"Aftertouch: {error}\n")
+    left = kill_leftovers(lambda: processes_of_run(mark), TERMINATE_SECONDS)
     for process in left:
         sys.stderr.write(f"Aftertouch: process {process.pid} of this run does not end\n")
     return 1 if left else 0

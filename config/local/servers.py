@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import psycopg
 
-from config.local import postgres, valkey
 from config.local.account import server_account
-from config.local.endpoints import EmbeddedServerError, Endpoints, read_endpoints, write_endpoints
+from config.local.endpoints import EmbeddedServerError, Endpoints, read_endpoints, write_private
 from config.local.postgres import Postgres
 from config.local.processes import open_lock_file, try_lock, wait_until
 from config.local.server import Server
 from config.local.valkey import Valkey
 
 LOCK_TIMEOUT = 180.0
-STOP_WITHIN = sum(seconds for steps in (postgres.STOP_STEPS, valkey.STOP_STEPS) for _, seconds in steps)
+STOP_WITHIN = sum(seconds for server in (Postgres, Valkey) for _, seconds in server.stop_steps)
 
 
 def start_servers(state_dir: Path, *, postgres: bool = True, valkey: bool = True) -> Endpoints:
@@ -34,7 +35,7 @@ def start_servers(state_dir: Path, *, postgres: bool = True, valkey: bool = True
             database_url=Postgres(state_dir, account).start() if postgres else before.database_url,
             redis_url=Valkey(state_dir, account).start() if valkey else before.redis_url,
         )
-        write_endpoints(state_dir, now)
+        write_private(state_dir / "endpoints.json", json.dumps(asdict(now)))
     return now
 
 

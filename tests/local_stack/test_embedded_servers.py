@@ -23,7 +23,6 @@ from config.environment import ROOT
 from config.local import servers
 from config.local.account import server_account
 from config.local.endpoints import EmbeddedServerError, Endpoints, read_endpoints
-from config.local.postgres import Postgres, binaries
 from config.local.processes import wait_until
 
 
@@ -243,42 +242,6 @@ def test_pg_hba_requires_scram_everywhere(shared_dir: Path) -> None:
     assert methods == {"scram-sha-256"}
 
 
-def test_cluster_with_superuser_application_is_converted(state_dir: Path) -> None:
-    """As earlier versions made it: the application is the bootstrap superuser and owns all."""
-    state_dir.mkdir(mode=0o700)
-    postgres = Postgres(state_dir, server_account())
-    postgres.folder.mkdir(mode=0o755)
-    postgres.account.own(postgres.folder)
-    initdb = [
-        str(binaries() / "initdb"), "-D", str(postgres.data), "-U", "aftertouch", "--auth=scram-sha-256",
-        "--locale=C.UTF-8", "--encoding=UTF8",
-    ]  # fmt: skip
-    with postgres.readable(postgres.password()) as password:
-        postgres.run_to_make(postgres.data, [*initdb, f"--pwfile={password}"])
-    statements = [
-        "CREATE TABLE kept (id serial PRIMARY KEY, n int GENERATED ALWAYS AS IDENTITY, at date) PARTITION BY RANGE (id)",  # noqa: E501
-        "CREATE TABLE kept_one PARTITION OF kept FOR VALUES FROM (0) TO (9)",
-        "CREATE SEQUENCE numbers",
-        "CREATE VIEW seen AS SELECT * FROM kept",
-        "CREATE FUNCTION one() RETURNS int LANGUAGE sql AS 'SELECT 1'",
-        "INSERT INTO kept (at) VALUES (now())",
-    ]
-    alone = [str(binaries() / "postgres"), "--single", "-D", str(postgres.data), "-c", "exit_on_error=on"]
-    postgres.run_to_make(postgres.data, [*alone, "postgres"], "CREATE DATABASE aftertouch\n")
-    postgres.run_to_make(postgres.data, [*alone, "aftertouch"], "\n".join(statements) + "\n")
-
-    for _ in range(2):
-        endpoints = servers.start_servers(state_dir)
-        assert ask(endpoints, "SELECT rolsuper FROM pg_roles WHERE rolname = current_user") == "False"
-        with psycopg.connect(endpoints.database_url) as connection:
-            connection.execute("INSERT INTO kept (at) VALUES (now())")
-            connection.execute("ALTER TABLE kept ADD COLUMN IF NOT EXISTS more int")
-            connection.execute("CREATE OR REPLACE FUNCTION one() RETURNS int LANGUAGE sql AS 'SELECT 2'")
-            connection.execute("SELECT nextval('numbers'), one() FROM seen")
-        servers.stop_servers(state_dir)
-    assert ask(servers.start_servers(state_dir), "SELECT count(*) FROM kept") == "3"
-
-
 def test_servers_listen_on_loopback_with_durable_settings(shared: Endpoints) -> None:
     expected = {"listen_addresses": "127.0.0.1", "synchronous_commit": "on", "fsync": "on", "data_checksums": "on"}
     assert {name: ask(shared, f"SHOW {name}") for name in expected} == expected
@@ -303,18 +266,16 @@ def test_server_given_by_url_is_not_started(state_dir: Path, given: dict[str, st
     assert {label: pid is not None for label, pid in servers.server_pids(state_dir).items()} == runs
 
 
-def test_start_with_cluster_of_other_version_is_refused(spoilt_dir: Path) -> None:
-    with (
-        spoil(spoilt_dir, "postgres/data/PG_VERSION", "11\n"),
-        pytest.raises(EmbeddedServerError, match="was made by PostgreSQL 11"),
-    ):
-        servers.start_servers(spoilt_dir)
-
-
-def test_failed_start_shows_last_log_lines(spoilt_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("global/pg_control", None, "could not find the database system"),
+        ("PG_VERSION", "11\n", "was initialized by PostgreSQL version 11"),
+    ],
+)
+def test_failed_start_shows_last_log_lines(
+    spoilt_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str | None, words: str
+) -> None:
     monkeypatch.setattr("config.local.server.RETRY_FOR", 0.5)
-    with (
-        spoil(spoilt_dir, "postgres/data/global/pg_control", None),
-        pytest.raises(EmbeddedServerError, match="could not find the database system"),
-    ):
+    with spoil(spoilt_dir, f"postgres/data/{name}", text), pytest.raises(EmbeddedServerError, match=words):
         servers.start_servers(spoilt_dir)

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from config.environment import ROOT
-from config.local import servers
+from config.local import account, servers
 from config.local.endpoints import EmbeddedServerError
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can try what root and others do")
@@ -101,38 +101,47 @@ def test_servers_started_by_root_run_as_unprivileged_account(folder: Path) -> No
 
 
 @as_root
-@pytest.mark.parametrize("mode", [0o700, 0o755], ids=oct)
-def test_servers_that_root_starts_have_no_capability(folder: Path, mode: int) -> None:
-    folder.chmod(mode)
-    servers.start_servers(folder / "state")
-    assert rights(folder) == {(0, 0, 0, 0, 0, 1)}
-
-
-@as_root
-@pytest.mark.parametrize(("mode", "kept"), [(0o755, 0), (0o700, 1 << 2)], ids=["open", "closed"])
-def test_servers_where_root_may_not_mount_have_at_most_the_right_to_traverse(
-    folder: Path, mode: int, kept: int
+@pytest.mark.parametrize(
+    ("mode", "missing", "kept"),
+    [
+        (0o755, "-sys_admin", 0),
+        (0o700, "-sys_admin", 1 << 2),
+        (0o700, "-dac_read_search", 1 << 1),  # as in most containers
+    ],
+    ids=["open", "closed", "closed, in a container"],
+)
+def test_servers_that_root_starts_have_at_most_the_right_to_traverse(
+    folder: Path, mode: int, missing: str, kept: int
 ) -> None:
-    """As in most containers."""
     copy_checkout(folder)
     folder.chmod(mode)
-    embedded(folder, "setpriv", "--bounding-set=-sys_admin")
+    embedded(folder, "setpriv", f"--bounding-set={missing}")
     assert rights(folder) == {(kept, kept, kept, kept, kept, 1)}
     check_rows_are_stored(folder)
 
 
 @as_root
+def test_root_without_the_right_to_traverse_is_refused_with_the_remedy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.chmod(0o700)
+    monkeypatch.setattr(account, "TRAVERSAL_CAPABILITIES", ())
+    with pytest.raises(EmbeddedServerError, match=f"cannot enter {folder}; open it"):
+        servers.start_servers(folder / "state")
+
+
+@as_root
 def test_servers_started_by_user_run_as_that_user(folder: Path) -> None:
-    account = pwd.getpwnam("nobody")
+    nobody = pwd.getpwnam("nobody")
     copy_checkout(folder)
-    os.chown(folder, account.pw_uid, account.pw_gid)
-    become = ("setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups")
+    os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+    become = ("setpriv", f"--reuid={nobody.pw_uid}", f"--regid={nobody.pw_gid}", "--clear-groups")
     python = next((found for found in (sys.executable, "/usr/bin/python3") if can_run_as(become, found)), None)
     if python is None:
         pytest.skip("no Python that another account may run with these packages")
     embedded(folder, *become, python=python)
-    assert owners(folder) == {account.pw_uid}
-    assert (folder / "state").stat().st_uid == account.pw_uid
+    assert owners(folder) == {nobody.pw_uid}
+    assert (folder / "state").stat().st_uid == nobody.pw_uid
 
 
 def can_run_as(become: tuple[str, ...], python: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import signal
 import socket
@@ -20,17 +21,11 @@ import pytest
 
 from config.environment import ROOT, Environment
 from config.local import foreground, ownership, servers
-from config.local.endpoints import (
-    adopt_stack_settings,
-    read_or_create_secret,
-    remove_stack_settings,
-    write_stack_settings,
-)
-from config.local.foreground import refuse_older_tables
+from config.local.endpoints import adopt_stack_settings, read_or_create_secret, stack_settings, write_private
+from config.local.foreground import Foreground, refuse_older_tables
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import is_alive, processes_with_variable, wait_until
 from config.local.programs import PROGRAMS, Program, StackError, stop_time_limit
-from config.local.supervisor import SOCKET_PATH_LIMIT, socket_path, start_supervisor, write_configuration
 
 WAIT_LIMIT = 180.0
 
@@ -59,10 +54,6 @@ def status_of(url: str, login: str = "") -> int:
         connection.close()
 
 
-def is_running(stack: RunningStack, program: str) -> bool:
-    return stack.supervisor.states()[program] == "RUNNING"
-
-
 def test_web_ignores_forwarded_address_of_direct_client(stack: RunningStack) -> None:
     token = "t" * 32
     form = f"csrfmiddlewaretoken={token}&username=ann&password=wrong"
@@ -82,7 +73,6 @@ def test_web_ignores_forwarded_address_of_direct_client(stack: RunningStack) -> 
 def test_killed_program_is_restarted(stack: RunningStack, program: str) -> None:
     killed = stack.kill(program)
     stack.wait_until(lambda: stack.pids.get(program, killed) != killed, WAIT_LIMIT)
-    stack.wait_until(lambda: is_running(stack, program), WAIT_LIMIT)
     stack.wait_until(lambda: status_of(stack.base_url + "/health/live") == 200, WAIT_LIMIT)
 
 
@@ -124,7 +114,8 @@ def test_manage_in_second_shell_uses_settings_of_the_stack(stack: RunningStack) 
 
 
 def test_adopted_settings_never_replace_given_ones(tmp_path: Path) -> None:
-    write_stack_settings(tmp_path, {"AFTERTOUCH_TIME_SCALE": "60", "DJANGO_SETTINGS_MODULE": "config.settings.local"})
+    ours = {"AFTERTOUCH_TIME_SCALE": "60", "DJANGO_SETTINGS_MODULE": "config.settings.local"}
+    write_private(stack_settings(tmp_path), json.dumps(ours))
     environ = {"AFTERTOUCH_TIME_SCALE": "1"}
     adopt_stack_settings(tmp_path, environ)
     assert environ == {"AFTERTOUCH_TIME_SCALE": "1", "DJANGO_SETTINGS_MODULE": "config.settings.local"}
@@ -132,7 +123,7 @@ def test_adopted_settings_never_replace_given_ones(tmp_path: Path) -> None:
         other = {name: "of another stack"}
         adopt_stack_settings(tmp_path, other)
         assert other == {name: "of another stack"}
-    remove_stack_settings(tmp_path)
+    stack_settings(tmp_path).unlink()
     nothing: dict[str, str] = {}
     adopt_stack_settings(tmp_path, nothing)
     assert nothing == {}
@@ -168,8 +159,7 @@ def test_program_that_cannot_start_is_named(tmp_path: Path, monkeypatch: pytest.
     program = Program("broken", "-c exit(3)")
     settings = Environment(aftertouch_state_dir=tmp_path)
     monkeypatch.setattr(foreground, "LIVE_WITHIN", 600.0)
-    stack = foreground.Foreground(settings, tmp_path, [program])
-    stack.supervisor = start_supervisor(write_configuration(settings, tmp_path, [program]), stack.environment)
+    stack = Foreground(settings, tmp_path, [program])
     try:
         with pytest.raises(StackError, match="broken cannot be started"):
             stack.await_live()
@@ -195,17 +185,10 @@ def test_signal_stops_stack_without_error(state_dir: Path, number: signal.Signal
         owner = ownership.owner_pid(state_dir)
         assert owner is not None
         os.kill(owner, number)
-        assert wait_until(lambda: not ownership.is_owned(state_dir), WAIT_LIMIT)
+        assert wait_until(lambda: ownership.owner_pid(state_dir) is None, WAIT_LIMIT)
         assert servers.server_pids(state_dir) == {"PostgreSQL": None, "Valkey": None}
         assert processes_with_variable(ownership.STACK_MARKER, str(state_dir)) == []
         assert "has stopped" in (state_dir / "logs" / "stack.log").read_text()
-
-
-def test_socket_path_of_long_folder_is_short(tmp_path: Path) -> None:
-    long = tmp_path / ("x" * 100)
-    assert len(os.fsencode(socket_path(long))) <= SOCKET_PATH_LIMIT
-    assert socket_path(long) == socket_path(long) != socket_path(tmp_path / ("y" * 100))
-    assert socket_path(Path("/srv/at")) == Path("/srv/at/supervisor.sock")
 
 
 WAITS_FOR_THE_OTHER = """
@@ -227,7 +210,7 @@ while True:
 
 
 def test_stop_signals_all_programs_at_once(tmp_path: Path) -> None:
-    """One after another, their times would add up to more than the supervisor has, and the last would get none."""
+    """One after another, their times would add up to more than the stop has, and the last would get none."""
     (tmp_path / "program.py").write_text(WAITS_FOR_THE_OTHER)
     names = ("one", "two")
     programs = [
@@ -235,8 +218,8 @@ def test_stop_signals_all_programs_at_once(tmp_path: Path) -> None:
         for name, other in zip(names, reversed(names), strict=True)
     ]
     settings = Environment(aftertouch_state_dir=tmp_path)
-    stack = foreground.Foreground(settings, tmp_path, programs)
-    stack.supervisor = start_supervisor(write_configuration(settings, tmp_path, programs), stack.environment)
+    stack = Foreground(settings, tmp_path, programs)
+    stack.check_programs()
     try:
         assert wait_until(lambda: all((tmp_path / f"{name}.runs").exists() for name in names), WAIT_LIMIT)
     finally:
@@ -245,20 +228,38 @@ def test_stop_signals_all_programs_at_once(tmp_path: Path) -> None:
     assert [name for name in names if not (tmp_path / f"{name}.ended").exists()] == []
 
 
+@pytest.mark.processes
 def test_stop_during_start_reaches_every_program(tmp_path: Path) -> None:
-    """A child of the supervisor that dropped SIGTERM before its exec would run until SIGKILL."""
-    programs = [Program(f"p{number}", "-c 'import time; time.sleep(3600)'") for number in range(30)]
-    settings = Environment(aftertouch_state_dir=tmp_path)
-    supervisor = start_supervisor(write_configuration(settings, tmp_path, programs), dict(os.environ))
-    log = tmp_path / "logs" / "supervisor.log"
-    try:
-        assert wait_until(lambda: log.exists() and "spawned" in log.read_text(), WAIT_LIMIT, pause=0.005)
-        supervisor.terminate()
-        supervisor.wait(WAIT_LIMIT)
-    finally:
-        supervisor.kill()
+    programs = [Program(f"p{number}", "-c 'import time; time.sleep(3600)'", stop_within=3600) for number in range(10)]
+    stack = Foreground(Environment(aftertouch_state_dir=tmp_path), tmp_path, programs)
+    stack.check_programs()
+    assert wait_until(stack.have_stopped, WAIT_LIMIT)
 
-    assert [line for line in log.read_text().splitlines() if "SIGKILL" in line] == []
+
+@pytest.mark.processes
+def test_deaf_program_is_killed_with_its_children(tmp_path: Path) -> None:
+    deaf = "import signal, subprocess, sys; signal.signal(15, signal.SIG_IGN); subprocess.run(['sleep', sys.argv[1]])"
+    program = Program("deaf", f'-c "{deaf}" 3600', stop_within=1)
+    stack = Foreground(Environment(aftertouch_state_dir=tmp_path), tmp_path, [program])
+    stack.check_programs()
+    try:
+        assert wait_until(lambda: len(processes_with_variable(ownership.STACK_MARKER, str(tmp_path))) == 2, WAIT_LIMIT)
+        assert wait_until(stack.have_stopped, WAIT_LIMIT)
+        assert processes_with_variable(ownership.STACK_MARKER, str(tmp_path)) == []
+    finally:
+        stack.stop()
+
+
+def test_long_log_keeps_its_last_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreground, "LOG_LIMIT", 10)
+    stack = Foreground(Environment(aftertouch_state_dir=tmp_path), tmp_path, [])
+    log = tmp_path / "logs" / "web.log"
+    with log.open("ab") as writer:
+        writer.write(b"more than ten\n")
+        writer.flush()
+        stack.trim_logs()
+        writer.write(b"new\n")
+    assert (log.read_text(), log.with_suffix(".log.1").read_text()) == ("new\n", "more than ten\n")
 
 
 def test_stop_time_limit_covers_programs_and_servers() -> None:
