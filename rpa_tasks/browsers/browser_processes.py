@@ -1,4 +1,4 @@
-"""Find the processes, sockets and memory of a browser.
+"""Find the processes, sockets and memory of a browser, and remove Chromium's own lock on a profile after a crash.
 
 Chromium's crash handlers leave its session, and its renderers overwrite their environment. A process belongs to a
 browser by its session or by the mark in its environment. The profile on a command line is weaker: a person may have
@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import socket
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -27,6 +30,7 @@ from rpa_tasks.supervisor.runs import TASK_ID, Ancestry
 
 MARKER = "AFTERTOUCH_BROWSER"
 PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
+SINGLETON_FILES = ("SingletonLock", "SingletonSocket", "SingletonCookie")
 
 
 def find_browser_family(*, marker: str, leader: tuple[int, int], profile: str = "") -> list[Process]:
@@ -198,3 +202,43 @@ def _listening_sockets(port: int) -> set[str]:
             for line in table
             if (fields := line.split())[3] == "0A" and fields[1].endswith(wanted)
         }
+
+
+def release_singleton(profile: Path) -> bool:
+    """Remove the lock if its owner is proven dead. Returns False if the owner runs.
+
+    Chromium itself does this only for owners on the same host name, which a former container does not have.
+    """
+    try:
+        host, _, pid = os.readlink(profile / "SingletonLock").rpartition("-")
+    except OSError:
+        return True
+    if host == socket.gethostname():
+        lives = pid.isdigit() and names_profile(read_command_line(int(pid)), str(profile))
+    else:
+        lives = _answers_on_socket(profile / "SingletonSocket")
+    if not lives:
+        _remove_lock_files(profile)
+    return not lives
+
+
+def _answers_on_socket(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client, suppress(OSError):
+        client.settimeout(1)
+        client.connect(str(path.resolve()))
+        return True
+    return False
+
+
+def _remove_lock_files(profile: Path) -> None:
+    """Remove the lock files and the socket's folder, which a killed Chromium leaves in the temporary directory.
+
+    The browser can write the link, so no folder elsewhere is deleted.
+    """
+    with suppress(OSError):
+        folder = Path(os.readlink(profile / "SingletonSocket")).parent
+        chromium_made_it = "org.chromium." in folder.name or "com.google.Chrome" in folder.name
+        if chromium_made_it and folder.parent == Path(tempfile.gettempdir()) and not folder.is_symlink():
+            shutil.rmtree(folder, ignore_errors=True)
+    for name in SINGLETON_FILES:
+        (profile / name).unlink(missing_ok=True)

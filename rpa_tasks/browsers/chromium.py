@@ -8,8 +8,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,18 @@ from django.conf import settings
 from rpa_tasks import isolation
 from rpa_tasks.browsers import devtools, registry
 from rpa_tasks.browsers.browser_errors import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, NoBrowser
-from rpa_tasks.browsers.browser_processes import MARKER, leftover_browsers_on, listens_on, unowned_processes
+from rpa_tasks.browsers.browser_processes import (
+    MARKER,
+    leftover_browsers_on,
+    listens_on,
+    release_singleton,
+    unowned_processes,
+)
 from rpa_tasks.browsers.providers.chromium_program import NoProgram, find_program
 from rpa_tasks.browsers.providers.extensions import find_extensions, make_extension_flags
 from rpa_tasks.browsers.providers.launch_settings import LaunchSettings
 from rpa_tasks.browsers.providers.proxy import Forwarding, open_forwarding
-from rpa_tasks.browsers.singleton import release_singleton
+from rpa_tasks.browsers.registry import Record
 from rpa_tasks.supervisor.processes import end_processes, is_alive, read_process
 from scheduling.strict_text import storable_text
 
@@ -61,16 +67,6 @@ FLAGS = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class RunningBrowser:
-    pid: int
-    ticks: int
-    port: int
-    path: str
-    proxy_port: int = 0  #: of its forwarder
-    remote: bool = False  #: it runs elsewhere; the process is the forwarder of its debug port
-
-
 def find_chromium() -> str:
     """Return the path of Chromium. Raises `NoBrowser` if there is none, or only one of snap."""
     try:
@@ -79,12 +75,13 @@ def find_chromium() -> str:
         raise NoBrowser(BROWSER_FAILED, str(error)) from error
 
 
-def start_browser(slot: int, profile_id: str, launch: LaunchSettings) -> RunningBrowser:
-    """Start a browser and wait until it answers. The caller has slot and profile, and its record names both.
+def start_browser(record: Record, launch: LaunchSettings) -> Record:
+    """Start a browser and wait until it answers. The caller has slot and profile, and this record names both.
 
-    Raises: `NoBrowser`. A process may be running then; the caller ends it.
+    Returns the record with process, port and address. Raises: `NoBrowser`. A process may be running then; the caller
+    ends it.
     """
-    profile = registry.profile_dir(profile_id)
+    profile = registry.profile_dir(record.profile)
     if shutil.disk_usage(profile).free < MIN_FREE_BYTES:
         raise NoBrowser(DISK_FULL, f"Less than {MIN_FREE_BYTES // 2**20} MB are free.")
     if others := unowned_processes(str(profile)):
@@ -92,19 +89,23 @@ def start_browser(slot: int, profile_id: str, launch: LaunchSettings) -> Running
     # The holder of the profile's lock may end browsers on it. No record names them, so no other process would.
     end_processes(lambda: leftover_browsers_on(str(profile)), grace=2.0)
     release_singleton(profile)
-    log = registry.browser_logs_dir() / f"browser-{slot}.log"
+    log = registry.browser_logs_dir() / f"browser-{record.slot}.log"
     forwarding = open_forwarding(launch)
     try:
         with devtools.reserve_port() as port:
-            pid = _spawn_chromium(slot, profile_id, launch, forwarding, port, log=log)
+            pid = _spawn_chromium(record, launch, forwarding, port, log)
             process = read_process(pid)
-            for _ in _poll_until(START_TIMEOUT):
-                if process is None or not is_alive(pid, process.started):
-                    break
+            ends_at = time.monotonic() + START_TIMEOUT
+            while process and is_alive(pid, process.started) and time.monotonic() < ends_at:
                 # Other processes can listen on a port: it must belong to this browser.
-                if (path := _read_debug_path(port)) and listens_on(pid, port):
-                    proxy_port = forwarding.port if forwarding else 0
-                    return RunningBrowser(pid, process.started, port, path, proxy_port=proxy_port)
+                with suppress(devtools.NoAnswer):
+                    path = devtools.websocket_path(port)
+                    if listens_on(pid, port):
+                        proxy_port = forwarding.port if forwarding else 0
+                        return replace(
+                            record, pid=pid, ticks=process.started, port=port, path=path, proxy_port=proxy_port
+                        )
+                time.sleep(0.02)
     finally:
         if forwarding:
             forwarding.listener.close()
@@ -141,17 +142,15 @@ def may_use_namespaces() -> bool:
         return True
 
 
-def _spawn_chromium(
-    slot: int, profile_id: str, launch: LaunchSettings, forwarding: Forwarding | None, port: int, *, log: Path
-) -> int:
+def _spawn_chromium(record: Record, launch: LaunchSettings, forwarding: Forwarding | None, port: int, log: Path) -> int:
     """Start Chromium, and the forwarder to its proxy, and return its pid. Raises `NoBrowser`."""
-    profile = registry.profile_dir(profile_id)
+    profile = registry.profile_dir(record.profile)
     extensions = find_extensions(launch.extensions)
     flags = [*_launch_flags(profile), *launch.command_line, *make_extension_flags(extensions)]
     flags += [*devtools.debug_flags(port), *(forwarding.flags if forwarding else ()), "about:blank"]
-    environment = browser_environment(slot, profile) | launch.environment
+    environment = browser_environment(record) | launch.environment
     try:
-        sandbox = isolation.isolate_browser(profile_id, extensions)
+        sandbox = isolation.isolate_browser(record.profile, extensions)
     except isolation.CannotIsolate as error:
         raise NoBrowser(BROWSER_FAILED, str(error)) from error
     return spawn_session([*sandbox, find_chromium(), *flags], {"log": str(log)}, environment, forwarding)
@@ -182,7 +181,7 @@ def spawn_session(
         raise NoBrowser(BROWSER_FAILED, f"{answer.stdout!r} {answer.stderr[-500:]!r}") from error
 
 
-def browser_environment(slot: int, profile: Path) -> dict[str, str]:
+def browser_environment(record: Record) -> dict[str, str]:
     """Return the environment of a browser: neither secrets nor run markers, which would make it a process of a run.
 
     The mark of a test run stays, because a test run ends all its processes (`config.local.reaper`).
@@ -190,26 +189,11 @@ def browser_environment(slot: int, profile: Path) -> dict[str, str]:
     return {
         **{name: os.environ[name] for name in ("AFTERTOUCH_RUN",) if name in os.environ},
         "PATH": PATH,
-        "HOME": str(profile),
+        "HOME": str(registry.profile_dir(record.profile)),
         "LANG": "C.UTF-8",
         "TZ": settings.TIME_ZONE,
-        MARKER: registry.slot_marker(slot),
+        MARKER: registry.slot_marker(record.slot),
     }
-
-
-def _read_debug_path(port: int) -> str:
-    try:
-        return devtools.websocket_path(port)
-    except devtools.NoAnswer:
-        return ""
-
-
-def _poll_until(seconds: float) -> Iterator[None]:
-    """Yield every 20 ms until the time is over."""
-    ends_at = time.monotonic() + seconds
-    while time.monotonic() < ends_at:
-        yield
-        time.sleep(0.02)
 
 
 def _tail_of_log(log: Path) -> str:

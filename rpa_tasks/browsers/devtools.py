@@ -1,4 +1,4 @@
-"""DevTools commands of the pool: identify, close pages, clear cookies, close the browser.
+"""DevTools commands of the pool: identify, show, close pages, clear cookies, close the browser.
 
 It uses HTTP where possible, otherwise one WebSocket per command. All connections go to the loopback, without a proxy.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import socket
 import time
+from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -19,6 +21,7 @@ from websockets.sync.client import ClientConnection, connect
 
 HOST = "127.0.0.1"
 TIMEOUT = 3.0  #: seconds, unless the caller gives a timeout
+LONGEST_ANSWER = 32 * 2**20  #: bytes; a hostile page chooses the size of its picture
 CLOSE_TIMEOUT = 2.0  #: seconds for pages to close; a page with a leave confirmation stays
 
 
@@ -91,7 +94,7 @@ def open_connection(port: int, path: str, *, timeout: float | None = None) -> Cl
             f"ws://{HOST}:{port}{path}",
             proxy=None,
             compression=None,
-            max_size=None,
+            max_size=LONGEST_ANSWER,
             open_timeout=TIMEOUT if timeout is None else timeout,
             close_timeout=0.2,
             ping_interval=None,  # a browser that is busy for long keeps a connection
@@ -132,6 +135,15 @@ PAGE_STATE = """(() => {
 })()"""
 
 
+PAGE_HTML = "document.documentElement.outerHTML.slice(0, %d)"
+#: The first of these whose screenshot is within the limit is used.
+PICTURES: tuple[dict[str, Any], ...] = (
+    {"format": "png"},
+    {"format": "jpeg", "quality": 70},
+    {"format": "jpeg", "quality": 20},
+)
+
+
 def read_page(port: int, url: str, *, timeout: float) -> tuple[int, str]:
     """Open a page in a tab of its own. Returns its status, 0 if it was not loaded, and text. Raises `NoAnswer`."""
     tab = _request_http(port, f"/json/new?{quote(url, safe='')}", TIMEOUT, method="PUT")["id"]
@@ -139,8 +151,9 @@ def read_page(port: int, url: str, *, timeout: float) -> tuple[int, str]:
     try:
         while time.monotonic() < ends_at:
             answer = send_command(
-                port, f"/devtools/page/{tab}", "Runtime.evaluate", expression=PAGE_STATE, returnByValue=True
-            )
+                port, f"/devtools/page/{tab}", "Runtime.evaluate", timeout=max(0.0, ends_at - time.monotonic()),
+                expression=PAGE_STATE, returnByValue=True,
+            )  # fmt: skip
             address, state, status, text = answer["result"].get("value") or ("", "", 0, "")
             if state == "complete" and address != "about:blank":
                 return (0 if address.startswith("chrome-error:") else int(status)), text
@@ -149,6 +162,43 @@ def read_page(port: int, url: str, *, timeout: float) -> tuple[int, str]:
         with suppress(NoAnswer):
             _request_http(port, f"/json/close/{tab}", TIMEOUT, text=True)
     raise NoAnswer(f"{url} was not loaded in {timeout:.0f} s")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The most recent page."""
+
+    screenshot: bytes
+    html: str
+    url: str
+    title: str
+
+
+def take_snapshot(port: int, *, timeout: float, limit: int) -> Snapshot:
+    """Return the page that was active last, with at most `limit` bytes of screenshot and characters of HTML.
+
+    Raises: `NoAnswer`, also for a page that does not answer, such as one with an endless script.
+    """
+    tabs = list_tabs(port)
+    if not tabs:
+        raise NoAnswer("The browser has no page.")
+    tab = min(tabs, key=lambda each: bool(each["url"] == "about:blank"))
+    ends_at = time.monotonic() + timeout
+    with open_connection(port, f"/devtools/page/{tab['id']}", timeout=timeout) as page:
+
+        def ask_page(method: str, **params: Any) -> dict[str, Any]:
+            return ask(page, method, timeout=max(0.0, ends_at - time.monotonic()), **params)
+
+        # In a world of its own, where the page cannot have replaced what the expression uses.
+        frame = ask_page("Page.getFrameTree")["frameTree"]["frame"]
+        world = ask_page("Page.createIsolatedWorld", frameId=frame["id"])["executionContextId"]
+        html = ask_page("Runtime.evaluate", expression=PAGE_HTML % limit, contextId=world, returnByValue=True)
+        for form in PICTURES:
+            picture = b64decode(ask_page("Page.captureScreenshot", **form)["data"])
+            if len(picture) <= limit:
+                break
+    screenshot = picture if len(picture) <= limit else b""
+    return Snapshot(screenshot, str(html["result"].get("value", "")), tab["url"], tab["title"])
 
 
 def _request_http(port: int, path: str, timeout: float, *, method: str = "GET", text: bool = False) -> Any:

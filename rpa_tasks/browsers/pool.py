@@ -12,22 +12,25 @@ from types import TracebackType
 from typing import Self
 
 import structlog
+from django.conf import settings
 from websockets.sync.client import ClientConnection
 
-from rpa_tasks.browsers import devtools, profiles, recycling, registry
+from rpa_tasks.browsers import devtools, registry
 from rpa_tasks.browsers.browser_errors import BROWSER_FAILED, BROWSER_WAIT, PROFILE_BUSY, NoBrowser, no_browser_for
 from rpa_tasks.browsers.browser_processes import (
     has_listener,
     listens_on,
+    memory_by_session,
     names_profile,
     read_command_line,
     writes_downloads,
 )
+from rpa_tasks.browsers.chromium import start_browser
 from rpa_tasks.browsers.providers.launch_settings import LaunchSettings
 from rpa_tasks.browsers.providers.proxy import prove_proxy
-from rpa_tasks.browsers.providers.remote_browser import choose_provider
+from rpa_tasks.browsers.providers.remote_browser import attach_browser
 from rpa_tasks.browsers.registry import BUSY, IDLE, Lock, Record
-from rpa_tasks.browsers.slots import Slot, records_of_profile, take_slot
+from rpa_tasks.browsers.slots import Slot, records_of_profile, restore_session_cookies, session_cookies, take_slot
 from rpa_tasks.supervisor.processes import is_alive
 
 log = structlog.get_logger(__name__)
@@ -102,7 +105,7 @@ class AcquiredBrowser:
         """Delete all cookies of the profile. Raises `NoBrowser` if the browser does not answer."""
         try:
             devtools.clear_cookies(self.port)
-            profiles.delete_session_cookies(self.profile_dir)
+            session_cookies(self.profile_id).unlink(missing_ok=True)
         except devtools.NoAnswer as error:
             raise NoBrowser(BROWSER_FAILED, f"Cookies were not cleared: {error}") from error
 
@@ -191,25 +194,12 @@ def start_in_slot(slot: Slot, profile_id: str, shop: str, launch: LaunchSettings
     slot.write(Record(slot=slot.number, state=BUSY, shop=shop, profile=profile_id, lease_no=lease_no))
     assert slot.record is not None
     try:
-        running = choose_provider(launch)(slot.number, profile_id, launch)
+        running = (attach_browser if launch.cdp_url else start_browser)(slot.record, launch)
         address = prove_proxy(running.port) if running.proxy_port else ""
         if not running.remote:
-            profiles.restore_session_cookies(running.port, running.path, registry.profile_dir(profile_id))
+            restore_session_cookies(running)
         now = time.time()
-        slot.write(
-            replace(
-                slot.record,
-                pid=running.pid,
-                ticks=running.ticks,
-                port=running.port,
-                path=running.path,
-                launch=launch.fingerprint,
-                proxy_port=running.proxy_port,
-                remote=running.remote,
-                started_at=now,
-                last_used_at=now,
-            )
-        )
+        slot.write(replace(running, launch=launch.fingerprint, started_at=now, last_used_at=now))
     except (NoBrowser, OSError):
         slot.empty("did not start")
         raise
@@ -240,10 +230,21 @@ def _return_to_slot(slot: Slot, why: str) -> None:
     record = slot.record
     assert record is not None
     record = replace(record, uses=record.uses + 1, last_used_at=time.time())
-    if why := why or recycling.recycling_reason(record) or _cleanup_problem(record):
+    if why := why or recycling_reason(record) or _cleanup_problem(record):
         slot.empty(why)
     else:
         slot.write(replace(record, state=IDLE, lease_no=0))
+
+
+def recycling_reason(record: Record) -> str:
+    """Return why the browser must be recycled (uses, age or memory), or ""."""
+    if record.uses >= settings.AFTERTOUCH_RPA_BROWSER_USES:
+        return "uses"
+    if time.time() - record.started_at >= settings.AFTERTOUCH_RPA_BROWSER_AGE.total_seconds():
+        return "age"
+    if memory_by_session().get(record.pid, 0) // 2**20 >= settings.AFTERTOUCH_RPA_BROWSER_MEMORY_MB:
+        return "memory"
+    return ""
 
 
 def _cleanup_problem(record: Record) -> str:

@@ -178,7 +178,6 @@ class Record:
     started_at: float = 0.0
     last_used_at: float = 0.0
     checked_at: float = 0.0
-    baseline: float = 0.0  #: seconds of its first timed navigation
     reason: str = ""
     launch: str = ""  #: fingerprint of its launch settings
     proxy_port: int = 0  #: of its forwarder

@@ -23,11 +23,10 @@ from django.db.models.functions import Now
 from django.utils.timezone import now
 
 from rpa_tasks import isolation
-from rpa_tasks.browsers import recycling, registry
-from rpa_tasks.browsers.old_profiles import KEPT_FOR, OldProfiles
-from rpa_tasks.browsers.prewarming import Prewarmer
+from rpa_tasks.browsers import registry, upkeep
 from rpa_tasks.jobs.gates.node_drains import is_draining
 from rpa_tasks.maintainer.next_shops import find_next_shops
+from rpa_tasks.maintainer.old_profiles import KEPT_FOR, OldProfiles
 from rpa_tasks.models import ExecutionNode, Job, JobState
 from rpa_tasks.supervisor.runs import LEASE_NO, TASK_ID, end_marked_processes, marked_processes
 from rpa_tasks.takeover import leases
@@ -40,7 +39,7 @@ log = structlog.get_logger(__name__)
 ORPHANED_FOR = 30.0  #: seconds; the supervisor process, which ends a run more gently, has finished by then
 BATCH = 200  #: evidence rows per pass: each may have a megabyte, and the node does not report during the deletion
 TIDY_EVERY = 600.0  #: seconds
-LOGS_AT_ONCE = 500  #: log files or directories read in one pass
+ENTRIES_AT_ONCE = 500  #: log files or directories read in one pass
 RUN_LOG_KEPT = timedelta(days=1)  #: since its last write; the process that settles a run deletes its log
 BROWSER_LOG = 1_000_000  #: bytes of a browser's standard error before the log is truncated
 
@@ -48,9 +47,9 @@ RunId = tuple[UUID, int]  #: task id and lease number
 
 
 class Housekeeping:
-    def __init__(self, queues: list[str], prewarmer: Prewarmer | None = None) -> None:
+    def __init__(self, queues: list[str], prewarmer: upkeep.Prewarmer | None = None) -> None:
         self.queues = queues
-        self.prewarmer = prewarmer or Prewarmer()
+        self.prewarmer = prewarmer or upkeep.Prewarmer()
         self.started_at: datetime = now()
         self._orphaned_since: dict[RunId, float] = {}
         self._tidied_at: float | None = None
@@ -94,7 +93,7 @@ class Housekeeping:
                 "started_at": self.started_at,
                 "slots": node.count_slots(),
                 "queues": self._list_queues(),
-                "browsers": recycling.describe_slots(),
+                "browsers": upkeep.describe_slots(),
             },
         )
 
@@ -110,7 +109,7 @@ class Housekeeping:
 
         For killed supervisor processes see `rpa_tasks.supervisor.runs.end_unsupervised`.
         """
-        found = _marked_runs()
+        found = {run for _, marks in marked_processes() if (run := _run_of_marks(marks))}
         orphans = found - _running_runs(found)
         at = time.monotonic()
         self._orphaned_since = {run: self._orphaned_since.get(run, at) for run in orphans}
@@ -148,69 +147,72 @@ def delete_old_evidence() -> int:
     )
 
 
+class Walk:
+    """Read the entries of folders in bounded steps, again and again: killed workers may leave very many."""
+
+    def __init__(self, scan: Callable[[], Iterator[os.DirEntry[str]]]) -> None:
+        self._scan = scan
+        self._rest = scan()
+
+    def next_entries(self) -> list[os.DirEntry[str]]:
+        entries = list(islice(self._rest, ENTRIES_AT_ONCE))
+        if len(entries) < ENTRIES_AT_ONCE:
+            self._rest = self._scan()
+        return entries
+
+
+def _scan_directory(folder: Path) -> Iterator[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        yield from entries
+
+
 class LeftoverRuns:
-    """Scan of working directories, with parameter files, of runs whose worker was killed."""
+    """Working directories, with parameter files, of runs whose worker was killed."""
 
     def __init__(self) -> None:
-        self._walk = _scan_runs()
+        self._walk = Walk(
+            lambda: (run for shop in _scan_directory(registry.runs_dir()) for run in _scan_directory(Path(shop)))
+        )
         self._left: list[str] = []
 
     def delete_some(self) -> None:
         """Delete for at most `isolation.DELETE_FOR`. The next pass continues."""
         ends_at = time.monotonic() + isolation.DELETE_FOR
         if not self._left:
-            entries = list(islice(self._walk, LOGS_AT_ONCE))
-            if len(entries) < LOGS_AT_ONCE:
-                self._walk = _scan_runs()  # the next pass starts again
-            running = _find_running_names(entries)
-            self._left = [entry.path for entry in _entries_of_ended_runs(entries) if entry.name not in running]
+            entries = self._walk.next_entries()
+            # A running job of any shop may have the directory: its profile may have changed since.
+            leases = {int(entry.name) for entry in entries if re.fullmatch(r"[0-9]{1,9}", entry.name)}
+            running = Job.objects.filter(state=JobState.RUNNING, lease_no__in=leases)
+            kept = {str(lease_no) for lease_no in running.values_list("lease_no", flat=True)}
+            self._left = [entry.path for entry in entries if entry.name not in kept]
         while self._left and (within := ends_at - time.monotonic()) > 0:
             isolation.delete_directory(Path(self._left.pop()), within)
 
 
 class OldLogs:
-    """Scan of the log folder in bounded steps: killed workers may leave very many files."""
+    """Logs of runs and browsers."""
 
     def __init__(self) -> None:
-        self._walk = _scan_directory(registry.browser_logs_dir())
+        self._walk = Walk(lambda: _scan_directory(registry.browser_logs_dir()))
 
     def delete_some(self) -> int:
         """Delete logs of finished runs, truncate or delete those of browsers. Returns the number of files read."""
-        entries = list(islice(self._walk, LOGS_AT_ONCE))
-        if len(entries) < LOGS_AT_ONCE:
-            self._walk = _scan_directory(registry.browser_logs_dir())  # the next pass starts again
-        left: list[os.DirEntry[str]] = []
+        entries = self._walk.next_entries()
+        old: dict[os.DirEntry[str], RunId | None] = {}
         for entry in entries:
             with suppress(OSError):
                 if entry.name.startswith("browser-"):
                     _limit_browser_log(entry)
                 elif _age_of_entry(entry) > RUN_LOG_KEPT:
-                    left.append(entry)
-        for entry in _entries_of_ended_runs(left):
-            with suppress(OSError):
-                os.unlink(entry)
+                    task_id, _, lease_no = entry.name.removesuffix(".log").rpartition("-")
+                    old[entry] = _run_of_marks({TASK_ID: task_id, LEASE_NO: lease_no})
+        # Age is not enough: a run may print nothing for days.
+        running = _running_runs({run for run in old.values() if run})
+        for entry, run in old.items():
+            if run not in running:
+                with suppress(OSError):
+                    os.unlink(entry)
         return len(entries)
-
-
-def _scan_runs() -> Iterator[os.DirEntry[str]]:
-    """Yield the working directories of runs. Each shop has a folder for its own; earlier versions had none."""
-    for entry in _scan_directory(registry.runs_dir()):
-        if _run_of_entry(entry.name):
-            yield entry
-        else:
-            yield from _scan_directory(Path(entry.path))
-
-
-def _find_running_names(entries: list[os.DirEntry[str]]) -> set[str]:
-    """Return the names of directories that a running job of any shop may have: its profile may have changed since."""
-    leases = {int(entry.name) for entry in entries if re.fullmatch(r"[0-9]{1,9}", entry.name)}
-    running = Job.objects.filter(state=JobState.RUNNING, lease_no__in=leases)
-    return {str(lease_no) for lease_no in running.values_list("lease_no", flat=True)}
-
-
-def _scan_directory(folder: Path) -> Iterator[os.DirEntry[str]]:
-    with os.scandir(folder) as entries:
-        yield from entries
 
 
 def _limit_browser_log(entry: os.DirEntry[str]) -> None:
@@ -223,24 +225,6 @@ def _limit_browser_log(entry: os.DirEntry[str]) -> None:
 
 def _age_of_entry(entry: os.DirEntry[str]) -> timedelta:
     return timedelta(seconds=time.time() - entry.stat().st_mtime)
-
-
-def _entries_of_ended_runs(entries: list[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
-    """Keep entries whose run has ended. The log's age is not enough: a run may print nothing for days."""
-    runs = {entry: _run_of_entry(entry.name) for entry in entries}
-    running = _running_runs({run for run in runs.values() if run})
-    return [entry for entry, run in runs.items() if run not in running]
-
-
-def _run_of_entry(name: str) -> RunId | None:
-    """Parse the name `<task>-<lease number>.log` of a log. Directories of earlier versions have no `.log` behind it."""
-    task_id, _, lease_no = name.removesuffix(".log").rpartition("-")
-    return _run_of_marks({TASK_ID: task_id, LEASE_NO: lease_no})
-
-
-def _marked_runs() -> set[RunId]:
-    """Return the runs that have processes on this node."""
-    return {run for _, marks in marked_processes() if (run := _run_of_marks(marks))}
 
 
 def _run_of_marks(marks: Mapping[str, str]) -> RunId | None:

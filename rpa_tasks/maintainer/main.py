@@ -16,17 +16,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import django
 import structlog
 
-from rpa_tasks.browsers import health, prewarming, recycling, registry
+from rpa_tasks.browsers import registry, upkeep
 from rpa_tasks.browsers.registry import Lock
 from rpa_tasks.supervisor.runs import end_unsupervised
-
-if TYPE_CHECKING:
-    from rpa_tasks.takeover.host import TakeOverHost
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +32,10 @@ EXIT_TIME_LIMIT = 120.0  #: seconds to wait for runs that outlive their worker; 
 
 
 def main(words: list[str]) -> None:
-    order = _build_maintainer_parser().parse_args(words)
+    parser = argparse.ArgumentParser(prog="python -m rpa_tasks.maintainer.main")
+    parser.add_argument("--queues", default="", help="queues of the worker, separated by commas")
+    parser.add_argument("--parent", type=int, default=0, help="process id of the worker")
+    order = parser.parse_args(words)
     queues = [name for name in order.queues.split(",") if name]
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.production")
     django.setup()
@@ -79,25 +78,28 @@ class ParentWorker:
 
 def run_passes(worker: ParentWorker, queues: list[str]) -> None:
     """Run a pass every few seconds until the worker has ended."""
-    prewarmer = prewarming.Prewarmer()
+    prewarmer = upkeep.Prewarmer()
     threading.Thread(target=_run_housekeeping, args=(queues, prewarmer), daemon=True).start()
     threading.Thread(target=_end_unsupervised_runs, daemon=True).start()
-    take_overs = _start_hosting()
+    from rpa_tasks.takeover.host import TakeOverHost  # its models need `django.setup`
+
+    take_overs = TakeOverHost()
+    take_overs.start()
     steps = browser_steps(prewarmer)
     while not worker.is_gone(within=PASS_INTERVAL):
         run_steps(steps)
     take_overs.stop()
 
 
-def browser_steps(prewarmer: prewarming.Prewarmer) -> list[Callable[[], object]]:
+def browser_steps(prewarmer: upkeep.Prewarmer) -> list[Callable[[], object]]:
     """List the steps of one pass in order: steps that free slots precede those that use them."""
     return [
-        recycling.end_abandoned,
-        recycling.end_unrecorded,
-        recycling.free_quarantined,
-        recycling.recycle_old,
-        health.check_idle,
-        recycling.end_surplus,
+        upkeep.end_abandoned,
+        upkeep.end_unrecorded,
+        upkeep.free_quarantined,
+        upkeep.recycle_old,
+        upkeep.check_idle,
+        upkeep.end_surplus,
         prewarmer.prewarm,
     ]
 
@@ -117,20 +119,12 @@ def end_unused_at_exit(lock: Lock) -> None:
     Stops after 120 s, or as soon as another maintainer takes the lock.
     """
     ends_at = time.monotonic() + EXIT_TIME_LIMIT
-    while recycling.end_unused() + end_unsupervised() and time.monotonic() < ends_at:
+    while upkeep.end_unused() + end_unsupervised() and time.monotonic() < ends_at:
         lock.release()
         time.sleep(POLL_INTERVAL)
         if not lock.try_acquire():
             return
     log.info("maintainer_ended")
-
-
-def _start_hosting() -> TakeOverHost:
-    from rpa_tasks.takeover.host import TakeOverHost  # its models need `django.setup`
-
-    take_overs = TakeOverHost()
-    take_overs.start()
-    return take_overs
 
 
 def _end_unsupervised_runs() -> None:
@@ -139,7 +133,7 @@ def _end_unsupervised_runs() -> None:
         time.sleep(PASS_INTERVAL)
 
 
-def _run_housekeeping(queues: list[str], prewarmer: prewarming.Prewarmer) -> None:
+def _run_housekeeping(queues: list[str], prewarmer: upkeep.Prewarmer) -> None:
     from rpa_tasks.maintainer.housekeeping import Housekeeping  # its models need `django.setup`
 
     node_housekeeping = Housekeeping(queues, prewarmer)
@@ -147,13 +141,6 @@ def _run_housekeeping(queues: list[str], prewarmer: prewarming.Prewarmer) -> Non
         if node_housekeeping.is_database_available():
             run_steps(node_housekeeping.steps)
         time.sleep(PASS_INTERVAL)
-
-
-def _build_maintainer_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m rpa_tasks.maintainer.main")
-    parser.add_argument("--queues", default="", help="queues of the worker, separated by commas")
-    parser.add_argument("--parent", type=int, default=0, help="process id of the worker")
-    return parser
 
 
 if __name__ == "__main__":

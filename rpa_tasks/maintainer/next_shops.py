@@ -10,7 +10,7 @@ from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
 from rpa_tasks.browsers.browser_errors import NoBrowser
-from rpa_tasks.browsers.prewarming import WarmShop
+from rpa_tasks.browsers.upkeep import WarmShop
 from rpa_tasks.configuration.browser_settings import resolve_launch_settings
 from rpa_tasks.jobs.wakeups import queue_of
 from rpa_tasks.models import ExecutionNode, Job, LoginState, Shop

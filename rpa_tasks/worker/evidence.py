@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import zlib
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import structlog
-from django.conf import settings
 
-from rpa_tasks.browsers.health import minimal_environment
+from rpa_tasks.browsers import devtools
 
 log = structlog.get_logger(__name__)
 
-SNAPSHOT_TIME_LIMIT = 15  #: seconds for the browser to export its page; a browser that hangs has no evidence
+SNAPSHOT_TIME_LIMIT = 15.0  #: seconds for the browser to export its page; a browser that hangs has no evidence
 PIECE_LIMIT = 1_000_000  #: bytes of each item
 UNPACKED_LIMIT = 4_000_000  #: bytes of an unpacked text; a few bytes of zlib can expand to gigabytes
 
@@ -35,24 +30,12 @@ def collect_evidence(port: int | None, log_path: Path) -> dict[str, bytes]:
 
 def _capture_page(port: int) -> dict[str, bytes]:
     try:
-        with TemporaryDirectory(prefix="evidence-") as folder:
-            words = [sys.executable, "-m", "rpa_tasks.browsers.playwright_driver", "snapshot"]
-            words += ["--port", str(port), "--dir", folder]
-            completed = subprocess.run(  # noqa: S603  (our own words)
-                words,
-                capture_output=True,
-                timeout=SNAPSHOT_TIME_LIMIT,
-                check=True,
-                cwd=settings.BASE_DIR,
-                env=minimal_environment(),
-            )
-            files = json.loads(completed.stdout.splitlines()[-1])
-            found = {"screenshot": (Path(folder) / files["screenshot"]).read_bytes()}
-            html = (Path(folder) / files["html"]).read_bytes()
-    except (subprocess.SubprocessError, OSError, ValueError, LookupError) as error:
+        found = devtools.take_snapshot(port, timeout=SNAPSHOT_TIME_LIMIT, limit=PIECE_LIMIT)
+    except devtools.NoAnswer as error:
         log.warning("evidence_not_saved", error=str(error)[:300])
         return {}
-    return {"screenshot": found["screenshot"][:PIECE_LIMIT], "html": zlib.compress(html[:PIECE_LIMIT])}
+    html = found.html.encode(errors="replace")[:PIECE_LIMIT]
+    return {"screenshot": found.screenshot, "html": zlib.compress(html)}
 
 
 def unpack_text(text: bytes) -> bytes:

@@ -17,7 +17,7 @@ from django.utils.timezone import now
 from pytest_django import DjangoDbBlocker, Settings
 
 from config.local.processes import wait_until
-from rpa_tasks.browsers import recycling
+from rpa_tasks.browsers import upkeep
 from rpa_tasks.models import ExecutionNode, LoginState, Platform, Shop, TakeOver
 from rpa_tasks.takeover import relay
 from rpa_tasks.takeover.host import TakeOverHost
@@ -61,7 +61,7 @@ def node(settings: Settings, monkeypatch: pytest.MonkeyPatch, valkey: redis.Redi
     host.start()
     yield
     host.stop()
-    assert wait_until(lambda: recycling.end_unused() == 0, WAIT_LIMIT)
+    assert wait_until(lambda: upkeep.end_unused() == 0, WAIT_LIMIT)
     assert wait_until(lambda: not list_pool_processes(folder), WAIT_LIMIT)
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -42,7 +42,7 @@ SECONDS: dict[str, float] = {
     "tests/journeys/test_rpa_operations.py": 35, "tests/journeys/test_take_over.py": 20,
     "tests/local_stack/test_embedded_servers.py": 30, "tests/local_stack/test_stack.py": 60,
     "tests/rpa_tasks/browsers/test_maintainer.py": 45, "tests/rpa_tasks/browsers/test_pool.py": 30,
-    "tests/rpa_tasks/browsers/test_recycling.py": 35, "tests/rpa_tasks/browsers/test_take_over.py": 35,
+    "tests/rpa_tasks/browsers/test_upkeep.py": 35, "tests/rpa_tasks/browsers/test_take_over.py": 35,
     "tests/rpa_tasks/flow/test_browser.py": 45, "tests/rpa_tasks/flow/test_demo_batch_reply.py": 20,
     "tests/rpa_tasks/flow/test_demo_sync_order.py": 30, "tests/rpa_tasks/supervisor/test_command_end.py": 30,
     "tests/scheduling/admin/test_read_replica.py": 40, "tests/scheduling/api/test_outages.py": 35,

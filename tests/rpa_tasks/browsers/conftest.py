@@ -19,7 +19,7 @@ from django.utils.timezone import now
 from pytest_django import DjangoDbBlocker, Settings
 
 from config.environment import ROOT, environment
-from rpa_tasks.browsers import recycling
+from rpa_tasks.browsers import upkeep
 from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser
 from rpa_tasks.browsers.providers.launch_settings import LaunchSettings
 from rpa_tasks.models import ExecutionNode, Shop, TakeOver
@@ -60,8 +60,8 @@ def pool(state: Path) -> Iterator[Path]:
     find_chromium()
     yield state
     # A take-over ends half a minute after its last operator has left.
-    eventually(lambda: recycling.end_unused() == 0, "browsers are still in use", within=3 * WAIT_LIMIT)
-    recycling.end_unrecorded()
+    eventually(lambda: upkeep.end_unused() == 0, "browsers are still in use", within=3 * WAIT_LIMIT)
+    upkeep.end_unrecorded()
     eventually(lambda: not list_pool_processes(state), "processes are left over")
 
 

@@ -12,7 +12,7 @@ from statistics import quantiles
 import pytest
 from pytest_django import Settings
 
-from rpa_tasks.browsers import recycling
+from rpa_tasks.browsers import upkeep
 from rpa_tasks.browsers.browser_processes import memory_by_session
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from tests.rpa_tasks.browsers.browser_processes import WAIT_LIMIT, AcquiringProcess, list_pool_processes
@@ -47,7 +47,7 @@ def test_concurrent_runs_share_slots_exclusively(
             assert in_hand[thing] <= 1, f"{thing} is in two hands"
     assert ends == {"+": 36, "-": 36}
     assert most <= 3
-    assert len(recycling.records_in("idle", "busy", "quarantined")) <= 3
+    assert len(upkeep.records_in("idle", "busy", "quarantined")) <= 3
 
 
 def _browsers(state: Path) -> set[str]:
@@ -76,9 +76,7 @@ def test_two_hundred_acquisitions_use_flat_memory(acquire: Acquire, pool: Path, 
                 took.append(time.monotonic() - began)
         if number % 10 == 9:
             processes.append(len(list_pool_processes(pool)))
-            memory.append(
-                sum(memory_by_session().get(record.pid, 0) for record in recycling.records_in("idle")) / 2**20
-            )
+            memory.append(sum(memory_by_session().get(record.pid, 0) for record in upkeep.records_in("idle")) / 2**20)
 
     assert len(took) == 196  # 1, 61, 121, 181 were fresh
     assert max(memory) < 1.5 * max(memory[:2]), memory

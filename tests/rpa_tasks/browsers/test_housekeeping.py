@@ -212,7 +212,7 @@ def test_browser_logs_are_kept_as_long_as_evidence_and_cut(state: Path, settings
 def test_delete_some_logs_is_bounded_and_reaches_all(
     state: Path, monkeypatch: pytest.MonkeyPatch, django_assert_max_num_queries: DjangoAssertNumQueries
 ) -> None:
-    monkeypatch.setattr(housekeeping, "LOGS_AT_ONCE", 10)
+    monkeypatch.setattr(housekeeping, "ENTRIES_AT_ONCE", 10)
     for _ in range(20):
         write_old_log(f"{uuid4()}-1.log", 0)
     for _ in range(20):

@@ -21,9 +21,8 @@ for name in {names!r}:
 @pytest.mark.parametrize(
     ("unwanted", "names"),
     [
-        ("rpa_tasks.models", ("rpa_tasks.isolation", "rpa_tasks.browsers.pool", "rpa_tasks.browsers.shutdown",
-                              "rpa_tasks.supervisor.client")),
-        ("django", ("rpa_tasks.browsers.playwright_driver", "rpa_tasks.flow_sdk", "rpa_tasks.supervisor.main")),
+        ("rpa_tasks.models", ("rpa_tasks.isolation", "rpa_tasks.browsers.upkeep", "rpa_tasks.supervisor.client")),
+        ("django", ("rpa_tasks.browsers.devtools", "rpa_tasks.flow_sdk", "rpa_tasks.supervisor.main")),
     ],
     ids=["pool", "supervisor and flow"],
 )  # fmt: skip

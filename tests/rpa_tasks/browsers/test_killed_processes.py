@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from pytest_django import Settings
 
-from rpa_tasks.browsers import devtools, recycling, registry, shutdown
+from rpa_tasks.browsers import devtools, registry, slots, upkeep
 from rpa_tasks.browsers.browser_errors import PROFILE_BUSY, NoBrowser
+from rpa_tasks.browsers.browser_processes import release_singleton
 from rpa_tasks.browsers.pool import AcquiredBrowser
-from rpa_tasks.browsers.singleton import release_singleton
 from rpa_tasks.supervisor.processes import all_processes
 from tests.rpa_tasks.browsers.browser_processes import (
     AcquiringProcess,
@@ -186,7 +186,7 @@ def test_daemon_with_recorded_session_is_kept(state: Path) -> None:
     daemon = eventually(lambda: [each.pid for each in all_processes() if each.session == session], "no daemon")[0]
     try:
         record = registry.Record(slot=1, state="idle", profile="s1", pid=session, ticks=1)
-        assert shutdown.end_browser(record, "test")
+        assert slots.end_browser(record, "test")
         assert not is_gone(daemon)
     finally:
         kill(daemon)
@@ -201,7 +201,7 @@ def test_unreadable_record_replaces_one_browser(acquire: Acquire, content: bytes
     second = acquire("s1")
     assert is_gone(first.pid)
     assert devtools.websocket_path(second.port)
-    recycling.end_abandoned()
+    upkeep.end_abandoned()
     assert registry.read_record(first.slot) is None or first.slot == second.slot
 
 
@@ -220,7 +220,7 @@ def test_recycling_ends_unrecorded_browser(acquire: Acquire, pool: Path) -> None
     first.release()
     registry.delete_record(first.slot)
 
-    recycling.end_unrecorded()
+    upkeep.end_unrecorded()
     assert list_pool_processes(pool) == []
 
 
@@ -239,7 +239,7 @@ def test_killed_holder_during_start_leaves_usable_slot(
 
 def test_unstoppable_browser_is_quarantined(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
     first = acquire("s1")
-    monkeypatch.setattr(shutdown, "end_browser", lambda record, why: False)
+    monkeypatch.setattr(slots, "end_browser", lambda record, why: False)
     first.release(dirty=True)
     record = find_record("s1")
     assert record is not None
@@ -251,6 +251,6 @@ def test_unstoppable_browser_is_quarantined(acquire: Acquire, monkeypatch: pytes
     assert acquire("s2").slot != first.slot
 
     monkeypatch.undo()
-    recycling.free_quarantined()
+    upkeep.free_quarantined()
     assert is_gone(first.pid)
     assert acquire("s1").slot == first.slot

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rpa_tasks.browsers import recycling, registry, shutdown
+from rpa_tasks.browsers import registry, slots, upkeep
 from rpa_tasks.browsers.browser_processes import MARKER, marked_slots
 from rpa_tasks.browsers.registry import BUSY, Record
 from rpa_tasks.supervisor.client import SupervisedCommand
@@ -31,18 +31,18 @@ def test_end_unrecorded_live_flow_that_bears_the_mark_of_a_slot_is_left_alone(st
         wait_for_message(supervised, "ready")
         stubborn = min(bearers(mark))
 
-        recycling.end_unrecorded()
+        upkeep.end_unrecorded()
 
         assert stubborn in bearers(mark)
         assert marked_slots(str(registry.browsers_dir().resolve())) == set()
-        assert shutdown.remaining_processes(Record(slot=2, state=BUSY, reason="unreadable")) == []
+        assert slots.remaining_processes(Record(slot=2, state=BUSY, reason="unreadable")) == []
         assert not registry.slot_lock(2).exists()
 
 
 def test_end_unrecorded_process_with_a_lost_record_is_ended(state: Path) -> None:
     with subprocess.Popen(["/bin/sleep", "1000"], env={MARKER: registry.slot_marker(2)}) as browser:
         try:
-            recycling.end_unrecorded()
+            upkeep.end_unrecorded()
             assert browser.wait(30) == -15
         finally:
             browser.kill()
@@ -56,7 +56,7 @@ def test_end_unrecorded_mark_of_no_slot_makes_no_file_and_prevents_no_other(stat
         subprocess.Popen(["/bin/sleep", "1000"], env={MARKER: registry.slot_marker(2)}) as browser,
     ):
         try:
-            recycling.end_unrecorded()
+            upkeep.end_unrecorded()
             assert browser.wait(30) == -15
             assert stranger.poll() is None
             assert [path.name for path in registry.browsers_dir().iterdir()] == ["slot-2.lock"]

@@ -18,9 +18,10 @@ from django.utils.timezone import now
 from pytest_django import DjangoAssertNumQueries, Settings
 
 from rpa_tasks import isolation
-from rpa_tasks.browsers import old_profiles, registry
-from rpa_tasks.browsers.old_profiles import KEPT_FOR, UNNEEDED_MARK, OldProfiles
+from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.registry import IDLE, Lock, Record
+from rpa_tasks.maintainer import old_profiles
+from rpa_tasks.maintainer.old_profiles import KEPT_FOR, UNNEEDED_MARK, OldProfiles
 from rpa_tasks.models import ExecutionNode, Lane, Platform, Shop
 from rpa_tasks.supervisor.runs import MARKERS
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pytest_django import Settings
+from websockets.sync.client import connect
 
-from rpa_tasks.browsers import devtools, health, recycling, registry
+from rpa_tasks.browsers import devtools, registry, upkeep
 from rpa_tasks.browsers.browser_errors import BROWSER_FAILED, PROFILE_BUSY, NoBrowser
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from tests.rpa_tasks.browsers.browser_elsewhere import Elsewhere
-from tests.rpa_tasks.browsers.browser_processes import find_record, is_gone, kill, read_slot_states, visit
+from tests.rpa_tasks.browsers.browser_processes import WAIT_LIMIT, find_record, is_gone, kill, read_slot_states, visit
 from tests.rpa_tasks.browsers.conftest import Site
-from tests.rpa_tasks.browsers.test_playwright_driver import open_confirmation
 
 pytestmark = pytest.mark.browser
 Acquire = Callable[..., AcquiredBrowser]
@@ -33,7 +36,7 @@ def test_run_uses_browser_elsewhere_and_leaves_it_running(
     second = acquire("s1", launch=elsewhere.launch)
     assert (second.port, second.warm) == (first.port, True)
     second.release()
-    recycling.end_unused()
+    upkeep.end_unused()
     assert read_slot_states() == {}
     assert is_gone(first.pid)
     assert elsewhere.process.poll() is None
@@ -56,13 +59,13 @@ def test_former_node_of_a_shop_closes_no_page_of_its_run(
     run = acquire("s1", launch=elsewhere.launch)
     visit(run.port, f"{site.url}/orders", site)
     settings.AFTERTOUCH_STATE_DIR = pool
-    recycling.end_unused()
+    upkeep.end_unused()
     assert read_slot_states() == {}
     assert f"{site.url}/orders" in elsewhere.list_pages()
 
     settings.AFTERTOUCH_STATE_DIR = tmp_path / "n2"
     run.release()
-    recycling.end_unused()
+    upkeep.end_unused()
     assert elsewhere.list_pages() == ["about:blank"]
     settings.AFTERTOUCH_STATE_DIR = pool
 
@@ -107,22 +110,44 @@ def test_killed_forwarder_is_replaced(acquire: Acquire, elsewhere: Elsewhere) ->
 
 def test_health_check_passes_and_fails_browser_elsewhere(acquire: Acquire, elsewhere: Elsewhere) -> None:
     acquire("s1", launch=elsewhere.launch).release()
-    health.check_idle()
+    upkeep.check_idle()
     record = find_record("s1")
     assert record
     assert record.checked_at > 0
     registry.write_record(replace(record, checked_at=0))
     elsewhere.process.kill()
     elsewhere.process.wait()
-    health.check_idle()
+    upkeep.check_idle()
     assert read_slot_states() == {}
+
+
+@contextmanager
+def open_confirmation(port: int) -> Iterator[Callable[[], bool]]:
+    """Let the page of the browser ask a question. Yield what answers it and returns the result in the page."""
+    (page,) = devtools.list_tabs(port)
+    with connect(page["webSocketDebuggerUrl"], proxy=None, max_size=None) as socket:
+
+        def read_until(condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+            while not condition(message := json.loads(socket.recv(timeout=WAIT_LIMIT))):
+                pass
+            return dict(message)
+
+        def answer_with_yes() -> bool:
+            socket.send(json.dumps({"id": 3, "method": "Page.handleJavaScriptDialog", "params": {"accept": True}}))
+            return bool(read_until(lambda message: message.get("id") == 2)["result"]["result"]["value"])
+
+        socket.send(json.dumps({"id": 1, "method": "Page.enable"}))
+        expression = {"expression": "confirm('Ship the order?')"}
+        socket.send(json.dumps({"id": 2, "method": "Runtime.evaluate", "params": expression}))
+        read_until(lambda message: message.get("method") == "Page.javascriptDialogOpening")
+        yield answer_with_yes
 
 
 def test_health_check_touches_no_page_elsewhere(acquire: Acquire, elsewhere: Elsewhere) -> None:
     """A run of the shop may use the browser through another node."""
     acquire("s1", launch=elsewhere.launch).release()
     with open_confirmation(elsewhere.port) as answer_with_yes:
-        health.check_idle()
+        upkeep.check_idle()
         assert answer_with_yes()
     assert read_slot_states() == {"s1": "idle"}
 

@@ -15,7 +15,7 @@ from django.utils import translation
 from django.utils.timezone import now
 
 from rpa_tasks.admin.node import describe_warm_share
-from rpa_tasks.browsers.prewarming import Prewarmer
+from rpa_tasks.browsers.upkeep import Prewarmer
 from rpa_tasks.jobs import dispatch, wakeups
 from rpa_tasks.jobs.pick import JobLedger
 from rpa_tasks.maintainer.housekeeping import Housekeeping

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rpa_tasks.browsers.singleton import SINGLETON_FILES, release_singleton
+from rpa_tasks.browsers.browser_processes import SINGLETON_FILES, release_singleton
 
 
 @pytest.mark.parametrize(

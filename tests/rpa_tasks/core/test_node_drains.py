@@ -167,7 +167,7 @@ def test_take_over_opens_on_no_drained_node(market: Market) -> None:
 @pytest.mark.usefixtures("nodes")
 def test_report_and_tidying_keep_the_drain(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.AFTERTOUCH_NODE = "n1"
-    monkeypatch.setattr(housekeeping.recycling, "describe_slots", list)
+    monkeypatch.setattr(housekeeping.upkeep, "describe_slots", list)
     keeper = Housekeeping(["high"])
     keeper.prewarmer.wanted = ["a shop"]  # type: ignore[list-item]
     drain_node("n1", by="ann")

@@ -16,7 +16,7 @@ from django.utils.timezone import now
 from pytest_django import Settings
 
 from config.local.processes import wait_until
-from rpa_tasks.browsers import recycling
+from rpa_tasks.browsers import upkeep
 from rpa_tasks.jobs import dispatch
 from rpa_tasks.models import Job
 from rpa_tasks.outcomes import CommandResult
@@ -69,7 +69,7 @@ def publish_job(
 
     with serving_in_thread(server):
         yield publish_job
-        assert recycling.end_unused() == 0
+        assert upkeep.end_unused() == 0
 
 
 def read_end(job: Job) -> tuple[str, str]:

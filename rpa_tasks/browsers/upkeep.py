@@ -1,0 +1,200 @@
+"""Maintain unused browsers: end, check, recycle, pre-warm and describe them.
+
+Each step holds the lock of a slot only as long as needed and skips slots in use. So the steps may run concurrently with
+any number of runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import structlog
+from django.conf import settings
+
+from rpa_tasks.browsers import devtools, registry
+from rpa_tasks.browsers.browser_errors import NoBrowser
+from rpa_tasks.browsers.browser_processes import marked_slots, memory_by_session
+from rpa_tasks.browsers.pool import is_recorded_browser, recycling_reason, start_in_slot
+from rpa_tasks.browsers.providers.launch_settings import LaunchSettings
+from rpa_tasks.browsers.registry import BUSY, IDLE, QUARANTINED, Lock, Record
+from rpa_tasks.browsers.slots import Slot, end_browser, lock_unused_slot, records_in, take_slot
+
+log = structlog.get_logger(__name__)
+
+CHECK_INTERVAL = 60.0  #: seconds between two checks of an idle browser
+PAGE_TIME_LIMIT = 10.0  #: seconds for the page of a check
+IDLE_FOR = 600.0  #: seconds until an idle browser beyond the pre-warmed ones is ended
+RETRY_AFTER = 300.0  #: seconds until a failed start is repeated for the same shop
+PAGE = "data:text/html,<title>check</title>checked"
+EMPTY = "empty"
+
+
+def end_abandoned() -> None:
+    """End busy browsers whose lock is free: their worker process was killed."""
+    for slot in unused_slots_in(BUSY):
+        slot.empty("its user died")
+
+
+def end_unrecorded() -> None:
+    """End browsers of this node without a record: it was deleted by hand, or lost on a full disk."""
+    for number in marked_slots(str(registry.browsers_dir().resolve())):
+        with lock_unused_slot(number) as slot:
+            if slot and slot.record is None:
+                end_browser(Record(slot=number, state=BUSY), "no record")
+
+
+def free_quarantined() -> None:
+    """Free quarantined slots whose processes have ended since."""
+    for slot in unused_slots_in(QUARANTINED):
+        if slot.empty("quarantined"):
+            log.info("slot_freed", slot=slot.number)
+
+
+def recycle_old() -> None:
+    for slot in unused_slots_in(IDLE):
+        assert slot.record is not None
+        if why := recycling_reason(slot.record):
+            slot.empty(why)
+
+
+def check_idle() -> None:
+    """Check the idle browsers that are due with a page; end those that fail.
+
+    A browser can answer its port for hours but show no page. A check in the future counts as due: the clock was set
+    back.
+    """
+    for record in records_in(IDLE):
+        if abs(time.time() - record.checked_at) < CHECK_INTERVAL:
+            continue
+        with lock_unused_slot(record.slot) as slot:
+            if slot and slot.record == record:  # not used since
+                if why := _health_problem(record):
+                    log.warning("browser_unhealthy", slot=record.slot, profile=record.profile, why=why)
+                    slot.empty(why)
+                else:
+                    slot.write(replace(record, checked_at=time.time()))
+
+
+def _health_problem(record: Record) -> str:
+    if not is_recorded_browser(record):
+        return "not in order"
+    if record.remote:  # it answers; a run on another node may use its pages
+        return ""
+    try:
+        _, text = devtools.read_page(record.port, PAGE, timeout=PAGE_TIME_LIMIT)
+    except devtools.NoAnswer as error:
+        return f"check: {error}"[:200]
+    return "" if text == "checked" else "check: the page was not shown"
+
+
+def end_surplus() -> None:
+    """End browsers that are idle too long, or in a slot beyond the setting.
+
+    As many as are pre-warmed stay, those that were used last.
+    """
+    idle = sorted(records_in(IDLE), key=lambda record: record.last_used_at, reverse=True)
+    stale = time.time() - IDLE_FOR
+    surplus = {
+        record.slot
+        for rank, record in enumerate(idle)
+        if record.slot > settings.AFTERTOUCH_RPA_BROWSERS
+        or (rank >= settings.AFTERTOUCH_RPA_WARM_BROWSERS and record.last_used_at < stale)
+    }
+    for slot in unused_slots_in(IDLE):
+        if slot.number in surplus and slot.record in idle:  # not used since
+            slot.empty("idle")
+
+
+def end_unused() -> int:
+    """End all unused browsers after the end of the worker. Returns how many browsers remain."""
+    for slot in unused_slots_in(IDLE, BUSY, QUARANTINED):
+        slot.empty("the worker ended")
+    return len(records_in(IDLE, BUSY))
+
+
+def unused_slots_in(*states: str) -> Iterator[Slot]:
+    """Yield the unused slots in these states, each locked during its turn."""
+    for record in records_in(*states):
+        with lock_unused_slot(record.slot) as slot:
+            if slot and slot.record and slot.record.state in states:
+                yield slot
+
+
+class WarmShop(NamedTuple):
+    profile: str
+    shop: str
+    launch: LaunchSettings
+
+
+class Prewarmer:
+    def __init__(self) -> None:
+        #: The shops that need a browser next, the first first. Another thread replaces the list.
+        self.wanted: list[WarmShop] = []
+        self._failed: dict[str, float] = {}  #: time of the failure by profile
+
+    def prewarm(self) -> None:
+        """Start the browsers of the wanted shops. Each takes an empty slot, or the idle browser of another shop that
+        was used longest ago.
+        """
+        wanted = self.wanted[: settings.AFTERTOUCH_RPA_WARM_BROWSERS]
+        for shop in wanted:
+            if self._may_try(shop.profile) and not _is_warm(shop):
+                self._start(shop, {each.profile for each in wanted if each != shop})
+
+    def _may_try(self, profile: str) -> bool:
+        failed_at = self._failed.get(profile)
+        return failed_at is None or time.monotonic() - failed_at >= RETRY_AFTER
+
+    def _start(self, shop: WarmShop, kept: set[str]) -> None:
+        lock, slot = Lock(registry.profile_lock(shop.profile)), None
+        try:
+            # Checked again: a run may have started one before this process got the lock.
+            if not lock.try_acquire() or _is_warm(shop):
+                return
+            slot = take_slot(shop.profile, kept=kept)
+            if slot and slot.empty("other settings"):
+                record = start_in_slot(slot, shop.profile, shop.shop, shop.launch)
+                slot.write(replace(record, state=IDLE, last_used_at=time.time()))
+        except (NoBrowser, OSError) as error:
+            log.warning("browser_not_prewarmed", profile=shop.profile, error=str(error))
+            self._failed[shop.profile] = time.monotonic()
+        finally:
+            if slot:
+                slot.release()
+            lock.release()
+
+
+def _is_warm(shop: WarmShop) -> bool:
+    """Return whether the shop has a browser with these settings, or one that is not idle."""
+    return any(
+        record.profile == shop.profile and (record.state != IDLE or record.launch == shop.launch.fingerprint)
+        for record in records_in(IDLE, BUSY, QUARANTINED)
+    )
+
+
+def describe_slots() -> list[dict[str, Any]]:
+    """Describe each slot, including empty ones. Instants are ISO 8601, UTC."""
+    memory = memory_by_session()
+    return [
+        {
+            "slot": slot,
+            "state": record.state if record else EMPTY,
+            "shop": record.shop if record else "",
+            "profile": record.profile if record else "",
+            "port": record.port or None if record else None,
+            "uses": record.uses if record else 0,
+            "started_at": _format_instant(record.started_at) if record else None,
+            "last_used_at": _format_instant(record.last_used_at) if record else None,
+            "rss_mb": memory.get(record.pid, 0) // 2**20 if record and record.pid else 0,
+            "reason": record.reason if record else "",
+        }
+        for slot, record in registry.read_records(settings.AFTERTOUCH_RPA_BROWSERS).items()
+    ]
+
+
+def _format_instant(seconds: float) -> str | None:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds") if seconds else None
