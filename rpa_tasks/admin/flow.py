@@ -15,7 +15,6 @@ from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import RelatedDropdownFilter
-from unfold.decorators import display
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
 from rpa_tasks.admin import labels  # noqa: F401  (teaches the words)
@@ -23,7 +22,7 @@ from rpa_tasks.admin.job_page import format_json
 from rpa_tasks.configuration.validation import check_flow, missing_program
 from rpa_tasks.models import Flow
 from rpa_tasks.outcomes import DEFAULT_EXIT_CODES
-from scheduling.admin.base import CheckedForm, HistoryAdmin, make_readonly_display
+from scheduling.admin.base import CheckedForm, HistoryAdmin, make_readonly_display, ops_display
 from scheduling.admin.form_fields import DurationField, DurationsField, NamesField, TextLikeField, split_pairs
 from scheduling.admin.labels import translate_error
 from scheduling.admin.retirement import Retirable, RetiredFilter
@@ -339,19 +338,19 @@ class FlowAdmin(HistoryAdmin, Retirable):
     def in_use(self, row: Flow) -> bool:
         return row.jobs.exists()
 
-    @display(description=_("command line"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("command line"))
     def as_typed(self, row: Flow) -> str:
         return format_html('<code class="at-code at-typed">{}</code>', shell_command(row)) if row.pk else "–"
 
-    @display(description=_("program"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("program"))
     def program(self, row: Flow) -> str:
         words = row.command if isinstance(row.command, list) else [json.dumps(row.command)]
         return format_html('<span class="at-mono">{}</span>', " ".join(map(str, words[:4])))
 
-    @display(description=_("timeout"), ordering="timeout")  # type: ignore[untyped-decorator]
+    @ops_display(description=_("timeout"), ordering="timeout")
     def wait(self, row: Flow) -> str:
         return describe_duration(row.timeout)
 
-    @display(description=_("state"), label={"on": "success", "retired": "default"})  # type: ignore[untyped-decorator]
+    @ops_display(description=_("state"), label={"on": "success", "retired": "default"})
     def shown_state(self, row: Flow) -> tuple[str, str]:
         return ("retired", gettext("Retired")) if row.retired_at else ("on", gettext("In use"))

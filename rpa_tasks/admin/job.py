@@ -15,6 +15,7 @@ from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.urls import URLPattern, path, reverse
 from django.utils.functional import Promise
 from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import (
@@ -22,7 +23,6 @@ from unfold.contrib.filters.admin import (
     ChoicesDropdownFilter,
     DropdownFilter,
 )
-from unfold.decorators import action, display
 from unfold.widgets import UnfoldAdminSelectWidget
 
 from rpa_tasks.admin import live, run_job
@@ -41,7 +41,7 @@ from rpa_tasks.jobs.bulk.filters import (
 )
 from rpa_tasks.jobs.dead_letters import digest_jobs
 from rpa_tasks.models import ExecutionNode, Flow, Job, Platform
-from scheduling.admin.base import BigTable, ReadOnlyAdmin, parse_uuid
+from scheduling.admin.base import BigTable, ReadOnlyAdmin, ops_action, ops_display, parse_uuid
 from scheduling.admin.failed_tasks.actions import PaceForm
 from scheduling.admin.failed_tasks.bulk_action import matching_rows_page
 from scheduling.admin.labels import translate_reason
@@ -281,45 +281,45 @@ class JobAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
         rows = rows.select_related(*self.list_select_related)
         return live.cells_response(each for row in rows for each in (self.state_tag(row), self.progress_bar(row)))
 
-    @display(description=_("published at"), ordering="task_id")  # type: ignore[untyped-decorator]
+    @ops_display(description=_("published at"), ordering="task_id")
     def made(self, row: Job) -> str:
         return format_html('<span class="at-nowrap">{}</span>', format_instant(row.created_at))
 
-    @display(description=_("state"))  # type: ignore[untyped-decorator]
-    def state_tag(self, row: Job) -> str:
+    @ops_display(description=_("state"))
+    def state_tag(self, row: Job) -> SafeString:
         return _live_cell(row, "state", live.render_tag(row.get_state_display(), STATE_TONES[row.state]))
 
-    @display(description=_("progress or reason"))  # type: ignore[untyped-decorator]
-    def progress_bar(self, row: Job) -> str:
+    @ops_display(description=_("progress or reason"))
+    def progress_bar(self, row: Job) -> SafeString:
         running = row.state == "running" and not row.cancel_requested_at
         return _live_cell(row, "progress", live.render_progress(row) if running else short_reason(row))
 
-    @display(description=_("shop"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("shop"))
     def shop_link(self, row: Job) -> str:
         link = reverse("admin:rpa_tasks_shop_change", args=[row.shop_id])
         return format_html(
             '<a class="at-link" href="{}">{}</a><br><span class="at-quiet">{}</span>', link, row.shop, row.shop.platform
         )
 
-    @display(description=_("task type"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("task type"))
     def flow_name(self, row: Job) -> str:
         return row.flow.task_type
 
-    @display(description=_("priority"), ordering="priority")  # type: ignore[untyped-decorator]
+    @ops_display(description=_("priority"), ordering="priority")
     def urgency(self, row: Job) -> str:
         return row.get_priority_display()
 
-    @display(description=_("requests"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("requests"))
     def asked(self, row: Job) -> str:
         return f"×{row.requests}" if row.requests > 1 else "1"
 
-    @display(description=_("task id"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("task id"))
     def short_id(self, row: Job) -> str:
         return format_html('<span class="at-nowrap at-mono" title="{}">…{}</span>', row.pk, str(row.pk)[-8:])
 
     # --- actions --------------------------------------------------------------------------------------------------
 
-    @admin.action(description=_("Cancel the selected ones"), permissions=["cancel"])
+    @ops_action(description=_("Cancel the selected ones"), permissions=["cancel"])
     def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
         chosen = list(queryset.filter(state__in=UNFINISHED).values_list("pk", flat=True)[:CANCELLED_AT_ONCE])
         digests = digest_jobs(chosen)
@@ -334,7 +334,7 @@ class JobAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
                              "%(count)s of them are running and end within seconds.", running)  # fmt: skip
             messages.info(request, words % {"count": running})
 
-    @action(description=_("Cancel"), icon="cancel", url_path="cancel", permissions=["cancel"])  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Cancel"), icon="cancel", url_path="cancel", permissions=["cancel"])
     def cancel(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
         text = gettext("A waiting job does not start. A running command gets a stop signal and is killed 15 "
@@ -363,7 +363,7 @@ class JobAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
         except AftertouchError:
             return ""
 
-    @action(description=_("Run again"), icon="replay", url_path="again", permissions=["run"])  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Run again"), icon="replay", url_path="again", permissions=["run"])
     def again(self, request: HttpRequest, object_id: str) -> HttpResponse:
         return run_job.run_again_page(self, request, self.get_row_or_404(request, object_id))
 
@@ -372,6 +372,6 @@ class JobAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
         return []
 
 
-def _live_cell(row: Job, name: str, content: Any) -> str:
+def _live_cell(row: Job, name: str, content: Any) -> SafeString:
     address = reverse("admin:rpa_tasks_job_live")
     return live.render_live_cell(address, row.pk, name, content, again=row.state in UNFINISHED)

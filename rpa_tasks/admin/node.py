@@ -14,7 +14,6 @@ from django.utils.html import format_html, format_html_join
 from django.utils.timezone import now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from unfold.decorators import action, display
 
 from rpa_tasks.admin import live
 from rpa_tasks.configuration.browser_settings import uses_browser_elsewhere
@@ -22,7 +21,7 @@ from rpa_tasks.jobs.gates import node_drains
 from rpa_tasks.jobs.pick import NODE_SILENT
 from rpa_tasks.jobs.shops import unpin_matching_shops
 from rpa_tasks.models import ExecutionNode, Job, LoginState, Run
-from scheduling.admin.base import ReadOnlyAdmin
+from scheduling.admin.base import ReadOnlyAdmin, ops_action, ops_display
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.shown_values import render_time
 from scheduling.monitoring.duration_text import describe_duration
@@ -59,7 +58,7 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
         may = request.user.has_perm("rpa_tasks.delete_executionnode")
         return bool(may and obj is not None and has_stopped_reporting(obj))
 
-    @display(description=_("state"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("state"))
     def shown_state(self, row: ExecutionNode) -> str:
         if has_stopped_reporting(row):
             tag = live.render_tag(gettext("no report"), "danger")
@@ -67,23 +66,23 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
             tag = live.render_tag(gettext("alive"), "success")
         return format_html("{} {}", tag, live.render_tag(gettext("drained"), "warning") if row.draining_at else "")
 
-    @display(description=_("last heard of"), ordering="seen_at")  # type: ignore[untyped-decorator]
+    @ops_display(description=_("last heard of"), ordering="seen_at")
     def seen(self, row: ExecutionNode) -> str:
         return format_age(row.seen_at)
 
-    @display(description=_("running jobs"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("running jobs"))
     def running(self, row: Any) -> str:
         return f"{row.load.running} / {row.slots}"
 
-    @display(description=_("free slots"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("free slots"))
     def free_slots(self, row: Any) -> int:
         return node_drains.count_free_slots(row, row.load, reports=not has_stopped_reporting(row))
 
-    @display(description=_("pinned shops, with due jobs"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("pinned shops, with due jobs"))
     def shops(self, row: Any) -> str:
         return f"{row.load.pinned} / {row.load.waiting}"
 
-    @display(description=_("browsers"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("browsers"))
     def browser_counts(self, row: ExecutionNode) -> str:
         counts = Counter(each.get("state", "") for each in row.browsers)
         tags = [
@@ -91,7 +90,7 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
         ]
         return format_html_join(" ", "{}", tags) or f"0 / {len(row.browsers)}"
 
-    @display(description=_("queues"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("queues"))
     def queue_names(self, row: ExecutionNode) -> str:
         return format_html('<span class="at-mono">{}</span>', ", ".join(row.serves) or "–")
 
@@ -137,7 +136,7 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
             messages.warning(request, gettext("The node is drained. If it comes back after this, it takes jobs."))
         return super().delete_view(request, object_id, extra_context)  # type: ignore[no-any-return]
 
-    @action(description=_("Drain"), icon="water_drop", url_path="drain", permissions=["drain"])  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Drain"), icon="water_drop", url_path="drain", permissions=["drain"])
     def drain(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
         load = node_drains.measure_loads([row.name])[row.name]
@@ -156,7 +155,7 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
             button=gettext("Drain"), back=self.url("change", row.pk),
         )  # fmt: skip
 
-    @action(description=_("Resume"), icon="play_circle", url_path="resume", permissions=["resume"])  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Resume"), icon="play_circle", url_path="resume", permissions=["resume"])
     def resume(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
 
@@ -170,7 +169,7 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
             button=gettext("Resume"), back=self.url("change", row.pk),
         )  # fmt: skip
 
-    @action(description=_("Release its shops"), icon="moving", url_path="release", permissions=["run"])  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Release its shops"), icon="moving", url_path="release", permissions=["run"])
     def release_shops(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
         load = node_drains.measure_loads([row.name])[row.name]

@@ -14,7 +14,6 @@ from django.utils.html import format_html
 from django.utils.timezone import now
 from django.utils.translation import gettext, gettext_lazy
 from django.utils.translation import gettext_lazy as _
-from unfold.decorators import action, display
 
 from rpa_tasks.admin import live
 from rpa_tasks.admin.browser_fields import BrowserAdmin, BrowserForm
@@ -23,7 +22,7 @@ from rpa_tasks.configuration.validation import check_platform
 from rpa_tasks.jobs import shops
 from rpa_tasks.jobs.queries import count_platform_backlog
 from rpa_tasks.models import Breaker, Platform, Shop
-from scheduling.admin.base import HistoryAdmin, OpsAdmin
+from scheduling.admin.base import HistoryAdmin, OpsAdmin, ops_action, ops_display
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.shown_values import format_instant, insert_values
@@ -58,13 +57,13 @@ class Pausing(OpsAdmin):
         shown = super().get_actions_detail(request, object_id)
         return [each for each in shown if not any(each.action_name.endswith(f"_{name}") for name in hidden)]
 
-    @display(description=gettext_lazy("state"))  # type: ignore[untyped-decorator]
+    @ops_display(description=gettext_lazy("state"))
     def shown_state(self, row: Any) -> str:
         if row.retired_at:
             return render_tag(gettext("Retired"), "default")
         return render_tag(gettext("Paused"), "warning") if row.paused else render_tag(gettext("In use"), "success")
 
-    @action(description=gettext_lazy("Pause"), icon="pause_circle", url_path="pause", permissions=["pause"])  # type: ignore[untyped-decorator]
+    @ops_action(description=gettext_lazy("Pause"), icon="pause_circle", url_path="pause", permissions=["pause"])
     def pause_row(self, request: HttpRequest, object_id: str) -> HttpResponse:
         return self.confirm_row(
             request, object_id, type(self).pauses, gettext("Pause “%(what)s”?"), button=gettext("Pause"),
@@ -72,7 +71,7 @@ class Pausing(OpsAdmin):
             logged=gettext("Paused."),
         )  # fmt: skip
 
-    @action(description=gettext_lazy("Resume"), icon="play_circle", url_path="resume", permissions=["resume"])  # type: ignore[untyped-decorator]
+    @ops_action(description=gettext_lazy("Resume"), icon="play_circle", url_path="resume", permissions=["resume"])
     def resume_row(self, request: HttpRequest, object_id: str) -> HttpResponse:
         return self.confirm_row(
             request, object_id, type(self).resumes, gettext("Resume “%(what)s”?"), button=gettext("Resume"),
@@ -186,16 +185,16 @@ class PlatformAdmin(Pausing, BrowserAdmin, HistoryAdmin, Retirable):
     def in_use(self, row: Platform) -> bool:
         return row.shops.exists() or row.flows.exists()
 
-    @display(description=_("name"), ordering="key")  # type: ignore[untyped-decorator]
+    @ops_display(description=_("name"), ordering="key")
     def name_or_key(self, row: Platform) -> str:
         return str(row)
 
-    @display(description=_("circuit breaker"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("circuit breaker"))
     def breaker_state(self, row: Platform) -> str:
         tone, words = breaker_tag(row.breaker)
         return live.render_tag(words, tone)
 
-    @display(description=_("detail"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("detail"))
     def breaker_story(self, row: Platform) -> str:
         breaker = row.breaker
         if breaker.opened_at is None:
@@ -205,18 +204,18 @@ class PlatformAdmin(Pausing, BrowserAdmin, HistoryAdmin, Retirable):
             words, time=format_instant(breaker.opened_at), count=breaker.openings, errors=breaker.errors
         )
 
-    @display(description=_("shops"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("shops"))
     def shop_count(self, row: Any) -> str:
         link = f"{reverse('admin:rpa_tasks_shop_changelist')}?platform__id__exact={row.pk}"
         return format_html('<a class="at-link" href="{}">{}</a>', link, row.shops_living)
 
-    @display(description=_("waiting jobs"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("waiting jobs"))
     def waiting_count(self, row: Platform) -> str:
         count = count_platform_backlog(row.pk)
         text = f"{count} / {row.backlog_limit}"
         return format_html('<span class="at-bad">{}</span>', text) if count >= row.backlog_limit else text
 
-    @display(description=_("running"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("running"))
     def running_count(self, row: Any) -> int:
         return int(row.jobs_running)
 
@@ -224,7 +223,7 @@ class PlatformAdmin(Pausing, BrowserAdmin, HistoryAdmin, Retirable):
         closed = row.breaker.open_until is None and not row.breaker.errors
         return super().hidden_actions(request, row) | ({"close_breaker"} if closed else set())
 
-    @action(description=_("Close the breaker now"), icon="lock_open_right", permissions=["run"])  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Close the breaker now"), icon="lock_open_right", permissions=["run"])
     def close_breaker(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
         return self.confirm_row(

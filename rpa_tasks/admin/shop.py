@@ -18,7 +18,6 @@ from django.utils.timezone import now
 from django.utils.translation import gettext, gettext_lazy
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import DropdownFilter, RelatedDropdownFilter
-from unfold.decorators import action, display
 
 from rpa_tasks.admin import live, run_job, schedule
 from rpa_tasks.admin.browser_fields import BrowserAdmin, BrowserForm
@@ -32,7 +31,7 @@ from rpa_tasks.configuration.validation import check_shop, map_profiles_to_shops
 from rpa_tasks.jobs import shops
 from rpa_tasks.jobs.gates.login_checks import is_being_checked
 from rpa_tasks.models import Job, JobState, LoginState, Shop
-from scheduling.admin.base import HistoryAdmin
+from scheduling.admin.base import HistoryAdmin, ops_action, ops_display
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.ids import reveal_odd_characters
@@ -272,42 +271,42 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
         parts = (self.state_tag, self.work, self.backlog, self.last_success)
         return live.cells_response(part(row) for row in rows for part in parts)
 
-    def _cell(self, row: Any, name: str, content: Any) -> str:
+    def _cell(self, row: Any, name: str, content: Any) -> SafeString:
         return live.render_live_cell(
             reverse("admin:rpa_tasks_shop_live"), row.pk, name, content, again=row.retired_at is None
         )
 
-    @display(description=_("shop"), ordering="shop_id")  # type: ignore[untyped-decorator]
+    @ops_display(description=_("shop"), ordering="shop_id")
     def name_and_id(self, row: Shop) -> str:
         shop_id = reveal_odd_characters(row.shop_id)
         more = format_html('<br><span class="at-quiet">{}</span>', shop_id) if row.name else ""
         return format_html("{}{}", row.name or shop_id, more)
 
-    @display(description=_("state"))  # type: ignore[untyped-decorator]
-    def state_tag(self, row: Any) -> str:
+    @ops_display(description=_("state"))
+    def state_tag(self, row: Any) -> SafeString:
         tone, words = state_of(row)
         return self._cell(row, "state", live.render_tag(words, tone))
 
-    @display(description=_("work"))  # type: ignore[untyped-decorator]
-    def work(self, row: Any) -> str:
+    @ops_display(description=_("work"))
+    def work(self, row: Any) -> SafeString:
         return self._cell(row, "work", work_of(row))
 
-    @display(description=_("waiting"), ordering="waiting")  # type: ignore[untyped-decorator]
-    def backlog(self, row: Any) -> str:
+    @ops_display(description=_("waiting"), ordering="waiting")
+    def backlog(self, row: Any) -> SafeString:
         text = f"{row.waiting} / {row.backlog_limit}"
         full = row.waiting >= row.backlog_limit
         return self._cell(row, "backlog", format_html('<span class="at-bad">{}</span>', text) if full else text)
 
-    @display(description=_("last success"), ordering="lane__last_success_at")  # type: ignore[untyped-decorator]
-    def last_success(self, row: Any) -> str:
+    @ops_display(description=_("last success"), ordering="lane__last_success_at")
+    def last_success(self, row: Any) -> SafeString:
         at = row.lane.last_success_at
         return self._cell(row, "success", format_age(at) if at else gettext("never"))
 
-    @display(description=_("preferred node"), ordering="lane__home")  # type: ignore[untyped-decorator]
+    @ops_display(description=_("preferred node"), ordering="lane__home")
     def home(self, row: Any) -> str:
         return row.lane.home or "–"
 
-    @display(description="")  # type: ignore[untyped-decorator]
+    @ops_display(description="")
     def buttons(self, row: Any) -> str:
         """Render the buttons. `get_list_display` omits them for users without permission."""
         links = [(f"{reverse('admin:rpa_tasks_shop_run_now')}?shops={row.pk}", gettext("Run now"))]
@@ -325,16 +324,16 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
 
     # --- one shop -------------------------------------------------------------------------------------------------
 
-    @display(description=_("state"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("state"))
     def state_now(self, row: Any) -> str:
         tone, words = state_of(row)
         return live.render_tag(words, tone)
 
-    @display(description=_("work"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("work"))
     def work_now(self, row: Any) -> str:
         return self._cell(row, "work", work_of(row) or "–")
 
-    @display(description=_("browser profile"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("browser profile"))
     def profile_name(self, row: Shop) -> str:
         return reveal_odd_characters(row.profile)
 
@@ -356,11 +355,11 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
             hidden.add("leave_home")
         return hidden | ({"run_now", "take_over", "confirm_login", "leave_home"} if row.retired_at else set())
 
-    @admin.action(description=_("Run now"), permissions=["run"])
+    @ops_action(description=_("Run now"), permissions=["run"])
     def run_selected(self, request: HttpRequest, queryset: QuerySet[Shop]) -> HttpResponse:
         return run_job.redirect_to_run_page(queryset)
 
-    @admin.action(description=_("Release the preferred node"), permissions=["run"])
+    @ops_action(description=_("Release the preferred node"), permissions=["run"])
     def release_selected(self, request: HttpRequest, queryset: QuerySet[Shop]) -> HttpResponse | None:
         """Ask for confirmation: the shops may need a login on the next node."""
         rows = queryset.filter(retired_at=None).order_by("pk")
@@ -381,11 +380,11 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
         messages.success(request, words % {"released": done.released, "running": done.running})
         return None
 
-    @action(description=_("Run now"), icon="play_arrow", url_path="run", permissions=["run"])  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Run now"), icon="play_arrow", url_path="run", permissions=["run"])
     def run_now(self, request: HttpRequest, object_id: str) -> HttpResponse:
         return redirect(f"{reverse('admin:rpa_tasks_shop_run_now')}?shops={self.get_row_or_404(request, object_id).pk}")
 
-    @action(description=_("Move to another node"), icon="moving", url_path="leave-home", permissions=["run"])  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Move to another node"), icon="moving", url_path="leave-home", permissions=["run"])
     def leave_home(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
         return self.confirm_row(

@@ -12,7 +12,6 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils.translation import gettext, gettext_lazy
 from django.utils.translation import gettext_lazy as _
-from unfold.decorators import action
 
 from rpa_tasks.admin.platform import Pausing
 from rpa_tasks.configuration.browser_settings import uses_browser_elsewhere
@@ -21,7 +20,7 @@ from rpa_tasks.models import Lane, LoginState, Shop, TakeOver, TakeOverEnd
 from rpa_tasks.takeover import leases
 from rpa_tasks.takeover.leases import CannotTakeOver
 from rpa_tasks.takeover.page_socket import PERMISSION
-from scheduling.admin.base import ReadOnlyAdmin
+from scheduling.admin.base import ReadOnlyAdmin, ops_action
 from scheduling.admin.labels import translate_reason
 
 LATEST_SHOWN = 10
@@ -50,7 +49,7 @@ class TakeOverPages(Pausing):
     def has_take_over_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return bool(request.user.has_perm(PERMISSION))
 
-    @action(description=_("Take over"), icon="desktop_windows", url_path="take-over", permissions=["take_over"])  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Take over"), icon="desktop_windows", url_path="take-over", permissions=["take_over"])
     def take_over(self, request: HttpRequest, object_id: str) -> HttpResponse:
         shop = self.get_row_or_404(request, object_id)
         if request.method == "POST":
@@ -94,7 +93,7 @@ class TakeOverPages(Pausing):
         else:
             messages.success(request, gettext("The take-over ends. Waiting jobs start in a few seconds."))
 
-    @action(description=_("Confirm login"), icon="login", url_path="logged-in", permissions=["run"])  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Confirm login"), icon="login", url_path="logged-in", permissions=["run"])
     def confirm_login(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
         facts = [gettext("Browser profile %(profile)s on node %(node)s.")

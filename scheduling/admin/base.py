@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
 from django import forms
@@ -28,6 +28,7 @@ from simple_history.admin import SimpleHistoryAdmin
 from simple_history.template_utils import HistoricalRecordContextHelper
 from unfold import fields as unfold_fields
 from unfold.admin import ModelAdmin
+from unfold.decorators import action, display
 from unfold.paginator import InfinitePaginator
 from unfold.templatetags import unfold_list
 from unfold.utils import display_for_field
@@ -51,6 +52,11 @@ from scheduling.policy.window_forms import format_window
 unfold_list.ROW_CLASSES[:] = ()
 unfold_list.CHECKBOX_CLASSES[:] = ("action-checkbox",)
 unfold_list.LINK_CLASSES[:] = ()
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+#: Unfold's decorators, which are untyped, with the signature of what they decorate kept.
+ops_action: Callable[..., Callable[[Decorated], Decorated]] = action
+ops_display: Callable[..., Callable[[Decorated], Decorated]] = display
 
 #: Columns with ids that other systems chose.
 ID_COLUMNS = frozenset({"user_id", "shop_id", "session_id", "chat_id", "event_id", "dedupe_key"})
@@ -169,7 +175,7 @@ class OpsAdmin(OpsPages, DeclaredLookups, DraftableAdmin, ModelAdmin):  # type: 
     #: Fields hidden from users without the right to change.
     write_only: ClassVar[frozenset[str]] = frozenset()
 
-    @admin.display(description="")
+    @ops_display(description="")
     def action_checkbox(self, row: models.Model) -> str:
         return format_html(
             '<input type="checkbox" name="{}" value="{}" class="action-select at-check" aria-label="{}">',

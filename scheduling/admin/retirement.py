@@ -18,9 +18,8 @@ from django.utils.functional import cached_property
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
-from unfold.decorators import action
 
-from scheduling.admin.base import OpsAdmin
+from scheduling.admin.base import OpsAdmin, ops_action
 from scheduling.admin.count_time_limits import count_within
 from scheduling.models.versioned import lock_for_write
 
@@ -80,7 +79,7 @@ class Retirable(OpsAdmin):
             if not each.action_name.endswith(f"_{hidden}")
         ]
 
-    @action(description=gettext_lazy("Retire"), icon="archive", permissions=["change"])  # type: ignore[untyped-decorator]
+    @ops_action(description=gettext_lazy("Retire"), icon="archive", permissions=["change"])
     def retire(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
         problem = self.explain_retirement_block(row)
@@ -101,7 +100,7 @@ class Retirable(OpsAdmin):
             back=self.url("change", row.pk),
         )  # fmt: skip
 
-    @action(description=gettext_lazy("Restore"), icon="unarchive", permissions=["change"])  # type: ignore[untyped-decorator]
+    @ops_action(description=gettext_lazy("Restore"), icon="unarchive", permissions=["change"])
     def bring_back(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
         problem = self.explain_restoration_block(row)

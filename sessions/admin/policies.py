@@ -11,10 +11,9 @@ from django.urls import URLPattern, path
 from django.utils.timezone import now
 from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
-from unfold.decorators import display
 
 import sessions.admin.labels  # noqa: F401  (teaches the words)
-from scheduling.admin.base import CheckedForm, HistoryAdmin, make_readonly_display
+from scheduling.admin.base import CheckedForm, HistoryAdmin, make_readonly_display, ops_display
 from scheduling.admin.form_fields import DurationField, NamesField, WindowsField
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.monitoring.duration_text import describe_duration
@@ -154,11 +153,11 @@ class SilencePolicyAdmin(HistoryAdmin, Retirable):
     def explain_retirement_block(self, row: SilencePolicy) -> str:
         return gettext("Every chat without another policy follows it.") if row.is_default else ""
 
-    @display(description=_("tags"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("tags"))
     def shown_tags(self, row: SilencePolicy) -> str:
         return " + ".join(row.tags) or gettext("all others")
 
-    @display(description=_("silent after"), ordering="threshold")  # type: ignore[untyped-decorator]
+    @ops_display(description=_("silent after"), ordering="threshold")
     def wait(self, row: SilencePolicy) -> str:
         if not row.jitter:
             return describe_duration(row.threshold)
@@ -167,7 +166,7 @@ class SilencePolicyAdmin(HistoryAdmin, Retirable):
             "more": describe_duration(row.jitter),
         }
 
-    @display(description=_("messages after"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("messages after"))
     def message_times(self, row: SilencePolicy) -> str:
         """Return the times of the messages of one silence, counted from the last frame."""
         at, spans = timedelta(0), []
@@ -176,7 +175,7 @@ class SilencePolicyAdmin(HistoryAdmin, Retirable):
             spans.append(describe_duration(at))
         return " · ".join(spans[:4]) + (" …" if len(spans) > 4 else "")
 
-    @display(description=_("state"), label={"on": "success", "retired": "default"})  # type: ignore[untyped-decorator]
+    @ops_display(description=_("state"), label={"on": "success", "retired": "default"})
     def shown_state(self, row: SilencePolicy) -> tuple[str, str]:
         return ("retired", gettext("Retired")) if row.retired_at else ("on", gettext("In use"))
 
@@ -225,11 +224,11 @@ class CampaignAdmin(HistoryAdmin, Retirable):
         """Return whether the campaign has started, so that sessions were judged by it."""
         return bool(row.starts_at <= now())
 
-    @display(description=_("silent after"), ordering="threshold")  # type: ignore[untyped-decorator]
+    @ops_display(description=_("silent after"), ordering="threshold")
     def wait(self, row: Campaign) -> str:
         return describe_duration(row.threshold)
 
-    @display(  # type: ignore[untyped-decorator]
+    @ops_display(
         description=_("state"),
         label={"running": "success", "coming": "info", "over": "default", "off": "warning", "retired": "default"},
     )

@@ -18,10 +18,9 @@ from django.urls import URLPattern, path
 from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
-from unfold.decorators import display
 from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget, UnfoldBooleanSwitchWidget
 
-from scheduling.admin.base import OpsAdmin, build_user_actor
+from scheduling.admin.base import OpsAdmin, build_user_actor, ops_display
 from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.labels import translate_error, translate_errors, translate_reason
 from scheduling.admin.matrix.node_impact import report_moved_touches
@@ -95,13 +94,11 @@ class ConfigDraftAdmin(OpsAdmin):
             *super().get_urls(),
         ]
 
-    @display(  # type: ignore[untyped-decorator]
-        description=gettext_lazy("state"), label={"done": "success", "failed": "danger", "running": "warning"}
-    )
+    @ops_display(description=gettext_lazy("state"), label={"done": "success", "failed": "danger", "running": "warning"})
     def shown_state(self, row: ConfigDraft) -> tuple[str, str]:
         return row.state, row.get_state_display()
 
-    @display(description=gettext_lazy("sent, live → draft"))  # type: ignore[untyped-decorator]
+    @ops_display(description=gettext_lazy("sent, live → draft"))
     def sends(self, row: ConfigDraft) -> str:
         if not row.result:
             return "–"

@@ -17,9 +17,8 @@ from django.utils.http import urlencode
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
-from unfold.decorators import display
 
-from scheduling.admin.base import ReadOnlyAdmin, build_user_actor
+from scheduling.admin.base import ReadOnlyAdmin, build_user_actor, ops_display
 from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.failed_tasks.actions import FAILED_TASK_ACTIONS, PaceForm
 from scheduling.admin.labels import translate_error
@@ -134,15 +133,15 @@ class BulkActionAdmin(ReadOnlyAdmin):
         row_action = find_row_action(row.action)
         return row_action is not None and bool(request.user.has_perm(row_action.permission))
 
-    @display(description=gettext_lazy("action"))  # type: ignore[untyped-decorator]
+    @ops_display(description=gettext_lazy("action"))
     def what(self, row: BulkAction) -> str:
         return _format_headline(row)
 
-    @display(description=gettext_lazy("state"), label=TONES)  # type: ignore[untyped-decorator]
+    @ops_display(description=gettext_lazy("state"), label=TONES)
     def shown_state(self, row: BulkAction) -> tuple[str, str]:
         return row.state, row.get_state_display()
 
-    @display(description=gettext_lazy("progress"))  # type: ignore[untyped-decorator]
+    @ops_display(description=gettext_lazy("progress"))
     def progress(self, row: BulkAction) -> str:
         return _format_progress(row)
 

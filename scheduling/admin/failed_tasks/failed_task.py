@@ -18,9 +18,8 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import ChoicesDropdownFilter
-from unfold.decorators import action, display
 
-from scheduling.admin.base import ReadOnlyAdmin
+from scheduling.admin.base import ReadOnlyAdmin, ops_action, ops_display
 from scheduling.admin.failed_tasks.actions import FAILED_TASK_ACTIONS, act_page
 from scheduling.admin.failed_tasks.difference import render_difference
 from scheduling.admin.failed_tasks.edit_page import edit_page, may_edit
@@ -231,36 +230,36 @@ class FailedTaskAdmin(ListExportMixin, ReadOnlyAdmin):
     def comment_view(self, request: HttpRequest, pk: Any) -> HttpResponse:
         return comment_page(self, request, self.get_row_or_404(request, pk))
 
-    @display(description=_("failed at"), ordering="failed_at")  # type: ignore[untyped-decorator]
+    @ops_display(description=_("failed at"), ordering="failed_at")
     def failed(self, row: FailedTask) -> str:
         return format_instant(row.failed_at)
 
-    @display(description=_("state"), label=TONES)  # type: ignore[untyped-decorator]
+    @ops_display(description=_("state"), label=TONES)
     def state_label(self, row: FailedTask) -> tuple[str, str]:
         return row.state, row.get_state_display()
 
-    @display(description=_("class"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("class"))
     def class_label(self, row: FailedTask) -> str:
         return translate_failure_class(row.origin, row.failure)
 
-    @display(description=_("reason"), ordering="reason")  # type: ignore[untyped-decorator]
+    @ops_display(description=_("reason"), ordering="reason")
     def why(self, row: FailedTask) -> str:
         detail = Truncator(find_error_line(redact_text(row.detail))).chars(81)
         return format_html('{}<br><span class="at-quiet">{}</span>', translate_reason(row.reason), detail)
 
-    @display(description=_("node or task type"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("node or task type"))
     def node_key(self, row: FailedTask) -> str:
         return str(row.payload.get("node") or row.payload.get("task_type") or "–")
 
-    @display(description=_("customer or shop"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("customer or shop"))
     def user_key(self, row: FailedTask) -> str:
         return reveal_odd_characters(str(row.payload.get("user_id") or row.payload.get("shop_id") or "–"))
 
-    @display(description=_("assignee"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("assignee"))
     def assigned_to(self, row: FailedTask) -> str:
         return format_user(row.assignee)
 
-    @action(description=_("Group by cause"), icon="stacks", url_path="by-cause")  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Group by cause"), icon="stacks", url_path="by-cause")
     def open_groups(self, request: HttpRequest) -> HttpResponse:
         return redirect("admin:scheduling_failedtask_groups")
 

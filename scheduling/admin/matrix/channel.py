@@ -15,10 +15,9 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import TabularInline
-from unfold.decorators import action, display
 from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminSelectWidget
 
-from scheduling.admin.base import CheckedForm, HistoryAdmin, make_readonly_display
+from scheduling.admin.base import CheckedForm, HistoryAdmin, make_readonly_display, ops_action, ops_display
 from scheduling.admin.form_fields import DurationsField, SettingsField
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.touches.pause import redirect_to_pause_page
@@ -242,30 +241,30 @@ class ChannelAdmin(HistoryAdmin, Retirable):
             return gettext("A rule still counts the messages of this channel. Edit or retire the rule first.")
         return ""
 
-    @display(description=_("name"), ordering="key")  # type: ignore[untyped-decorator]
+    @ops_display(description=_("name"), ordering="key")
     def name_or_key(self, row: ChannelConfig) -> str:
         return str(row)
 
-    @display(description=_("kind"), ordering="kind")  # type: ignore[untyped-decorator]
+    @ops_display(description=_("kind"), ordering="kind")
     def kind_name(self, row: ChannelConfig) -> str:
         return str(KIND_LABELS.get(row.kind, row.kind))
 
-    @display(description=_("timeout"), ordering="timeout")  # type: ignore[untyped-decorator]
+    @ops_display(description=_("timeout"), ordering="timeout")
     def wait(self, row: ChannelConfig) -> str:
         return describe_duration(row.timeout)
 
-    @display(description=_("nodes"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("nodes"))
     def node_count(self, row: Any) -> int:
         return int(row.used)
 
-    @display(description=_("disabled targets"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("disabled targets"))
     def disabled_count(self, row: Any) -> str:
         return format_html('<span class="at-bad">{}</span>', row.disabled) if row.disabled else "0"
 
-    @display(
+    @ops_display(
         description=_("state"),
         label={"on": "success", "paused": "warning", "unreadable": "danger", "retired": "default"},
-    )  # type: ignore[untyped-decorator]
+    )
     def shown_state(self, row: ChannelConfig) -> tuple[str, str]:
         if row.retired_at:
             return "retired", gettext("Retired")
@@ -274,14 +273,14 @@ class ChannelAdmin(HistoryAdmin, Retirable):
         paused = Pause.objects.filter(scope__in=("all", f"channel:{row.key}")).exists()
         return ("paused", gettext("Paused")) if paused else ("on", gettext("Enabled"))
 
-    @display(description=_("secrets"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("secrets"))
     def secrets_stored(self, row: ChannelConfig) -> str:
         if isinstance(row.config, Sealed):
             return gettext("Secrets cannot be decrypted here")
         names = [str(SECRET_LABELS.get(name, name)) for name in list_secret_names() if row.config.get(name)]
         return ", ".join(f"{name} {MASK}" for name in names) or "–"
 
-    @action(description=_("Pause or resume"), icon="pause_circle", url_path="pause", permissions=["pause"])  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Pause or resume"), icon="pause_circle", url_path="pause", permissions=["pause"])
     def pause_or_resume(self, request: HttpRequest, object_id: str) -> HttpResponse:
         return redirect_to_pause_page(f"channel:{self.get_row_or_404(request, object_id).key}")
 

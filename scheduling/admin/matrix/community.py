@@ -11,9 +11,8 @@ from django.db.models.functions import Length
 from django.http import HttpRequest
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from unfold.decorators import display
 
-from scheduling.admin.base import CheckedForm
+from scheduling.admin.base import CheckedForm, ops_display
 from scheduling.admin.matrix.channel import KIND_LABELS, MASK, SEALED, SecretField, get_readable_secrets, merge_secrets
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.channels.kinds import channel_kinds
@@ -135,7 +134,7 @@ class CommunityAdmin(Retirable):
         """Always in use: events and touches refer to a community by its chat id."""
         return True
 
-    @display(description=_("targets"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("targets"))
     def shown_targets(self, row: Community) -> str:
         if isinstance(row.targets, Sealed):
             return gettext("Secrets cannot be decrypted here")

@@ -16,8 +16,8 @@ from django.urls import reverse
 from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
-from unfold.decorators import display
 
+from scheduling.admin.base import ops_display
 from scheduling.admin.matrix.card_actions import CardForm
 from scheduling.admin.matrix.card_figures import CardFigures, CardPeriod
 from scheduling.admin.optimistic_lock import VERSION_FIELD
@@ -148,11 +148,11 @@ class StageAdmin(Retirable):
         alive = Q(nodes__retired_at=None)
         return super().get_queryset(request).annotate(node_count=Count("nodes", filter=alive))  # type: ignore[no-any-return]
 
-    @display(description=gettext_lazy("name"), ordering="position")  # type: ignore[untyped-decorator]
+    @ops_display(description=gettext_lazy("name"), ordering="position")
     def name_or_key(self, row: Stage) -> str:
         return str(row)
 
-    @display(description=gettext_lazy("nodes"))  # type: ignore[untyped-decorator]
+    @ops_display(description=gettext_lazy("nodes"))
     def node_count(self, row: Any) -> int:
         return int(row.node_count)
 

@@ -19,11 +19,10 @@ from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
 from unfold.contrib.filters.admin import RelatedDropdownFilter
-from unfold.decorators import action, display
 from unfold.widgets import UnfoldBooleanSwitchWidget
 
 from scheduling import sql
-from scheduling.admin.base import CheckedForm, HistoryAdmin, make_readonly_display
+from scheduling.admin.base import CheckedForm, HistoryAdmin, make_readonly_display, ops_action, ops_display
 from scheduling.admin.experiments import conversion
 from scheduling.admin.experiments.rollout import (
     MOVED_BY_ROLLOUT,
@@ -358,22 +357,22 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
 
     explain_restoration_block = staticmethod(explain_retired_parts)
 
-    @display(description=_("name"), ordering="key")  # type: ignore[untyped-decorator]
+    @ops_display(description=_("name"), ordering="key")
     def name_or_key(self, row: Node) -> str:
         return str(row)
 
-    @display(description=_("delay"), ordering="delay")  # type: ignore[untyped-decorator]
+    @ops_display(description=_("delay"), ordering="delay")
     def wait(self, row: Node) -> str:
         return grid.format_node_delay(row)
 
-    @display(  # type: ignore[untyped-decorator]
+    @ops_display(
         description=_("state"),
         label={"on": "success", "off": "default", "paused": "warning", "retired": "default"},
     )
     def shown_state(self, row: Node) -> tuple[str, Any]:
         return grid.describe_node_state(row, _is_node_paused(row))
 
-    @display(description=_("waiting touches"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("waiting touches"))
     def waiting(self, row: Node) -> str:
         """Count waiting touches up to 1,000; the node may have millions."""
         if row._state.adding:
@@ -382,15 +381,15 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
         link = f"{_build_touches_link(row)}&state__in=scheduled,queued"
         return format_html('<a class="at-link" href="{}">{}</a>', link, "1000+" if count > 1000 else count)
 
-    @action(description=_("Matrix"), icon="grid_view", url_path="open-matrix")  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Matrix"), icon="grid_view", url_path="open-matrix")
     def open_matrix(self, request: HttpRequest) -> HttpResponse:
         return redirect("admin:scheduling_node_matrix")
 
-    @action(description=_("Touches"), icon="send", url_path="touches")  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Touches"), icon="send", url_path="touches")
     def open_waiting(self, request: HttpRequest, object_id: str) -> HttpResponse:
         return redirect(_build_touches_link(self.get_row_or_404(request, object_id)))
 
-    @action(description=_("Pause or resume"), icon="pause_circle", url_path="pause", permissions=["pause"])  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Pause or resume"), icon="pause_circle", url_path="pause", permissions=["pause"])
     def pause_or_resume(self, request: HttpRequest, object_id: str) -> HttpResponse:
         return redirect_to_pause_page(f"node:{self.get_row_or_404(request, object_id).key}")
 

@@ -13,9 +13,15 @@ from django.utils.html import format_html_join
 from django.utils.timezone import localdate
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
-from unfold.decorators import display
 
-from scheduling.admin.base import CheckedForm, HistoryAdmin, OpsAdmin, SingleRowAdmin, make_readonly_display
+from scheduling.admin.base import (
+    CheckedForm,
+    HistoryAdmin,
+    OpsAdmin,
+    SingleRowAdmin,
+    make_readonly_display,
+    ops_display,
+)
 from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.form_fields import LevelsField, LimitsField, NamesField, SuggestingInput, WindowsField
 from scheduling.admin.matrix.impact import MOST, ImpactMixin, Lines, describe_uncounted, format_most
@@ -134,16 +140,16 @@ class CalendarAdmin(HistoryAdmin, Retirable):
         keys = ", ".join(_list_users(row)[:5])
         return gettext("Send windows still name this calendar: %(nodes)s.") % {"nodes": keys} if keys else ""
 
-    @display(description=_("default send windows"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("default send windows"))
     def windows_shown(self, row: Calendar) -> str:
         return "; ".join(map(format_window, row.send_window)) or "–"
 
-    @display(description=_("default"), boolean=True)  # type: ignore[untyped-decorator]
+    @ops_display(description=_("default"), boolean=True)
     def is_default(self, row: Calendar) -> bool:
         first = Calendar.objects.filter(retired_at=None).first()
         return first is not None and first.pk == row.pk
 
-    @display(description=_("holidays and days worked instead, this year and next"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("holidays and days worked instead, this year and next"))
     def known_days(self, row: Calendar) -> str:
         """List the working days at weekends and the free weekdays."""
         if not row.country:
@@ -289,7 +295,7 @@ class HarassmentRuleAdmin(ImpactMixin, HistoryAdmin, Retirable):
         """Always in use: verdicts refer to a rule by its version."""
         return True
 
-    @display(description=_("rule"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("rule"))
     def summary(self, row: HarassmentRule) -> str:
         span, whom = describe_duration(row.window), row.get_scope_display()
         texts = {

@@ -17,10 +17,9 @@ from django.utils.translation import get_language, gettext, gettext_lazy
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import StackedInline
 from unfold.contrib.filters.admin import ChoicesDropdownFilter
-from unfold.decorators import action, display
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
-from scheduling.admin.base import CheckedForm, HistoryAdmin
+from scheduling.admin.base import CheckedForm, HistoryAdmin, ops_action, ops_display
 from scheduling.admin.form_fields import DataField, SuggestingInput
 from scheduling.admin.labels import translate_error, translate_reason
 from scheduling.admin.matrix.community import list_known_communities
@@ -255,11 +254,11 @@ class TemplateAdmin(HistoryAdmin, Retirable):
         keys = ", ".join(alive.values_list("key", flat=True)[:5])
         return gettext("Nodes still use this template: %(nodes)s.") % {"nodes": keys} if keys else ""
 
-    @display(description=_("languages"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("languages"))
     def locales(self, row: Template) -> str:
         return ", ".join(text.locale for text in row.texts.all())
 
-    @display(description=_("text"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("text"))
     def beginning(self, row: Template) -> str:
         """Show the text in the reader's language, else in the default language."""
         spec = snapshot.template_spec(row)
@@ -278,7 +277,7 @@ class TemplateAdmin(HistoryAdmin, Retirable):
         given = (request.POST.get(name, "") for name in ("locale", "subject", "body"))
         return render_preview(request, TextSpec(*given))
 
-    @action(description=_("Send a test"), icon="send", url_path="send-test", permissions=["change"])  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Send a test"), icon="send", url_path="send-test", permissions=["change"])
     def send_test(self, request: HttpRequest, object_id: str) -> HttpResponse:
         return send_test_page(self, request, self.get_row_or_404(request, object_id))
 

@@ -17,10 +17,9 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods
-from unfold.decorators import action, display
 from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminTextInputWidget
 
-from scheduling.admin.base import OpsAdmin
+from scheduling.admin.base import OpsAdmin, ops_action, ops_display
 from scheduling.admin.optimistic_lock import OptimisticLockForm
 from scheduling.identity import invitations
 from scheduling.identity.roles import SHORT_LABELS
@@ -93,15 +92,15 @@ class InvitationAdmin(OpsAdmin):
         transaction.on_commit(lambda: page.context_data["outcome"].update(sent=invitations.mail_invitation(row, link)))  # type: ignore[index]
         return page
 
-    @display(description=_("invited"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("invited"))
     def who(self, row: Invitation) -> str:
         return " · ".join(filter(None, (row.name, row.email)))
 
-    @display(description=_("role"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("role"))
     def role_name(self, row: Invitation) -> str:
         return str(SHORT_LABELS[row.role])
 
-    @display(  # type: ignore[untyped-decorator]
+    @ops_display(
         description=_("state"),
         label={
             "open": "info",
@@ -122,11 +121,11 @@ class InvitationAdmin(OpsAdmin):
             return "refused", gettext("Refused: sign-in at the provider only, or the inviter lost the right")
         return "open", gettext("Waits for the colleague")
 
-    @display(description=_("state"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("state"))
     def state_name(self, row: Invitation) -> str:
         return str(self.state_label(row)[1])
 
-    @action(description=_("Withdraw"), icon="link_off", permissions=["view"])  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Withdraw"), icon="link_off", permissions=["view"])
     def withdraw(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
 

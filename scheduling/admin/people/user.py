@@ -14,11 +14,10 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import ModelAdmin, TabularInline
-from unfold.decorators import action, display
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 from unfold.widgets import UnfoldAdminSelectWidget
 
-from scheduling.admin.base import DeclaredLookups, OpsPages
+from scheduling.admin.base import DeclaredLookups, OpsPages, ops_action, ops_display
 from scheduling.admin.labels import TranslatedPermissions
 from scheduling.identity import totp
 from scheduling.identity.roles import SHORT_LABELS, assign_roles, find_role
@@ -106,23 +105,23 @@ class PersonAdmin(OpsPages, DeclaredLookups, TranslatedPermissions, UserAdmin, M
             form.instance.user_permissions.clear()
             assign_roles(form.instance, [role], by=request.user.get_username())
 
-    @display(description=_("full name"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("full name"))
     def full_name(self, row: User) -> str:
         return row.get_full_name() or "–"
 
-    @display(description=_("role"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("role"))
     def role_name(self, row: User) -> str:
         role = find_role(row)
         if not row.is_staff:
             return gettext("No access to the back office")
         return str(SHORT_LABELS[role]) if role else gettext("Single rights")
 
-    @display(description=_("second factor"), label={"on": "success", "off": "info"})  # type: ignore[untyped-decorator]
+    @ops_display(description=_("second factor"), label={"on": "success", "off": "info"})
     def second_factor(self, row: User) -> tuple[str, str]:
         device = getattr(row, "totp_device", None)
         return ("on", gettext("On")) if device and device.confirmed_at else ("off", gettext("Off"))
 
-    @display(description=_("second factor"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("second factor"))
     def second_factor_state(self, row: User) -> str:
         return str(self.second_factor(row)[1])
 
@@ -130,7 +129,7 @@ class PersonAdmin(OpsPages, DeclaredLookups, TranslatedPermissions, UserAdmin, M
         row = self.get_object(request, str(object_id))
         return super().get_actions_detail(request, object_id) if row and hasattr(row, "totp_device") else []
 
-    @action(description=_("Reset the second factor"), icon="phonelink_erase", permissions=["change"])  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Reset the second factor"), icon="phonelink_erase", permissions=["change"])
     def reset_second_factor(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
 

@@ -11,10 +11,9 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.timezone import now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from unfold.decorators import action, display
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
-from scheduling.admin.base import OpsAdmin
+from scheduling.admin.base import OpsAdmin, ops_action, ops_display
 from scheduling.admin.optimistic_lock import OptimisticLockForm
 from scheduling.models import ApiKey, Scope
 from scheduling.operations import commands
@@ -81,16 +80,16 @@ class ApiKeyAdmin(OpsAdmin):
         page["Cache-Control"] = "no-store"
         return page
 
-    @display(description=_("prefix"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("prefix"))
     def begins_with(self, row: ApiKey) -> str:
         return f"{row.prefix}…"
 
-    @display(description=_("scopes"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("scopes"))
     def scope_names(self, row: ApiKey) -> str:
         labels = dict(Scope.choices)
         return ", ".join(str(labels.get(scope, scope)) for scope in row.scopes)
 
-    @display(description=_("state"), label={"on": "success", "revoked": "danger", "expired": "warning"})  # type: ignore[untyped-decorator]
+    @ops_display(description=_("state"), label={"on": "success", "revoked": "danger", "expired": "warning"})
     def state_label(self, row: ApiKey) -> tuple[str, str]:
         if row.revoked_at:
             return "revoked", gettext("Revoked")
@@ -102,7 +101,7 @@ class ApiKeyAdmin(OpsAdmin):
         row = self.get_object(request, str(object_id))
         return super().get_actions_detail(request, object_id) if row and not row.revoked_at else []
 
-    @action(description=_("Revoke"), icon="key_off", permissions=["change"])  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Revoke"), icon="key_off", permissions=["change"])
     def revoke(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
 

@@ -12,9 +12,8 @@ from django.http import HttpRequest
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import ModelAdmin
-from unfold.decorators import action, display
 
-from scheduling.admin.base import DeclaredLookups, OpsAdmin
+from scheduling.admin.base import DeclaredLookups, OpsAdmin, ops_action, ops_display
 from scheduling.admin.labels import TranslatedPermissions
 from scheduling.models import FailedLogin
 
@@ -41,11 +40,11 @@ class FailedLoginAdmin(OpsAdmin):
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    @display(description=_("user"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("user"))
     def who(self, row: FailedLogin) -> str:
         return str(row.user) if row.user else gettext("no such user")
 
-    @action(description=_("Unlock"), permissions=["delete"])  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Unlock"), permissions=["delete"])
     def unlock(self, request: HttpRequest, chosen: QuerySet[FailedLogin]) -> None:
         for row in chosen:
             self.log_deletions(request, FailedLogin.objects.filter(pk=row.pk))

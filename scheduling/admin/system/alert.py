@@ -12,9 +12,8 @@ from django.utils.html import format_html_join
 from django.utils.timezone import now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from unfold.decorators import action, display
 
-from scheduling.admin.base import SingleRowAdmin
+from scheduling.admin.base import SingleRowAdmin, ops_action, ops_display
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.matrix.community import list_known_communities
 from scheduling.admin.matrix.template import describe_outcome
@@ -80,18 +79,18 @@ class AlertReceiverAdmin(SingleRowAdmin):
         Alert.objects.filter(tried=True, notified_at=None).update(message_at=now())
         super().save_model(request, obj, form, change)
 
-    @display(description=_("active alerts"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("active alerts"))
     def open_alerts(self, row: AlertReceiver) -> str:
         rows = Alert.objects.filter(ended_at=None, condition__in=BY_KEY)
         lines = [(BY_KEY[alert.condition].name([alert.subject]), format_instant(alert.since)) for alert in rows]
         return format_html_join("", "<div>{} · {}</div>", lines) or gettext("All is well")
 
-    @display(description=_("problem"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("problem"))
     def shown_problem(self, row: AlertReceiver) -> str:
         code, _space, detail = row.problem.partition(" ")
         return " – ".join(part for part in (translate_reason(code), detail) if part) if code else "–"
 
-    @action(description=_("Send a test"), icon="send", url_path="send-test", permissions=["change"])  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Send a test"), icon="send", url_path="send-test", permissions=["change"])
     def send_test(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
         result = None

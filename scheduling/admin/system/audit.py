@@ -14,9 +14,8 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import ChoicesDropdownFilter, DropdownFilter
-from unfold.decorators import display
 
-from scheduling.admin.base import BigTable, ReadOnlyAdmin
+from scheduling.admin.base import BigTable, ReadOnlyAdmin, ops_display
 from scheduling.admin.list_export import ListExportMixin
 from scheduling.admin.touches.touch import SpanFilter
 from scheduling.models import AuditEntry
@@ -88,19 +87,19 @@ class AuditEntryAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
         found = Q(actor=term) | Q(actor=f"api:{term}") | Q(object_id=term) | Q(label__icontains=term)
         return queryset.filter(found), False
 
-    @display(description=_("who"), ordering="actor")  # type: ignore[untyped-decorator]
+    @ops_display(description=_("who"), ordering="actor")
     def who(self, row: AuditEntry) -> str:
         return row.actor or gettext("System or configuration file")
 
-    @display(description=_("action"), label=TONES)  # type: ignore[untyped-decorator]
+    @ops_display(description=_("action"), label=TONES)
     def action_label(self, row: AuditEntry) -> tuple[str, str]:
         return row.action, row.get_action_display()
 
-    @display(description=_("kind"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("kind"))
     def kind_name(self, row: AuditEntry) -> str:
         return name_kind(row.kind)
 
-    @display(description=_("object"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("object"))
     def target(self, row: AuditEntry) -> str:
         text = row.label or row.object_id
         try:
@@ -109,10 +108,10 @@ class AuditEntryAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
             return text
         return format_html('<a class="at-link" href="{}">{}</a>', url, text)
 
-    @display(description=_("summary"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("summary"))
     def summary(self, row: AuditEntry) -> str:
         return " · ".join([*filter(None, [row.reason]), *describe_changes(row)[:3]])
 
-    @display(description=_("changes"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("changes"))
     def all_changes(self, row: AuditEntry) -> str:
         return format_html_join("", "<div>{}: {} → {}</div>", ((name, *values) for name, *values in row.changes)) or "–"

@@ -30,11 +30,10 @@ from django_celery_beat.models import (
     cronexp,
 )
 from unfold.admin import ModelAdmin, TabularInline
-from unfold.decorators import display
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from scheduling import sql
-from scheduling.admin.base import DeclaredLookups
+from scheduling.admin.base import DeclaredLookups, ops_display
 from scheduling.admin.labels import translate_error
 from scheduling.app_integrations import scheduled_rounds
 from scheduling.errors import InvalidInput
@@ -143,7 +142,7 @@ class PeriodicTaskAdmin(DeclaredLookups, beat.PeriodicTaskAdmin, ModelAdmin):  #
         """Offer no actions without the right to change: beat's own actions check no right."""
         return super().get_actions(request) if self.has_change_permission(request) else {}
 
-    @display(description=_("problem"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("problem"))
     def problem(self, row: PeriodicTask) -> str:
         """Return why beat skips it."""
         return translate_error(find_problem(row))
@@ -183,11 +182,11 @@ class PeriodicTaskAdmin(DeclaredLookups, beat.PeriodicTaskAdmin, ModelAdmin):  #
 
     run_tasks.short_description = beat.PeriodicTaskAdmin.run_tasks.short_description  # type: ignore[attr-defined]
 
-    @display(description=_("Schedule"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("Schedule"))
     def plan(self, row: PeriodicTask) -> str:
         return describe_crontab(row.crontab) if row.crontab else str(row.scheduler or "–")
 
-    @display(description=_("in words"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("in words"))
     def crontab_translation(self, row: PeriodicTask) -> str:
         return describe_crontab(row.crontab) if row.crontab else "–"
 
@@ -210,7 +209,7 @@ class TasksInline(beat.PeriodicTaskInline, TabularInline):  # type: ignore[misc]
     fields = ("name", "program", "args", "kwargs")
     readonly_fields = fields
 
-    @display(description=_("task"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("task"))
     def program(self, row: PeriodicTask) -> str:
         return str(row.task)
 
@@ -227,7 +226,7 @@ class CrontabScheduleAdmin(RestartsTasks, DeclaredLookups, beat.CrontabScheduleA
     fields = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week", "timezone", "in_words")
     readonly_fields = ("in_words",)
 
-    @display(description=_("in words"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("in words"))
     def in_words(self, row: CrontabSchedule) -> str:
         return describe_crontab(row) if row.pk else "–"
 

@@ -12,10 +12,9 @@ from django.utils.html import format_html
 from django.utils.text import capfirst
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from unfold.decorators import action, display
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget, UnfoldAdminSplitDateTimeWidget
 
-from scheduling.admin.base import BigTable, CheckedForm, HistoryAdmin, ReadOnlyAdmin
+from scheduling.admin.base import BigTable, CheckedForm, HistoryAdmin, ReadOnlyAdmin, ops_action, ops_display
 from scheduling.admin.form_fields import NamesField
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.matrix.channel import SEALED, SecretField, get_readable_secrets, merge_secrets
@@ -134,10 +133,10 @@ class WebhookAdmin(HistoryAdmin, Retirable):
     def in_use(self, row: Any) -> bool:
         return bool(row.messages.exists())
 
-    @display(
+    @ops_display(
         description=_("state"),
         label={"ok": "success", "paused": "warning", "resting": "warning", "disabled": "danger", "off": "default"},
-    )  # type: ignore[untyped-decorator]
+    )
     def shown_state(self, row: WebhookSubscription) -> tuple[str, str]:
         at = row.endpoint
         if row.retired_at or not row.enabled:
@@ -153,17 +152,17 @@ class WebhookAdmin(HistoryAdmin, Retirable):
         }
         return at.state, texts[at.state]
 
-    @display(description=_("state"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("state"))
     def state_text(self, row: WebhookSubscription) -> str:
         words: str = self.shown_state(row)[1]
         return words
 
-    @display(description=_("waiting"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("waiting"))
     def waiting(self, row: WebhookSubscription) -> str:
         backlog = read_webhook_backlogs().get(row.pk)
         return f"{backlog.waiting:,}" if backlog else "–"
 
-    @display(description=_("last error"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("last error"))
     def last_error(self, row: WebhookSubscription) -> str:
         code, _colon, detail = row.endpoint.problem.partition(": ")
         words = " – ".join(part for part in (translate_reason(code), detail) if part)
@@ -171,15 +170,15 @@ class WebhookAdmin(HistoryAdmin, Retirable):
             return "–"
         return format_html("{} ({})", words, format_moment(row.endpoint.problem_at))
 
-    @display(description=_("last success"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("last success"))
     def last_success(self, row: WebhookSubscription) -> str:
         return format_moment(row.endpoint.delivered_at) if row.endpoint.delivered_at else "–"
 
-    @display(description=_("filter"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("filter"))
     def filter_text(self, row: WebhookSubscription) -> str:
         return "; ".join(f"{name}: {', '.join(keys)}" for name, keys in sorted(row.filter.items())) or "–"
 
-    @action(description=_("Pause"), icon="pause_circle", url_path="pause", permissions=["change"])  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Pause"), icon="pause_circle", url_path="pause", permissions=["change"])
     def pause_sending(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
 
@@ -191,7 +190,7 @@ class WebhookAdmin(HistoryAdmin, Retirable):
         title = gettext("Pause “%(what)s”?") % {"what": row}
         return self.confirm(request, title, act, text=text, button=gettext("Pause"), back=self.url("change", row.pk))
 
-    @action(description=_("Enable"), icon="play_circle", url_path="enable", permissions=["change"])  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Enable"), icon="play_circle", url_path="enable", permissions=["change"])
     def enable_sending(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
 
@@ -203,7 +202,7 @@ class WebhookAdmin(HistoryAdmin, Retirable):
         title = gettext("Enable “%(what)s”?") % {"what": row}
         return self.confirm(request, title, act, text=text, button=gettext("Enable"), back=self.url("change", row.pk))
 
-    @action(description=_("Send a test"), icon="send", url_path="test", permissions=["change"])  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Send a test"), icon="send", url_path="test", permissions=["change"])
     def send_test_message(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
 
@@ -218,7 +217,7 @@ class WebhookAdmin(HistoryAdmin, Retirable):
             request, title, act, text=text, button=gettext("Send the test"), back=self.url("change", row.pk)
         )
 
-    @action(description=_("Send a range again"), icon="replay", url_path="send-again", permissions=["change"])  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Send a range again"), icon="replay", url_path="send-again", permissions=["change"])
     def send_range_again(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
         form = ReplayRangeForm(request.POST or None)
@@ -255,11 +254,11 @@ class WebhookMessageAdmin(BigTable, ReadOnlyAdmin):
               "next_attempt", "first_tried_at", "ended_at", "status", "shown_problem")  # fmt: skip
     readonly_fields = ("next_attempt", "shown_problem")
 
-    @display(description=_("next attempt at"), ordering="due_at")  # type: ignore[untyped-decorator]
+    @ops_display(description=_("next attempt at"), ordering="due_at")
     def next_attempt(self, row: WebhookMessage) -> str:
         return format_moment(row.due_at) if row.state == WebhookMessage.State.WAITING else "–"
 
-    @display(description=_("last error"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("last error"))
     def shown_problem(self, row: WebhookMessage) -> str:
         code, _colon, detail = row.problem.partition(": ")
         return " – ".join(part for part in (translate_reason(code), detail) if part) or "–"

@@ -16,9 +16,8 @@ from django.utils.timezone import now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import RelatedDropdownFilter
-from unfold.decorators import action, display
 
-from scheduling.admin.base import BigTable, ReadOnlyAdmin
+from scheduling.admin.base import BigTable, ReadOnlyAdmin, ops_action, ops_display
 from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.replica_pages import read_for_page
 from scheduling.models import Complaint
@@ -42,23 +41,23 @@ class ComplaintAdmin(BigTable, ReadOnlyAdmin):
         rates = self.admin_site.admin_view(self.rates_view)
         return [path("rates/", rates, name="scheduling_complaint_rates"), *super().get_urls()]
 
-    @display(description=_("customer"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("customer"))
     def who(self, row: Complaint) -> str:
         link = reverse("admin:scheduling_customer_change", args=[row.customer_id])
         return format_html('<a class="at-link" href="{}">{}</a>', link, row.customer)
 
-    @display(description=_("touch"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("touch"))
     def about(self, row: Complaint) -> str:
         if row.touch is None:
             return "–"
         link = reverse("admin:scheduling_touch_change", args=[row.touch.pk])
         return format_html('<a class="at-link" href="{}">…{}</a>', link, str(row.touch.pk)[-8:])
 
-    @display(description=_("node"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("node"))
     def node(self, row: Complaint) -> str:
         return row.touch.node.key if row.touch else "–"
 
-    @action(description=_("Complaint rates"), icon="percent", url_path="open-rates", permissions=["view"])  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Complaint rates"), icon="percent", url_path="open-rates", permissions=["view"])
     def open_rates(self, request: HttpRequest) -> HttpResponse:
         return redirect("admin:scheduling_complaint_rates")
 

@@ -18,11 +18,10 @@ from django.utils.timezone import now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import DropdownFilter
-from unfold.decorators import action, display
 from unfold.widgets import UnfoldAdminTextInputWidget, UnfoldBooleanSwitchWidget
 
 from scheduling import sql
-from scheduling.admin.base import BigTable, CheckedForm, OpsAdmin
+from scheduling.admin.base import BigTable, CheckedForm, OpsAdmin, ops_action, ops_display
 from scheduling.admin.form_fields import NamesField, SettingsField
 from scheduling.admin.labels import translate_error, translate_reason
 from scheduling.admin.shown_values import format_instant
@@ -349,10 +348,10 @@ class CustomerAdmin(BigTable, OpsAdmin):
         row = self.get_object(request, unquote(str(object_id)))
         return super().get_actions_detail(request, object_id) if row and list_disabled_addresses(row) else []
 
-    @action(
+    @ops_action(
         description=_("Enable addresses again"), icon="mark_email_read", url_path="enable-addresses",
         permissions=["change"],
-    )  # type: ignore[untyped-decorator]  # fmt: skip
+    )  # fmt: skip
     def enable_addresses(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
         found = list_disabled_addresses(row)
@@ -368,27 +367,27 @@ class CustomerAdmin(BigTable, OpsAdmin):
             request, title, act, text=text, facts=facts, button=gettext("Enable"), back=self.url("change", row.pk)
         )
 
-    @display(description=_("marketing"), label={"opted_out": "danger", "allowed": "success"})  # type: ignore[untyped-decorator]
+    @ops_display(description=_("marketing"), label={"opted_out": "danger", "allowed": "success"})
     def consent(self, row: Customer) -> tuple[str, Any]:
         return ("opted_out", _("Opted out")) if row.opted_out else ("allowed", _("Allowed"))
 
-    @display(description=_("latest consent"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("latest consent"))
     def consent_text(self, row: Customer) -> str:
         given = row.consent
         if not given:
             return ""
         return format_html("{} · {}", given["source"], format_instant(datetime.fromisoformat(given["given_at"])))
 
-    @display(description=_("addresses"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("addresses"))
     def addresses_text(self, row: Customer) -> str:
         return SettingsField().write(redact(row.addresses))
 
-    @display(description=_("attributes"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("attributes"))
     def attributes_text(self, row: Customer) -> str:
         profile = getattr(row, "profile", None)
         return SettingsField().write(profile.attributes) if profile else ""
 
-    @display(description=_("tags"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("tags"))
     def tags_text(self, row: Customer) -> str:
         profile = getattr(row, "profile", None)
         return ", ".join(profile.tags) if profile else ""

@@ -17,10 +17,9 @@ from django.utils.decorators import method_decorator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_POST, require_safe
-from unfold.decorators import display
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldBooleanSwitchWidget
 
-from scheduling.admin.base import ReadOnlyAdmin
+from scheduling.admin.base import ReadOnlyAdmin, ops_display
 from scheduling.admin.labels import translate_error
 from scheduling.admin.list_export import stream_table
 from scheduling.customers import imports
@@ -92,11 +91,11 @@ class CustomerImportAdmin(ReadOnlyAdmin):
             *super().get_urls(),
         ]
 
-    @display(description=gettext_lazy("state"), label=TONES)  # type: ignore[untyped-decorator]
+    @ops_display(description=gettext_lazy("state"), label=TONES)
     def shown_state(self, row: CustomerImport) -> tuple[str, str]:
         return row.state, row.get_state_display()
 
-    @display(description=gettext_lazy("result"))  # type: ignore[untyped-decorator]
+    @ops_display(description=gettext_lazy("result"))
     def outcome(self, row: CustomerImport) -> str:
         return " · ".join(f"{label} {value}" for label, value in _list_figures(row) if value)
 

@@ -13,9 +13,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import mark_safe
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import RangeDateTimeFilter
-from unfold.decorators import action, display
 
-from scheduling.admin.base import BigTable, ReadOnlyAdmin
+from scheduling.admin.base import BigTable, ReadOnlyAdmin, ops_action, ops_display
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.list_filters import ColumnFilter
 from scheduling.admin.matrix.preview import preview_page
@@ -80,16 +79,16 @@ class EventAdmin(BigTable, ReadOnlyAdmin):
         found = {*queries.find_events_by_term(term), *_find_events_of_customer(term), *_find_events_of_chat(term)}
         return queryset.filter(pk__in=found), False
 
-    @display(description=_("customer"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("customer"))
     def who(self, row: Event) -> str:
         link = reverse("admin:scheduling_customer_change", args=[row.customer_id])
         return format_html('<a class="at-link" href="{}">{}</a>', link, row.customer)
 
-    @display(description=_("data"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("data"))
     def shown_data(self, row: Event) -> str:
         return format_html('<pre class="at-code">{}</pre>', redact_json(row.data))
 
-    @display(description=_("touches"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("touches"))
     def touches_of(self, row: Event) -> str:
         lines = [
             (
@@ -103,6 +102,6 @@ class EventAdmin(BigTable, ReadOnlyAdmin):
         html = '<div><a class="at-link" href="{}">{}</a> · {} <span class="at-quiet">{}</span></div>'
         return format_html_join("", html, lines) or mark_safe("–")
 
-    @action(description=_("Send preview"), icon="psychology_alt", url_path="send-preview")  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Send preview"), icon="psychology_alt", url_path="send-preview")
     def open_preview(self, request: HttpRequest) -> HttpResponse:
         return redirect("admin:scheduling_event_preview")

@@ -16,11 +16,10 @@ from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
-from unfold.decorators import action, display
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from scheduling import sql
-from scheduling.admin.base import OpsAdmin
+from scheduling.admin.base import OpsAdmin, ops_action, ops_display
 from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.undo import create_undo_link
 from scheduling.errors import AftertouchError
@@ -115,21 +114,21 @@ class PauseAdmin(OpsAdmin):
         """Refuse deletion: the page `end` also resumes the paused touches."""
         return False
 
-    @display(description=gettext_lazy("what"))  # type: ignore[untyped-decorator]
+    @ops_display(description=gettext_lazy("what"))
     def what(self, row: Pause) -> str:
         return describe_scope(row.scope)
 
-    @display(description=gettext_lazy("held touches"))  # type: ignore[untyped-decorator]
+    @ops_display(description=gettext_lazy("held touches"))
     def held(self, row: Pause) -> str:
         url = f"{reverse('admin:scheduling_touch_changelist')}?{urlencode({'paused_by': row.scope})}"
         return format_html('<a class="at-link" href="{}">{}</a>', url, describe_held_touches(row.scope))
 
-    @display(description="")  # type: ignore[untyped-decorator]
+    @ops_display(description="")
     def end_link(self, row: Pause) -> str:
         url = f"{reverse('admin:scheduling_pause_end')}?{urlencode({'scope': row.scope})}"
         return format_html('<a class="at-link" href="{}">{}</a>', url, _("Resume"))
 
-    @action(description=gettext_lazy("Pause everything"), icon="pause_circle", permissions=["add"], url_path="all")  # type: ignore[untyped-decorator]
+    @ops_action(description=gettext_lazy("Pause everything"), icon="pause_circle", permissions=["add"], url_path="all")
     def pause_all(self, request: HttpRequest) -> HttpResponse:
         return redirect_to_pause_page("all")
 

@@ -24,11 +24,10 @@ from unfold.contrib.filters.admin import (
     RangeDateTimeFilter,
     RelatedDropdownFilter,
 )
-from unfold.decorators import action, display
 from unfold.utils import parse_datetime_str
 
 from scheduling import sql
-from scheduling.admin.base import BigTable, ReadOnlyAdmin, parse_uuid
+from scheduling.admin.base import BigTable, ReadOnlyAdmin, ops_action, ops_display, parse_uuid
 from scheduling.admin.failed_tasks.actions import PaceForm
 from scheduling.admin.failed_tasks.bulk_action import matching_rows_page
 from scheduling.admin.failed_tasks.difference import render_difference
@@ -256,15 +255,15 @@ class TouchAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
         return choose_index_order(request.GET) or tuple(super().get_ordering(request))
 
-    @display(description=_("due at"), ordering="due_at")  # type: ignore[untyped-decorator]
+    @ops_display(description=_("due at"), ordering="due_at")
     def due(self, row: Touch) -> str:
         return format_html('<span class="at-nowrap">{}</span>', format_instant(row.due_at))
 
-    @display(description=_("state"), label=STATE_TONES)  # type: ignore[untyped-decorator]
+    @ops_display(description=_("state"), label=STATE_TONES)
     def state_label(self, row: Touch) -> tuple[str, str]:
         return row.state, row.get_state_display()
 
-    @display(description=_("reason"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("reason"))
     def why(self, row: Touch) -> str:
         if row.paused_by:
             return translate_reason("paused")
@@ -277,20 +276,20 @@ class TouchAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
             )
         return translate_reason(row.reason)
 
-    @display(description=_("customer"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("customer"))
     def who(self, row: Touch) -> str:
         link = reverse("admin:scheduling_customer_change", args=[row.customer_id])
         return format_html('<a class="at-link" href="{}">{}</a>', link, row.customer)
 
-    @display(description=_("event"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("event"))
     def event_type(self, row: Touch) -> str:
         return row.event.type
 
-    @display(description=_("task id"))  # type: ignore[untyped-decorator]
+    @ops_display(description=_("task id"))
     def short_id(self, row: Touch) -> str:
         return format_html('<span class="at-nowrap at-mono" title="{}">…{}</span>', row.pk, str(row.pk)[-8:])
 
-    @admin.action(description=_("Cancel waiting touches"), permissions=["change"])
+    @ops_action(description=_("Cancel waiting touches"), permissions=["change"])
     def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Touch]) -> None:
         cancelled = []
         waiting = list(queryset.filter(state__in=WAITING).values_list("pk", flat=True)[:1000])
@@ -307,7 +306,7 @@ class TouchAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
                 gettext("Not cancelled because they were already running or had ended: %(count)s.") % {"count": left},
             )
 
-    @action(description=_("Cancel the touch"), icon="cancel", url_path="cancel", permissions=["change"])  # type: ignore[untyped-decorator]
+    @ops_action(description=_("Cancel the touch"), icon="cancel", url_path="cancel", permissions=["change"])
     def cancel(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
 
