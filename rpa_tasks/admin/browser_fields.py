@@ -107,15 +107,8 @@ class BrowserForm(CheckedForm):
 class BrowserAdmin(OpsAdmin):
     """A page whose form has browser settings."""
 
-    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
-        # The settings are fields of the form, not of the model.
-        kwargs["fields"] = None if obj is None or self.has_change_permission(request, obj) else []
-        return super().get_form(request, obj, change, **kwargs)
-
     def browser_layout(self, request: HttpRequest, obj: Any) -> list[Any]:
-        """Return the section of the browser; for viewers the settings as text."""
-        if obj is not None and not self.has_change_permission(request, obj):
-            return [(_("Browser"), {"fields": ("browser_text",)})]
+        """Return the section of the browser."""
         fields = (
             ("browser_language", "browser_timezone"), ("browser_window", "browser_downloads"), "browser_proxy_url",
             ("secret_username", "secret_password"), "browser_flags", "browser_extensions",
@@ -125,14 +118,3 @@ class BrowserAdmin(OpsAdmin):
         if obj is not None and isinstance(obj.proxy_secret, Sealed):
             section["description"] = SEALED
         return [(_("Browser"), section)]
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return [*super().get_readonly_fields(request, obj), "browser_text"]
-
-    def browser_text(self, row: Any) -> str:
-        lines = [
-            f"{LABELS[name][0]}: {', '.join(value) if name in LISTS else value}" for name, value in row.browser.items()
-        ]
-        return "\n".join(lines) or "–"
-
-    browser_text.short_description = _("browser")  # type: ignore[attr-defined]

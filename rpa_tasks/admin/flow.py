@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, ClassVar
 
 from django import forms
@@ -18,11 +18,9 @@ from unfold.contrib.filters.admin import RelatedDropdownFilter
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
 from rpa_tasks.admin import labels  # noqa: F401  (teaches the words)
-from rpa_tasks.admin.job_page import format_json
 from rpa_tasks.configuration.validation import check_flow, missing_program
 from rpa_tasks.models import Flow
-from rpa_tasks.outcomes import DEFAULT_EXIT_CODES
-from scheduling.admin.base import CheckedForm, HistoryAdmin, make_readonly_display, ops_display
+from scheduling.admin.base import CheckedForm, HistoryAdmin, ops_display
 from scheduling.admin.form_fields import DurationField, DurationsField, NamesField, TextLikeField, split_pairs
 from scheduling.admin.labels import translate_error
 from scheduling.admin.retirement import Retirable, RetiredFilter
@@ -232,14 +230,14 @@ class FlowForm(CheckedForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self.instance.pk is None and "command" in self.fields:
+        if self.instance.pk is None:
             self.fields["command"].initial = USUAL_COMMAND
         if self.instance.pk is None:
             self.initial.pop("idempotent", None)
 
 
 #: Fields that decide which command runs on a node and how its end is judged.
-COMMAND_FIELDS = ("command", "path", "cwd", "environment", "env", "exit_codes")
+COMMAND_FIELDS = ("command", "path", "cwd", "environment", "exit_codes")
 
 
 def may_define_commands(request: HttpRequest) -> bool:
@@ -264,43 +262,16 @@ class FlowAdmin(HistoryAdmin, Retirable):
     list_filter = (("platform", RelatedDropdownFilter), RetiredFilter)
     list_select_related = ("platform",)
     search_fields = ("task_type", "platform__key")
-    readonly_fields = ("as_typed", "version")
-    write_only = frozenset({"change_reason"})
+    readonly_fields = ("as_typed", "env_names", "version")
+    fixed_fields = ("platform", "task_type")
     actions_detail = ("retire", "bring_back")
-    shown_as: ClassVar[dict[str, str]] = {
-        "command": "as_typed", "timeout": "timeout_text", "exit_codes": "exit_codes_text",
-        "retry_delays": "retry_delays_text", "payload_schema": "schema_text", "environment": "environment_text",
-        "path": "path_text", "env": "env_text", "dedupe_window": "dedupe_window_text",
-    }  # fmt: skip
-    timeout_text = make_readonly_display("timeout", _("timeout"), describe_duration)
-    exit_codes_text = make_readonly_display(
-        "exit_codes", _("exit codes"), lambda value: ExitCodesField().write(value or dict(DEFAULT_EXIT_CODES))
-    )
-    retry_delays_text = make_readonly_display(
-        "retry_delays", _("retries after"), lambda value: DurationsField().write(value) or "–"
-    )
-    schema_text = make_readonly_display(
-        "payload_schema", _("schema of the payload"), lambda value: format_json(value) if value else "–"
-    )
-    path_text = make_readonly_display("path", _("program folders"), lambda value: ", ".join(value) or "–")
-    env_text = make_readonly_display("env", _("fixed variables"), lambda value: ", ".join(sorted(value)) or "–")
-    dedupe_window_text = make_readonly_display(
-        "dedupe_window", _("runs once within"), lambda value: describe_duration(value) if value else "–"
-    )
-    environment_text = make_readonly_display(
-        "environment", _("environment variables"), lambda value: ", ".join(value) or "–"
-    )
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
-        edits = obj is None or self.has_change_permission(request, obj)
-        words = ("command", "as_typed") if edits and obj is not None else ("command",)
-        surroundings, codes = ("path", "cwd", "environment", "env"), "exit_codes"
-        if edits and obj is not None and not may_define_commands(request):
-            words = ("as_typed",)
-            surroundings, codes = ("path_text", "cwd", "environment_text", "env_text"), "exit_codes_text"
+        words = ("command",) if obj is None else ("command", "as_typed")
+        env = "env" if obj is None or self._may_read_values(request, obj) else "env_names"
         return [
-            (None, {"fields": (("platform", "task_type"), *words, "timeout", *surroundings)}),
-            (_("Evaluation of the exit"), {"fields": ("idempotent", codes, "retry_delays", "needs_result")}),
+            (None, {"fields": (("platform", "task_type"), *words, "timeout", "path", "cwd", "environment", env)}),
+            (_("Evaluation of the exit"), {"fields": ("idempotent", "exit_codes", "retry_delays", "needs_result")}),
             (_("Browser"), {"fields": (("needs_browser", "clear_cookies"),)}),
             (_("Payload"), {"fields": ("param_style", "payload_schema")}),
             (
@@ -312,10 +283,14 @@ class FlowAdmin(HistoryAdmin, Retirable):
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = super().get_readonly_fields(request, obj)
-        if obj is None:
-            return fields
-        kept = () if may_define_commands(request) else COMMAND_FIELDS
-        return [*fields, "platform", "task_type", *kept]
+        return fields if obj is None or self._may_read_values(request, obj) else [*fields, "env"]
+
+    def locked_fields(self, request: HttpRequest, obj: Any) -> Collection[str]:
+        return () if may_define_commands(request) else COMMAND_FIELDS
+
+    def _may_read_values(self, request: HttpRequest, row: Flow) -> bool:
+        """Return whether the user may read the values of the fixed variables; others see the names."""
+        return may_define_commands(request) and self.has_change_permission(request, row)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Allow adding only with the permission for commands: a flow needs a command."""
@@ -341,6 +316,10 @@ class FlowAdmin(HistoryAdmin, Retirable):
     @ops_display(description=_("command line"))
     def as_typed(self, row: Flow) -> str:
         return format_html('<code class="at-code at-typed">{}</code>', shell_command(row)) if row.pk else "–"
+
+    @ops_display(description=_("fixed variables"))
+    def env_names(self, row: Flow) -> str:
+        return ", ".join(sorted(row.env)) or "–"
 
     @ops_display(description=_("program"))
     def program(self, row: Flow) -> str:

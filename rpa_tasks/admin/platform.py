@@ -154,7 +154,7 @@ class PlatformAdmin(Pausing, BrowserAdmin, HistoryAdmin, Retirable):
     list_select_related = ("breaker",)
     search_fields = ("key", "name")
     readonly_fields = ("shown_state", "breaker_state", "breaker_story", "version")
-    write_only = frozenset({"change_reason"})
+    fixed_fields = ("key",)
     actions_detail = ("close_breaker", "pause_row", "resume_row", "retire", "bring_back")
     pauses = staticmethod(shops.pause_platform)
     resumes = staticmethod(shops.resume_platform)
@@ -170,10 +170,6 @@ class PlatformAdmin(Pausing, BrowserAdmin, HistoryAdmin, Retirable):
             *self.browser_layout(request, obj),
             (_("Life"), {"fields": ("version", "change_reason")}),
         ]
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        fields = super().get_readonly_fields(request, obj)
-        return [*fields, "key"] if obj else fields
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Platform]:
         rows: QuerySet[Platform] = super().get_queryset(request)

@@ -202,7 +202,7 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
     change_form_outer_after_template = "rpa_tasks/shop_jobs.html"
     search_fields = ("=shop_id", "name")
     readonly_fields = ("state_now", "work_now", "backlog", "last_success", "home", "profile_name", "version")
-    write_only = frozenset({"change_reason"})
+    fixed_fields = ("platform", "shop_id")
     actions = ("run_selected", "release_selected")
     actions_detail = (
         "run_now",
@@ -242,10 +242,6 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Shop]:
         return annotate_work(super().get_queryset(request))
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        fields = super().get_readonly_fields(request, obj)
-        return [*fields, "platform", "shop_id"] if obj else fields
 
     def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
         field = super().formfield_for_foreignkey(db_field, request, **kwargs)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
 from django import forms
 from django.contrib import admin
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME, AdminForm
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied
@@ -170,10 +170,10 @@ class OpsAdmin(OpsPages, DeclaredLookups, DraftableAdmin, ModelAdmin):  # type: 
         models.DurationField: {"form_class": DurationField, "widget": UnfoldAdminTextInputWidget},
         models.FloatField: {"form_class": NumberField, "widget": UnfoldAdminDecimalFieldWidget},
     }
-    #: By field name, the read-only display for users without the right to change.
-    shown_as: ClassVar[Mapping[str, str]] = {}
     #: Fields hidden from users without the right to change.
-    write_only: ClassVar[frozenset[str]] = frozenset()
+    write_only: ClassVar[frozenset[str]] = frozenset({"change_reason"})
+    #: Fields that a stored row keeps.
+    fixed_fields: ClassVar[tuple[str, ...]] = ()
 
     @ops_display(description="")
     def action_checkbox(self, row: models.Model) -> str:
@@ -189,7 +189,7 @@ class OpsAdmin(OpsPages, DeclaredLookups, DraftableAdmin, ModelAdmin):  # type: 
         if self.has_change_permission(request, obj):
             (name, options), *others = fieldsets
             return [(name, {**options, "fields": (VERSION_FIELD, *options["fields"])}), *others]
-        return [(name, {**options, "fields": self._for_viewers(options["fields"])}) for name, options in fieldsets]
+        return [(name, {**options, "fields": self._drop_write_only(options["fields"])}) for name, options in fieldsets]
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         return [each for each in super().get_fields(request, obj) if each != VERSION_FIELD]
@@ -198,26 +198,58 @@ class OpsAdmin(OpsPages, DeclaredLookups, DraftableAdmin, ModelAdmin):  # type: 
         """Return fieldsets that depend on the row or the user; None for the default."""
         return None
 
-    def _for_viewers(self, fields: Any) -> list[Any]:
+    def _drop_write_only(self, fields: Any) -> list[Any]:
         return [
-            tuple(self._for_viewers(each)) if isinstance(each, (list, tuple)) else self.shown_as.get(each, each)
+            tuple(self._drop_write_only(each)) if isinstance(each, (list, tuple)) else each
             for each in fields
-            if not (isinstance(each, str) and each in self.write_only)
+            if isinstance(each, (list, tuple)) or each not in self.write_only
         ]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return [*super().get_readonly_fields(request, obj), *self.shown_as.values()]
+        return [*super().get_readonly_fields(request, obj), *(self.fixed_fields if obj else ())]
+
+    def locked_fields(self, request: HttpRequest, obj: Any) -> Collection[str]:
+        """Return the fields that an editor of this row sees disabled."""
+        return ()
+
+    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
+        """Return the form of the row. Users without the right to change it get the same form, disabled.
+
+        The fieldsets may name fields that the form adds when it is built, such as secrets.
+        """
+        if "fields" not in kwargs:
+            kwargs["fields"] = flatten_fieldsets(self.get_fieldsets(request, obj))
+        if kwargs["fields"] is not None:
+            columns = {each.name for each in self.opts.get_fields()}
+            kwargs["fields"] = [each for each in kwargs["fields"] if each in columns]
+        views_only = obj is not None and not self.has_change_permission(request, obj)
+        # Django builds an empty form for viewers of a stored row.
+        form_class = super().get_form(request, obj, change and not views_only, **kwargs)
+        locked = None if views_only else self.locked_fields(request, obj)
+        return form_class if locked == () else lock_fields(form_class, locked)
+
+    def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> HttpResponse:
+        row = context["original"]
+        if row is not None:
+            context["adminform"].readonly_fields = self.get_readonly_fields(request, row)
+        return super().render_change_form(request, context, *args, **kwargs)  # type: ignore[no-any-return]
 
 
-def make_readonly_display(field: str, label: Any, write: Callable[[Any], str]) -> Callable[[Any, Any], str]:
-    """Return a read-only display of `field`, formatted as in its form field."""
+def lock_fields(form_class: type[forms.Form], names: Collection[str] | None) -> type[forms.Form]:
+    """Return the form with these fields disabled; None disables all. Posted values of them are ignored."""
 
-    def shown(self: Any, row: Any) -> str:
-        value = getattr(row, field)
-        return write(value) if value is not None else ""
+    class LockedForm(form_class):  # type: ignore[valid-type,misc]
+        def __init__(self, *args: Any, initial: Any = None, **kwargs: Any) -> None:
+            kept = {name: value for name, value in (initial or {}).items() if names is None or name not in names}
+            super().__init__(*args, initial=kept, **kwargs)
+            for name, field in self.fields.items():
+                if names is None or name in names:
+                    field.disabled = True
+                    if isinstance(field, forms.ModelChoiceField):  # the only choice, also if new ones must not have it
+                        rows = field.queryset.model._base_manager  # type: ignore[union-attr]
+                        field.queryset = rows.filter(pk=self.initial.get(name))
 
-    shown.short_description = label  # type: ignore[attr-defined]
-    return shown
+    return LockedForm
 
 
 class CheckedForm(OptimisticLockForm):
@@ -290,14 +322,6 @@ class HistoryAdmin(RestorableAdmin, SimpleHistoryAdmin):  # type: ignore[misc]
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return not hasattr(request, "reads_version") and super().has_change_permission(request, obj)
-
-    def render_history_view(self, request: HttpRequest, template: str, context: Any, **kwargs: Any) -> HttpResponse:
-        if "adminform" in context:
-            row = context["original"]
-            sets = self.get_fieldsets(request, row)
-            form = context["adminform"].form
-            context["adminform"] = AdminForm(form, sets, {}, flatten_fieldsets(sets), model_admin=self)
-        return super().render_history_view(request, template, context, **kwargs)  # type: ignore[no-any-return]
 
     def revert_disabled(self, request: HttpRequest, obj: Any = None) -> bool:
         """Disable the reverting of `simple_history`, which skips the checks of the row's form."""
@@ -375,6 +399,10 @@ class ReadOnlyAdmin(OpsAdmin):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Return all fields: there is no form that editors have."""
+        return self.fields or super().get_readonly_fields(request, obj)
 
 
 class BigTable:

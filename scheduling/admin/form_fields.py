@@ -46,8 +46,12 @@ class TextLikeField(forms.CharField):
     def prepare_value(self, value: Any) -> Any:
         return value if value is None or isinstance(value, str) else self.write(value)
 
+    def clean(self, value: Any) -> Any:
+        """Return the stored value of a disabled field, which Django passes here instead of a text."""
+        return value if self.disabled else super().clean(value)
+
     def has_changed(self, initial: Any, data: Any) -> bool:
-        return bool((self.prepare_value(initial) or "") != (data or "").strip())
+        return not self.disabled and bool((self.prepare_value(initial) or "") != (data or "").strip())
 
 
 class DurationField(TextLikeField):
@@ -270,7 +274,8 @@ class SuggestingInput(UnfoldAdminTextInputWidget):  # type: ignore[misc]
     def render(self, name: str, value: Any, attrs: dict[str, Any] | None = None, renderer: Any = None) -> SafeString:
         listed = f"known_{name}"
         control = super().render(name, value, {**(attrs or {}), "list": listed, "autocomplete": "off"}, renderer)
-        options = format_html_join("", '<option value="{}">{}</option>', self.suggest())
+        known = () if (attrs or {}).get("disabled") else self.suggest()
+        options = format_html_join("", '<option value="{}">{}</option>', known)
         return format_html('{}<datalist id="{}">{}</datalist>', control, listed, options)
 
 

@@ -43,6 +43,9 @@ class OptimisticLockForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def clean(self) -> dict[str, Any]:
         shown = self.cleaned_data.pop(VERSION_FIELD, "")
+        for name, field in self.fields.items():
+            if field.disabled:  # its value is that of the row as it was before the lock
+                self.cleaned_data.pop(name, None)
         if not self.instance._state.adding:
             try:
                 self._lock_row()
@@ -68,10 +71,11 @@ class OptimisticLockForm(forms.ModelForm):  # type: ignore[type-arg]
         """
         if self.instance._state.adding:
             return ""
-        names = {*self.fields, *self.written_columns}
+        written = {name for name, field in self.fields.items() if not field.disabled}
+        names = {*written, *self.written_columns}
         values = [getattr(self.instance, each.attname) for each in self.instance._meta.fields if each.name in names]
         stored = [each.stored if isinstance(each, Sealed) else each for each in values]
-        return salted_hmac(VERSION_FIELD, repr((sorted(self.fields), stored))).hexdigest()
+        return salted_hmac(VERSION_FIELD, repr((sorted(written), stored))).hexdigest()
 
     def _is_same_text(self, name: str) -> bool:
         sent, shown = self[name].data, self.fields[name].prepare_value(self[name].initial)

@@ -13,7 +13,7 @@ from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 import sessions.admin.labels  # noqa: F401  (teaches the words)
-from scheduling.admin.base import CheckedForm, HistoryAdmin, make_readonly_display, ops_display
+from scheduling.admin.base import CheckedForm, HistoryAdmin, ops_display
 from scheduling.admin.form_fields import DurationField, NamesField, WindowsField
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.monitoring.duration_text import describe_duration
@@ -99,20 +99,7 @@ class SilencePolicyAdmin(HistoryAdmin, Retirable):
     list_filter_submit = False
     search_fields = ("key",)
     readonly_fields = ("version",)
-    write_only = frozenset({"change_reason"})
-    shown_as: ClassVar[dict[str, str]] = {
-        "tags": "shown_tags", "threshold": "threshold_text", "hours": "hours_text", "jitter": "jitter_text",
-        "grace": "grace_text", "growth": "growth_text",
-    }  # fmt: skip
-    threshold_text = make_readonly_display("threshold", _("silent after"), describe_duration)
-    hours_text = make_readonly_display("hours", _("opening hours"), WindowsField(blank_is_default=False).write)
-    jitter_text = make_readonly_display(
-        "jitter", _("random delay (jitter)"), lambda span: describe_duration(span) if span else "–"
-    )
-    grace_text = make_readonly_display(
-        "grace", _("longer at the end"), lambda span: describe_duration(span) if span else "–"
-    )
-    growth_text = make_readonly_display("growth", _("growth of the gaps"), "{:g}".format)
+    fixed_fields = ("key",)
 
     def get_urls(self) -> list[URLPattern]:
         look = self.admin_site.admin_view(lambda request: dashboard.live_chats_page(self, request))
@@ -142,10 +129,6 @@ class SilencePolicyAdmin(HistoryAdmin, Retirable):
             (_("Life"), {"fields": life}),
         ]
 
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        fields = super().get_readonly_fields(request, obj)
-        return [*fields, "key"] if obj else fields
-
     def in_use(self, row: SilencePolicy) -> bool:
         """Return True: sessions were judged by the policy, and its history must remain."""
         return True
@@ -156,6 +139,10 @@ class SilencePolicyAdmin(HistoryAdmin, Retirable):
     @ops_display(description=_("tags"))
     def shown_tags(self, row: SilencePolicy) -> str:
         return " + ".join(row.tags) or gettext("all others")
+
+    @ops_display(description=_("longer at the end"))
+    def grace_text(self, row: SilencePolicy) -> str:
+        return describe_duration(row.grace) if row.grace else "–"
 
     @ops_display(description=_("silent after"), ordering="threshold")
     def wait(self, row: SilencePolicy) -> str:
@@ -204,9 +191,7 @@ class CampaignAdmin(HistoryAdmin, Retirable):
     list_filter_submit = False
     search_fields = ("key",)
     readonly_fields = ("version",)
-    write_only = frozenset({"change_reason"})
-    shown_as: ClassVar[dict[str, str]] = {"threshold": "threshold_text"}
-    threshold_text = make_readonly_display("threshold", _("silent after"), describe_duration)
+    fixed_fields = ("key",)
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         life = ("enabled", "change_reason") if obj is None else ("enabled", "version", "change_reason")
@@ -215,10 +200,6 @@ class CampaignAdmin(HistoryAdmin, Retirable):
             (pgettext_lazy("campaign", "When"), {"fields": ("starts_at", "ends_at")}),
             (_("Life"), {"fields": life}),
         ]
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        fields = super().get_readonly_fields(request, obj)
-        return [*fields, "key"] if obj else fields
 
     def in_use(self, row: Campaign) -> bool:
         """Return whether the campaign has started, so that sessions were judged by it."""

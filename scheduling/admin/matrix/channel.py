@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from django import forms
 from django.contrib import admin
@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from unfold.admin import TabularInline
 from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminSelectWidget
 
-from scheduling.admin.base import CheckedForm, HistoryAdmin, make_readonly_display, ops_action, ops_display
+from scheduling.admin.base import CheckedForm, HistoryAdmin, ops_action, ops_display
 from scheduling.admin.form_fields import DurationsField, SettingsField
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.touches.pause import redirect_to_pause_page
@@ -186,12 +186,10 @@ class ChannelAdmin(HistoryAdmin, Retirable):
     list_filter = (RetiredFilter,)
     list_filter_submit = False
     search_fields = ("key", "name", "kind")
-    readonly_fields = ("version", "secrets_stored")
+    readonly_fields = ("version",)
+    fixed_fields = ("key",)
     write_only = frozenset({"change_reason", "settings"})
     actions_detail = ("pause_or_resume", "retire", "bring_back")
-    shown_as: ClassVar[dict[str, str]] = {"timeout": "timeout_text", "retry_delays": "retry_delays_text"}
-    timeout_text = make_readonly_display("timeout", _("timeout"), describe_duration)
-    retry_delays_text = make_readonly_display("retry_delays", _("retries after"), DurationsField().write)
 
     def get_urls(self) -> list[URLPattern]:
         from scheduling.admin.matrix.receivers import receivers_page  # it names the kinds of this module
@@ -199,16 +197,8 @@ class ChannelAdmin(HistoryAdmin, Retirable):
         page = self.admin_site.admin_view(lambda request: receivers_page(self, request))
         return [path("receivers/", page, name="scheduling_channelconfig_receivers"), *super().get_urls()]
 
-    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
-        # The secrets are fields of the form, not of the model; viewers get no form at all.
-        kwargs["fields"] = None if obj is None or self.has_change_permission(request, obj) else []
-        return super().get_form(request, obj, change, **kwargs)
-
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
-        if obj is not None and not self.has_change_permission(request, obj):
-            receiver: tuple[str, ...] = ("secrets_stored",)
-        else:
-            receiver = (*(f"secret_{name}" for name in reversed(list_secret_names())), "settings")
+        receiver = (*(f"secret_{name}" for name in reversed(list_secret_names())), "settings")
         where = _(
             "The address is for a webhook, an HTTP API or a mail relay. Robots need none: theirs belong to the "
             "communities. Vendors of messages to a person have their own."
@@ -221,10 +211,6 @@ class ChannelAdmin(HistoryAdmin, Retirable):
             (_("Receiver"), {"fields": receiver, "description": where}),
             (_("Life"), {"fields": ("version", "change_reason")}),
         ]
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        fields = super().get_readonly_fields(request, obj)
-        return [*fields, "key"] if obj else fields
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ChannelConfig]:
         disabled = Count("disabledtarget", distinct=True)
@@ -272,13 +258,6 @@ class ChannelAdmin(HistoryAdmin, Retirable):
             return "unreadable", gettext("Secrets cannot be decrypted here")
         paused = Pause.objects.filter(scope__in=("all", f"channel:{row.key}")).exists()
         return ("paused", gettext("Paused")) if paused else ("on", gettext("Enabled"))
-
-    @ops_display(description=_("secrets"))
-    def secrets_stored(self, row: ChannelConfig) -> str:
-        if isinstance(row.config, Sealed):
-            return gettext("Secrets cannot be decrypted here")
-        names = [str(SECRET_LABELS.get(name, name)) for name in list_secret_names() if row.config.get(name)]
-        return ", ".join(f"{name} {MASK}" for name in names) or "–"
 
     @ops_action(description=_("Pause or resume"), icon="pause_circle", url_path="pause", permissions=["pause"])
     def pause_or_resume(self, request: HttpRequest, object_id: str) -> HttpResponse:

@@ -100,16 +100,9 @@ class CommunityAdmin(Retirable):
     list_filter = (RetiredFilter,)
     list_filter_submit = False
     search_fields = ("chat_id", "name")
-    readonly_fields = ("shown_targets",)
-
-    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
-        # The secrets are fields of the form, not of the model; viewers get no form at all.
-        kwargs["fields"] = None if obj is None or self.has_change_permission(request, obj) else []
-        return super().get_form(request, obj, change, **kwargs)
+    fixed_fields = ("chat_id",)
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
-        if obj is not None and not self.has_change_permission(request, obj):
-            return [(None, {"fields": ("chat_id", "name", "shown_targets")})]
         stored = get_readable_secrets(obj.targets) if obj else {}
         sealed = obj is not None and isinstance(obj.targets, Sealed)
         return [
@@ -125,10 +118,6 @@ class CommunityAdmin(Retirable):
                 for place, names in list_targets(stored)
             ),
         ]
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Community | None = None) -> Any:
-        fields = super().get_readonly_fields(request, obj)
-        return [*fields, "chat_id"] if obj else fields
 
     def in_use(self, row: Community) -> bool:
         """Always in use: events and touches refer to a community by its chat id."""

@@ -72,23 +72,6 @@ def parse_value(text: str) -> Any:
     return text
 
 
-def describe_node_condition(stored: Mapping[str, Any] | None) -> str:
-    """Return a condition as one line of words."""
-    if not stored:
-        return ""
-    ((join, parts),) = stored.items()
-    words = [f"({describe_node_condition(each)})" if "field" not in each else _describe_row(each) for each in parts]
-    return (_(" and ") if join == "all" else _(" or ")).join(words)
-
-
-def _describe_row(row: Mapping[str, Any]) -> str:
-    return f"{row['field']} {OPERATOR_LABELS[row['op']]} {format_value(row.get('value'))}".rstrip()
-
-
-def describe_variants(stored: Iterable[Mapping[str, Any]]) -> str:
-    return "; ".join(f"{each['key']}, {each['template']}: {describe_node_condition(each['when'])}" for each in stored)
-
-
 def _spread_rows(stored: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a stored condition as the form shows it: flat rows, those of a group with one letter."""
     if not stored:
@@ -119,7 +102,8 @@ class ConditionWidget(forms.Widget):
 
     def render(self, name: str, value: Any, attrs: Any = None, renderer: Any = None) -> SafeString:
         shown = value if isinstance(value, Mapping) and "rows" in value else _spread_rows(value)
-        rows = [*shown["rows"], *({} for _blank in range(BLANK_ROWS))][:MOST_ROWS]
+        locked = "disabled" in (attrs or {})
+        rows = [*shown["rows"], *({} for _blank in range(0 if locked else BLANK_ROWS))][:MOST_ROWS]
         known = f"known_{name}"
         return render_to_string(
             "ops/condition_rows.html",
@@ -127,7 +111,8 @@ class ConditionWidget(forms.Widget):
                 "join": _select(f"{name}-join", JOIN_LABELS, shown["join"], _("how the rows are joined")),
                 "rows": [self._render_row(f"{name}-{place}", row, known) for place, row in enumerate(rows)],
                 "known": known,
-                "suggestions": self.suggest(),
+                "suggestions": () if locked else self.suggest(),
+                "locked": locked,
             },
         )
 
@@ -237,10 +222,11 @@ class VariantsWidget(forms.Widget):
         self.templates: Callable[[], Iterable[str]] = tuple
 
     def render(self, name: str, value: Any, attrs: Any = None, renderer: Any = None) -> SafeString:
-        given = [*(value or []), *([{}] if len(value or []) < MOST_VARIANTS else [])]
+        locked = "disabled" in (attrs or {})
+        given = [*(value or []), *([{}] if not locked and len(value or []) < MOST_VARIANTS else [])]
         rows = ConditionWidget()
         rows.suggest = self.suggest
-        listed = {"": "–", **{key: key for key in self.templates()}}
+        listed = {"": "–", **{key: key for key in (() if locked else self.templates())}}
         variants = [
             {
                 "key": _input(f"{name}-{place}-key", each.get("key", ""), _("key")),
@@ -250,12 +236,12 @@ class VariantsWidget(forms.Widget):
                     each.get("template", ""),
                     _("template"),
                 ),
-                "rows": rows.render(f"{name}-{place}", each.get("when")),
+                "rows": rows.render(f"{name}-{place}", each.get("when"), attrs),
                 "blank": not each,
             }
             for place, each in enumerate(given)
         ]
-        return render_to_string("ops/variant_rows.html", {"variants": variants})
+        return render_to_string("ops/variant_rows.html", {"variants": variants, "locked": locked})
 
     def value_from_datadict(self, data: Any, files: Any, name: str) -> Any:
         given = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
 from django import forms
@@ -22,7 +22,7 @@ from unfold.contrib.filters.admin import RelatedDropdownFilter
 from unfold.widgets import UnfoldBooleanSwitchWidget
 
 from scheduling import sql
-from scheduling.admin.base import CheckedForm, HistoryAdmin, make_readonly_display, ops_action, ops_display
+from scheduling.admin.base import CheckedForm, HistoryAdmin, ops_action, ops_display
 from scheduling.admin.experiments import conversion
 from scheduling.admin.experiments.rollout import (
     MOVED_BY_ROLLOUT,
@@ -42,7 +42,7 @@ from scheduling.admin.form_fields import (
 )
 from scheduling.admin.labels import translate_error
 from scheduling.admin.matrix import card_actions, grid
-from scheduling.admin.matrix.conditions import ConditionField, VariantsField, describe_node_condition, describe_variants
+from scheduling.admin.matrix.conditions import ConditionField, VariantsField
 from scheduling.admin.matrix.impact import ImpactMixin, Lines
 from scheduling.admin.matrix.node_impact import (
     describe_retirement,
@@ -62,7 +62,6 @@ from scheduling.configuration.condition_fields import FieldCatalogue, conditions
 from scheduling.configuration.validation import check_node
 from scheduling.error_text import ErrorText
 from scheduling.models import WAITING, Node, Pause, Template, Touch
-from scheduling.monitoring.duration_text import describe_duration
 from scheduling.policy.journeys import find_follow_problem
 
 _LOCK_JOURNEYS = "SELECT pg_advisory_xact_lock(hashtext('scheduling_node.from_nodes'))"
@@ -232,37 +231,9 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
     actions_list = ("open_matrix",)
     actions_detail = ("open_waiting", "pause_or_resume", "retire", "bring_back")
     readonly_fields = ("waiting", "version")
+    fixed_fields = ("key",)
     write_only = frozenset({"change_reason", "move_waiting"})
     change_form_outer_after_template = "ops/node_after.html"
-    shown_as: ClassVar[dict[str, str]] = {
-        "delay": "delay_text", "delay_rules": "delay_rules_text", "expires_after": "expires_after_text",
-        "goal_within": "goal_within_text", "cancel_on": "cancel_on_text", "from_nodes": "from_nodes_text",
-        "rollout_communities": "rollout_communities_text", "canary_communities": "canary_communities_text",
-        "rollout_percent": "rollout_percent_text", "canary_percent": "canary_percent_text",
-        "holdout_percent": "holdout_percent_text", "when": "when_text", "variants": "variants_text",
-        "send_window": "windows_text", "tags": "tags_text",
-    }  # fmt: skip
-    rollout_percent_text = make_readonly_display("rollout_percent", _("rollout, percent of communities"), "{:g}".format)
-    canary_percent_text = make_readonly_display("canary_percent", _("canary, percent of communities"), "{:g}".format)
-    holdout_percent_text = make_readonly_display("holdout_percent", _("hold-out, percent of customers"), "{:g}".format)
-    when_text = make_readonly_display("when", _("conditions"), describe_node_condition)
-    variants_text = make_readonly_display("variants", _("content variants"), describe_variants)
-    windows_text = make_readonly_display(
-        "send_window", _("send windows"), WindowsField(blank_is_default=True).write
-    )  # fmt: skip
-    delay_text = make_readonly_display("delay", _("delay"), describe_duration)
-    delay_rules_text = make_readonly_display("delay_rules", _("own delay rules"), DelayRulesField().write)
-    expires_after_text = make_readonly_display("expires_after", _("expires after"), describe_duration)
-    goal_within_text = make_readonly_display("goal_within", _("goal within"), describe_duration)
-    tags_text = make_readonly_display("tags", _("tags"), ", ".join)
-    from_nodes_text = make_readonly_display("from_nodes", _("follows these nodes"), ", ".join)
-    cancel_on_text = make_readonly_display("cancel_on", _("cancelled by these events"), ", ".join)
-    rollout_communities_text = make_readonly_display(
-        "rollout_communities", _("rollout, always these communities"), ", ".join
-    )
-    canary_communities_text = make_readonly_display(
-        "canary_communities", _("canary, always these communities"), ", ".join
-    )
 
     class Media:
         css = ImpactMixin.Media.css
@@ -306,18 +277,17 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
         return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any] | None:
-        """Make the canary read-only while an automatic roll-out moves it."""
         sections = build_sections(obj)
         if obj is None or not has_running_rollout(obj):
             return sections
         return [
-            (name, {"fields": self._for_viewers(each["fields"]), "description": MOVED_BY_ROLLOUT})
+            (name, {"fields": each["fields"], "description": MOVED_BY_ROLLOUT})
             if "canary_percent" in each["fields"] else (name, each) for name, each in sections
         ]  # fmt: skip
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> HttpResponse:
         unfold_edits(context["adminform"])
-        return super().render_change_form(request, context, *args, **kwargs)  # type: ignore[no-any-return]
+        return super().render_change_form(request, context, *args, **kwargs)
 
     def response_post_save_add(self, request: HttpRequest, obj: Node) -> HttpResponse:
         return redirect(card_actions.build_card_link(self, obj))
@@ -330,11 +300,9 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
         if change and form.cleaned_data.get("move_waiting"):
             move_after_commit(request, obj)
 
-    def get_readonly_fields(self, request: HttpRequest, obj: Node | None = None) -> Any:
-        fields = super().get_readonly_fields(request, obj)
-        if obj is not None and has_running_rollout(obj):
-            fields = [*fields, *ROLLOUT_FIELDS]
-        return [*fields, "key"] if obj else fields
+    def locked_fields(self, request: HttpRequest, obj: Node | None) -> Collection[str]:
+        """Lock the canary while an automatic roll-out moves it."""
+        return ROLLOUT_FIELDS if obj is not None and has_running_rollout(obj) else ()
 
     def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
         """Offer rows that are not retired, and rows that nodes already use."""

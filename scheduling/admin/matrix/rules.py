@@ -19,7 +19,6 @@ from scheduling.admin.base import (
     HistoryAdmin,
     OpsAdmin,
     SingleRowAdmin,
-    make_readonly_display,
     ops_display,
 )
 from scheduling.admin.count_time_limits import count_within
@@ -57,13 +56,6 @@ class DelayRuleAdmin(HistoryAdmin, SingleRowAdmin):
     form = DelayRuleForm
     fields = ("by_level", "default", ("active_within", "active_factor"), "version", "change_reason")
     readonly_fields = ("version",)
-    write_only = frozenset({"change_reason"})
-    shown_as: ClassVar[dict[str, str]] = {
-        "by_level": "by_level_text", "default": "default_text", "active_within": "active_within_text",
-    }  # fmt: skip
-    by_level_text = make_readonly_display("by_level", _("by level"), LevelsField().write)
-    default_text = make_readonly_display("default", _("otherwise"), describe_duration)
-    active_within_text = make_readonly_display("active_within", _("active within"), describe_duration)
 
 
 class CalendarForm(CheckedForm):
@@ -119,19 +111,7 @@ class CalendarAdmin(HistoryAdmin, Retirable):
         "change_reason",
     )  # fmt: skip
     readonly_fields = ("known_days", "version")
-    write_only = frozenset({"change_reason"})
-    shown_as: ClassVar[dict[str, str]] = {
-        "send_window": "windows_text", "closed": "closed_text", "open": "open_text",
-    }  # fmt: skip
-    windows_text = make_readonly_display(
-        "send_window", _("default send windows"), WindowsField(blank_is_default=False).write
-    )  # fmt: skip
-    closed_text = make_readonly_display("closed", _("own days off"), ", ".join)
-    open_text = make_readonly_display("open", _("own working days"), ", ".join)
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Calendar | None = None) -> Any:
-        fields = super().get_readonly_fields(request, obj)
-        return [*fields, "key"] if obj else fields
+    fixed_fields = ("key",)
 
     def in_use(self, row: Calendar) -> bool:
         return bool(_list_users(row))
@@ -189,9 +169,6 @@ class HoldoutAdmin(ImpactMixin, HistoryAdmin, SingleRowAdmin):
     form = HoldoutForm
     fields = ("percent", "key", "version", "change_reason")
     readonly_fields = ("version",)
-    write_only = frozenset({"change_reason"})
-    shown_as: ClassVar[dict[str, str]] = {"percent": "percent_text"}
-    percent_text = make_readonly_display("percent", _("percent of customers"), "{:g}".format)
 
     def list_impact_lines(self, form: Any, row: Holdout) -> Lines:
         users = count_within(lambda: list_waiting_users(MOST + 1))
@@ -247,7 +224,7 @@ class HarassmentRuleAdmin(ImpactMixin, HistoryAdmin, Retirable):
     list_display = ("summary", "kind", "scope", "enabled", "version")
     list_filter = (RetiredFilter,)
     list_filter_submit = False
-    fieldsets = (
+    fieldsets = (  # the form shows those of the chosen kind, by `ops.css`
         (None, {"fields": (("kind", "scope"), "enabled")}),
         (_("How often"), {"fields": ("window",), "classes": ("at-kind", "at-kind-cap", "at-kind-dedupe")}),
         (None, {"fields": (("limit", "limits"),), "classes": ("at-kind", "at-kind-cap")}),
@@ -268,10 +245,6 @@ class HarassmentRuleAdmin(ImpactMixin, HistoryAdmin, Retirable):
         (_("Life"), {"fields": ("version", "change_reason")}),
     )
     readonly_fields = ("version",)
-    write_only = frozenset({"change_reason"})
-    shown_as: ClassVar[dict[str, str]] = {"window": "window_text", "limits": "limits_text"}
-    limits_text = make_readonly_display("limits", _("limits by level"), LimitsField().write)
-    window_text = make_readonly_display("window", _("window"), describe_duration)
 
     def list_impact_lines(self, form: Any, row: HarassmentRule) -> Lines:
         config = snapshot.current()
@@ -283,13 +256,6 @@ class HarassmentRuleAdmin(ImpactMixin, HistoryAdmin, Retirable):
         text = ngettext("The rule covers %(count)s waiting touch.", "The rule covers %(count)s waiting touches.", count)
         later = gettext("They are judged by the new rule when they fall due.")
         return [("", text % {"count": format_most(count)}), *([("wait", later)] if count else [])]
-
-    def layout(self, request: HttpRequest, obj: HarassmentRule | None) -> list[Any] | None:
-        """Show viewers the fields of the rule's kind. An editor's form follows the chosen kind, by `ops.css`."""
-        if obj is None or self.has_change_permission(request, obj):
-            return None
-        kind = f"at-kind-{obj.kind}"
-        return [each for each in self.fieldsets if kind in (shown := each[1].get("classes", ())) or not shown]
 
     def in_use(self, row: HarassmentRule) -> bool:
         """Always in use: verdicts refer to a rule by its version."""

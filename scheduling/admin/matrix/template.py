@@ -228,7 +228,7 @@ class TemplateAdmin(HistoryAdmin, Retirable):
     search_fields = ("key", "content_type", "texts__body")
     fields = (("key", "content_type"), ("category", "version"), "tracks_links", "change_reason")
     readonly_fields = ("version",)
-    write_only = frozenset({"change_reason"})
+    fixed_fields = ("key",)
     actions_detail = ("send_test", "retire", "bring_back")
     change_form_outer_after_template = "ops/template_preview.html"
 
@@ -241,10 +241,6 @@ class TemplateAdmin(HistoryAdmin, Retirable):
     def get_urls(self) -> list[URLPattern]:
         preview = self.admin_site.admin_view(self.preview_view)
         return [path("preview/", preview, name="scheduling_template_preview"), *super().get_urls()]
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Template | None = None) -> Any:
-        fields = super().get_readonly_fields(request, obj)
-        return [*fields, "key"] if obj else fields
 
     def in_use(self, row: Template) -> bool:
         return row.touches.exists() or _filter_nodes_with(row).exists()

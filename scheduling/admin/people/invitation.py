@@ -51,7 +51,6 @@ class InvitationAdmin(OpsAdmin):
     search_fields = ("name", "email")
     readonly_fields = ("state_name", "invited_by", "created_at", "expires_at", "accepted_at", "withdrawn_at", "user")
     list_select_related = ("invited_by",)
-    shown_as: ClassVar[dict[str, str]] = {"role": "role_name"}
     actions_row = ("withdraw",)
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:

@@ -36,8 +36,7 @@ class ApiKeyForm(OptimisticLockForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if "rate_per_minute" in self.fields:  # viewers have no fields
-            self.fields["rate_per_minute"].validators.append(MinValueValidator(1))
+        self.fields["rate_per_minute"].validators.append(MinValueValidator(1))
 
 
 @admin.register(ApiKey)
@@ -46,7 +45,6 @@ class ApiKeyAdmin(OpsAdmin):
     list_display = ("name", "begins_with", "scope_names", "state_label", "expires_at", "created_at")
     search_fields = ("name", "prefix")
     readonly_fields = ("begins_with", "created_at", "revoked_at")
-    shown_as: ClassVar[dict[str, str]] = {"scopes": "scope_names"}
     actions_detail = ("revoke",)
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:

@@ -38,15 +38,14 @@ class AlertReceiverForm(OptimisticLockForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if "channel" in self.fields:  # viewers have none
-            # Kinds that reach people without a customer's chat or a shop.
-            kinds = [
-                key for key, kind in channel_kinds().items() if kind.secret_fields and kind.address_key in ("", "email")
-            ]
-            usable = Q(kind__in=kinds, retired_at=None) | Q(pk=self.instance.channel_id)
-            self.fields["channel"].queryset = ChannelConfig.objects.filter(usable)  # type: ignore[attr-defined]
-            known = Q(pk__in=list_known_communities().values("pk")) | Q(pk=self.instance.community_id)
-            self.fields["community"].queryset = Community.objects.filter(known)  # type: ignore[attr-defined]
+        # Kinds that reach people without a customer's chat or a shop.
+        kinds = [
+            key for key, kind in channel_kinds().items() if kind.secret_fields and kind.address_key in ("", "email")
+        ]
+        usable = Q(kind__in=kinds, retired_at=None) | Q(pk=self.instance.channel_id)
+        self.fields["channel"].queryset = ChannelConfig.objects.filter(usable)  # type: ignore[attr-defined]
+        known = Q(pk__in=list_known_communities().values("pk")) | Q(pk=self.instance.community_id)
+        self.fields["community"].queryset = Community.objects.filter(known)  # type: ignore[attr-defined]
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean()

@@ -95,8 +95,8 @@ class WebhookAdmin(HistoryAdmin, Retirable):
     list_filter_submit = False
     list_select_related = ("endpoint",)
     search_fields = ("key",)
-    readonly_fields = ("version", "state_text", "last_error", "last_success", "filter_text")
-    write_only = frozenset({"change_reason"})
+    readonly_fields = ("version", "state_text", "last_error", "last_success")
+    fixed_fields = ("key",)
     actions_detail = (
         "pause_sending",
         "enable_sending",
@@ -106,29 +106,18 @@ class WebhookAdmin(HistoryAdmin, Retirable):
         "bring_back",
     )
 
-    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
-        # Secrets and filters are fields of the form, not of the model; viewers get no form at all.
-        kwargs["fields"] = None if obj is None or self.has_change_permission(request, obj) else []
-        return super().get_form(request, obj, change, **kwargs)
-
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
-        viewer = obj is not None and not self.has_change_permission(request, obj)
-        filters = ("filter_text",) if viewer else tuple(f"filter_{name}" for name in FILTER_LABELS)
-        secrets = () if viewer else ("secret_url", "secret_secret")
+        filters = tuple(f"filter_{name}" for name in FILTER_LABELS)
         where = SEALED if obj is not None and isinstance(obj.config, Sealed) else _(
             "The secret signs each message (Standard Webhooks). During a rotation enter both, with a space between."
         )  # fmt: skip
         state = [(_("Receiver state"), {"fields": ("state_text", "last_error", "last_success")})] if obj else []
         return [
             (None, {"fields": ("key", "enabled", "events", *filters)}),
-            *([(_("Receiver"), {"fields": secrets, "description": where})] if secrets else []),
+            (_("Receiver"), {"fields": ("secret_url", "secret_secret"), "description": where}),
             *state,
             (_("Life"), {"fields": ("version", "change_reason")}),
         ]
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        fields = super().get_readonly_fields(request, obj)
-        return [*fields, "key"] if obj else fields
 
     def in_use(self, row: Any) -> bool:
         return bool(row.messages.exists())
@@ -173,10 +162,6 @@ class WebhookAdmin(HistoryAdmin, Retirable):
     @ops_display(description=_("last success"))
     def last_success(self, row: WebhookSubscription) -> str:
         return format_moment(row.endpoint.delivered_at) if row.endpoint.delivered_at else "–"
-
-    @ops_display(description=_("filter"))
-    def filter_text(self, row: WebhookSubscription) -> str:
-        return "; ".join(f"{name}: {', '.join(keys)}" for name, keys in sorted(row.filter.items())) or "–"
 
     @ops_action(description=_("Pause"), icon="pause_circle", url_path="pause", permissions=["change"])
     def pause_sending(self, request: HttpRequest, object_id: str) -> HttpResponse:
@@ -252,7 +237,6 @@ class WebhookMessageAdmin(BigTable, ReadOnlyAdmin):
     ordering = ("-pk",)
     fields = ("message_id", "subscription", "type", "object_key", "occurred_at", "data", "state", "attempt",
               "next_attempt", "first_tried_at", "ended_at", "status", "shown_problem")  # fmt: skip
-    readonly_fields = ("next_attempt", "shown_problem")
 
     @ops_display(description=_("next attempt at"), ordering="due_at")
     def next_attempt(self, row: WebhookMessage) -> str:

@@ -293,32 +293,29 @@ class CustomerAdmin(BigTable, OpsAdmin):
     search_help_text = _("Part of the name, or start of the user id")
     readonly_fields = (
         "opted_out_at", "objected_at", "consent_text", "last_active_at", "conversation_at", "created_at",
+        "masked_addresses",
     )  # fmt: skip
-    shown_as: ClassVar[dict[str, str]] = {
-        "addresses": "addresses_text", "attributes": "attributes_text", "tags": "tags_text",
-    }  # fmt: skip
+    fixed_fields = ("user_id",)
     write_only = frozenset({"consent_source", "objection"})
-    fieldsets = (
-        (None, {"fields": (("user_id", "name"), "level", ("locale", "timezone"), "addresses")}),
-        (_("Profile"), {"fields": ("attributes", "tags")}),
-        (
-            _("Consent"),
-            {"fields": (("opted_out", "objection"), "consent_source", ("opted_out_at", "objected_at"), "consent_text")},
-        ),
-        (_("Behaviour"), {"fields": ("last_active_at", "conversation_at", "created_at")}),
-    )
     change_form_outer_before_template = "ops/customer_now.html"
     change_form_outer_after_template = "ops/customer_touches.html"
     list_filter_submit = False
     actions_detail = ("enable_addresses",)
 
+    def layout(self, request: HttpRequest, obj: Customer | None) -> list[Any]:
+        edits = obj is None or self.has_change_permission(request, obj)
+        addresses = "addresses" if edits else "masked_addresses"
+        consent = (("opted_out", "objection"), "consent_source", ("opted_out_at", "objected_at"), "consent_text")
+        return [
+            (None, {"fields": (("user_id", "name"), "level", ("locale", "timezone"), addresses)}),
+            (_("Profile"), {"fields": ("attributes", "tags")}),
+            (_("Consent"), {"fields": consent}),
+            (_("Behaviour"), {"fields": ("last_active_at", "conversation_at", "created_at")}),
+        ]
+
     def get_list_filter(self, request: HttpRequest) -> Any:
         """Omit the level: its choices would be read from the whole table."""
         return ("opted_out", CustomerTagFilter)
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Customer | None = None) -> Any:
-        fields = super().get_readonly_fields(request, obj)
-        return [*fields, "user_id"] if obj else fields
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Customer], search_term: str
@@ -379,13 +376,8 @@ class CustomerAdmin(BigTable, OpsAdmin):
         return format_html("{} · {}", given["source"], format_instant(datetime.fromisoformat(given["given_at"])))
 
     @ops_display(description=_("addresses"))
-    def addresses_text(self, row: Customer) -> str:
+    def masked_addresses(self, row: Customer) -> str:
         return SettingsField().write(redact(row.addresses))
-
-    @ops_display(description=_("attributes"))
-    def attributes_text(self, row: Customer) -> str:
-        profile = getattr(row, "profile", None)
-        return SettingsField().write(profile.attributes) if profile else ""
 
     @ops_display(description=_("tags"))
     def tags_text(self, row: Customer) -> str:

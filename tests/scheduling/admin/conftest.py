@@ -36,7 +36,7 @@ def fill_form(editor: Client) -> Callable[..., dict[str, Any]]:
         data: dict[str, Any] = {}
         for form in forms:
             for field in form:
-                value = field.value()
+                value = None if field.field.disabled else field.value()
                 if value is not None and value is not False:
                     data[field.html_name] = value
         return {key: value for key, value in {**data, **changes}.items() if value is not None}

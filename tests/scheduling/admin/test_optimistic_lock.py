@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from django.contrib import admin
-from django.test import Client
+from django.contrib.auth.models import User
+from django.test import Client, RequestFactory
 from django.utils.timezone import localtime
 
+from scheduling.admin.base import lock_fields
 from scheduling.admin.optimistic_lock import OptimisticLockForm
 from scheduling.admin.shown_values import describe_instant
 from scheduling.models import ChannelConfig, Community, Customer, HarassmentRule, Node, Template, TemplateText
@@ -120,6 +122,21 @@ def test_column_that_the_form_does_not_have_keeps_its_stored_value(
     page = fill_form(url)
     Node.objects.filter(pk=node.pk).update(canary_percent=9)
     assert editor.post(url, {**page, "delay": "44m"}).status_code == 302
+    stored = Node.objects.get()
+    assert (stored.canary_percent, stored.delay) == (9, timedelta(minutes=44))
+
+
+def test_locked_field_keeps_the_value_that_was_stored_during_the_request(
+    node: Node, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+) -> None:
+    sent = fill_form(admin_url("node_change", node.pk), delay="44m", row_version="", canary_percent="77")
+    request = RequestFactory().get("/")
+    request.user = User(is_superuser=True)
+    node_form = admin.site.get_model_admin(Node).get_form(request, node, change=True)
+    form = lock_fields(node_form, ("canary_percent",))(sent, instance=Node.objects.get())
+    Node.objects.update(canary_percent=9)
+    assert form.is_valid(), form.errors
+    form.save()  # type: ignore[attr-defined]
     stored = Node.objects.get()
     assert (stored.canary_percent, stored.delay) == (9, timedelta(minutes=44))
 
