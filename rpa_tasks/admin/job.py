@@ -29,6 +29,7 @@ from rpa_tasks.admin import live, run_job
 from rpa_tasks.admin.evidence import evidence_response
 from rpa_tasks.admin.job_page import job_page, short_reason
 from rpa_tasks.admin.labels import STATE_TONES
+from rpa_tasks.admin.run_job import RUN_JOBS
 from rpa_tasks.jobs import publish
 from rpa_tasks.jobs.bulk.actions import JOB_ACTIONS
 from rpa_tasks.jobs.bulk.filters import (
@@ -41,7 +42,7 @@ from rpa_tasks.jobs.bulk.filters import (
 )
 from rpa_tasks.jobs.dead_letters import digest_jobs
 from rpa_tasks.models import ExecutionNode, Flow, Job, Platform
-from scheduling.admin.base import BigTable, ReadOnlyAdmin, ops_action, ops_display, parse_uuid
+from scheduling.admin.base import BigTable, Confirmation, ReadOnlyAdmin, ops_action, ops_display, parse_uuid, row_action
 from scheduling.admin.failed_tasks.actions import PaceForm
 from scheduling.admin.failed_tasks.bulk_action import matching_rows_page
 from scheduling.admin.labels import translate_reason
@@ -93,6 +94,7 @@ class TaskTypeFilter(DropdownFilter):  # type: ignore[misc]
         return queryset.filter(filter_jobs_of_task_type(self.value() or ""))
 
 
+CANCEL_JOBS = "rpa_tasks.cancel_job"
 CANCELLED_AT_ONCE = 500
 
 
@@ -203,7 +205,10 @@ class JobAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
     )  # fmt: skip
 
     def has_export_permission(self, request: HttpRequest) -> bool:
-        return self.has_run_permission(request)
+        return request.user.has_perm(RUN_JOBS)
+
+    def has_cancel_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm(CANCEL_JOBS)
 
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view
@@ -217,12 +222,6 @@ class JobAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
         """Load rows without payload and result, which may be as long as a page. The job's own page loads them."""
         return super().get_queryset(request).defer("payload", "result")  # type: ignore[no-any-return]
-
-    def has_run_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return bool(request.user.has_perm("rpa_tasks.run_job"))
-
-    def has_cancel_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return bool(request.user.has_perm("rpa_tasks.cancel_job"))
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
@@ -334,27 +333,25 @@ class JobAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
                              "%(count)s of them are running and end within seconds.", running)  # fmt: skip
             messages.info(request, words % {"count": running})
 
-    @ops_action(description=_("Cancel"), icon="cancel", url_path="cancel", permissions=["cancel"])
-    def cancel(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
-        text = gettext("A waiting job does not start. A running command gets a stop signal and is killed 15 "
-                "seconds later; completed work stays.")  # fmt: skip
-
+    @row_action(
+        permission=CANCEL_JOBS,
+        allowed=lambda row: row.state in UNFINISHED and not row.cancel_requested_at,
+    )  # fmt: skip
+    def cancel(self, request: HttpRequest, row: Job) -> Confirmation:
         def act() -> None:
             digests = digest_jobs([row.pk])
-            outcome = self._cancel(request, row.pk)
+            outcome = publish.request_cancel(row.pk, by=request.user.get_username())
             words = {"cancelled": gettext("The job was cancelled."),
                      "cancel_requested": gettext("The stop was requested. The job ends within seconds.")}  # fmt: skip
-            if outcome:
-                keys, label = [row.pk] if outcome == "cancelled" else [], gettext("job %(id)s") % {"id": row}
-                link = offer_cancel_undo(request, digests, keys, label)
-                messages.success(request, words[outcome], extra_tags=link)
-            else:
-                messages.error(request, gettext("The job has already ended."))
+            keys, label = [row.pk] if outcome == "cancelled" else [], gettext("job %(id)s") % {"id": row}
+            link = offer_cancel_undo(request, digests, keys, label)
+            messages.success(request, words[outcome], extra_tags=link)
 
-        return self.confirm(
-            request, gettext("Cancel this job?"), act, text=text, button=gettext("Cancel the job"),
-            back=self.url("change", row.pk), danger=True, original=row,
+        return Confirmation(
+            title=gettext("Cancel this job?"), button=gettext("Cancel the job"), danger=True,
+            text=gettext("A waiting job does not start. A running command gets a stop signal and is killed 15 "
+                         "seconds later; completed work stays."),
+            act=act, refused=gettext("The job has already ended."),
         )  # fmt: skip
 
     def _cancel(self, request: HttpRequest, pk: UUID) -> str:
@@ -363,13 +360,9 @@ class JobAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
         except AftertouchError:
             return ""
 
-    @ops_action(description=_("Run again"), icon="replay", url_path="again", permissions=["run"])
-    def again(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        return run_job.run_again_page(self, request, self.get_row_or_404(request, object_id))
-
-    def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
-        """Hide the buttons, which the job's page shows in context."""
-        return []
+    @row_action(permission=RUN_JOBS)
+    def again(self, request: HttpRequest, row: Job) -> Confirmation:
+        return run_job.confirm_run_again(self, request, row)
 
 
 def _live_cell(row: Job, name: str, content: Any) -> SafeString:

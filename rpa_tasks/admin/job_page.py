@@ -158,6 +158,10 @@ def job_page(jobs_admin: Any, request: HttpRequest, row: Job) -> HttpResponse:
     may_see_evidence = request.user.has_perm("rpa_tasks.view_evidence")
     failed = FailedTask.objects.filter(task_id=job.pk).first()
     edited_from = FailedTask.objects.filter(task_id=job.retry_of).first() if job.retry_of else None
+    may_take_over = request.user.has_perms([PERMISSION, "rpa_tasks.view_shop"]) and (
+        (job.state == "running" and job.flow.needs_browser)
+        or (job.state in WAITING and job.shop.login_state == LoginState.NEEDED)
+    )  # fmt: skip
     context = {
         "job": job,
         "original": job,
@@ -176,25 +180,12 @@ def job_page(jobs_admin: Any, request: HttpRequest, row: Job) -> HttpResponse:
         "running_for": describe_duration(timedelta(seconds=int((now() - job.sending_at).total_seconds())))
         if job.state == "running" and job.sending_at
         else "",
-        **_button_links(jobs_admin, request, job),
+        "take_over_link": reverse("admin:rpa_tasks_shop_take_over", args=[job.shop_id]) if may_take_over else "",
+        "links": jobs_admin.action_links(request, job),
     }
     if request.headers.get("X-Live"):
         return TemplateResponse(request, "rpa_tasks/job_body.html", context)
     return jobs_admin.page(request, "rpa_tasks/job.html", f"{job.shop} · {job.flow.task_type}", **context)  # type: ignore[no-any-return]
-
-
-def _button_links(jobs_admin: Any, request: HttpRequest, job: Job) -> dict[str, str]:
-    """Return the links of the actions that the user may take on this job now."""
-    may_take_over = request.user.has_perms([PERMISSION, "rpa_tasks.view_shop"]) and (
-        (job.state == "running" and job.flow.needs_browser)
-        or (job.state in WAITING and job.shop.login_state == LoginState.NEEDED)
-    )  # fmt: skip
-    may_cancel = jobs_admin.has_cancel_permission(request, job) and not job.cancel_requested_at
-    return {
-        "cancel_link": jobs_admin.url("cancel", job.pk) if may_cancel and job.state in (*WAITING, "running") else "",
-        "take_over_link": reverse("admin:rpa_tasks_shop_take_over", args=[job.shop_id]) if may_take_over else "",
-        "again_link": jobs_admin.url("again", job.pk) if jobs_admin.has_run_permission(request, job) else "",
-    }
 
 
 def run_stories(runs: Iterable[Run], with_evidence: bool) -> list[RunStory]:

@@ -16,12 +16,13 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from rpa_tasks.admin import live
+from rpa_tasks.admin.run_job import RUN_JOBS
 from rpa_tasks.configuration.browser_settings import uses_browser_elsewhere
 from rpa_tasks.jobs.gates import node_drains
 from rpa_tasks.jobs.pick import NODE_SILENT
 from rpa_tasks.jobs.shops import unpin_matching_shops
 from rpa_tasks.models import ExecutionNode, Job, LoginState, Run
-from scheduling.admin.base import ReadOnlyAdmin, ops_action, ops_display
+from scheduling.admin.base import Confirmation, ReadOnlyAdmin, ops_display, row_action
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.shown_values import render_time
 from scheduling.monitoring.duration_text import describe_duration
@@ -43,15 +44,6 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
     list_display = ("name", "shown_state", "seen", "running", "free_slots", "shops", "browser_counts", "queue_names")
     actions = None
     actions_detail = ("drain", "resume", "release_shops")
-
-    def has_drain_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return bool(request.user.has_perm("scheduling.add_pause"))
-
-    def has_resume_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return bool(request.user.has_perm("scheduling.delete_pause"))
-
-    def has_run_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return bool(request.user.has_perm("rpa_tasks.run_job"))
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Allow deletion of a node that has stopped reporting; a running one would report itself again."""
@@ -117,18 +109,9 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
             jobs=[{"job": job, "bar": live.render_progress(job)} for job in self.jobs_of(row)],
             take_overs=node_drains.open_take_overs().filter(node=row.name).select_related("shop__platform"),
             shops=_shop_rows(row) if request.user.has_perm("rpa_tasks.view_shop") else [], shops_shown=SHOPS_SHOWN,
-            **self._links(request, row),
+            links=self.action_links(request, row),
+            delete_link=self.url("delete", row.pk) if self.has_delete_permission(request, row) else "",
         )  # fmt: skip
-
-    def _links(self, request: HttpRequest, row: Any) -> dict[str, str]:
-        drains = row.draining_at is not None
-        allowed = {
-            "drain": not drains and self.has_drain_permission(request),
-            "resume": drains and self.has_resume_permission(request),
-            "release_shops": row.load.pinned and self.has_run_permission(request),
-            "delete": self.has_delete_permission(request, row),
-        }
-        return {f"{name}_link": self.url(name, row.pk) if may else "" for name, may in allowed.items()}
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
@@ -136,42 +119,31 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
             messages.warning(request, gettext("The node is drained. If it comes back after this, it takes jobs."))
         return super().delete_view(request, object_id, extra_context)  # type: ignore[no-any-return]
 
-    @ops_action(description=_("Drain"), icon="water_drop", url_path="drain", permissions=["drain"])
-    def drain(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
+    @row_action(permission="scheduling.add_pause", allowed=lambda row: row.draining_at is None)
+    def drain(self, request: HttpRequest, row: ExecutionNode) -> Confirmation:
         load = node_drains.measure_loads([row.name])[row.name]
         pinned = gettext("Shops whose browser profile is on this node: %(count)s") % {"count": load.pinned}
-        facts = [gettext("Running jobs: %(count)s") % {"count": load.running}, pinned]
-
-        def act() -> None:
-            if node_drains.drain_node(row.name, by=request.user.get_username()):
-                messages.success(request, gettext("The node starts nothing new."))
-
-        return self.confirm(
-            request, gettext("Drain the node “%(node)s”?") % {"node": row.name}, act, facts=facts, original=row,
+        return Confirmation(
+            title=gettext("Drain the node “%(node)s”?") % {"node": row.name}, button=gettext("Drain"),
             text=gettext("Running jobs and take-overs continue to their end; no new ones start here. Shops of "
                          "platforms that wait for the preferred node wait until you resume the node or release them. "
                          "The drain lasts over a restart."),
-            button=gettext("Drain"), back=self.url("change", row.pk),
+            facts=[gettext("Running jobs: %(count)s") % {"count": load.running}, pinned],
+            act=lambda: node_drains.drain_node(row.name, by=request.user.get_username()),
+            done=gettext("The node starts nothing new."),
         )  # fmt: skip
 
-    @ops_action(description=_("Resume"), icon="play_circle", url_path="resume", permissions=["resume"])
-    def resume(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
-
-        def act() -> None:
-            if node_drains.resume_node(row.name, by=request.user.get_username()):
-                messages.success(request, gettext("The node takes jobs again."))
-
-        return self.confirm(
-            request, gettext("Resume the node “%(node)s”?") % {"node": row.name}, act, original=row,
+    @row_action(permission="scheduling.delete_pause", allowed=lambda row: row.draining_at)
+    def resume(self, request: HttpRequest, row: ExecutionNode) -> Confirmation:
+        return Confirmation(
+            title=gettext("Resume the node “%(node)s”?") % {"node": row.name}, button=gettext("Resume"),
             text=gettext("The node takes jobs again, and its shops continue."),
-            button=gettext("Resume"), back=self.url("change", row.pk),
+            act=lambda: node_drains.resume_node(row.name, by=request.user.get_username()),
+            done=gettext("The node takes jobs again."),
         )  # fmt: skip
 
-    @ops_action(description=_("Release its shops"), icon="moving", url_path="release", permissions=["run"])
-    def release_shops(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
+    @row_action(permission=RUN_JOBS, allowed=lambda row: row.load.pinned)
+    def release_shops(self, request: HttpRequest, row: ExecutionNode) -> Confirmation:
         load = node_drains.measure_loads([row.name])[row.name]
 
         def act() -> None:
@@ -180,11 +152,11 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
             words = gettext("%(released)s shops are free to move; %(running)s run at this moment and stay.")
             messages.success(request, words % {"released": done.released, "running": done.running})
 
-        return self.confirm(
-            request, gettext("Release the %(count)s shops of this node?") % {"count": load.pinned}, act, original=row,
+        return Confirmation(
+            title=gettext("Release the %(count)s shops of this node?") % {"count": load.pinned},
             text=gettext("Nodes with room take the shops, each with a browser profile of its own: the platform may "
                          "ask for logins again. Shops that run at this moment keep their node."),
-            button=gettext("Yes, release them"), back=self.url("change", row.pk),
+            button=gettext("Yes, release them"), act=act,
         )  # fmt: skip
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from django.contrib import admin, messages
-from django.contrib.admin.utils import unquote
+from django.contrib import admin
 from django.db.models import Count, Q, QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.timezone import now
@@ -18,15 +17,15 @@ from django.utils.translation import gettext_lazy as _
 from rpa_tasks.admin import live
 from rpa_tasks.admin.browser_fields import BrowserAdmin, BrowserForm
 from rpa_tasks.admin.live import render_tag
+from rpa_tasks.admin.run_job import RUN_JOBS
 from rpa_tasks.configuration.validation import check_platform
 from rpa_tasks.jobs import shops
 from rpa_tasks.jobs.queries import count_platform_backlog
 from rpa_tasks.models import Breaker, Platform, Shop
-from scheduling.admin.base import HistoryAdmin, OpsAdmin, ops_action, ops_display
+from scheduling.admin.base import Confirmation, HistoryAdmin, OpsAdmin, ops_display, row_action
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.shown_values import format_instant, insert_values
-from scheduling.errors import NotFound
 
 
 class Pausing(OpsAdmin):
@@ -36,68 +35,35 @@ class Pausing(OpsAdmin):
     pauses: ClassVar[Callable[..., bool]]
     resumes: ClassVar[Callable[..., bool]]
 
-    def has_pause_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return bool(request.user.has_perm("scheduling.add_pause"))
-
-    def has_resume_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return bool(request.user.has_perm("scheduling.delete_pause"))
-
-    def has_run_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return bool(request.user.has_perm("rpa_tasks.run_job"))
-
-    def hidden_actions(self, request: HttpRequest, row: Any) -> set[str]:
-        """Hide buttons without an effect for this row."""
-        if row.retired_at:
-            return {"pause_row", "resume_row"}
-        return {"pause_row"} if row.paused else {"resume_row"}
-
-    def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
-        row = self.get_object(request, unquote(str(object_id)))
-        hidden = self.hidden_actions(request, row) if row else set()
-        shown = super().get_actions_detail(request, object_id)
-        return [each for each in shown if not any(each.action_name.endswith(f"_{name}") for name in hidden)]
-
     @ops_display(description=gettext_lazy("state"))
     def shown_state(self, row: Any) -> str:
         if row.retired_at:
             return render_tag(gettext("Retired"), "default")
         return render_tag(gettext("Paused"), "warning") if row.paused else render_tag(gettext("In use"), "success")
 
-    @ops_action(description=gettext_lazy("Pause"), icon="pause_circle", url_path="pause", permissions=["pause"])
-    def pause_row(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        return self.confirm_row(
-            request, object_id, type(self).pauses, gettext("Pause “%(what)s”?"), button=gettext("Pause"),
+    @row_action(
+        gettext_lazy("Pause"), icon="pause_circle", permission="scheduling.add_pause",
+        allowed=lambda row: not row.paused and not row.retired_at,
+    )  # fmt: skip
+    def pause_row(self, request: HttpRequest, row: Any) -> Confirmation:
+        return Confirmation(
+            title=gettext("Pause “%(what)s”?") % {"what": row}, button=gettext("Pause"),
             text=gettext("No new job starts. Running jobs continue to their end; newly published jobs wait."),
-            logged=gettext("Paused."),
+            act=lambda: type(self).pauses(row.pk, by=request.user.get_username()), done=gettext("Paused."),
+            refused=translate_reason("retired"),
         )  # fmt: skip
 
-    @ops_action(description=gettext_lazy("Resume"), icon="play_circle", url_path="resume", permissions=["resume"])
-    def resume_row(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        return self.confirm_row(
-            request, object_id, type(self).resumes, gettext("Resume “%(what)s”?"), button=gettext("Resume"),
-            text=gettext("Waiting jobs start as soon as a node is free."), logged=gettext("Resumed."),
+    @row_action(
+        gettext_lazy("Resume"), icon="play_circle", permission="scheduling.delete_pause",
+        allowed=lambda row: row.paused and not row.retired_at,
+    )  # fmt: skip
+    def resume_row(self, request: HttpRequest, row: Any) -> Confirmation:
+        return Confirmation(
+            title=gettext("Resume “%(what)s”?") % {"what": row}, button=gettext("Resume"),
+            text=gettext("Waiting jobs start as soon as a node is free."),
+            act=lambda: type(self).resumes(row.pk, by=request.user.get_username()), done=gettext("Resumed."),
+            refused=translate_reason("retired"),
         )  # fmt: skip
-
-    def confirm_row(
-        self, request: HttpRequest, object_id: str, change: Callable[..., bool], title: str, *, logged: str,
-        done: str = "", unchanged: str = "", **context: Any,
-    ) -> HttpResponse:  # fmt: skip
-        """Ask for confirmation, then change the row. `change` is like `pauses`."""
-        row = self.get_row_or_404(request, object_id)
-
-        def act() -> None:
-            try:
-                changed = change(row.pk, by=request.user.get_username())
-            except NotFound:  # the page was open before the retirement
-                messages.error(request, translate_reason("retired"))
-                return
-            if changed:
-                messages.success(request, done or logged)
-            else:
-                messages.info(request, unchanged or gettext("Nothing was changed: the state was already set."))
-
-        back = self.url("change", row.pk)
-        return self.confirm(request, title % {"what": row}, act, back=back, original=row, **context)
 
 
 class PlatformForm(BrowserForm):
@@ -215,18 +181,16 @@ class PlatformAdmin(Pausing, BrowserAdmin, HistoryAdmin, Retirable):
     def running_count(self, row: Any) -> int:
         return int(row.jobs_running)
 
-    def hidden_actions(self, request: HttpRequest, row: Platform) -> set[str]:
-        closed = row.breaker.open_until is None and not row.breaker.errors
-        return super().hidden_actions(request, row) | ({"close_breaker"} if closed else set())
-
-    @ops_action(description=_("Close the breaker now"), icon="lock_open_right", permissions=["run"])
-    def close_breaker(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
-        return self.confirm_row(
-            request, object_id, shops.close_breaker, gettext("Close the breaker of “%(what)s”?"),
+    @row_action(
+        _("Close the breaker now"), icon="lock_open_right", permission=RUN_JOBS,
+        allowed=lambda row: row.breaker.open_until or row.breaker.errors,
+    )  # fmt: skip
+    def close_breaker(self, request: HttpRequest, row: Platform) -> Confirmation:
+        return Confirmation(
+            title=gettext("Close the breaker of “%(what)s”?") % {"what": row}, button=gettext("Close the breaker"),
             text=gettext("The shops run again at once. If the platform still blocks runs, the breaker opens "
                 "again after %(count)s consecutive errors.") % {"count": row.breaker_threshold},
-            button=gettext("Close the breaker"), logged=gettext("Breaker closed."),
+            act=lambda: shops.close_breaker(row.pk, by=request.user.get_username()),
             done=gettext("The breaker is closed; its shops run again."),
-            unchanged=gettext("The breaker was already closed."),
+            unchanged=gettext("The breaker was already closed."), refused=translate_reason("retired"),
         )  # fmt: skip

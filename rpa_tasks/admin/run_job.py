@@ -24,13 +24,15 @@ from rpa_tasks.jobs.bulk.actions import repeat_request
 from rpa_tasks.jobs.dead_letters import read_job_payload
 from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish_job
 from rpa_tasks.models import Flow, Job, JobState, Shop
-from scheduling.admin.base import build_user_actor
+from scheduling.admin.base import Confirmation, build_user_actor
 from scheduling.admin.labels import translate_error
 from scheduling.admin.shown_values import describe_instant
 from scheduling.errors import Conflict, InvalidInput
 from scheduling.models import FailedTask, Priority
 from scheduling.operations.failed_tasks import retry_failed_task
 from scheduling.redaction import redact
+
+RUN_JOBS = "rpa_tasks.run_job"  #: the permission to start work of shops
 
 
 class PublishForm(forms.Form):
@@ -58,7 +60,7 @@ def source_of(request: HttpRequest) -> str:
     return f"admin: {request.user.get_username()}"
 
 
-def run_again_page(jobs_admin: Any, request: HttpRequest, row: Job) -> HttpResponse:
+def confirm_run_again(jobs_admin: Any, request: HttpRequest, row: Job) -> Confirmation:
     """Publish a job again. If its failed task is open, the retry of that settles it, with the edited payload."""
     initial = {"priority": row.priority, "payload": row.payload}
     form = PublishForm(request.POST or None, initial=initial, edits_payload=may_edit_payload(request))
@@ -81,11 +83,10 @@ def run_again_page(jobs_admin: Any, request: HttpRequest, row: Job) -> HttpRespo
     text = _("A new job for the same shop and task type. While one of its kind waits already, it merges into that one.")
     if settles:
         text = _("A new job for the same shop and task type, in place of the failed one. It settles the failed task.")
-    return jobs_admin.confirm(  # type: ignore[no-any-return]
-        request, _("Run again"), act, form=form, text=text, original=row,
+    return Confirmation(
+        title=_("Run again"), form=form, text=text, act=act,
         facts=[f"{row.shop} · {row.flow.task_type}", *_shown_payload(form, row)],
         warning=_repeat_warning(row, left_open=failed is not None and not settles),
-        back=jobs_admin.url("change", row.pk),
     )  # fmt: skip
 
 
@@ -178,7 +179,7 @@ def redirect_to_run_page(shops: QuerySet[Shop]) -> HttpResponse:
 
 
 def run_now_page(shops_admin: Any, request: HttpRequest) -> HttpResponse:
-    if not shops_admin.has_run_permission(request):
+    if not request.user.has_perm(RUN_JOBS):
         raise PermissionDenied
     shops = selected_shops(request)
     back = _shop_list_url(shops_admin, shops)

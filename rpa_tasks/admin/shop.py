@@ -25,13 +25,15 @@ from rpa_tasks.admin.job_page import breaker_blocks_until
 from rpa_tasks.admin.labels import STATE_TONES
 from rpa_tasks.admin.node import format_age
 from rpa_tasks.admin.platform import Pausing
-from rpa_tasks.admin.take_over import TakeOverPages, describe_failed_check, subquery_of_operator
+from rpa_tasks.admin.run_job import RUN_JOBS
+from rpa_tasks.admin.take_over import TakeOverPages, describe_failed_check, is_in_use, subquery_of_operator
 from rpa_tasks.configuration.browser_settings import find_browser_address, map_browsers_to_shops
 from rpa_tasks.configuration.validation import check_shop, map_profiles_to_shops
 from rpa_tasks.jobs import shops
 from rpa_tasks.jobs.gates.login_checks import is_being_checked
 from rpa_tasks.models import Job, JobState, LoginState, Shop
-from scheduling.admin.base import HistoryAdmin, ops_action, ops_display
+from scheduling.admin.base import Confirmation, HistoryAdmin, ops_action, ops_display, row_action
+from scheduling.admin.labels import translate_reason
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.ids import reveal_odd_characters
@@ -217,6 +219,9 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
     pauses = staticmethod(shops.pause_shop)
     resumes = staticmethod(shops.resume_shop)
 
+    def has_run_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm(RUN_JOBS)
+
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view
         pages = {
@@ -343,14 +348,6 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
             context["jobs_link"] = f"{reverse('admin:rpa_tasks_job_changelist')}?shop__id__exact={object_id}"
         return super().change_view(request, object_id, form_url, context)
 
-    def hidden_actions(self, request: HttpRequest, row: Shop) -> set[str]:
-        hidden = super().hidden_actions(request, row)
-        if row.login_state != LoginState.NEEDED:
-            hidden.add("confirm_login")
-        if not row.lane.home:
-            hidden.add("leave_home")
-        return hidden | ({"run_now", "take_over", "confirm_login", "leave_home"} if row.retired_at else set())
-
     @ops_action(description=_("Run now"), permissions=["run"])
     def run_selected(self, request: HttpRequest, queryset: QuerySet[Shop]) -> HttpResponse:
         return run_job.redirect_to_run_page(queryset)
@@ -376,19 +373,22 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
         messages.success(request, words % {"released": done.released, "running": done.running})
         return None
 
-    @ops_action(description=_("Run now"), icon="play_arrow", url_path="run", permissions=["run"])
-    def run_now(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        return redirect(f"{reverse('admin:rpa_tasks_shop_run_now')}?shops={self.get_row_or_404(request, object_id).pk}")
+    @row_action(_("Run now"), icon="play_arrow", permission=RUN_JOBS, allowed=is_in_use)
+    def run_now(self, request: HttpRequest, row: Shop) -> HttpResponse:
+        return redirect(f"{reverse('admin:rpa_tasks_shop_run_now')}?shops={row.pk}")
 
-    @ops_action(description=_("Move to another node"), icon="moving", url_path="leave-home", permissions=["run"])
-    def leave_home(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
-        return self.confirm_row(
-            request, object_id, shops.unpin_shop, gettext("Let another node serve “%(what)s”?"),
+    @row_action(
+        _("Move to another node"), icon="moving", permission=RUN_JOBS,
+        allowed=lambda row: row.lane.home and not row.retired_at,
+    )  # fmt: skip
+    def leave_home(self, request: HttpRequest, row: Shop) -> Confirmation:
+        return Confirmation(
+            title=gettext("Let another node serve “%(what)s”?") % {"what": row}, button=gettext("Yes, move it"),
             text=gettext("The next node that has room takes the shop, with a browser profile of its own: the "
                          "platform may ask for a login again."),
             facts=[gettext("Its profile is on node %(node)s now.") % {"node": row.lane.home}],
-            button=gettext("Yes, move it"), logged=gettext("Moved to another node."),
+            act=lambda: shops.unpin_shop(row.pk, by=request.user.get_username()),
             done=gettext("The next node that has room takes the shop."),
             unchanged=gettext("The shop has no preferred node, or a job of it is running there."),
+            refused=translate_reason("retired"),
         )  # fmt: skip

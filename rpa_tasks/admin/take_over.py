@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
-from typing import Any
 
 from django.contrib import admin, messages
 from django.db.models import OuterRef, Subquery
@@ -14,13 +13,14 @@ from django.utils.translation import gettext, gettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from rpa_tasks.admin.platform import Pausing
+from rpa_tasks.admin.run_job import RUN_JOBS
 from rpa_tasks.configuration.browser_settings import uses_browser_elsewhere
 from rpa_tasks.jobs.gates import login_checks
 from rpa_tasks.models import Lane, LoginState, Shop, TakeOver, TakeOverEnd
 from rpa_tasks.takeover import leases
 from rpa_tasks.takeover.leases import CannotTakeOver
 from rpa_tasks.takeover.page_socket import PERMISSION
-from scheduling.admin.base import ReadOnlyAdmin, ops_action
+from scheduling.admin.base import Confirmation, ReadOnlyAdmin, row_action
 from scheduling.admin.labels import translate_reason
 
 LATEST_SHOWN = 10
@@ -43,15 +43,15 @@ def describe_failed_check(lane: Lane) -> str:
     return gettext("check: %(reason)s") % {"reason": translate_reason(lane.check_reason)}
 
 
+def is_in_use(shop: Shop) -> bool:
+    return shop.retired_at is None
+
+
 class TakeOverPages(Pausing):
     """The take-over of a shop as a page of the shop, and the report that it is logged in."""
 
-    def has_take_over_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return bool(request.user.has_perm(PERMISSION))
-
-    @ops_action(description=_("Take over"), icon="desktop_windows", url_path="take-over", permissions=["take_over"])
-    def take_over(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        shop = self.get_row_or_404(request, object_id)
+    @row_action(_("Take over"), icon="desktop_windows", permission=PERMISSION, allowed=is_in_use)
+    def take_over(self, request: HttpRequest, shop: Shop) -> HttpResponse:
         if request.method == "POST":
             return self._act_on_take_over(request, shop)
         row = leases.open_take_over(shop.pk)
@@ -93,9 +93,11 @@ class TakeOverPages(Pausing):
         else:
             messages.success(request, gettext("The take-over ends. Waiting jobs start in a few seconds."))
 
-    @ops_action(description=_("Confirm login"), icon="login", url_path="logged-in", permissions=["run"])
-    def confirm_login(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
+    @row_action(
+        _("Confirm login"), icon="login", permission=RUN_JOBS,
+        allowed=lambda row: row.login_state == LoginState.NEEDED and not row.retired_at,
+    )  # fmt: skip
+    def confirm_login(self, request: HttpRequest, row: Shop) -> Confirmation:
         facts = [gettext("Browser profile %(profile)s on node %(node)s.")
                  % {"profile": row.profile, "node": row.lane.home or "–"}]  # fmt: skip
         if flow := login_checks.find_check_flow(row.platform):
@@ -104,12 +106,13 @@ class TakeOverPages(Pausing):
         else:
             facts.append(gettext("The platform has no login check: your report counts."))
             done = gettext("The jobs of the shop continue.")
-        return self.confirm_row(
-            request, object_id, login_checks.check_login, gettext("Is “%(what)s” logged in again?"), facts=facts,
+        return Confirmation(
+            title=gettext("Is “%(what)s” logged in again?") % {"what": row}, button=gettext("Yes, it is logged in"),
             text=gettext("Confirm once you have logged in with the shop's browser profile. What waits for it "
                          "starts at once; a run that still finds no login asks again."),
-            button=gettext("Yes, it is logged in"), logged=gettext("Logged in."), done=done,
+            facts=facts, act=lambda: login_checks.check_login(row.pk, by=request.user.get_username()), done=done,
             unchanged=gettext("No login was needed any more, or a check of it is open."),
+            refused=translate_reason("retired"),
         )  # fmt: skip
 
 

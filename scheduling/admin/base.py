@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import wraps
 from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
 from django import forms
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db import models
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed
 from django.shortcuts import get_object_or_404, redirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
@@ -36,13 +38,13 @@ from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextInputWi
 
 from scheduling.admin.drafting import DraftableAdmin
 from scheduling.admin.form_fields import DurationField, NumberField
-from scheduling.admin.labels import translate_error
+from scheduling.admin.labels import translate_error, translate_errors
 from scheduling.admin.optimistic_lock import VERSION_FIELD, OptimisticLockForm
 from scheduling.admin.replica_pages import render_from_replica
 from scheduling.admin.restoring import RestorableAdmin
 from scheduling.admin.shown_values import format_instant
 from scheduling.durations import format_duration
-from scheduling.errors import InvalidInput
+from scheduling.errors import AftertouchError, InvalidInput
 from scheduling.ids import reveal_odd_characters
 from scheduling.operations.failed_tasks import Actor
 from scheduling.policy.node_conditions import compile_condition
@@ -113,6 +115,76 @@ def _starts_with_column(model: type[models.Model], lookup: str) -> bool:
     }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confirmation:
+    """A question to the user about one row, and what follows the answer."""
+
+    title: str
+    #: Called when the user confirms. Returns False if nothing changed, or a page. An `AftertouchError` refuses.
+    act: Callable[[], object]
+    button: str = ""  #: the title if empty
+    text: str = ""
+    facts: Sequence[str] = ()
+    warning: str = ""
+    problem: str = ""  #: why the user cannot confirm
+    form: Any = None
+    danger: bool = False
+    done: str = ""  #: message after the act; none if empty, as for an act that writes its own
+    unchanged: str = ""  #: message if nothing changed
+    refused: str = ""  #: message of a refusal; the error's own words, at the form, if empty
+    logged: str = ""  #: entry in the log of the row, for acts that leave no other trace
+    back: str = ""  #: address; the row's page if empty
+    changes: Sequence[Mapping[str, Any]] = ()  #: of a draft
+
+
+def _show_refusal(request: HttpRequest, asked: Confirmation, error: AftertouchError) -> None:
+    if asked.refused:
+        messages.error(request, asked.refused)
+        return
+    lines = [("", line) for line in translate_errors(error)]
+    if isinstance(error, InvalidInput):
+        lines = [(each.field, translate_error(each.message)) for each in error.errors]
+    for field, words in lines:
+        if asked.form is None:
+            messages.error(request, words)
+        else:
+            asked.form.add_error(field if field in asked.form.fields else None, words)
+
+
+#: A method of an admin. It answers for one row with a page of its own, or with a question that the admin shows.
+RowMethod = Callable[[Any, HttpRequest, Any], HttpResponseBase | Confirmation]
+
+
+def row_action(
+    label: Any = None, *, permission: str, icon: str = "", allowed: Callable[[Any], object] = lambda row: True,
+    methods: Sequence[str] = ("GET", "HEAD", "POST"),
+) -> Callable[[RowMethod], Any]:  # fmt: skip
+    """Make an action on one row out of a method, whose name `actions_detail` must list.
+
+    `permission` is a Django permission, or `view` or `change` of the row. A button in the bar of the page offers an
+    action with a label where `allowed` returns true; one without a label has its place in a template, which gets
+    `action_links`. The act itself must refuse what the row does not allow.
+    """
+
+    def decorate(method: Any) -> Any:
+        # Unfold would look for the permission's row in the database at each start, also before the first migration.
+        @ops_action(description=label, icon=icon, url_path=method.__name__.replace("_", "-"))
+        @wraps(method)
+        def view(self: Any, request: HttpRequest, object_id: str) -> Any:
+            if not self.may(request, permission):
+                raise PermissionDenied
+            if request.method not in methods:
+                return HttpResponseNotAllowed(methods)
+            row = self.get_row_or_404(request, object_id)
+            answer = method(self, request, row)
+            return self.confirm_row(request, row, answer) if isinstance(answer, Confirmation) else answer
+
+        view.permission, view.allowed, view.in_bar = permission, allowed, label is not None  # type: ignore[attr-defined]
+        return view
+
+    return decorate
+
+
 class OpsPages:
     """Pages of a model besides those of Django: addresses, confirmations, rows."""
 
@@ -142,6 +214,53 @@ class OpsPages:
                 return answer or redirect(back)
         shown = {"button": title, **context}
         return self.page(request, "ops/confirm.html", title, back=back, form=form, **shown)  # type: ignore[no-any-return]
+
+    def confirm_row(self: Any, request: HttpRequest, row: Any, asked: Confirmation) -> HttpResponse:
+        """Show a confirmation of the row, or do what it asks for and report it."""
+
+        def act() -> HttpResponse | None:
+            if asked.problem:
+                messages.error(request, asked.problem)
+                return None
+            try:
+                result = asked.act()
+            except AftertouchError as error:
+                _show_refusal(request, asked, error)
+                return None
+            if result is False:
+                unchanged = gettext("Nothing was changed: the state was already set.")
+                messages.info(request, asked.unchanged or unchanged)
+                return None
+            if asked.logged:
+                self.log_change(request, row, asked.logged)
+            if asked.done:
+                messages.success(request, asked.done)
+            return result if isinstance(result, HttpResponse) else None
+
+        return self.confirm(  # type: ignore[no-any-return]
+            request, asked.title, act, back=asked.back or self.url("change", row.pk), form=asked.form,
+            button=asked.button or asked.title, text=asked.text, facts=asked.facts, warning=asked.warning,
+            problem=asked.problem, danger=asked.danger, changes=asked.changes, original=row,
+        )  # fmt: skip
+
+    def may(self: Any, request: HttpRequest, permission: str) -> bool:
+        """Return whether the user has a Django permission, or `view` or `change` of this model."""
+        if "." in permission:
+            return request.user.has_perm(permission)
+        return bool(getattr(self, f"has_{permission}_permission")(request))
+
+    def get_actions_detail(self: Any, request: HttpRequest, object_id: Any) -> Any:
+        found = super().get_actions_detail(request, object_id)  # type: ignore[misc]
+        found = [each for each in found if each.method.in_bar and self.may(request, each.method.permission)]
+        row = self.get_object(request, unquote(str(object_id))) if found else None
+        return [each for each in found if row is not None and each.method.allowed(row)]
+
+    def action_links(self: Any, request: HttpRequest, row: Any) -> dict[str, str]:
+        """Return the address of each action that the user may take on the row now, by name."""
+        found = super().get_actions_detail(request, row.pk)  # type: ignore[misc]
+        found = [each.method for each in found if self.may(request, each.method.permission)]
+        names = [each.__name__ for each in found if each.allowed(row)]
+        return {name: self.url(name, row.pk) for name in names}
 
     def get_row_or_404(self: Any, request: HttpRequest, object_id: str) -> Any:
         """Return a row.

@@ -8,18 +8,17 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, ClassVar, cast
 
-from django.contrib import admin, messages
-from django.contrib.admin.utils import unquote
+from django.contrib import admin
 from django.core.paginator import Paginator
 from django.db import transaction
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.utils.functional import cached_property
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from scheduling.admin.base import OpsAdmin, ops_action
+from scheduling.admin.base import Confirmation, OpsAdmin, row_action
 from scheduling.admin.count_time_limits import count_within
 from scheduling.models.versioned import lock_for_write
 
@@ -70,51 +69,22 @@ class Retirable(OpsAdmin):
     def get_actions(self, request: HttpRequest) -> Any:
         return {name: each for name, each in super().get_actions(request).items() if name != "delete_selected"}
 
-    def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
-        row = self.get_object(request, unquote(str(object_id)))
-        hidden = "bring_back" if row is None or row.retired_at is None else "retire"
-        return [
-            each
-            for each in super().get_actions_detail(request, object_id)
-            if not each.action_name.endswith(f"_{hidden}")
-        ]
-
-    @ops_action(description=gettext_lazy("Retire"), icon="archive", permissions=["change"])
-    def retire(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
-        problem = self.explain_retirement_block(row)
-
-        def act() -> None:
-            if problem:
-                messages.error(request, problem)
-                return
-            self._write(row, now())
-            self.log_change(request, row, _("Retired."))
-            messages.success(request, _("“%(what)s” is retired.") % {"what": row})
-
-        return self.confirm(
-            request, _("Retire “%(what)s”?") % {"what": row}, act, problem=problem, button=_("Retire"),
-            facts=self.describe_retirement_effects(row),
+    @row_action(gettext_lazy("Retire"), icon="archive", permission="change", allowed=lambda row: row.retired_at is None)
+    def retire(self, request: HttpRequest, row: Any) -> Confirmation:
+        return Confirmation(
+            title=_("Retire “%(what)s”?") % {"what": row}, button=_("Retire"),
             text=_("Removes the object from the lists and stops its use. The history stays readable. "
                    "You can restore the object later."),
-            back=self.url("change", row.pk),
+            facts=self.describe_retirement_effects(row), problem=self.explain_retirement_block(row),
+            act=lambda: self._write(row, now()), logged=_("Retired."), done=_("“%(what)s” is retired.") % {"what": row},
         )  # fmt: skip
 
-    @ops_action(description=gettext_lazy("Restore"), icon="unarchive", permissions=["change"])
-    def bring_back(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
-        problem = self.explain_restoration_block(row)
-
-        def act() -> None:
-            if problem:
-                messages.error(request, problem)
-                return
-            self._write(row, None)
-            self.log_change(request, row, _("Restored."))
-
-        return self.confirm(
-            request, _("Restore “%(what)s”?") % {"what": row}, act, text=_("The object is used again at once."),
-            problem=problem, button=_("Restore"), back=self.url("change", row.pk),
+    @row_action(gettext_lazy("Restore"), icon="unarchive", permission="change", allowed=lambda row: row.retired_at)
+    def bring_back(self, request: HttpRequest, row: Any) -> Confirmation:
+        return Confirmation(
+            title=_("Restore “%(what)s”?") % {"what": row}, button=_("Restore"),
+            text=_("The object is used again at once."), problem=self.explain_restoration_block(row),
+            act=lambda: self._write(row, None), logged=_("Restored."),
         )  # fmt: skip
 
     def _write(self, row: Any, retired_at: datetime | None) -> None:

@@ -618,7 +618,6 @@ PAGES: dict[str, Page] = {
     ),
     # Failed tasks.
     "scheduling_failedtask_groups": Page(VIEWER),
-    "scheduling_failedtask_open_groups": Page(STAFF),
     "scheduling_failedtask_act": Page(OPERATOR, OPERATOR, open_task("ignore"), data=REASON),
     "scheduling_failedtask_edit": Page(EDITOR, EDITOR, open_task(), data={**REASON, "subject": "", "body": "Hello"}),
     "scheduling_failedtask_assign": Page(NOBODY, OPERATOR, unassigned_task, form=False, data={"user": "viewer"}),
@@ -641,12 +640,9 @@ PAGES: dict[str, Page] = {
     "scheduling_touch_cancel": Page(OPERATOR, OPERATOR, first(Touch, state="scheduled")),
     # Looks at what happens.
     "scheduling_complaint_rates": Page(VIEWER),
-    "scheduling_complaint_open_rates": Page(VIEWER),
     "scheduling_event_preview": Page(VIEWER, query="type=order.paid&user_id=ann&event_data={}"),
-    "scheduling_event_open_preview": Page(STAFF),
     "scheduling_node_matrix": Page(VIEWER),
     "scheduling_node_conversion": Page(VIEWER),
-    "scheduling_node_open_matrix": Page(STAFF),
     "scheduling_node_open_waiting": Page(VIEWER, args=first(Node)),
     "scheduling_harassmentrule_impact": Page(
         NOBODY, EDITOR, first(HarassmentRule, kind="cap"), form=False, data={"limit": "9"}, writes=False,

@@ -20,7 +20,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget, UnfoldBooleanSwitchWidget
 
-from scheduling.admin.base import OpsAdmin, build_user_actor, ops_display
+from scheduling.admin.base import Confirmation, OpsAdmin, build_user_actor, ops_display, row_action
 from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.labels import translate_error, translate_errors, translate_reason
 from scheduling.admin.matrix.node_impact import report_moved_touches
@@ -79,20 +79,14 @@ class PublishForm(forms.Form):
 class ConfigDraftAdmin(OpsAdmin):
     list_display = ("owner", "started_at", "shown_state", "sends")
     list_filter = ("state",)
+    actions_detail = ("publish",)
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    def has_publish_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm("scheduling.publish_configdraft")
-
     def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view
-        return [
-            path("mine/", view(self.own_view), name="scheduling_configdraft_mine"),
-            path("<int:draft_id>/publish/", view(self.publish_view), name="scheduling_configdraft_publish"),
-            *super().get_urls(),
-        ]
+        view = self.admin_site.admin_view(self.own_view)
+        return [path("mine/", view, name="scheduling_configdraft_mine"), *super().get_urls()]
 
     @ops_display(description=gettext_lazy("state"), label={"done": "success", "failed": "danger", "running": "warning"})
     def shown_state(self, row: ConfigDraft) -> tuple[str, str]:
@@ -142,8 +136,7 @@ class ConfigDraftAdmin(OpsAdmin):
             problems=[*problems, *(translate_error(ErrorText.load(each)) for each in (row.problems if row else ()))],
             fits=planned is not None, changes=_describe_changes(planned),
             results=build_result_context(row.result) if row and row.result else None,
-            may_publish=row is not None and row.state == State.DONE and self.has_publish_permission(request),
-            publish_link=self.url("publish", row.pk) if row else "", act_link=self.url("mine"),
+            links=self.action_links(request, row) if row else {}, act_link=self.url("mine"),
             yaml_link=self.url("add"), back=self.url("changelist"),
         )  # fmt: skip
 
@@ -170,11 +163,9 @@ class ConfigDraftAdmin(OpsAdmin):
             back=self.url("changelist"),
         )  # fmt: skip
 
-    def publish_view(self, request: HttpRequest, draft_id: int) -> HttpResponse:
+    @row_action(permission="scheduling.publish_configdraft", allowed=lambda row: row.state == State.DONE)
+    def publish(self, request: HttpRequest, row: ConfigDraft) -> Confirmation:
         """Confirm the changes of the draft with a reason, and publish it."""
-        if not self.has_publish_permission(request):
-            raise PermissionDenied
-        row: ConfigDraft = self.get_row_or_404(request, str(draft_id))
         form = PublishForm(request.POST or None, initial={"seen": drafts.compute_seen(row)})
 
         def act() -> None:
@@ -192,10 +183,10 @@ class ConfigDraftAdmin(OpsAdmin):
         planned, problems = _plan_edits(row)
         if row.state != State.DONE:
             problems = translate_errors(Conflict(drafts.NOT_REPLAYED))
-        return self.confirm(
-            request, _("Publish the draft of %(user)s?") % {"user": row}, act, form=form,
+        return Confirmation(
+            title=_("Publish the draft of %(user)s?") % {"user": row}, button=_("Publish"), form=form,
             facts=_describe_impacts(planned) if planned and not problems else [], problem=" ".join(problems),
-            changes=_describe_changes(planned), button=_("Publish"), back=self.url("changelist"),
+            changes=_describe_changes(planned), act=act, back=self.url("changelist"),
         )  # fmt: skip
 
 

@@ -6,21 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from django import forms
-from django.contrib import messages
-from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminIntegerFieldWidget, UnfoldAdminTextInputWidget
 
-from scheduling.admin.base import build_user_actor
+from scheduling.admin.base import Confirmation, build_user_actor
 from scheduling.admin.dashboard.cards import ActionLine
 from scheduling.admin.form_fields import DurationField, split_entries
 from scheduling.admin.labels import translate_error
 from scheduling.durations import from_seconds, to_seconds
-from scheduling.errors import AftertouchError, InvalidInput
+from scheduling.errors import InvalidInput
 from scheduling.experiments import rollouts
 from scheduling.models import AutomaticRollout, Node
 from scheduling.monitoring.duration_text import describe_duration
@@ -91,65 +89,38 @@ class RolloutStartForm(forms.Form):
         return plan
 
 
-def start_rollout_view(node_admin: Any, request: HttpRequest, object_id: str) -> HttpResponse:
-    node = _get_editable_node(node_admin, request, object_id)
+def confirm_start(request: HttpRequest, node: Node) -> Confirmation:
     plan = {**PLAN_DEFAULTS, **(node.canary_guard or {})}
     steps = ", ".join(f"{each:g}" for each in plan["steps"])
     form = RolloutStartForm(request.POST or None, initial={**plan, "steps": steps, "time": from_seconds(plan["time"])})
-
-    def act() -> None:
-        try:
-            rollouts.start_rollout(node.pk, form.cleaned_data, build_user_actor(request))
-            messages.success(request, _("The roll-out has started and is judged every minute."))
-        except AftertouchError as error:
-            form.add_error(None, _translate_rollout_error(error))
-
-    return node_admin.confirm(  # type: ignore[no-any-return]
-        request, _("Start an automatic roll-out of %(node)s") % {"node": node}, act, form=form,
+    return Confirmation(
+        title=_("Start an automatic roll-out of %(node)s") % {"node": node}, button=_("Start"), form=form,
         text=_("The share of the canary grows by these steps within the limits. When a limit is "
             "exceeded, all communities receive the stable version."),
-        button=_("Start"), back=node_admin.url("change", node.pk),
+        act=lambda: rollouts.start_rollout(node.pk, form.cleaned_data, build_user_actor(request)),
+        done=_("The roll-out has started and is judged every minute."),
     )  # fmt: skip
 
 
-def stop_rollout_view(node_admin: Any, request: HttpRequest, object_id: str) -> HttpResponse:
-    node = _get_editable_node(node_admin, request, object_id)
-
-    def act() -> None:
-        try:
-            rollouts.stop_rollout(node.pk, build_user_actor(request))
-            messages.success(request, _("Stopped."))
-        except AftertouchError as error:
-            messages.error(request, _translate_rollout_error(error))
-
-    return node_admin.confirm(  # type: ignore[no-any-return]
-        request, _("Stop the roll-out"), act, danger=True, back=node_admin.url("change", node.pk),
+def confirm_stop(request: HttpRequest, node: Node) -> Confirmation:
+    return Confirmation(
+        title=_("Stop the roll-out"), danger=True,
         text=_("Ends the roll-out for good. All communities receive the stable version, unless the canary "
             "was edited."),
+        act=lambda: rollouts.stop_rollout(node.pk, build_user_actor(request)), done=_("Stopped."),
     )  # fmt: skip
 
 
-def _get_editable_node(node_admin: Any, request: HttpRequest, object_id: str) -> Node:
-    if not request.user.has_perm("scheduling.change_node"):
-        raise PermissionDenied
-    node: Node = node_admin.get_row_or_404(request, object_id)
-    return node
-
-
-def _translate_rollout_error(error: AftertouchError) -> str:
-    return translate_error(error.errors[0].message if isinstance(error, InvalidInput) else str(error))
-
-
-def build_node_context(request: HttpRequest, node: Node) -> dict[str, Any]:
-    """Return the context for a node's page: its last roll-out, and whether another can be started."""
-    row = AutomaticRollout.objects.select_related("canary").filter(pk=node.pk).first()
-    may, is_running = request.user.has_perm("scheduling.change_node"), row is not None and row.state == State.RUNNING
+def may_start_rollout(node: Node) -> bool:
     has_canary = node.canary_template_id not in (None, node.template_id)
-    startable = may and has_canary and node.retired_at is None and not is_running
+    return has_canary and node.retired_at is None and not has_running_rollout(node)
+
+
+def build_node_context(node: Node) -> dict[str, Any]:
+    """Return the context for a node's page: its last roll-out."""
+    row = AutomaticRollout.objects.select_related("canary").filter(pk=node.pk).first()
     return {
         "rollout": _build_rollout_context(row) if row else None,
-        "stop_rollout": reverse("admin:scheduling_node_stop_rollout", args=[node.pk]) if may and is_running else "",
-        "start_rollout": reverse("admin:scheduling_node_start_rollout", args=[node.pk]) if startable else "",
         "show_rollout": row is not None or node.canary_template_id is not None,
     }
 

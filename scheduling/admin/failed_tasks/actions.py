@@ -17,13 +17,14 @@ from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextInputWidget
 
 from scheduling import sql
-from scheduling.admin.base import build_user_actor
+from scheduling.admin.base import Confirmation, build_user_actor
 from scheduling.admin.undo import create_undo_link
-from scheduling.errors import AftertouchError
 from scheduling.models import FailedTask
 from scheduling.operations.bulk_actions import FASTEST, SLOWEST
 from scheduling.operations.row_actions import ROW_ACTIONS, RowAction
 from scheduling.operations.undo import UNDO_WINDOW
+
+HANDLE = "scheduling.act_on_failedtask"  #: the permission to act on failed tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ def offer_retry_undo(request: HttpRequest, action: RowAction, retried: Mapping[U
 
 def act_page(tasks_admin: Any, request: HttpRequest, row: FailedTask, name: str) -> HttpResponse:
     """Confirm an action on one failed task and apply it."""
-    if not tasks_admin.has_act_permission(request, row):
+    if not request.user.has_perm(HANDLE):
         raise PermissionDenied
     verb = FAILED_TASK_ACTIONS.get(name)
     if verb is None:
@@ -167,17 +168,13 @@ def act_page(tasks_admin: Any, request: HttpRequest, row: FailedTask, name: str)
     form = ReasonForm(request.POST or None)
 
     def act() -> None:
-        try:
-            actor = build_user_actor(request, form.cleaned_data["reason"])
-            new_id = verb.action.act(row.pk, actor, sql.now() + UNDO_WINDOW)
-            link = offer_retry_undo(request, verb.action, {row.pk: new_id}, label=str(verb.title))
-            messages.success(request, _("Done: %(what)s.") % {"what": verb.title}, extra_tags=link)
-        except AftertouchError:
-            messages.error(
-                request, _("Nothing was changed: another user acted first, or the state does not allow the action.")
-            )
+        actor = build_user_actor(request, form.cleaned_data["reason"])
+        new_id = verb.action.act(row.pk, actor, sql.now() + UNDO_WINDOW)
+        link = offer_retry_undo(request, verb.action, {row.pk: new_id}, label=str(verb.title))
+        messages.success(request, _("Done: %(what)s.") % {"what": verb.title}, extra_tags=link)
 
-    return tasks_admin.confirm(  # type: ignore[no-any-return]
-        request, verb.title, act, form=form, text=verb.explains, danger=verb.action.as_new, original=row,
-        back=tasks_admin.url("change", row.pk),
+    asked = Confirmation(
+        title=str(verb.title), text=str(verb.explains), form=form, danger=verb.action.as_new, act=act,
+        refused=_("Nothing was changed: another user acted first, or the state does not allow the action."),
     )  # fmt: skip
+    return tasks_admin.confirm_row(request, row, asked)  # type: ignore[no-any-return]

@@ -11,14 +11,14 @@ from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
-from django.urls import URLPattern, path, reverse
+from django.urls import reverse
 from django.utils.dateparse import parse_datetime
 from django.utils.http import urlencode
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from scheduling.admin.base import ReadOnlyAdmin, build_user_actor, ops_display
+from scheduling.admin.base import ReadOnlyAdmin, build_user_actor, ops_display, row_action
 from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.failed_tasks.actions import FAILED_TASK_ACTIONS, PaceForm
 from scheduling.admin.labels import translate_error
@@ -94,8 +94,8 @@ def matching_rows_page(
     if request.method == "POST" and form.is_valid():
         given = {name: value for name, value in form.cleaned_data.items() if name not in PaceForm.base_fields}
         return submit_bulk_action(request, action, address, form, asked_at, given)
-    row_action = bulk_actions.check_action(action, read_filter(address), asked_at)
-    count = count_within(matching_rows(row_action, read_filter(address), asked_at).order_by().count)
+    applied = bulk_actions.check_action(action, read_filter(address), asked_at)
+    count = count_within(matching_rows(applied, read_filter(address), asked_at).order_by().count)
     facts = [describe_count(count), _("Workers run the bulk action. A page shows its progress and can stop it.")]
     return listed.page(  # type: ignore[no-any-return]
         request, "ops/confirm.html", form=form, back=back, facts=facts,
@@ -113,8 +113,8 @@ def read_page_time(request: HttpRequest) -> datetime:
 
 
 def get_action_title(action: str) -> str:
-    verb, row_action = FAILED_TASK_ACTIONS.get(action), find_row_action(action)
-    return str(verb.title if verb else row_action.title if row_action else action)
+    verb, applied = FAILED_TASK_ACTIONS.get(action), find_row_action(action)
+    return str(verb.title if verb else applied.title if applied else action)
 
 
 @admin.register(BulkAction)
@@ -123,15 +123,7 @@ class BulkActionAdmin(ReadOnlyAdmin):
     list_filter = ("state",)
     list_filter_submit = False
     ordering = ("-pk",)
-
-    def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view(self.cancel_view)
-        return [path("<uuid:pk>/cancel/", view, name="scheduling_bulkaction_cancel"), *super().get_urls()]
-
-    def has_act_permission(self, request: HttpRequest, row: BulkAction) -> bool:
-        """Allow stopping a bulk action to users who may apply the action to one row."""
-        row_action = find_row_action(row.action)
-        return row_action is not None and bool(request.user.has_perm(row_action.permission))
+    actions_detail = ("cancel",)
 
     @ops_display(description=gettext_lazy("action"))
     def what(self, row: BulkAction) -> str:
@@ -165,13 +157,13 @@ class BulkActionAdmin(ReadOnlyAdmin):
             chosen=sorted(row.filter.items()),
             given=sorted(row.given.items()),
             list_link=_build_list_link(row),
-            cancel_link=self.url("cancel", row.pk) if running and self.has_act_permission(request, row) else "",
+            links=self.action_links(request, row) if _may_stop(request, row) else {},
             back=self.url("changelist"),
         )
 
-    def cancel_view(self, request: HttpRequest, pk: Any) -> HttpResponse:
-        row = self.get_row_or_404(request, pk)
-        if request.method != "POST" or not self.has_act_permission(request, row):
+    @row_action(permission="view", allowed=lambda row: row.state == BulkAction.State.RUNNING, methods=["POST"])
+    def cancel(self, request: HttpRequest, row: BulkAction) -> HttpResponse:
+        if not _may_stop(request, row):
             raise PermissionDenied
         try:
             bulk_actions.cancel_bulk_action(row.pk, build_user_actor(request))
@@ -181,17 +173,23 @@ class BulkActionAdmin(ReadOnlyAdmin):
         return redirect(self.url("change", row.pk))
 
 
+def _may_stop(request: HttpRequest, row: BulkAction) -> bool:
+    """Return whether the user may apply the action to one row, and so stop the bulk action."""
+    applied = find_row_action(row.action)
+    return applied is not None and request.user.has_perm(applied.permission)
+
+
 def _format_headline(row: BulkAction) -> str:
-    row_action = find_row_action(row.action)
-    return f"{get_action_title(row.action)} · {get_list(row_action.over).label if row_action else ''}"
+    applied = find_row_action(row.action)
+    return f"{get_action_title(row.action)} · {get_list(applied.over).label if applied else ''}"
 
 
 def _build_list_link(row: BulkAction) -> str:
     """Return the address of the list with the rows that match now; empty if the action is unknown."""
-    row_action = find_row_action(row.action)
-    if row_action is None:
+    applied = find_row_action(row.action)
+    if applied is None:
         return ""
-    listed = get_list(row_action.over)
+    listed = get_list(applied.over)
     query = {listed.page_names.get(name, name): value for name, value in row.filter.items()}
     return f"{reverse(listed.changelist)}?{urlencode(query)}"
 

@@ -9,13 +9,13 @@ from typing import Any
 from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
 from scheduling import sql
-from scheduling.admin.base import build_user_actor
+from scheduling.admin.base import Confirmation, build_user_actor
 from scheduling.admin.failed_tasks.actions import ReasonForm, offer_retry_undo
 from scheduling.admin.form_fields import DataField
 from scheduling.admin.labels import translate_error
@@ -57,43 +57,35 @@ class PayloadForm(ReasonForm):
         return dict(self.cleaned_data["payload"])
 
 
-def may_edit(tasks_admin: Any, request: HttpRequest, row: FailedTask) -> bool:
+def may_edit(request: HttpRequest, row: FailedTask) -> bool:
     """Return whether the user may edit this failed task, which needs the right to see and change its payload."""
     republisher = failed_tasks.find_republisher(row.origin)
     return (
         republisher is not None
         and row.state in failed_tasks.RETRYABLE
-        and tasks_admin.has_act_permission(request, row)
         and request.user.has_perm(republisher.edit_permission)
     )
 
 
-def edit_page(tasks_admin: Any, request: HttpRequest, row: FailedTask) -> HttpResponse:
+def confirm_edit(request: HttpRequest, row: FailedTask) -> Confirmation:
     """Edit the payload, check it and publish the task again."""
     republisher = failed_tasks.find_republisher(row.origin)
     if republisher is None:
         raise Http404
-    if not (tasks_admin.has_act_permission(request, row) and request.user.has_perm(republisher.edit_permission)):
+    if not request.user.has_perm(republisher.edit_permission):
         raise PermissionDenied
     payload = republisher.read_payload(row)
-    back = tasks_admin.url("change", row.pk)
     title = _("Edit and retry")
     if problem := _find_edit_problem(request, row, payload):
-        return tasks_admin.confirm(  # type: ignore[no-any-return]
-            request, title, lambda: None, original=row, back=back, problem=problem
-        )
+        return Confirmation(title=title, act=lambda: None, problem=problem)
     assert payload is not None
     of_touch = row.origin == FailedTask.Origin.TOUCH
     form = _build_form(request, payload, of_touch=of_touch)
     unknown = row.failure == "unknown"
-
-    def act() -> None:
-        _retry_edited(request, row, form, as_new=unknown)
-
-    return tasks_admin.confirm(  # type: ignore[no-any-return]
-        request, title, act, form=form, text=_explain(of_touch), original=row, danger=unknown,
+    return Confirmation(
+        title=title, form=form, text=_explain(of_touch), danger=unknown,
         warning=_("The first one may have had its effect. This one has it a second time.") if unknown else "",
-        back=back,
+        act=lambda: _retry_edited(request, row, form, as_new=unknown),
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from scheduling.admin.base import build_user_actor
 from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.failed_tasks.actions import (
     FAILED_TASK_ACTIONS,
+    HANDLE,
     FailedTaskAction,
     PaceForm,
     ReasonForm,
@@ -41,7 +42,7 @@ def make_list_action(name: str) -> Callable[[Any, HttpRequest, QuerySet[FailedTa
     verb = FAILED_TASK_ACTIONS[name]
 
     def act(tasks_admin: Any, request: HttpRequest, queryset: QuerySet[FailedTask]) -> HttpResponse | None:
-        if not tasks_admin.has_act_permission(request):
+        if not request.user.has_perm(HANDLE):
             raise PermissionDenied
         asked_at = read_page_time(request)
         rows = verb.action.allowed_rows(queryset.filter(failed_at__lte=asked_at))

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.contrib import admin
-from django.core.exceptions import PermissionDenied
 from django.db.models import Count, Max, Model, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
@@ -19,12 +18,12 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import ChoicesDropdownFilter
 
-from scheduling.admin.base import ReadOnlyAdmin, ops_action, ops_display
-from scheduling.admin.failed_tasks.actions import FAILED_TASK_ACTIONS, act_page
+from scheduling.admin.base import Confirmation, ReadOnlyAdmin, ops_action, ops_display, row_action
+from scheduling.admin.failed_tasks.actions import FAILED_TASK_ACTIONS, HANDLE, act_page
 from scheduling.admin.failed_tasks.difference import render_difference
-from scheduling.admin.failed_tasks.edit_page import edit_page, may_edit
+from scheduling.admin.failed_tasks.edit_page import confirm_edit, may_edit
 from scheduling.admin.failed_tasks.failed_bulk import make_list_action
-from scheduling.admin.failed_tasks.notes import AssigneeFilter, assign_page, build_notes, comment_page, format_user
+from scheduling.admin.failed_tasks.notes import AssigneeFilter, assign_task, build_notes, comment_task, format_user
 from scheduling.admin.failed_tasks.trend import draw_trends
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.list_export import ListExportMixin
@@ -171,7 +170,8 @@ class FailedTaskAdmin(ListExportMixin, ReadOnlyAdmin):
     search_fields = ("task_id",)
     search_help_text = _("Task, event, trace, user, shop or chat id in full, or words of the detail")
     actions = ()
-    actions_list = ("open_groups",)
+    actions_list = ("groups",)
+    actions_detail = ("edit", "assign", "comment")
     export_columns = (
         (_("task id"), lambda row: row.task_id), (_("origin"), lambda row: row.get_origin_display()),
         (_("state"), lambda row: row.get_state_display()),
@@ -189,21 +189,11 @@ class FailedTaskAdmin(ListExportMixin, ReadOnlyAdmin):
     )  # fmt: skip
 
     def has_export_permission(self, request: HttpRequest) -> bool:
-        return self.has_act_permission(request)
+        return request.user.has_perm(HANDLE)
 
     def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view
-        return [
-            path("groups/", view(self.groups_view), name="scheduling_failedtask_groups"),
-            path("<uuid:pk>/act/<str:verb>/", view(self.act_view), name="scheduling_failedtask_act"),
-            path("<uuid:pk>/edit/", view(self.edit_view), name="scheduling_failedtask_edit"),
-            path("<uuid:pk>/assign/", view(self.assign_view), name="scheduling_failedtask_assign"),
-            path("<uuid:pk>/comment/", view(self.comment_view), name="scheduling_failedtask_comment"),
-            *super().get_urls(),
-        ]
-
-    def has_act_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return bool(request.user.has_perm("scheduling.act_on_failedtask"))
+        view = self.admin_site.admin_view(self.act_view)
+        return [path("<uuid:pk>/act/<str:verb>/", view, name="scheduling_failedtask_act"), *super().get_urls()]
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[FailedTask], search_term: str
@@ -211,7 +201,7 @@ class FailedTaskAdmin(ListExportMixin, ReadOnlyAdmin):
         return queryset.filter(filter_failed_by_shown_term(search_term)), False
 
     def get_actions(self, request: HttpRequest) -> Any:
-        if not self.has_act_permission(request):
+        if not request.user.has_perm(HANDLE):
             return {}
         return {
             f"bulk_{name}": (make_list_action(name), f"bulk_{name}", verb.title)
@@ -221,14 +211,19 @@ class FailedTaskAdmin(ListExportMixin, ReadOnlyAdmin):
     def act_view(self, request: HttpRequest, pk: Any, verb: str) -> HttpResponse:
         return act_page(self, request, self.get_row_or_404(request, pk), verb)
 
-    def edit_view(self, request: HttpRequest, pk: Any) -> HttpResponse:
-        return edit_page(self, request, self.get_row_or_404(request, pk))
+    @row_action(permission=HANDLE)
+    def edit(self, request: HttpRequest, row: FailedTask) -> Confirmation:
+        return confirm_edit(request, row)
 
-    def assign_view(self, request: HttpRequest, pk: Any) -> HttpResponse:
-        return assign_page(self, request, self.get_row_or_404(request, pk))
+    @row_action(permission=HANDLE, methods=["POST"])
+    def assign(self, request: HttpRequest, row: FailedTask) -> HttpResponse:
+        assign_task(request, row)
+        return redirect(self.url("change", row.pk))
 
-    def comment_view(self, request: HttpRequest, pk: Any) -> HttpResponse:
-        return comment_page(self, request, self.get_row_or_404(request, pk))
+    @row_action(permission=HANDLE, methods=["POST"])
+    def comment(self, request: HttpRequest, row: FailedTask) -> HttpResponse:
+        comment_task(request, row)
+        return redirect(f"{self.url('change', row.pk)}#comments")
 
     @ops_display(description=_("failed at"), ordering="failed_at")
     def failed(self, row: FailedTask) -> str:
@@ -259,17 +254,12 @@ class FailedTaskAdmin(ListExportMixin, ReadOnlyAdmin):
     def assigned_to(self, row: FailedTask) -> str:
         return format_user(row.assignee)
 
-    @ops_action(description=_("Group by cause"), icon="stacks", url_path="by-cause")
-    def open_groups(self, request: HttpRequest) -> HttpResponse:
-        return redirect("admin:scheduling_failedtask_groups")
-
-    def groups_view(self, request: HttpRequest) -> HttpResponse:
+    @ops_action(description=_("Group by cause"), icon="stacks", permissions=["view"])
+    def groups(self, request: HttpRequest) -> HttpResponse:
         """Group the latest failed tasks by cause, so that one fix leads to one action.
 
         Reads `GROUPED` tasks: a cause that is not among them hardly occurs any more.
         """
-        if not self.has_view_permission(request):
-            raise PermissionDenied
         state = request.GET.get("state") or OPEN
         latest = FailedTask.objects.filter(state=state).order_by("-failed_at" if state == OPEN else "-pk").values("pk")
         found = list(_group_by_cause(latest[:GROUPED]))
@@ -299,14 +289,14 @@ class FailedTaskAdmin(ListExportMixin, ReadOnlyAdmin):
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
-        may_act = self.has_act_permission(request, row)
+        links = self.action_links(request, row)
         verbs = [
             {
                 "verb": verb.for_origins(row.origin),
                 "link": reverse("admin:scheduling_failedtask_act", args=[row.pk, name]),
             }
             for name, verb in FAILED_TASK_ACTIONS.items()
-            if may_act and verb.applies_to(row)
+            if request.user.has_perm(HANDLE) and verb.applies_to(row)
         ]
         return self.page(
             request,
@@ -319,9 +309,9 @@ class FailedTaskAdmin(ListExportMixin, ReadOnlyAdmin):
             **_split_detail(redact_text(row.detail)),
             class_label=translate_failure_class(row.origin, row.failure),
             verbs=verbs,
-            edit_link=self.url("edit", row.pk) if may_edit(self, request, row) else "",
+            edit_link=links.get("edit", "") if may_edit(request, row) else "",
             difference=render_difference(row),
-            **build_notes(self, request, row),
+            **build_notes(request, row, links),
             attempts=[_describe_stored_attempt(each) for each in row.attempts],
             payload=redact_json(row.payload),
             task=find_task_with_link(row.origin, row.task_id),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.auth.models import User
-from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
+from django.http import HttpRequest
 from django.utils.html import Urlizer
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext_lazy as _
@@ -77,39 +76,36 @@ def format_comment(text: str) -> SafeString:
     return mark_safe(str(linked).replace("\n", "<br>"))  # noqa: S308 (escaped by the urlizer)
 
 
-def build_notes(tasks_admin: Any, request: HttpRequest, row: FailedTask) -> dict[str, Any]:
+def build_notes(request: HttpRequest, row: FailedTask, links: Mapping[str, str]) -> dict[str, Any]:
     """Return the template context of assignee and comments; the forms only for users who may act."""
     comments = [
         {"author": each.author_name, "at": each.commented_at, "html": format_comment(each.text)}
         for each in row.comments.all()
     ]
     context: dict[str, Any] = {"comments": comments, "assignee": format_user(row.assignee)}
-    if tasks_admin.has_act_permission(request, row):
+    if "assign" in links:
         mine = row.assignee_id == request.user.pk
         context |= {
             "assign_form": AssignForm(initial={"user": row.assignee.username if row.assignee else ""}),
             "comment_form": CommentForm(),
-            "assign_link": tasks_admin.url("assign", row.pk),
-            "comment_link": tasks_admin.url("comment", row.pk),
+            "assign_link": links["assign"],
+            "comment_link": links["comment"],
             "me": "" if mine else request.user.get_username(),
         }
     return context
 
 
-def assign_page(tasks_admin: Any, request: HttpRequest, row: FailedTask) -> HttpResponse:
+def assign_task(request: HttpRequest, row: FailedTask) -> None:
     """Assign the failed task to the chosen user, or to none."""
-    _check_right(tasks_admin, request, row)
     try:
         failed_notes.assign_failed_task(row.pk, request.POST.get("user") or None)
         messages.success(request, _("The assignee was changed."))
     except InvalidInput as error:
         messages.error(request, translate_error(error.errors[0].message))
-    return redirect(tasks_admin.url("change", row.pk))
 
 
-def comment_page(tasks_admin: Any, request: HttpRequest, row: FailedTask) -> HttpResponse:
+def comment_task(request: HttpRequest, row: FailedTask) -> None:
     """Store the written comment."""
-    _check_right(tasks_admin, request, row)
     form = CommentForm(request.POST)
     try:
         if form.is_valid():
@@ -119,9 +115,3 @@ def comment_page(tasks_admin: Any, request: HttpRequest, row: FailedTask) -> Htt
             messages.error(request, " ".join(map(str, form.errors["text"])))
     except InvalidInput as error:
         messages.error(request, translate_error(error.errors[0].message))
-    return redirect(f"{tasks_admin.url('change', row.pk)}#comments")
-
-
-def _check_right(tasks_admin: Any, request: HttpRequest, row: FailedTask) -> None:
-    if request.method != "POST" or not tasks_admin.has_act_permission(request, row):
-        raise PermissionDenied

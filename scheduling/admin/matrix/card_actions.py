@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
@@ -65,11 +64,8 @@ def build_card_link(nodes_admin: Any, node: Node) -> str:
     return f"{nodes_admin.url('matrix')}#node-{node.pk}"
 
 
-def place_view(nodes_admin: Any, request: HttpRequest, object_id: str) -> HttpResponse:
+def place_card(nodes_admin: Any, request: HttpRequest, row: Node) -> HttpResponse:
     """Store stage and switch of a card. Show the impact first if touches wait and the node moves or is switched off."""
-    row = nodes_admin.get_row_or_404(request, object_id)
-    if not nodes_admin.has_change_permission(request, row):
-        raise PermissionDenied
     back = build_card_link(nodes_admin, row)
     with transaction.atomic():
         form = CardForm(request.POST, instance=row)
@@ -149,11 +145,8 @@ def _save_card(nodes_admin: Any, request: HttpRequest, form: CardForm) -> None:
     nodes_admin.log_change(request, row, nodes_admin.construct_change_message(request, form, [], False))
 
 
-def copy_view(nodes_admin: Any, request: HttpRequest, object_id: str) -> HttpResponse:
+def copy_node(nodes_admin: Any, request: HttpRequest, row: Node) -> HttpResponse:
     """Store a copy of a node, with a new key and switched off."""
-    row = nodes_admin.get_row_or_404(request, object_id)
-    if not nodes_admin.has_add_permission(request):
-        raise PermissionDenied
     with transaction.atomic():
         made = build_copy(row)
         nodes_admin.save_model(request, made, None, change=False)

@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from unfold.admin import TabularInline
 from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminSelectWidget
 
-from scheduling.admin.base import CheckedForm, HistoryAdmin, ops_action, ops_display
+from scheduling.admin.base import CheckedForm, HistoryAdmin, ops_display, row_action
 from scheduling.admin.form_fields import DurationsField, SettingsField
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.touches.pause import redirect_to_pause_page
@@ -259,12 +259,9 @@ class ChannelAdmin(HistoryAdmin, Retirable):
         paused = Pause.objects.filter(scope__in=("all", f"channel:{row.key}")).exists()
         return ("paused", gettext("Paused")) if paused else ("on", gettext("Enabled"))
 
-    @ops_action(description=_("Pause or resume"), icon="pause_circle", url_path="pause", permissions=["pause"])
-    def pause_or_resume(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        return redirect_to_pause_page(f"channel:{self.get_row_or_404(request, object_id).key}")
-
-    def has_pause_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return request.user.has_perm("scheduling.add_pause")
+    @row_action(_("Pause or resume"), icon="pause_circle", permission="scheduling.add_pause")
+    def pause_or_resume(self, request: HttpRequest, row: ChannelConfig) -> HttpResponse:
+        return redirect_to_pause_page(f"channel:{row.key}")
 
 
 def _filter_rules_of(row: ChannelConfig) -> QuerySet[HarassmentRule]:

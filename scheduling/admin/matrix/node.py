@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, ClassVar
 
 from django import forms
@@ -17,20 +17,20 @@ from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_POST
 from unfold.contrib.filters.admin import RelatedDropdownFilter
 from unfold.widgets import UnfoldBooleanSwitchWidget
 
 from scheduling import sql
-from scheduling.admin.base import CheckedForm, HistoryAdmin, ops_action, ops_display
+from scheduling.admin.base import CheckedForm, Confirmation, HistoryAdmin, ops_action, ops_display, row_action
 from scheduling.admin.experiments import conversion
 from scheduling.admin.experiments.rollout import (
     MOVED_BY_ROLLOUT,
     ROLLOUT_FIELDS,
     build_node_context,
+    confirm_start,
+    confirm_stop,
     has_running_rollout,
-    start_rollout_view,
-    stop_rollout_view,
+    may_start_rollout,
 )
 from scheduling.admin.form_fields import (
     DelayRulesField,
@@ -53,7 +53,7 @@ from scheduling.admin.matrix.node_impact import (
 )
 from scheduling.admin.matrix.node_keys import derive_node_key
 from scheduling.admin.matrix.node_sections import build_sections, unfold_edits
-from scheduling.admin.matrix.preview import preview_node_view
+from scheduling.admin.matrix.preview import preview_node
 from scheduling.admin.matrix.rules import add_calendar_errors
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.touches.pause import redirect_to_pause_page
@@ -228,8 +228,11 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
     )  # fmt: skip
     list_select_related = ("stage", "template", "channel")
     search_fields = ("name", "key", "trigger", "template__content_type")
-    actions_list = ("open_matrix",)
-    actions_detail = ("open_waiting", "pause_or_resume", "retire", "bring_back")
+    actions_list = ("matrix",)
+    actions_detail = (
+        "open_waiting", "pause_or_resume", "retire", "bring_back", "start_rollout", "stop_rollout", "place", "copy",
+        "preview",
+    )  # fmt: skip
     readonly_fields = ("waiting", "version")
     fixed_fields = ("key",)
     write_only = frozenset({"change_reason", "move_waiting"})
@@ -243,37 +246,21 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
         return list_impact_lines(form, row) if row.pk else []
 
     def get_urls(self) -> list[URLPattern]:
-        page = self.admin_site.admin_view(lambda request: grid.matrix_page(self, request))
         effects = self.admin_site.admin_view(lambda request: conversion.effect_page(self, request))
         return [
-            path("matrix/", page, name="scheduling_node_matrix"),
             path("conversion/", effects, name="scheduling_node_conversion"),
-            path(
-                "<path:object_id>/place/", require_POST(self._wrap(card_actions.place_view)),
-                name="scheduling_node_place",
-            ),
-            path(
-                "<path:object_id>/copy/", require_POST(self._wrap(card_actions.copy_view)), name="scheduling_node_copy"
-            ),
-            path(
-                "<path:object_id>/start-rollout/", self._wrap(start_rollout_view), name="scheduling_node_start_rollout"
-            ),
-            path("<path:object_id>/stop-rollout/", self._wrap(stop_rollout_view), name="scheduling_node_stop_rollout"),
-            path("<path:object_id>/preview/", self._wrap(preview_node_view), name="scheduling_node_preview"),
             *super().get_urls(),
-        ]  # fmt: skip
-
-    def _wrap(self, view: Callable[..., HttpResponse]) -> Callable[..., Any]:
-        """Return a view of one row that requires a login."""
-        return self.admin_site.admin_view(  # type: ignore[no-any-return]
-            lambda request, object_id: view(self, request, object_id)
-        )
+        ]
 
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
         node = self.get_object(request, unquote(object_id))
         context: dict[str, Any] = {}
         if node and self.has_view_or_change_permission(request, node):
-            context = {**build_node_context(request, node), "receipt_figures": build_receipt_figures(node)}
+            context = {
+                **build_node_context(node),
+                "links": self.action_links(request, node),
+                "receipt_figures": build_receipt_figures(node),
+            }
         return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any] | None:
@@ -349,20 +336,37 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
         link = f"{_build_touches_link(row)}&state__in=scheduled,queued"
         return format_html('<a class="at-link" href="{}">{}</a>', link, "1000+" if count > 1000 else count)
 
-    @ops_action(description=_("Matrix"), icon="grid_view", url_path="open-matrix")
-    def open_matrix(self, request: HttpRequest) -> HttpResponse:
-        return redirect("admin:scheduling_node_matrix")
+    @ops_action(description=_("Matrix"), icon="grid_view", permissions=["view"])
+    def matrix(self, request: HttpRequest) -> HttpResponse:
+        return grid.matrix_page(self, request)
 
-    @ops_action(description=_("Touches"), icon="send", url_path="touches")
-    def open_waiting(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        return redirect(_build_touches_link(self.get_row_or_404(request, object_id)))
+    @row_action(_("Touches"), icon="send", permission="view")
+    def open_waiting(self, request: HttpRequest, row: Node) -> HttpResponse:
+        return redirect(_build_touches_link(row))
 
-    @ops_action(description=_("Pause or resume"), icon="pause_circle", url_path="pause", permissions=["pause"])
-    def pause_or_resume(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        return redirect_to_pause_page(f"node:{self.get_row_or_404(request, object_id).key}")
+    @row_action(_("Pause or resume"), icon="pause_circle", permission="scheduling.add_pause")
+    def pause_or_resume(self, request: HttpRequest, row: Node) -> HttpResponse:
+        return redirect_to_pause_page(f"node:{row.key}")
 
-    def has_pause_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return request.user.has_perm("scheduling.add_pause")
+    @row_action(permission="change", allowed=may_start_rollout)
+    def start_rollout(self, request: HttpRequest, row: Node) -> Confirmation:
+        return confirm_start(request, row)
+
+    @row_action(permission="change", allowed=has_running_rollout)
+    def stop_rollout(self, request: HttpRequest, row: Node) -> Confirmation:
+        return confirm_stop(request, row)
+
+    @row_action(permission="change", methods=["POST"])
+    def place(self, request: HttpRequest, row: Node) -> HttpResponse:
+        return card_actions.place_card(self, request, row)
+
+    @row_action(permission="scheduling.add_node", methods=["POST"])
+    def copy(self, request: HttpRequest, row: Node) -> HttpResponse:
+        return card_actions.copy_node(self, request, row)
+
+    @row_action(permission="scheduling.view_event", methods=["GET", "HEAD"])
+    def preview(self, request: HttpRequest, row: Node) -> HttpResponse:
+        return preview_node(request, row)
 
 
 def _is_node_paused(row: Node) -> bool:

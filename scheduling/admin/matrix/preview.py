@@ -75,7 +75,7 @@ STEPS = {
 
 
 def preview_page(events_admin: Any, request: HttpRequest) -> HttpResponse:
-    if not request.user.has_perms(["scheduling.view_event", "scheduling.view_node"]):
+    if not request.user.has_perm("scheduling.view_node"):
         raise PermissionDenied
     form = EventForm(request.GET if "type" in request.GET else None)
     outcomes: list[dict[str, Any]] | None = None
@@ -99,14 +99,11 @@ def preview_page(events_admin: Any, request: HttpRequest) -> HttpResponse:
 SEARCHED_EVENTS = 10_000  #: latest events among which the preview of a node looks for one with its trigger
 
 
-def preview_node_view(nodes_admin: Any, request: HttpRequest, object_id: str) -> HttpResponse:
+def preview_node(request: HttpRequest, row: Node) -> HttpResponse:
     """Return what a node would send to a customer now, as HTML without a frame.
 
     The customer is the one of `user_id`, by default that of the latest event with the node's trigger.
     """
-    row = nodes_admin.get_row_or_404(request, object_id)
-    if not request.user.has_perms(["scheduling.view_event", "scheduling.view_node"]):
-        raise PermissionDenied
     user_id = request.GET.get("user_id", "").strip()
     past = count_within(lambda: _find_latest_event(row.trigger, user_id))
     user_id = user_id or (past.user_id if past else "")

@@ -19,7 +19,7 @@ from unfold.admin import StackedInline
 from unfold.contrib.filters.admin import ChoicesDropdownFilter
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
-from scheduling.admin.base import CheckedForm, HistoryAdmin, ops_action, ops_display
+from scheduling.admin.base import CheckedForm, HistoryAdmin, ops_display, row_action
 from scheduling.admin.form_fields import DataField, SuggestingInput
 from scheduling.admin.labels import translate_error, translate_reason
 from scheduling.admin.matrix.community import list_known_communities
@@ -273,9 +273,9 @@ class TemplateAdmin(HistoryAdmin, Retirable):
         given = (request.POST.get(name, "") for name in ("locale", "subject", "body"))
         return render_preview(request, TextSpec(*given))
 
-    @ops_action(description=_("Send a test"), icon="send", url_path="send-test", permissions=["change"])
-    def send_test(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        return send_test_page(self, request, self.get_row_or_404(request, object_id))
+    @row_action(_("Send a test"), icon="send", permission="change")
+    def send_test(self, request: HttpRequest, row: Template) -> HttpResponse:
+        return send_test_page(self, request, row)
 
 
 def _filter_nodes_with(row: Template) -> QuerySet[Node]:

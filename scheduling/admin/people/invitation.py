@@ -19,7 +19,7 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods
 from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminTextInputWidget
 
-from scheduling.admin.base import OpsAdmin, ops_action, ops_display
+from scheduling.admin.base import Confirmation, OpsAdmin, ops_display, row_action
 from scheduling.admin.optimistic_lock import OptimisticLockForm
 from scheduling.identity import invitations
 from scheduling.identity.roles import SHORT_LABELS
@@ -124,21 +124,14 @@ class InvitationAdmin(OpsAdmin):
     def state_name(self, row: Invitation) -> str:
         return str(self.state_label(row)[1])
 
-    @ops_action(description=_("Withdraw"), icon="link_off", permissions=["view"])
-    def withdraw(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
-
-        def act() -> None:
-            if invitations.withdraw_invitation(row):
-                self.log_change(request, row, gettext("Withdrawn."))
-                messages.success(request, gettext("The invitation was withdrawn."))
-            else:
-                messages.warning(request, gettext("The invitation is not open any more."))
-
-        return self.confirm(
-            request, gettext("Withdraw the invitation of “%(name)s”?") % {"name": row}, act, button=gettext("Withdraw"),
-            text=gettext("The link stops working at once. You can invite again."), back=self.url("changelist"),
-            danger=True,
+    @row_action(_("Withdraw"), icon="link_off", permission="view")
+    def withdraw(self, request: HttpRequest, row: Invitation) -> Confirmation:
+        return Confirmation(
+            title=gettext("Withdraw the invitation of “%(name)s”?") % {"name": row}, button=gettext("Withdraw"),
+            text=gettext("The link stops working at once. You can invite again."), danger=True,
+            act=lambda: invitations.withdraw_invitation(row), logged=gettext("Withdrawn."),
+            done=gettext("The invitation was withdrawn."), unchanged=gettext("The invitation is not open any more."),
+            back=self.url("changelist"),
         )  # fmt: skip
 
 

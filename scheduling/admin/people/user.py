@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 from django import forms
 from django.conf import settings
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.contrib.auth.admin import UserAdmin
 from django.contrib.auth.models import User
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.utils.text import capfirst
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -17,7 +17,7 @@ from unfold.admin import ModelAdmin, TabularInline
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 from unfold.widgets import UnfoldAdminSelectWidget
 
-from scheduling.admin.base import DeclaredLookups, OpsPages, ops_action, ops_display
+from scheduling.admin.base import Confirmation, DeclaredLookups, OpsPages, ops_display, row_action
 from scheduling.admin.labels import TranslatedPermissions
 from scheduling.identity import totp
 from scheduling.identity.roles import SHORT_LABELS, assign_roles, find_role
@@ -125,21 +125,17 @@ class PersonAdmin(OpsPages, DeclaredLookups, TranslatedPermissions, UserAdmin, M
     def second_factor_state(self, row: User) -> str:
         return str(self.second_factor(row)[1])
 
-    def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
-        row = self.get_object(request, str(object_id))
-        return super().get_actions_detail(request, object_id) if row and hasattr(row, "totp_device") else []
-
-    @ops_action(description=_("Reset the second factor"), icon="phonelink_erase", permissions=["change"])
-    def reset_second_factor(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
-
+    @row_action(
+        _("Reset the second factor"), icon="phonelink_erase", permission="change",
+        allowed=lambda row: hasattr(row, "totp_device"),
+    )  # fmt: skip
+    def reset_second_factor(self, request: HttpRequest, row: User) -> Confirmation:
         def act() -> None:
             if totp.reset_totp(row):
                 self.log_change(request, row, gettext("Reset the second factor."))
-            messages.success(request, gettext("The second factor is off. The user can set up a new one."))
 
-        return self.confirm(
-            request, gettext("Reset the second factor of “%(name)s”?") % {"name": row}, act, button=gettext("Reset"),
-            text=gettext("The authenticator app and the recovery codes stop working. The password stays."),
-            back=self.url("change", row.pk), danger=True,
+        return Confirmation(
+            title=gettext("Reset the second factor of “%(name)s”?") % {"name": row}, button=gettext("Reset"),
+            text=gettext("The authenticator app and the recovery codes stop working. The password stays."), danger=True,
+            act=act, done=gettext("The second factor is off. The user can set up a new one."),
         )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from django import forms
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.core.validators import MinValueValidator
 from django.http import HttpRequest, HttpResponse
 from django.utils.timezone import now
@@ -13,7 +13,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
-from scheduling.admin.base import OpsAdmin, ops_action, ops_display
+from scheduling.admin.base import Confirmation, OpsAdmin, ops_display, row_action
 from scheduling.admin.optimistic_lock import OptimisticLockForm
 from scheduling.models import ApiKey, Scope
 from scheduling.operations import commands
@@ -95,23 +95,16 @@ class ApiKeyAdmin(OpsAdmin):
             return "expired", gettext("Expired")
         return "on", gettext("Valid")
 
-    def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
-        row = self.get_object(request, str(object_id))
-        return super().get_actions_detail(request, object_id) if row and not row.revoked_at else []
-
-    @ops_action(description=_("Revoke"), icon="key_off", permissions=["change"])
-    def revoke(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
-
+    @row_action(_("Revoke"), icon="key_off", permission="change", allowed=lambda row: row.revoked_at is None)
+    def revoke(self, request: HttpRequest, row: ApiKey) -> Confirmation:
         def act() -> None:
             if row.revoked_at is None:
                 row.revoked_at = now()
                 row.save(update_fields=["revoked_at"])
                 self.log_change(request, row, gettext("Revoked."))
-            messages.success(request, gettext("The key was revoked."))
 
-        return self.confirm(
-            request, gettext("Revoke the key “%(name)s”?") % {"name": row.name}, act, button=gettext("Revoke"),
+        return Confirmation(
+            title=gettext("Revoke the key “%(name)s”?") % {"name": row.name}, button=gettext("Revoke"), danger=True,
             text=gettext("Requests with this key are rejected at once. This cannot be undone."),
-            back=self.url("change", row.pk), danger=True,
+            act=act, done=gettext("The key was revoked."),
         )  # fmt: skip

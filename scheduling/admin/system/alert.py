@@ -13,7 +13,7 @@ from django.utils.timezone import now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from scheduling.admin.base import SingleRowAdmin, ops_action, ops_display
+from scheduling.admin.base import SingleRowAdmin, ops_display, row_action
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.matrix.community import list_known_communities
 from scheduling.admin.matrix.template import describe_outcome
@@ -89,9 +89,8 @@ class AlertReceiverAdmin(SingleRowAdmin):
         code, _space, detail = row.problem.partition(" ")
         return " – ".join(part for part in (translate_reason(code), detail) if part) if code else "–"
 
-    @ops_action(description=_("Send a test"), icon="send", url_path="send-test", permissions=["change"])
-    def send_test(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
+    @row_action(_("Send a test"), icon="send", permission="change")
+    def send_test(self, request: HttpRequest, row: AlertReceiver) -> HttpResponse:
         result = None
         body = gettext(
             "This is a test message. Alerts of Aftertouch arrive here with problem, start time and severity."

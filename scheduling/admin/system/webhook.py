@@ -7,14 +7,22 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.text import capfirst
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget, UnfoldAdminSplitDateTimeWidget
 
-from scheduling.admin.base import BigTable, CheckedForm, HistoryAdmin, ReadOnlyAdmin, ops_action, ops_display
+from scheduling.admin.base import (
+    BigTable,
+    CheckedForm,
+    Confirmation,
+    HistoryAdmin,
+    ReadOnlyAdmin,
+    ops_display,
+    row_action,
+)
 from scheduling.admin.form_fields import NamesField
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.matrix.channel import SEALED, SecretField, get_readable_secrets, merge_secrets
@@ -163,48 +171,33 @@ class WebhookAdmin(HistoryAdmin, Retirable):
     def last_success(self, row: WebhookSubscription) -> str:
         return format_moment(row.endpoint.delivered_at) if row.endpoint.delivered_at else "–"
 
-    @ops_action(description=_("Pause"), icon="pause_circle", url_path="pause", permissions=["change"])
-    def pause_sending(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
+    @row_action(_("Pause"), icon="pause_circle", permission="change")
+    def pause_sending(self, request: HttpRequest, row: WebhookSubscription) -> Confirmation:
+        return Confirmation(
+            title=gettext("Pause “%(what)s”?") % {"what": row}, button=gettext("Pause"),
+            text=gettext("Messages are kept and sent after you enable the webhook again."),
+            act=lambda: pause_endpoint(row), logged=gettext("Paused."),
+        )  # fmt: skip
 
-        def act() -> None:
-            pause_endpoint(row)
-            self.log_change(request, row, gettext("Paused."))
+    @row_action(_("Enable"), icon="play_circle", permission="change")
+    def enable_sending(self, request: HttpRequest, row: WebhookSubscription) -> Confirmation:
+        return Confirmation(
+            title=gettext("Enable “%(what)s”?") % {"what": row}, button=gettext("Enable"),
+            text=gettext("Ends a pause, a rest or a disabled state. Waiting messages are sent at once."),
+            act=lambda: enable_endpoint(row), logged=gettext("Enabled."),
+        )  # fmt: skip
 
-        text = gettext("Messages are kept and sent after you enable the webhook again.")
-        title = gettext("Pause “%(what)s”?") % {"what": row}
-        return self.confirm(request, title, act, text=text, button=gettext("Pause"), back=self.url("change", row.pk))
+    @row_action(_("Send a test"), icon="send", permission="change")
+    def send_test_message(self, request: HttpRequest, row: WebhookSubscription) -> Confirmation:
+        return Confirmation(
+            title=gettext("Send a test to “%(who)s”") % {"who": row}, button=gettext("Send the test"),
+            text=gettext("Sends a message of the type webhook.test within seconds."),
+            act=lambda: write_test_message(row), logged=gettext("Sent a test."),
+            done=gettext("The test is in the list of messages, with its result."),
+        )  # fmt: skip
 
-    @ops_action(description=_("Enable"), icon="play_circle", url_path="enable", permissions=["change"])
-    def enable_sending(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
-
-        def act() -> None:
-            enable_endpoint(row)
-            self.log_change(request, row, gettext("Enabled."))
-
-        text = gettext("Ends a pause, a rest or a disabled state. Waiting messages are sent at once.")
-        title = gettext("Enable “%(what)s”?") % {"what": row}
-        return self.confirm(request, title, act, text=text, button=gettext("Enable"), back=self.url("change", row.pk))
-
-    @ops_action(description=_("Send a test"), icon="send", url_path="test", permissions=["change"])
-    def send_test_message(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
-
-        def act() -> None:
-            write_test_message(row)
-            self.log_change(request, row, gettext("Sent a test."))
-            messages.success(request, gettext("The test is in the list of messages, with its result."))
-
-        text = gettext("Sends a message of the type webhook.test within seconds.")
-        title = gettext("Send a test to “%(who)s”") % {"who": row}
-        return self.confirm(
-            request, title, act, text=text, button=gettext("Send the test"), back=self.url("change", row.pk)
-        )
-
-    @ops_action(description=_("Send a range again"), icon="replay", url_path="send-again", permissions=["change"])
-    def send_range_again(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
+    @row_action(_("Send a range again"), icon="replay", permission="change")
+    def send_range_again(self, request: HttpRequest, row: WebhookSubscription) -> Confirmation:
         form = ReplayRangeForm(request.POST or None)
 
         def act() -> None:
@@ -219,13 +212,12 @@ class WebhookAdmin(HistoryAdmin, Retirable):
             self.log_change(request, row, gettext("Messages that are sent again: %(count)s.") % {"count": count})
             messages.success(request, gettext("Messages that are sent again: %(count)s.") % {"count": count})
 
-        text = gettext(
-            "Sends again what happened in this time and was delivered or given up. Receivers know a message by its id."
-        )
-        title = gettext("Send messages of “%(what)s” again") % {"what": row}
-        return self.confirm(
-            request, title, act, form=form, text=text, button=gettext("Send again"), back=self.url("change", row.pk)
-        )
+        return Confirmation(
+            title=gettext("Send messages of “%(what)s” again") % {"what": row}, button=gettext("Send again"), form=form,
+            text=gettext("Sends again what happened in this time and was delivered or given up. Receivers know a "
+                         "message by its id."),
+            act=act,
+        )  # fmt: skip
 
 
 @admin.register(WebhookMessage)

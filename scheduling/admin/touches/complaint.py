@@ -7,10 +7,8 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib import admin
-from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
-from django.urls import URLPattern, path, reverse
+from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.timezone import now
 from django.utils.translation import gettext
@@ -35,11 +33,7 @@ class ComplaintAdmin(BigTable, ReadOnlyAdmin):
     ordering = ("-pk",)
     list_filter = (("touch__node", RelatedDropdownFilter),)
     fields = readonly_fields = ("complained_at", "who", "about", "node")
-    actions_list = ("open_rates",)
-
-    def get_urls(self) -> list[URLPattern]:
-        rates = self.admin_site.admin_view(self.rates_view)
-        return [path("rates/", rates, name="scheduling_complaint_rates"), *super().get_urls()]
+    actions_list = ("rates",)
 
     @ops_display(description=_("customer"))
     def who(self, row: Complaint) -> str:
@@ -57,14 +51,9 @@ class ComplaintAdmin(BigTable, ReadOnlyAdmin):
     def node(self, row: Complaint) -> str:
         return row.touch.node.key if row.touch else "–"
 
-    @ops_action(description=_("Complaint rates"), icon="percent", url_path="open-rates", permissions=["view"])
-    def open_rates(self, request: HttpRequest) -> HttpResponse:
-        return redirect("admin:scheduling_complaint_rates")
-
-    def rates_view(self, request: HttpRequest) -> HttpResponse:
+    @ops_action(description=_("Complaint rates"), icon="percent", permissions=["view"])
+    def rates(self, request: HttpRequest) -> HttpResponse:
         """Show complaint rates. A separate page, because it reads all delivered touches of the period."""
-        if not self.has_view_permission(request):
-            raise PermissionDenied
         days = next((each for each in PERIODS if str(each) == request.GET.get("days")), USUAL)
         since = now() - timedelta(days=days)
         found = read_for_page(

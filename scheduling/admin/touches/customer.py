@@ -9,7 +9,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.crypto import salted_hmac
 from django.utils.html import format_html, format_html_join
@@ -21,7 +21,7 @@ from unfold.contrib.filters.admin import DropdownFilter
 from unfold.widgets import UnfoldAdminTextInputWidget, UnfoldBooleanSwitchWidget
 
 from scheduling import sql
-from scheduling.admin.base import BigTable, CheckedForm, OpsAdmin, ops_action, ops_display
+from scheduling.admin.base import BigTable, CheckedForm, Confirmation, OpsAdmin, ops_display, row_action
 from scheduling.admin.form_fields import NamesField, SettingsField
 from scheduling.admin.labels import translate_error, translate_reason
 from scheduling.admin.shown_values import format_instant
@@ -341,28 +341,20 @@ class CustomerAdmin(BigTable, OpsAdmin):
         context = build_customer_context(request, row) if row else {}
         return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
 
-    def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
-        row = self.get_object(request, unquote(str(object_id)))
-        return super().get_actions_detail(request, object_id) if row and list_disabled_addresses(row) else []
-
-    @ops_action(
-        description=_("Enable addresses again"), icon="mark_email_read", url_path="enable-addresses",
-        permissions=["change"],
-    )  # fmt: skip
-    def enable_addresses(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
+    @row_action(
+        _("Enable addresses again"), icon="mark_email_read", permission="change", allowed=list_disabled_addresses
+    )
+    def enable_addresses(self, request: HttpRequest, row: Customer) -> Confirmation:
         found = list_disabled_addresses(row)
         facts = [f"{each.address_name} · {each.channel}" for each in found]  # type: ignore[attr-defined]
-
-        def act() -> None:
-            DisabledTarget.objects.filter(pk__in=[each.pk for each in found]).delete()
-            self.log_change(request, row, gettext("Enabled again: %(addresses)s.") % {"addresses": "; ".join(facts)})
-
-        text = gettext("Touches are sent to these addresses again. The next permanent bounce disables them again.")
-        title = gettext("Enable disabled addresses of “%(who)s”?") % {"who": row}
-        return self.confirm(
-            request, title, act, text=text, facts=facts, button=gettext("Enable"), back=self.url("change", row.pk)
-        )
+        return Confirmation(
+            title=gettext("Enable disabled addresses of “%(who)s”?") % {"who": row}, button=gettext("Enable"),
+            text=gettext(
+                "Touches are sent to these addresses again. The next permanent bounce disables them again."
+            ),
+            facts=facts, act=lambda: DisabledTarget.objects.filter(pk__in=[each.pk for each in found]).delete(),
+            logged=gettext("Enabled again: %(addresses)s.") % {"addresses": "; ".join(facts)},
+        )  # fmt: skip
 
     @ops_display(description=_("marketing"), label={"opted_out": "danger", "allowed": "success"})
     def consent(self, row: Customer) -> tuple[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
-from uuid import UUID
 
 from django import forms
 from django.contrib import admin, messages
@@ -12,14 +11,11 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.http.request import RawPostDataException
 from django.shortcuts import redirect
-from django.urls import URLPattern, path
-from django.utils.decorators import method_decorator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
-from django.views.decorators.http import require_POST, require_safe
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldBooleanSwitchWidget
 
-from scheduling.admin.base import ReadOnlyAdmin, ops_display
+from scheduling.admin.base import Confirmation, ReadOnlyAdmin, ops_display, row_action
 from scheduling.admin.labels import translate_error
 from scheduling.admin.list_export import stream_table
 from scheduling.customers import imports
@@ -30,6 +26,7 @@ from scheduling.error_text import ErrorText
 from scheduling.errors import AftertouchError, Conflict, InvalidInput
 from scheduling.models import Customer, CustomerImport, RefusedLines
 
+MAY_IMPORT = "scheduling.add_customerimport"
 SHOWN_RECORDS = 5
 SHOWN_REFUSALS = 20
 TONES = {
@@ -76,20 +73,10 @@ class CustomerImportAdmin(ReadOnlyAdmin):
     list_filter = ("state",)
     list_filter_submit = False
     ordering = ("-pk",)
+    actions_detail = ("part", "start", "stop", "undo", "refused")
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm("scheduling.add_customerimport")
-
-    def get_urls(self) -> list[URLPattern]:
-        view, name = self.admin_site.admin_view, "scheduling_customerimport"
-        return [
-            path("<uuid:pk>/part/", view(self.part_view), name=f"{name}_part"),
-            path("<uuid:pk>/start/", view(self.start_view), name=f"{name}_start"),
-            path("<uuid:pk>/stop/", view(self.stop_view), name=f"{name}_stop"),
-            path("<uuid:pk>/undo/", view(self.undo_view), name=f"{name}_undo"),
-            path("<uuid:pk>/refused/", view(self.refused_view), name=f"{name}_refused"),
-            *super().get_urls(),
-        ]
+        return request.user.has_perm(MAY_IMPORT)
 
     @ops_display(description=gettext_lazy("state"), label=TONES)
     def shown_state(self, row: CustomerImport) -> tuple[str, str]:
@@ -123,13 +110,11 @@ class CustomerImportAdmin(ReadOnlyAdmin):
             request, "ops/import_upload.html", _("Import customers"), form=form, back=self.url("changelist")
         )  # fmt: skip
 
-    @method_decorator(require_POST)
-    def part_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+    @row_action(permission=MAY_IMPORT, methods=["POST"])
+    def part(self, request: HttpRequest, row: CustomerImport) -> HttpResponse:
         """Store a part of the file. Answers 409 with the reason if the upload cannot continue."""
-        if not self.has_add_permission(request):
-            raise PermissionDenied
         try:
-            imports.store_part(pk, int(request.GET.get("start", "")), request.body)
+            imports.store_part(row.pk, int(request.GET.get("start", "")), request.body)
         except (AftertouchError, ValueError, RawPostDataException) as error:
             return HttpResponse(translate_error(str(error)), status=409, content_type="text/plain; charset=utf-8")
         return HttpResponse(content_type="text/plain")
@@ -160,52 +145,41 @@ class CustomerImportAdmin(ReadOnlyAdmin):
             if may_act and columns and row.state in imports.WITH_FILE
             else [],
             refused=_list_refusals(row, phase),
-            refused_link=self.url("refused", row.pk) if may_act else "",
             changed=imports.changed_customers(row),
             may_act=may_act,
-            may_stop=may_act and row.state in imports.WITH_FILE,
-            may_undo=may_act and row.state in imports.UNDOABLE and imports.changed_customers(row),
-            links={name: self.url(name, row.pk) for name in ("start", "stop", "undo")},
+            links=self.action_links(request, row),
             back=self.url("changelist"),
         )
 
-    @method_decorator(require_POST)
-    def start_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
-        return self._decide(request, pk, imports.start_import)
+    @row_action(permission=MAY_IMPORT, allowed=lambda row: row.state == State.READY, methods=["POST"])
+    def start(self, request: HttpRequest, row: CustomerImport) -> HttpResponse:
+        return self._decide(request, row, imports.start_import)
 
-    @method_decorator(require_POST)
-    def stop_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
-        return self._decide(request, pk, imports.stop_import)
+    @row_action(permission=MAY_IMPORT, allowed=lambda row: row.state in imports.WITH_FILE, methods=["POST"])
+    def stop(self, request: HttpRequest, row: CustomerImport) -> HttpResponse:
+        return self._decide(request, row, imports.stop_import)
 
-    def undo_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
-        if not self.has_add_permission(request):
-            raise PermissionDenied
-        row = self.get_row_or_404(request, str(pk))
-        return self.confirm(
-            request,
-            _("Undo the import"),
-            lambda: self._decide(request, pk, imports.undo_import),
-            back=self.url("change", pk),
-            danger=True,
-            original=row,
-            text=_("Restores the values from before the import, except those that were changed since. Opt-outs stay."),
-            facts=[_("Customers that the import changed: %(count)s") % {"count": imports.changed_customers(row)}],
-        )
-
-    def _decide(self, request: HttpRequest, pk: UUID, act: Callable[..., object]) -> HttpResponse:
-        if not self.has_add_permission(request):
-            raise PermissionDenied
+    def _decide(self, request: HttpRequest, row: CustomerImport, act: Callable[..., object]) -> HttpResponse:
         try:
-            act(self.get_row_or_404(request, str(pk)).pk, actor=request.user.get_username())
+            act(row.pk, actor=request.user.get_username())
         except AftertouchError as error:
             messages.error(request, translate_error(str(error)))
-        return redirect(self.url("change", pk))
+        return redirect(self.url("change", row.pk))
 
-    @method_decorator(require_safe)
-    def refused_view(self, request: HttpRequest, pk: UUID) -> HttpResponseBase:
-        if not self.has_add_permission(request):
-            raise PermissionDenied
-        row = self.get_row_or_404(request, str(pk))
+    @row_action(
+        permission=MAY_IMPORT,
+        allowed=lambda row: row.state in imports.UNDOABLE and imports.changed_customers(row),
+    )  # fmt: skip
+    def undo(self, request: HttpRequest, row: CustomerImport) -> Confirmation:
+        return Confirmation(
+            title=_("Undo the import"), danger=True,
+            text=_("Restores the values from before the import, except those that were changed since. Opt-outs stay."),
+            facts=[_("Customers that the import changed: %(count)s") % {"count": imports.changed_customers(row)}],
+            act=lambda: imports.undo_import(row.pk, actor=request.user.get_username()),
+        )  # fmt: skip
+
+    @row_action(permission=MAY_IMPORT, methods=["GET", "HEAD"])
+    def refused(self, request: HttpRequest, row: CustomerImport) -> HttpResponseBase:
         return stream_table(request, "refused", "csv", _generate_refusals(row, _get_phase(row)))
 
 

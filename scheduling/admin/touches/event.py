@@ -7,8 +7,7 @@ from typing import Any
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
-from django.urls import URLPattern, path, reverse
+from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import mark_safe
 from django.utils.translation import gettext_lazy as _
@@ -64,11 +63,7 @@ class EventAdmin(BigTable, ReadOnlyAdmin):
     fields = readonly_fields = (
         "type", "who", "chat_id", "occurred_at", "received_at", "source", "event_id", "shown_data", "touches_of",
     )  # fmt: skip
-    actions_list = ("open_preview",)
-
-    def get_urls(self) -> list[URLPattern]:
-        page = self.admin_site.admin_view(lambda request: preview_page(self, request))
-        return [path("preview/", page, name="scheduling_event_preview"), *super().get_urls()]
+    actions_list = ("preview",)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Event], search_term: str
@@ -102,6 +97,6 @@ class EventAdmin(BigTable, ReadOnlyAdmin):
         html = '<div><a class="at-link" href="{}">{}</a> · {} <span class="at-quiet">{}</span></div>'
         return format_html_join("", html, lines) or mark_safe("–")
 
-    @ops_action(description=_("Send preview"), icon="psychology_alt", url_path="send-preview")
-    def open_preview(self, request: HttpRequest) -> HttpResponse:
-        return redirect("admin:scheduling_event_preview")
+    @ops_action(description=_("Send preview"), icon="psychology_alt", permissions=["view"])
+    def preview(self, request: HttpRequest) -> HttpResponse:
+        return preview_page(self, request)

@@ -27,7 +27,7 @@ from unfold.contrib.filters.admin import (
 from unfold.utils import parse_datetime_str
 
 from scheduling import sql
-from scheduling.admin.base import BigTable, ReadOnlyAdmin, ops_action, ops_display, parse_uuid
+from scheduling.admin.base import BigTable, Confirmation, ReadOnlyAdmin, ops_action, ops_display, parse_uuid, row_action
 from scheduling.admin.failed_tasks.actions import PaceForm
 from scheduling.admin.failed_tasks.bulk_action import matching_rows_page
 from scheduling.admin.failed_tasks.difference import render_difference
@@ -306,27 +306,21 @@ class TouchAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
                 gettext("Not cancelled because they were already running or had ended: %(count)s.") % {"count": left},
             )
 
-    @ops_action(description=_("Cancel the touch"), icon="cancel", url_path="cancel", permissions=["change"])
-    def cancel(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
-
+    @row_action(
+        permission="change",
+        allowed=lambda row: row.state in WAITING or (row.state == "running" and row.sending_at is None),
+    )  # fmt: skip
+    def cancel(self, request: HttpRequest, row: Touch) -> Confirmation:
         def act() -> None:
-            try:
-                commands.cancel_one_touch(row.pk, actor=request.user.get_username())
-                link = create_undo_link(request, "touch.cancel", [row.pk], label=gettext("touch %(id)s") % {"id": row})
-                messages.success(request, gettext("The touch was cancelled."), extra_tags=link)
-            except AftertouchError:
-                messages.error(request, gettext("The touch is already running or has ended."))
+            commands.cancel_one_touch(row.pk, actor=request.user.get_username())
+            link = create_undo_link(request, "touch.cancel", [row.pk], label=gettext("touch %(id)s") % {"id": row})
+            messages.success(request, gettext("The touch was cancelled."), extra_tags=link)
 
-        return self.confirm(
-            request, gettext("Cancel this touch?"), act, button=gettext("Cancel the touch"), danger=True,
+        return Confirmation(
+            title=gettext("Cancel this touch?"), button=gettext("Cancel the touch"), danger=True,
             text=gettext("The touch will not be sent. You can undo this for ten seconds."),
-            back=self.url("change", row.pk),
+            act=act, refused=gettext("The touch is already running or has ended."),
         )  # fmt: skip
-
-    def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
-        row = self.get_object(request, str(object_id))
-        return super().get_actions_detail(request, object_id) if row and _is_cancellable(row) else []
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
@@ -346,10 +340,5 @@ class TouchAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
             channel=row.node.channel,
             failed=failed,
             difference=render_difference(edited_from) + render_difference(failed),
-            may_cancel=_is_cancellable(row) and self.has_change_permission(request, row),
-            cancel_link=reverse("admin:scheduling_touch_cancel", args=[row.pk]),
+            links=self.action_links(request, row),
         )
-
-
-def _is_cancellable(row: Touch) -> bool:
-    return row.state in WAITING or (row.state == "running" and row.sending_at is None)

@@ -70,9 +70,7 @@ def test_complaint_rates_period_can_be_chosen(
 
 def test_complaint_list_links_the_rates(viewer: Client, admin_url: Url) -> None:
     page = viewer.get(admin_url("complaint_changelist")).content.decode()
-    assert "Complaint rates" in page
-    answer = viewer.get(admin_url("complaint_open_rates"), follow=True)
-    assert answer.redirect_chain[-1][0] == admin_url("complaint_rates")
+    assert admin_url("complaint_rates") in page
 
 
 def test_complaint_rates_need_permission(client: Client, admin_url: Url) -> None:
