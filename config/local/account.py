@@ -1,8 +1,8 @@
 """The account that runs the embedded servers.
 
-PostgreSQL refuses to run as root, and initdb refuses a uid without a name. Root therefore runs both servers as
-`nobody`. Root may keep folders above their programs and data closed (mode 0700). Only there the servers keep one
-capability: to traverse closed folders.
+PostgreSQL refuses to run as root, and initdb refuses a uid without a name. Root therefore runs both servers as an
+account without rights. Root may keep folders above their programs and data closed (mode 0700). Only there the servers
+keep one capability: to traverse closed folders.
 """
 
 from __future__ import annotations

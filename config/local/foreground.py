@@ -283,7 +283,7 @@ class Foreground:
                 os.truncate(log, 0)
 
     def write_note(self) -> None:
-        """Tell `isolated` and its tests that the stack is live, where, and the pids of its programs."""
+        """Note for `isolated` and its tests that the stack is live, where, and the pids of its programs."""
         pids = {kept.name: kept.process.pid for kept in self.kept if kept.process is not None}
         note = json.dumps({"base_url": self.base_url, "flower_url": self.flower_url, "pids": pids})
         if note != self.note:

@@ -197,7 +197,7 @@ def edits(monkeypatch: pytest.MonkeyPatch, second_connection: SecondConnection) 
     return waiting
 
 
-def test_deliver_leaves_a_touch_whose_node_was_switched_on_meanwhile(
+def test_deliver_leaves_touch_whose_node_is_on_again(
     matrix: MatrixBuilder, record_event: RecordEvent, edits: list[Any], published: list[list[WakeUp]]
 ) -> None:
     """An undo of the switch would not see an end that is written after it. Others of the batch are settled."""
