@@ -179,7 +179,7 @@ class Foreground:
             for each in programs
         ]
         self.servers: dict[str, psutil.Process] = {}
-        self.note = ""  # what `stack_note` says
+        self.note = ""  # the content of `stack_note`
 
     def start(self) -> None:
         print_status(f"Aftertouch starts; logs are in {self.logs}")
@@ -283,7 +283,7 @@ class Foreground:
                 os.truncate(log, 0)
 
     def write_note(self) -> None:
-        """Note for `isolated` and its tests that the stack is live, where, and the pids of its programs."""
+        """Note for `isolated` that the stack is live, where, and the pids of its programs."""
         pids = {kept.name: kept.process.pid for kept in self.kept if kept.process is not None}
         note = json.dumps({"base_url": self.base_url, "flower_url": self.flower_url, "pids": pids})
         if note != self.note:

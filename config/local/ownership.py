@@ -34,7 +34,7 @@ STACK_MARKER = "AFTERTOUCH_STACK"  # inherited by every process of a stack, so t
 
 
 def stack_note(state_dir: Path) -> Path:
-    """Return the file with the addresses of a live stack."""
+    """Return the file with the addresses and pids of a live stack."""
     return state_dir / "stack.json"
 
 

@@ -150,8 +150,9 @@ class Prewarmer:
         return failed_at is None or time.monotonic() - failed_at >= RETRY_AFTER
 
     def _start(self, shop: WarmShop, kept: set[str]) -> None:
-        lock, slot = Lock(registry.profile_lock(shop.profile)), None
+        lock, slot = None, None
         try:
+            lock = Lock(registry.profile_lock(shop.profile))
             # Checked again: a run may have started one before this process got the lock.
             if not lock.try_acquire() or _is_warm(shop):
                 return
@@ -163,9 +164,9 @@ class Prewarmer:
             log.warning("browser_not_prewarmed", profile=shop.profile, error=str(error))
             self._failed[shop.profile] = time.monotonic()
         finally:
-            if slot:
-                slot.release()
-            lock.release()
+            for held in (slot, lock):
+                if held:
+                    held.release()
 
 
 def _is_warm(shop: WarmShop) -> bool:

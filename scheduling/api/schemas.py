@@ -24,7 +24,7 @@ def check_storable(text: str) -> str:
 
 def check_characters(text: str) -> str:
     """Refuse control characters, surrogates and noncharacters. Raises `ValueError`."""
-    if found := UNSTORABLE.search(text):
+    if not text.isprintable() and (found := UNSTORABLE.search(text)):  # the first question is cheap
         raise ValueError(_("contains %(character)s", character=f"U+{ord(found[0]):04X}"))
     return text
 
