@@ -144,10 +144,20 @@ PICTURES: tuple[dict[str, Any], ...] = (
 )
 
 
+@contextmanager
+def _refusing_odd_answers() -> Iterator[None]:
+    """Raise `NoAnswer` for an answer without the expected members: a browser elsewhere may be any program."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise NoAnswer(f"odd answer: {error!r}") from error
+
+
+@_refusing_odd_answers()
 def read_page(port: int, url: str, *, timeout: float) -> tuple[int, str]:
     """Open a page in a tab of its own. Returns its status, 0 if it was not loaded, and text. Raises `NoAnswer`."""
-    tab = _request_http(port, f"/json/new?{quote(url, safe='')}", TIMEOUT, method="PUT")["id"]
     ends_at = time.monotonic() + timeout
+    tab = _request_http(port, f"/json/new?{quote(url, safe='')}", timeout, method="PUT")["id"]
     try:
         while time.monotonic() < ends_at:
             answer = send_command(
@@ -174,6 +184,7 @@ class Snapshot:
     title: str
 
 
+@_refusing_odd_answers()
 def take_snapshot(port: int, *, timeout: float, limit: int) -> Snapshot:
     """Return the page that was active last, with at most `limit` bytes of screenshot and characters of HTML.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -37,11 +38,16 @@ class Log:
         return self.kind
 
     async def send(self, message: Message, deadline: datetime) -> Outcome:
-        description = _describe(message)
-        logger.info("Touch logged", action="touch_logged", **description)
-        if logger.is_enabled_for(logging.DEBUG):
-            logger.debug("Body of the logged touch", action="touch_logged", body=message.body, **description)
+        # A pipe that is not read blocks a thread, not the calls of other channels.
+        await asyncio.to_thread(_log_message, message)
         return Delivered("logged")
+
+
+def _log_message(message: Message) -> None:
+    description = _describe(message)
+    logger.info("Touch logged", action="touch_logged", **description)
+    if logger.is_enabled_for(logging.DEBUG):
+        logger.debug("Body of the logged touch", action="touch_logged", body=message.body, **description)
 
 
 def _describe(message: Message) -> dict[str, Any]:

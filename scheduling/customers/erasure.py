@@ -125,8 +125,14 @@ def _continue_erasure(erasure: CustomerErasure) -> None:
     who = _read_identity(erasure)
     if not anonymous or is_in_stored_file(who.user_id, erasure.requested_at):
         return  # the next pass: the erasers scan whole tables, and the id may belong to a new customer by then
+    delays = []
     for erase in [erase for app in integrations() for erase in app.user_erasers]:
-        erase(who)
+        try:
+            erase(who)
+        except ErasureDelayed as delay:  # a job that runs keeps no other copies
+            delays.append(delay)
+    if delays:
+        raise delays[0]
     erase_messages_of_customer(who)  # last: ends of jobs become messages
     _end_erasure(erasure.pk, who)
 

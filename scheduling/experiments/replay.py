@@ -113,7 +113,10 @@ def _load_customers(
             person.spec = person.spec._replace(last_active_at=latest)
         if kind == "conversation.started":
             person.spec = person.spec._replace(conversation_at=latest)
-    slots = sql.rows(_SLOTS.format(owner="customer_id"), {"owners": sorted(found), "since": since, "memory": memory})
+    slots = sql.rows(
+        _SLOTS.format(owner="customer_id", condition="customer_id"),
+        {"owners": sorted(found), "since": since, "memory": memory},
+    )
     for customer_id, *slot in slots:
         found[customer_id].slots.append(_build_slot(*slot))
     return {person.spec.user_id: person for person in found.values()}
@@ -138,7 +141,7 @@ WHERE customer_id = ANY(%(customers)b) AND received_at < %(since)s GROUP BY 1, 2
 _SLOTS = """
 SELECT {owner}, task_id, reserved_at, content_type, counts_toward_cap, node_id, COALESCE(template_id, 0)
 FROM scheduling_touch
-WHERE {owner} = ANY(%(owners)b) AND reserved_at IS NOT NULL
+WHERE {condition} = ANY(%(owners)b) AND reserved_at IS NOT NULL
   AND reserved_at < %(since)s AND reserved_at > %(since)s - %(memory)s
 ORDER BY reserved_at, task_id
 """
@@ -176,7 +179,7 @@ def run_simulations(configs: Sequence[Snapshot], within: Window) -> Sequence[Sim
         loaded.update(chats)
         targets.update(load_community_targets(chats))
         asked = {"owners": chats if counts_chats else [], "since": within.since, "memory": memory}
-        slots = sql.rows(_SLOTS.format(owner="chat_id"), asked)
+        slots = sql.rows(_SLOTS.format(owner="chat_id", condition="chat_id <> '' AND chat_id"), asked)
         for simulation in simulations:
             simulation.customers.update({key: person.copy() for key, person in people.items()})
             for chat_id, *slot in slots:

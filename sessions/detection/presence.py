@@ -1,4 +1,4 @@
-"""Check live sessions right before a touch is sent (`settings.PRESENCE`)."""
+"""Check live sessions right before a touch is sent (`Integration.presence`)."""
 
 from __future__ import annotations
 

@@ -355,7 +355,6 @@ def test_real_delivery_is_counted(guide: Guide, chats: Chats) -> None:
 
 
 def test_message_stopped_by_guard_uses_no_nudge(guide: Guide, chats: Chats) -> None:
-    """A channel without a call asks its last question before the guards judge."""
     chats.policies(default=Policy(timedelta(milliseconds=1)))
     chats.user()
     claims: list[ClaimedSilence] = []

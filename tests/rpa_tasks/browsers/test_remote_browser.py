@@ -152,6 +152,15 @@ def test_health_check_touches_no_page_elsewhere(acquire: Acquire, elsewhere: Els
     assert read_slot_states() == {"s1": "idle"}
 
 
+def test_health_check_answers_no_question_of_a_page(acquire: Acquire) -> None:
+    acquired = acquire("s1")
+    acquired.release()
+    with open_confirmation(acquired.port) as answer_with_yes:
+        upkeep.check_idle()
+        assert answer_with_yes()
+    assert read_slot_states() == {"s1": "idle"}
+
+
 def test_browser_at_private_address_needs_permission(
     acquire: Acquire, elsewhere: Elsewhere, settings: Settings
 ) -> None:

@@ -23,7 +23,7 @@ from rpa_tasks.models import Evidence, Flow, Job, Platform, Run, Shop
 from scheduling import sql
 from scheduling.channels.vendors.callbacks import CallbackResult, CustomerMessage
 from scheduling.configuration import snapshot
-from scheduling.customers.erasure import continue_erasures, request_erasure
+from scheduling.customers.erasure import ErasureDelayed, continue_erasures, request_erasure
 from scheduling.customers.export import export_customer
 from scheduling.customers.operator_texts import list_text_columns
 from scheduling.ids import new_id
@@ -410,6 +410,23 @@ def fail_for_ann(who: Identity) -> int:
     if who.user_id == "ann-7731":
         raise OperationalError("canceling statement due to statement timeout")
     return 0
+
+
+def test_delayed_eraser_does_not_delay_the_others(ann: Client, integrate: Callable[..., None]) -> None:
+    """A job in a paused shop kept the customer's live chat until the shop was resumed."""
+    erased: list[str] = []
+
+    def delay(who: Identity) -> int:
+        raise ErasureDelayed("a job runs")
+
+    def note(who: Identity) -> int:
+        erased.append(who.user_id)
+        return 1
+
+    ann("DELETE", "/customers/ann-7731")
+    integrate(user_erasers=(delay, note))
+    continue_erasures()
+    assert (erased, CustomerErasure.objects.get().state) == (["ann-7731"], "running")
 
 
 def test_erasure_is_idempotent(ann: Client) -> None:
