@@ -3,9 +3,9 @@
 Refused are keys given twice, numbers that other languages cannot hold, NUL, lone surrogates, and deep nesting. An error
 names the place. Python's own parser accepts all of them, and orjson and pydantic take the last of two equal keys.
 
-YAML is the core of version 1.2: `no` and `22:00` are texts. Keys that are not texts, aliases, merge keys and tags are
-refused as well. libyaml parses, and values are built from its events one by one. Depth and size of a text therefore
-reach neither Python's stack nor its memory.
+YAML is the core of version 1.2: `no` and `22:00` are texts, and so are integers of more than 18 digits, which are ids.
+Keys that are not texts, aliases, merge keys and tags are refused as well. libyaml parses, and values are built from its
+events one by one. Depth and size of a text therefore reach neither Python's stack nor its memory.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from scheduling.errors import FieldError, InvalidInput
 MAX_SIZE = 1_048_576  #: bytes
 MAX_NODES = 100_000  #: keys and values of a YAML document
 MAX_DEPTH = 32
+YAML_DEPTH = MAX_DEPTH + 8  #: a configuration file wraps the values of forms in lists and mappings
 FIELD_SIZE = 65_536  #: characters of a form field
 SMALLEST, LARGEST = -(2**63), 2**64 - 1  #: integers that other languages can hold
 ERRORS_SHOWN = 100
@@ -139,8 +140,8 @@ class _Builder:
             self._put(value)
             self._open.append(value)
             self._keys.append(None)
-            if len(self._open) > MAX_DEPTH:
-                raise _invalid_text(event.start_mark, TOO_DEEP)
+            if len(self._open) - 1 > YAML_DEPTH:  # without the root list
+                raise _invalid_text(event.start_mark, _("it is nested deeper than %(most)s levels", most=YAML_DEPTH))
 
     def _put(self, value: Any) -> None:
         if isinstance(self._open[-1], dict):
@@ -201,7 +202,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def write_yaml(value: Any, *, sort_keys: bool = False) -> str:
-    """Return YAML that `read_yaml` reads as the same value."""
+    """Return YAML that `read_yaml` reads as the same value, except for integers of more than 18 digits."""
     return yaml.dump(value, Dumper=_Dumper, allow_unicode=True, sort_keys=sort_keys, width=120)
 
 

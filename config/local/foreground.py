@@ -60,12 +60,17 @@ def run_foreground(settings: Environment, programs: Sequence[Program]) -> None:
         except KeyboardInterrupt:
             pass
         finally:
-            for number in STOP_SIGNALS:
-                signal.signal(number, signal.SIG_IGN)  # the stop has its own time limit
+            ignore_stop_signals()  # the stop has its own time limit
             stack.stop()
 
 
+def ignore_stop_signals() -> None:
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def interrupt(number: int, frame: FrameType | None) -> None:
+    ignore_stop_signals()  # a second one must not interrupt the stop
     raise KeyboardInterrupt
 
 
@@ -142,7 +147,8 @@ class KeptProgram:
 
     def handle_end(self, process: subprocess.Popen[bytes], now: float) -> None:
         """End the rest of its group, which would keep the port and the messages from the next process."""
-        _kill_group(process.pid)  # before the wait, which frees the number of the group
+        if process.returncode is None:  # else its number is free, and another group may have it
+            _kill_group(process.pid)
         process.wait()
         if self.kill_at is None:
             print_status(f"{self.name} (pid {process.pid}) ended, see {self.log}; it is started again")
@@ -255,9 +261,12 @@ class Foreground:
             self.check_programs()
             if time.monotonic() >= next_look:
                 self.revive_servers()
-                self.trim_logs()
                 next_look = time.monotonic() + SERVERS_EVERY
-            self.write_note()
+            try:
+                self.trim_logs()
+                self.write_note()
+            except OSError as error:  # such as a full disk, which is no reason to stop
+                print_status(str(error))
             time.sleep(PAUSE)
 
     def revive_servers(self) -> None:
@@ -276,7 +285,10 @@ class Foreground:
                 kept.request_stop()  # they start again with the new addresses
 
     def trim_logs(self) -> None:
-        """Keep the last part of each log. Its writers append, so they continue at the new start."""
+        """Keep the last part of each log. Its writers append, so they continue at the new start.
+
+        Lines that are written between copy and truncation are lost.
+        """
         for log in self.logs.glob("*.log"):
             if log.stat().st_size > LOG_LIMIT:
                 shutil.copyfile(log, log.with_suffix(".log.1"))
@@ -295,8 +307,10 @@ class Foreground:
         stack_note(self.state_dir).unlink(missing_ok=True)
         stack_settings(self.state_dir).unlink(missing_ok=True)
         wait_until(self.have_stopped, stop_time_limit(self.programs))
-        end_leftovers(self.state_dir, with_runs=True)
-        servers.stop_servers(self.state_dir)
+        try:
+            end_leftovers(self.state_dir, with_runs=True)
+        finally:
+            servers.stop_servers(self.state_dir)
         print_status("Aftertouch has stopped.")
 
     def have_stopped(self) -> bool:
@@ -319,6 +333,8 @@ def _kill_group(leader: int) -> None:
 
 
 def print_status(text: str) -> None:
+    """Print a line. A terminal or pipe that is closed must not keep the stop from ending the servers."""
     if text:
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        with suppress(OSError):
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()

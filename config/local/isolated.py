@@ -117,7 +117,8 @@ def running_stack(
     note.unlink(missing_ok=True)
     environment = stack_environment(env or {}, folder)
     output = folder / "logs" / "stack.log"
-    with output.open("wb") as log:
+    output.unlink(missing_ok=True)
+    with output.open("ab") as log:  # the owner may truncate it
         owner = subprocess.Popen(
             [*processes.parent_death_prefix(), sys.executable, "-m", "config.local", "run", *(programs or [])],
             cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,

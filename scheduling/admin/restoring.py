@@ -50,13 +50,14 @@ def show_values_at(form_class: type[forms.ModelForm[Any]], at: datetime, reason:
 class RestorableAdmin:
     """Let `?restore=<version>` fill the form of a row and of its inlines with an old version."""
 
-    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
+    def get_form(self: Any, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
         form_class = super().get_form(request, obj, change, **kwargs)  # type: ignore[misc]
-        version = find_version(request, obj) if change else None
+        # Viewers get the stored row: they could take old values for those of now.
+        version = find_version(request, obj) if change and self.has_change_permission(request, obj) else None
         return show_values_at(form_class, version.history_date, describe_version(version)) if version else form_class
 
-    def get_formsets_with_inlines(self, request: HttpRequest, obj: Any = None) -> Any:
-        version = find_version(request, obj)
+    def get_formsets_with_inlines(self: Any, request: HttpRequest, obj: Any = None) -> Any:
+        version = find_version(request, obj) if self.has_change_permission(request, obj) else None
         for formset, inline in super().get_formsets_with_inlines(request, obj):  # type: ignore[misc]
             if version and hasattr(formset.model, "history"):
                 formset.form = show_values_at(formset.form, version.history_date, "")

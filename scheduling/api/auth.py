@@ -95,15 +95,15 @@ LARGEST_SLICE = 500
 class Slice:
     """What this process has taken of a budget and not yet used."""
 
-    minute: int
-    left: int = 0
+    ends: float  #: of its minute, in monotonic seconds of this process
+    left: int
     is_last: bool = False  #: nothing more can be taken this minute
 
 
 class RateLimits:
     """The budgets of the API keys. A budget is named by the key's id and what it counts: requests, events and so on.
 
-    Its minutes are those of the node's clock, and Redis holds one counter for each.
+    A minute starts with the first request after the last one, and Redis ends it: no clock of a node counts.
     """
 
     def __init__(self, url: str) -> None:
@@ -117,19 +117,20 @@ class RateLimits:
 
         Never blocks. Returns the seconds to wait (0: consumed), or None if more must be taken from Redis.
         """
-        minute, elapsed = divmod(time.time(), MINUTE)
         with self._taking:
+            now = time.monotonic()
             rest = self._slices.get(budget)
-            if rest is None or rest.minute != minute:
-                rest = self._slices[budget] = Slice(int(minute))
-            if taken and taken.minute == minute:
+            if taken and rest and now < rest.ends and abs(taken.ends - rest.ends) < MINUTE / 2:  # of the same minute
                 rest.left += taken.left
                 rest.is_last |= taken.is_last
-            if rest.left >= count:
-                rest.left -= count
-                return 0
-            if rest.is_last:
-                return MINUTE - elapsed
+            elif taken and (rest is None or rest.ends < taken.ends):
+                rest = self._slices[budget] = taken
+            if rest and now < rest.ends:
+                if rest.left >= count:
+                    rest.left -= count
+                    return 0
+                if rest.is_last:
+                    return rest.ends - now
         return 0 if time.monotonic() < self._retry_redis_at else None
 
     def take_and_consume(self, budget: str, count: int, limit: int) -> float:
@@ -139,19 +140,21 @@ class RateLimits:
         `TIMEOUTS.redis_rates`.
         """
         wanted = max(count, min(LARGEST_SLICE, limit // 100))
-        minute = int(time.time() // MINUTE)
-        name = f"at:rate:{{{budget}}}:{minute}"
+        name, asked_at = f"at:rate:{{{budget}}}", time.monotonic()
         try:
             with self._redis.pipeline() as pipe:
+                pipe.set(name, 0, ex=MINUTE, nx=True)
                 pipe.incrby(name, wanted)
-                pipe.expire(name, 2 * MINUTE)
-                used, _ = pipe.execute()
+                pipe.pttl(name)
+                _, used, milliseconds = pipe.execute()
         except RedisError as error:
             self._retry_redis_at = time.monotonic() + REDIS_RETRY_DELAY
             log.warning("rates_not_limited", error=str(error), seconds=REDIS_RETRY_DELAY)
             return 0
         granted = max(0, min(wanted, limit - (used - wanted)))
-        return self.consume(budget, count, Slice(minute, granted, is_last=granted < wanted)) or 0
+        # Measured from before the request: the minute ends no later here than in Redis.
+        ends = asked_at + milliseconds / 1000
+        return self.consume(budget, count, Slice(ends, granted, is_last=granted < wanted)) or 0
 
 
 _rates: RateLimits | None = None

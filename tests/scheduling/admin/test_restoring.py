@@ -86,5 +86,7 @@ def test_viewer_gets_no_link_and_unknown_version_is_404(
     node.enabled = False
     node.save()
     assert "restore=" not in viewer.get(admin_url("node_simple_history", node.pk, old.pk)).content.decode()
+    page = viewer.get(f"{admin_url('node_change', node.pk)}?restore={old.pk}")
+    assert page.context["adminform"].form["enabled"].value() is False, "a viewer gets the values of now"
     for wrong in ("999999", "x", "9" * 40):
         assert editor.get(f"{admin_url('node_change', node.pk)}?restore={wrong}").status_code == 404
