@@ -65,5 +65,7 @@ def test_editor_joins_nodes_and_second_message_follows(
     # In English, and read-only.
     page = ops("en", group="viewer")
     page.goto(address)
+    open_sections(page)
     page.wait_for_selector("text=Follows these nodes")
+    assert page.input_value("[name=from_nodes]:disabled") == "survey"
     save_screenshot(page, "follow-up-node-en")
