@@ -59,7 +59,8 @@ class BrowserView:
     shown: str = ""  #: id of the tab
     dialog: dict[str, Any] | None = None  #: with a random id, which its answer repeats
     chooser: FileChooser | None = None
-    _session: str = ""
+    _session: str = ""  #: of the shown tab; empty until the browser has attached to it
+    _address: str = ""  #: entered before there was a session, and opened in it
     _number: int = 0
     _waiting: dict[int, Callable[[dict[str, Any]], None]] = field(default_factory=dict)
     _outbox: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
@@ -142,7 +143,7 @@ class BrowserView:
 
     def _forget_tab(self, tab: str) -> None:
         if self.tabs.pop(tab, None) and tab == self.shown:
-            self.shown = self._session = ""
+            self.shown = self._session = self._address = ""
             self.dialog = self.chooser = None
             if self.tabs:
                 self.show(next(reversed(self.tabs)))
@@ -174,6 +175,8 @@ class BrowserView:
             return
         if self._session:
             self._post("Target.detachFromTarget", sessionId=self._session)
+        if self.shown:
+            self._address = ""  # it was meant for that tab
         self.shown, self._session, self.dialog, self.chooser = tab, "", None, None
         self._unacknowledged.clear()
         self._post("Target.activateTarget", targetId=tab)
@@ -187,6 +190,8 @@ class BrowserView:
             if self.asks_for_files:
                 self._post_to_tab("Page.setInterceptFileChooserDialog", enabled=True)
             self._post_to_tab("Page.startScreencast", format="jpeg", quality=QUALITY, maxWidth=WIDTH, maxHeight=HEIGHT)
+            if self._address:
+                self._open(self._address)
             self.on_change()
 
         self._post("Target.attachToTarget", then=begin, targetId=tab, flatten=True)
@@ -230,7 +235,7 @@ class BrowserView:
             case "text":
                 self._post_to_tab("Input.insertText", text=action["text"])
             case "go":
-                self._post_to_tab("Page.navigate", url=action["url"])
+                self._open(action["url"])
             case "move" if action["step"] == 0:
                 self._post_to_tab("Page.reload")
             case "move":
@@ -245,6 +250,11 @@ class BrowserView:
                 self._post_to_tab("Page.handleJavaScriptDialog", accept=action["accept"], promptText=action["text"])
                 self.dialog = None  # also if the page has crashed in it
                 self.on_change()
+
+    def _open(self, address: str) -> None:
+        """Open the address in the shown tab, at the latest when the browser has attached to it."""
+        self._address = "" if self._session else address
+        self._post_to_tab("Page.navigate", url=address)
 
     def _move_in_history(self, step: int) -> None:
         session = self._session

@@ -1,0 +1,89 @@
+"""The tab that operators see. The browser answers by hand, so each order of its answers can be played."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from rpa_tasks.takeover.browser_view import BrowserView
+
+
+class Browser:
+    """The connection to a browser whose answers the test sends."""
+
+    def __init__(self) -> None:
+        self.commands: list[dict[str, Any]] = []
+        self._messages: asyncio.Queue[str] = asyncio.Queue()
+
+    async def send(self, text: str) -> None:
+        self.commands.append(json.loads(text))
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        while True:
+            yield await self._messages.get()
+
+    def open_tab(self, tab: str) -> None:
+        info = {"targetId": tab, "type": "page", "title": "", "url": "about:blank"}
+        self._messages.put_nowait(json.dumps({"method": "Target.targetCreated", "params": {"targetInfo": info}}))
+
+    def close_tab(self, tab: str) -> None:
+        self._messages.put_nowait(json.dumps({"method": "Target.targetDestroyed", "params": {"targetId": tab}}))
+
+    def attach(self, tab: str) -> None:
+        """Answer the request to attach to the tab, which gets the session of its name."""
+        number = next(
+            each["id"]
+            for each in self.commands
+            if each["method"] == "Target.attachToTarget" and each["params"]["targetId"] == tab
+        )
+        self._messages.put_nowait(json.dumps({"id": number, "result": {"sessionId": f"session of {tab}"}}))
+
+    @property
+    def visits(self) -> list[tuple[str, str]]:
+        return [
+            (each["sessionId"], each["params"]["url"])
+            for each in self.commands
+            if each["method"] == "Page.navigate"
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("steps", "visits"),
+    [
+        ("open a, go, attach a", ["a"]),
+        ("go, open a, attach a", ["a"]),
+        ("open a, attach a, go", ["a"]),
+        ("open a, attach a, go, go", ["a", "a"]),
+        ("open a, go, go, attach a", ["a"]),
+        ("open a, open b, go, show b, attach a, attach b", []),  # the operator saw a
+        ("open a, open b, go, close a, attach b", []),
+        ("open a, go, close a, open b, attach b", []),
+    ],
+)
+def test_address_before_the_tab_is_attached_is_kept_for_it(steps: str, visits: list[str]) -> None:
+    async def play() -> list[tuple[str, str]]:
+        browser = Browser()
+        view = BrowserView(browser, lambda picture: None, lambda: None, lambda event: None, asks_for_files=False)  # type: ignore[arg-type]
+        running = asyncio.create_task(view.run())
+        for step in steps.split(", "):
+            match step.split():
+                case ["open", tab]:
+                    browser.open_tab(tab)
+                case ["close", tab]:
+                    browser.close_tab(tab)
+                case ["attach", tab]:
+                    browser.attach(tab)
+                case ["show", tab]:
+                    view.show(tab)
+                case ["go"]:
+                    view.apply({"do": "go", "url": "https://a.example/"})
+            for _ in range(5):  # the tasks of the view take turns
+                await asyncio.sleep(0)
+        running.cancel()
+        return browser.visits
+
+    assert asyncio.run(play()) == [(f"session of {tab}", "https://a.example/") for tab in visits]
