@@ -24,7 +24,7 @@ from scheduling.api.schemas import (
 )
 from scheduling.errors import InvalidInput
 from scheduling.models import FailedTask, Scope
-from scheduling.operations import failed_notes, failed_tasks, queries
+from scheduling.operations import failed_tasks, queries
 from scheduling.operations.queries import filter_failed_by_term
 
 router = Router(tags=["failed tasks"], auth=ApiKeyAuth("failed-tasks"))
@@ -107,7 +107,7 @@ def archive(request: HttpRequest, failed_id: UUID, wish: ActionIn) -> dict[str, 
 def comment(request: HttpRequest, failed_id: UUID, wish: CommentIn) -> dict[str, Any]:
     """Add a comment to a failed task. Its state stays."""
     with sql.brief_lock_waits():
-        failed_notes.add_comment(failed_id, wish.text, build_api_key_actor(request, ""))
+        failed_tasks.add_comment(failed_id, wish.text, build_api_key_actor(request, ""))
     return _read_failed_task(failed_id)
 
 
@@ -115,7 +115,7 @@ def comment(request: HttpRequest, failed_id: UUID, wish: CommentIn) -> dict[str,
 def assign(request: HttpRequest, failed_id: UUID, wish: AssignIn) -> dict[str, Any]:
     """Assign a failed task to a user of the back office by user name. null removes the assignee."""
     with sql.brief_lock_waits():
-        failed_notes.assign_failed_task(failed_id, wish.user)
+        failed_tasks.assign_failed_task(failed_id, wish.user)
     return _read_failed_task(failed_id)
 
 

@@ -20,7 +20,7 @@ from scheduling.errors import InvalidInput, NotFound
 from scheduling.models import Touch, TouchState
 from scheduling.operations import commands, queries
 from scheduling.operations.preview import PreviewedTouch, imagine_customer, preview_event
-from scheduling.receipts.lookup import load_receipts
+from scheduling.receipts.recording import load_receipts
 from scheduling.strict_text import InvalidText, read_json
 
 router = Router(tags=["touches"], auth=ApiKeyAuth("touches"))

@@ -3,7 +3,7 @@
 Vendors block a robot that exceeds its quota, so no Redis means no grant. `acquire` counts what is sent (`quota.lua`)
 and guarantees the limits. `reserve` plans (`quota_plan.lua`): each touch waits for a slot of its own. The keys of a
 target share a hash tag. A target's name is a hash, because robot URLs are secrets. A flush of Redis forgets all counts,
-also those of the day and the month.
+also those of the day and the month, which start in the server's time zone (`TIME_ZONE`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -20,10 +20,32 @@ from uuid import UUID
 
 import structlog
 from django.conf import settings
+from django.utils.timezone import get_default_timezone
 
 from scheduling.channels.base import CalendarQuota, Channel, Message, Quota
-from scheduling.channels.calendar_limits import list_period_starts
 from scheduling.redis_client import NoScriptError, Redis, RedisError, Script, connect_redis
+
+LONGEST_PLAN = timedelta(days=100)  #: no slot is planned further ahead
+SKEW = timedelta(hours=1)  #: most that the clocks of this node and of Redis may differ
+
+
+def list_period_starts(period: str, now: datetime, longest: timedelta) -> list[datetime]:
+    """Return the starts of the periods ("day" or "month") from now until `longest` later, and the end of the last."""
+    latest = now + min(longest, LONGEST_PLAN) + SKEW
+    day = (now - SKEW).astimezone(get_default_timezone()).date()
+    found = [_start_of(day if period == "day" else day.replace(day=1))]
+    while found[-1] <= latest:
+        found.append(_start_of(_next_period(found[-1].date(), period)))
+    return found
+
+
+def _start_of(day: date) -> datetime:
+    return datetime(day.year, day.month, day.day, tzinfo=get_default_timezone())
+
+
+def _next_period(day: date, period: str) -> date:
+    return day + timedelta(days=1) if period == "day" else (day.replace(day=1) + timedelta(days=32)).replace(day=1)
+
 
 log = structlog.get_logger(__name__)
 

@@ -20,8 +20,8 @@ from scheduling.policy.journeys import TOUCH_TYPES
 from scheduling.policy.node_conditions import MOST_VARIANTS, check_condition
 from scheduling.policy.profile import MAX_TAG
 from scheduling.policy.rollout import read_plan
+from scheduling.policy.send_times import is_country
 from scheduling.policy.window_forms import check_windows, is_time_zone
-from scheduling.policy.workdays import is_country
 from scheduling.templating.rendering import LOCALE, check_text
 
 MAX_TIMEOUT = timedelta(seconds=20)  #: a batch of touches ends at 20 s, inside its lease of 45 s

@@ -1,4 +1,4 @@
-"""Collect everything that is stored about one customer."""
+"""Collect everything that is stored about one customer, and what identifies one, now and in the past."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 from uuid import UUID
 
 from scheduling.app_integrations import integrations
-from scheduling.customers.identity import collect_identity
 from scheduling.ledger import anonymization
 from scheduling.ledger.anonymization import Identity
 from scheduling.models import (
@@ -21,8 +20,19 @@ from scheduling.models import (
     WebhookMessage,
 )
 from scheduling.models.node import digest_address
-from scheduling.receipts.lookup import load_receipts
+from scheduling.receipts.recording import load_receipts
 from scheduling.webhooks.message_history import find_messages_of_customer
+
+
+def collect_identity(row: Customer) -> Identity:
+    """Return the user id with the present and the former addresses and names."""
+    addresses, names = row.stored_addresses(), {row.name}
+    for change in CustomerChange.objects.filter(customer=row).values_list("before", "after"):
+        for values in change:
+            addresses |= Customer(addresses=values.get("addresses")).stored_addresses()
+            names.add(values.get("name") or "")
+    return Identity(row.user_id, tuple(sorted(addresses - {""})), tuple(sorted(names - {""})))
+
 
 MOST_ENTRIES = 10_000  #: latest events, and as many of each other list
 

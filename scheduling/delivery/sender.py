@@ -27,9 +27,8 @@ from scheduling.channels.base import Outcome, Permanent, Quotas, Transient, Unkn
 from scheduling.channels.flight import before_first_byte
 from scheduling.channels.quota import NEAR_SLOT, Grant, QuotaGate, SlotRequest, receiver_key
 from scheduling.delivery import presence
-from scheduling.delivery.held_slot import HeldSlot
 from scheduling.delivery.lanes import ReceiverLanes
-from scheduling.delivery.outgoing import LEASE, Deferred, Delivery, DeliveryResult, SendRefused
+from scheduling.delivery.outgoing import LEASE, Deferred, Delivery, DeliveryResult, HeldSlot, SendRefused
 from scheduling.delivery.receiver_reports import report_lanes
 from scheduling.delivery.routing import lane_key
 from scheduling.delivery.settlement import settle_results

@@ -1,6 +1,7 @@
-"""Handle failed tasks: publish again, resolve, ignore, archive.
+"""Handle failed tasks: publish again, resolve, ignore, archive, assign, comment.
 
-Each action changes the row with one guarded update. Of two concurrent actions one raises `Conflict`.
+Each action changes the row with one guarded update. Of two concurrent actions one raises `Conflict`. Assignments and
+comments leave the state as it is.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from scheduling.errors import Conflict, InvalidInput, NotFound
 from scheduling.ids import new_id
 from scheduling.ledger import deletion, insertion
 from scheduling.ledger.touches import touches
-from scheduling.models import FailedTask
+from scheduling.models import FailedTask, FailedTaskComment
 from scheduling.operations import touch_texts
 from scheduling.strict_text import is_same_json
 
@@ -278,3 +279,51 @@ def find_republisher(origin: str) -> Republisher | None:
 def find_origin(origin: str) -> FailedTaskOrigin | None:
     """Return the ledger and republisher of this origin. None: a broker message has neither."""
     return next((app.failed_tasks[origin] for app in integrations() if origin in app.failed_tasks), None)
+
+
+MAX_COMMENT = 2_000  #: characters
+MOST_COMMENTS = 200  #: per failed task
+
+
+def list_assignable_users() -> list[User]:
+    """Return the active users of the back office, by name."""
+    return list(User.objects.filter(is_active=True, is_staff=True).order_by("username"))
+
+
+def assign_failed_task(failed_id: UUID, username: str | None) -> None:
+    """Assign a failed task to a user of the back office; None removes the assignee. Idempotent.
+
+    Raises:
+        InvalidInput: `user` names no active user of the back office.
+        NotFound: there is no such failed task.
+    """
+    user = None
+    if username is not None:
+        user = User.objects.filter(username=username, is_active=True, is_staff=True).first()
+        if user is None:
+            raise InvalidInput.of(
+                "user", _("there is no active user “%(name)s” of the back office", name=username[:150])
+            )
+    if not FailedTask.objects.filter(pk=failed_id).update(assignee=user):
+        raise NotFound(_("There is no failed task %(failed_id)s.", failed_id=failed_id))
+
+
+def add_comment(failed_id: UUID, text: str, actor: Actor) -> FailedTaskComment:
+    """Store a comment. It waits for an erasure or retention that holds the failed task.
+
+    Raises:
+        InvalidInput: `text` is empty or too long, or the task has `MOST_COMMENTS` comments.
+        NotFound: there is no such failed task.
+    """
+    text = text.strip()
+    if not text or len(text) > MAX_COMMENT:
+        raise InvalidInput.of("text", _("must have 1 to %(most)s characters", most=MAX_COMMENT))
+    with transaction.atomic():
+        row = FailedTask.objects.select_for_update().filter(pk=failed_id).first()
+        if row is None:
+            raise NotFound(_("There is no failed task %(failed_id)s.", failed_id=failed_id))
+        if row.comments.count() >= MOST_COMMENTS:
+            raise InvalidInput.of("text", _("The failed task has %(most)s comments already.", most=MOST_COMMENTS))
+        return FailedTaskComment.objects.create(
+            failed_task=row, author=actor.user, author_name=actor.name[:150], text=text
+        )

@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from scheduling.configuration import snapshot
-from scheduling.delivery.edited_texts import load_edited_texts
+from scheduling.delivery.due_batch import load_edited_texts
 from scheduling.delivery.routing import find_preview_escape
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector

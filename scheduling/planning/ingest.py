@@ -4,11 +4,14 @@ Locks follow the order of all writers: customers by id, nodes, touches. Unknown 
 ones are locked, in the order of their user ids. Nothing waits for a customer's lock after an insert, so an insert that
 waits for another one closes no circle. The locks also keep the rows that events and touches refer to; no foreign key
 constraint does (see `Touch`).
+
+Touches that fall due soon are dispatched at once, within a bound: workers hold such messages in memory.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import threading
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,7 +35,6 @@ from scheduling.ledger.transitions import WakeUp
 from scheduling.models import CustomerChange, EventType
 from scheduling.planning import earlier_events
 from scheduling.planning.cancellation import Cancellation, Planned
-from scheduling.planning.early_dispatch import early_dispatch
 from scheduling.policy import matrix
 from scheduling.policy.event_counts import EventTimes, add_event_time, count_recent
 from scheduling.policy.journeys import PASSIVE_TYPES
@@ -406,3 +408,49 @@ SELECT e.source, e.event_id, e.id, ARRAY(
 FROM (SELECT DISTINCT * FROM unnest(%(sources)b::text[], %(event_ids)b::text[])) AS v(source, event_id)
 JOIN scheduling_event AS e ON e.source = v.source AND e.event_id = v.event_id
 """
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """The dispatched touches of a priority by second of their due time, as far as they are not due."""
+
+    counts: Counter[int] = field(default_factory=Counter)
+    total: int = 0
+    since: int = 0  #: seconds before this one are forgotten
+
+    def forget_before(self, second: int) -> None:
+        for passed in [each for each in self.counts if each < second]:
+            self.total -= self.counts.pop(passed)
+        self.since = second
+
+
+class EarlyDispatch:
+    """What this process dispatched ahead, by priority. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._ahead: defaultdict[int, _Ahead] = defaultdict(_Ahead)
+        self._lock = threading.Lock()
+
+    def admit(self, priority: int, due_at: datetime, *, at: datetime) -> bool:
+        """Return whether intake dispatches a touch at once, and count it if it is not due.
+
+        Touches that are due always are. Of later ones within the horizon, up to `AFTERTOUCH_DISPATCH_WINDOW` of a
+        priority are. A transaction that is rolled back gives its places back when their touches would be due.
+        """
+        if due_at <= at:
+            return True
+        if due_at > at + settings.AFTERTOUCH_HORIZON:
+            return False
+        second, now = int(due_at.timestamp()), int(at.timestamp())
+        with self._lock:
+            ahead = self._ahead[priority]
+            if now > ahead.since:
+                ahead.forget_before(now)
+            if ahead.total >= settings.AFTERTOUCH_DISPATCH_WINDOW:
+                return False
+            ahead.counts[second] += 1
+            ahead.total += 1
+            return True
+
+
+early_dispatch = EarlyDispatch()

@@ -1,34 +1,113 @@
 """Store receipts of sent messages: once for each message and kind, in any order, with what follows from them.
 
 Events come first: their ids are made of the delivery key, so a repeat after a crash stores nothing twice. The sender
-of a receipt that got no answer sends it again.
+of a receipt that got no answer sends it again. Addresses of customers that bounced for good are disabled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import NamedTuple
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import structlog
 from django.conf import settings
 from django.db import transaction
+from django.utils.encoding import punycode
 
 from scheduling import sql
+from scheduling.channels.kinds import channel_kinds
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
 from scheduling.ids import new_id
 from scheduling.ledger import locks
-from scheduling.models import ReceiptKind, WebhookEvent, WebhookFact
+from scheduling.models import Customer, CustomerChange, DeliveryReceipt, ReceiptKind, WebhookEvent, WebhookFact
+from scheduling.planning.disabled_targets import digest_address, store_disabled_targets
 from scheduling.planning.follow_ups import load_causes
 from scheduling.planning.group_commit import record_and_publish
 from scheduling.planning.ingest import NewEvent
 from scheduling.planning.vendor_ids import find_delivery_keys
 from scheduling.policy.journeys import RECEIPT_TYPES, SOURCE, compose_end_data, read_depth
-from scheduling.receipts.bounces import disable_bounced_targets
+from scheduling.policy.specs import ChannelSpec
 from scheduling.webhooks.outbox import note_facts
+
+Bounce = tuple[int, int, datetime, str, str]  #: node id, customer id, time of the touch, address, detail
+
+
+def disable_bounced_targets(bounces: Iterable[Bounce]) -> None:
+    """Disable the addresses at which the messages bounced.
+
+    Without the bounced address it is the customer's present one. If that was changed after the touch, the bounce is not
+    about it. Idempotent.
+    """
+    store_disabled_targets(
+        (spec.id, digest_address(address), "", f"bounced: {detail}"[:200])
+        for spec, address, detail in map(_find_bounced_address, bounces)
+        if spec and address
+    )
+
+
+def _find_bounced_address(bounce: Bounce) -> tuple[ChannelSpec | None, str, str]:
+    node_id, customer_id, since, given, detail = bounce
+    node = snapshot.current().nodes.get(node_id)
+    kind = channel_kinds().get(node.channel.kind) if node else None
+    if node is None or kind is None:
+        return None, "", ""
+    field = kind.address_key or _read_address_key(node.channel)
+    row = Customer.objects.filter(pk=customer_id).first()
+    present = str(row.addresses.get(field) or "") if row and field and isinstance(row.addresses, dict) else ""
+    if given:
+        return node.channel, present if _encode_domain(present) == _encode_domain(given) else "", detail
+    changed = CustomerChange.objects.filter(customer=customer_id, at__gt=since, after__has_key="addresses").exists()
+    return node.channel, "" if changed else present, detail
+
+
+def _encode_domain(address: str) -> str:
+    """Return an address as mail servers write it: `ann@xn--fsqu00a.cn` for `ann@例子.cn`."""
+    name, at, domain = address.lower().rpartition("@")
+    try:
+        return f"{name}{at}{punycode(domain)}"
+    except UnicodeError:  # no domain
+        return f"{name}{at}{domain}"
+
+
+def _read_address_key(spec: ChannelSpec) -> str:
+    """Return the key of a declared HTTP channel's address."""
+    return str(spec.config.get("address") or "")
+
+
+def load_receipts(delivery_keys: Iterable[UUID]) -> dict[UUID, list[dict[str, Any]]]:
+    """Return the receipts of messages by delivery key, each in order of time, for JSON."""
+    found: dict[UUID, list[dict[str, Any]]] = {}
+    rows = DeliveryReceipt.objects.filter(delivery_key__in=set(delivery_keys)).order_by("at", "id")
+    for row in rows:
+        receipt = {"type": row.kind, "time": row.at, "received_at": row.received_at, "detail": row.detail}
+        found.setdefault(row.delivery_key, []).append(receipt)
+    return found
+
+
+def count_receipts(node_id: int, span: timedelta) -> dict[str, int]:
+    """Return the number of receipts of a node by kind, received within the last `span`."""
+    return dict(sql.rows(_COUNTS, {"node": node_id, "span": span}))
+
+
+def count_delivered_touches(node_id: int, span: timedelta) -> int:
+    """Return the number of touches of a node that were delivered within the last `span`."""
+    ((count,),) = sql.rows(_DELIVERED, {"node": node_id, "span": span})
+    return int(count)
+
+
+_COUNTS = """
+SELECT kind, count(*) FROM scheduling_deliveryreceipt
+WHERE node_id = %(node)s AND received_at > statement_timestamp() - %(span)s::interval GROUP BY kind
+"""
+_DELIVERED = """
+SELECT count(*) FROM scheduling_touch_ended
+WHERE settled_at > statement_timestamp() - %(span)s::interval AND node_id = %(node)s AND state = 'delivered'
+"""
+
 
 log = structlog.get_logger(__name__)
 
@@ -268,3 +347,13 @@ FROM unnest(%(keys)b::uuid[], %(details)b::text[]) AS v(key, detail)
 WHERE r.delivery_key = v.key AND r.kind = 'bounced' AND r.detail <> v.detail
 RETURNING r.delivery_key
 """
+
+
+def erase_receipts(delivery_keys: Sequence[UUID]) -> int:
+    """Empty the details of the receipts of these messages and delete the vendors' ids. Return the number of receipts.
+
+    Call it while the customer is locked. Idempotent.
+    """
+    keys = {"keys": sql.UuidArray(sorted(set(delivery_keys)))}
+    sql.execute("DELETE FROM scheduling_vendormessage WHERE delivery_key = ANY(%(keys)b)", keys)
+    return sql.execute("UPDATE scheduling_deliveryreceipt SET detail = '' WHERE delivery_key = ANY(%(keys)b)", keys)

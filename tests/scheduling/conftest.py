@@ -14,13 +14,13 @@ def _patient_limits() -> Iterator[None]:
 
     An undo is offered for 10 s.
     """
-    from scheduling.delivery import judging, outgoing, pipeline, sender
+    from scheduling.delivery import outgoing, pipeline, sender
     from scheduling.operations import undo
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(judging, "LONGEST_JUDGING", 60.0)
+        patched.setattr(pipeline, "LONGEST_JUDGING", 60.0)
         patched.setattr(outgoing, "BATCH_DEADLINE", timedelta(seconds=100))
-        for module in (judging, pipeline, sender):
+        for module in (pipeline, sender):
             patched.setattr(module, "LEASE", timedelta(seconds=200))
         patched.setattr(undo, "UNDO_WINDOW", timedelta(minutes=10))
         yield

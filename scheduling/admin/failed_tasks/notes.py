@@ -19,7 +19,7 @@ from scheduling.admin.base import build_user_actor
 from scheduling.admin.labels import translate_error
 from scheduling.errors import InvalidInput
 from scheduling.models import FailedTask
-from scheduling.operations import failed_notes
+from scheduling.operations import failed_tasks
 from scheduling.redaction import redact_text
 
 
@@ -41,7 +41,7 @@ class AssignForm(forms.Form):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        users = failed_notes.list_assignable_users()
+        users = failed_tasks.list_assignable_users()
         self.fields["user"].choices = [  # type: ignore[attr-defined]
             ("", _("Not assigned")), *((each.username, format_user(each)) for each in users),
         ]  # fmt: skip
@@ -49,7 +49,7 @@ class AssignForm(forms.Form):
 
 class CommentForm(forms.Form):
     text = forms.CharField(
-        label=_("Comment"), max_length=failed_notes.MAX_COMMENT, widget=UnfoldAdminTextareaWidget(attrs={"rows": 3})
+        label=_("Comment"), max_length=failed_tasks.MAX_COMMENT, widget=UnfoldAdminTextareaWidget(attrs={"rows": 3})
     )
 
 
@@ -98,7 +98,7 @@ def build_notes(request: HttpRequest, row: FailedTask, links: Mapping[str, str])
 def assign_task(request: HttpRequest, row: FailedTask) -> None:
     """Assign the failed task to the chosen user, or to none."""
     try:
-        failed_notes.assign_failed_task(row.pk, request.POST.get("user") or None)
+        failed_tasks.assign_failed_task(row.pk, request.POST.get("user") or None)
         messages.success(request, _("The assignee was changed."))
     except InvalidInput as error:
         messages.error(request, translate_error(error.errors[0].message))
@@ -109,7 +109,7 @@ def comment_task(request: HttpRequest, row: FailedTask) -> None:
     form = CommentForm(request.POST)
     try:
         if form.is_valid():
-            failed_notes.add_comment(row.pk, form.cleaned_data["text"], build_user_actor(request))
+            failed_tasks.add_comment(row.pk, form.cleaned_data["text"], build_user_actor(request))
             messages.success(request, _("The comment was added."))
         else:
             messages.error(request, " ".join(map(str, form.errors["text"])))

@@ -30,8 +30,8 @@ from scheduling.configuration.validation import check_calendar, check_delay_rule
 from scheduling.models import Calendar, ChannelConfig, DelayRule, EventType, HarassmentRule, Holdout, Node
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.planning.impacts import count_limited_touches, list_waiting_users
+from scheduling.policy.send_times import is_official_working_day
 from scheduling.policy.window_forms import format_window, list_calendars
-from scheduling.policy.workdays import is_official_working_day
 
 
 class DelayRuleForm(CheckedForm):

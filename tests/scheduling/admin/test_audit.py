@@ -16,7 +16,7 @@ from pytest_django import Settings
 
 from scheduling import sql
 from scheduling.audit.audit_log import record_action
-from scheduling.customers.operator_texts import erase_operator_texts
+from scheduling.customers.erasure import erase_operator_texts
 from scheduling.errors import Conflict
 from scheduling.ids import first_id_at
 from scheduling.ledger.anonymization import Identity

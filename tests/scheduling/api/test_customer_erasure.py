@@ -23,9 +23,8 @@ from rpa_tasks.models import Evidence, Flow, Job, Platform, Run, Shop
 from scheduling import sql
 from scheduling.channels.vendors.callbacks import CallbackResult, CustomerMessage
 from scheduling.configuration import snapshot
-from scheduling.customers.erasure import ErasureDelayed, continue_erasures, request_erasure
+from scheduling.customers.erasure import ErasureDelayed, continue_erasures, list_text_columns, request_erasure
 from scheduling.customers.export import export_customer
-from scheduling.customers.operator_texts import list_text_columns
 from scheduling.ids import new_id
 from scheduling.ledger.anonymization import Identity
 from scheduling.ledger.dead_letters import record_unreadable_message

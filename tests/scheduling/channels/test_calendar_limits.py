@@ -12,8 +12,7 @@ from redis import Redis
 
 from scheduling.channels import quota
 from scheduling.channels.base import CalendarQuota, Quota, Quotas
-from scheduling.channels.calendar_limits import list_period_starts
-from scheduling.channels.quota import Grant, QuotaGate, SlotRequest
+from scheduling.channels.quota import Grant, QuotaGate, SlotRequest, list_period_starts
 
 ZERO, MINUTE, HOUR, DAY = timedelta(0), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 KEY = "webhook:shop"

@@ -16,8 +16,16 @@ from pytest_django import Settings
 
 from config.local.processes import select_port
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
-from scheduling.channels.email import Email, make_token, one_line, read_token
-from scheduling.channels.smtp import Conversation, Relay, deliver_mail, parse_relay
+from scheduling.channels.email import (
+    Conversation,
+    Email,
+    Relay,
+    deliver_mail,
+    make_token,
+    one_line,
+    parse_relay,
+    read_token,
+)
 from tests.scheduling.channels.http_receivers import MessageFactory
 from tests.scheduling.channels.relays import RelayServer, SmtpDialog
 
@@ -435,7 +443,7 @@ async def reset_connection(dialog: SmtpDialog) -> str | None:
 
 @pytest.fixture
 def trusting(certificate: tuple[ssl.SSLContext, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduling.channels.smtp.ssl.create_default_context", lambda: certificate[1])
+    monkeypatch.setattr("scheduling.channels.email.ssl.create_default_context", lambda: certificate[1])
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

@@ -14,8 +14,14 @@ from redis import Redis
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.vendors import tokens
 from scheduling.channels.vendors.base import VendorChannel, hide_in_text
-from scheduling.channels.vendors.signatures import canonical_query, sign_for_aliyun, sign_for_tencent
-from scheduling.channels.vendors.sms import AliyunSms, SmsChannel, TencentSms
+from scheduling.channels.vendors.sms import (
+    AliyunSms,
+    SmsChannel,
+    TencentSms,
+    canonical_query,
+    sign_for_aliyun,
+    sign_for_tencent,
+)
 from scheduling.channels.vendors.wechat import MiniProgram, OfficialAccount
 from scheduling.channels.vendors.wecom_app import WeChatService, WeComApp
 from tests.scheduling.channels.http_receivers import Answer, MessageFactory, Receiver, always, reply, reset, time_out

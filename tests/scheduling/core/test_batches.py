@@ -14,8 +14,8 @@ from django.db import connection, transaction
 
 from config.local.processes import wait_until
 from scheduling import sql
-from scheduling.delivery import announced, judging, pipeline
-from scheduling.delivery.announced import ANNOUNCE_STATEMENT, load_announced
+from scheduling.delivery import due_batch, pipeline
+from scheduling.delivery.due_batch import ANNOUNCE_STATEMENT, load_announced
 from scheduling.ledger.touches import touches
 from scheduling.ledger.transitions import WakeUp
 from scheduling.models import FailedTask
@@ -107,7 +107,7 @@ def test_load_announced_leaves_lower_priority(matrix: MatrixBuilder, record_even
 def test_deliver_splits_at_the_byte_limit(
     matrix: MatrixBuilder, record_event: RecordEvent, published: list[list[WakeUp]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(announced, "MOST_BYTES", 35_000)
+    monkeypatch.setattr(due_batch, "MOST_BYTES", 35_000)
     matrix.node()
     ids = [record_event(user=f"user-{number}", data={"text": "x" * 10_000}).task_ids[0] for number in range(10)]
     fall_due()
@@ -121,14 +121,14 @@ def test_deliver_stops_at_the_judging_time_limit(
     matrix: MatrixBuilder, record_event: RecordEvent, published: list[list[WakeUp]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is left is not claimed, its customers' locks are released, and its message goes out at once."""
-    monkeypatch.setattr(judging, "LONGEST_JUDGING", 0.3)
-    render = judging.render_message
+    monkeypatch.setattr(pipeline, "LONGEST_JUDGING", 0.3)
+    render = pipeline.render_message
 
     def slow(*arguments: Any) -> Any:
         time.sleep(0.1)
         return render(*arguments)
 
-    monkeypatch.setattr(judging, "render_message", slow)
+    monkeypatch.setattr(pipeline, "render_message", slow)
     matrix.node()
     ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(12)]
     fall_due()

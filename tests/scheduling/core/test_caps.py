@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
 from scheduling.channels.base import Delivered, Permanent, Transient, Unknown
-from scheduling.delivery import judging, pipeline
+from scheduling.delivery import pipeline
 from scheduling.delivery.sender import sender
 from scheduling.dispatch import dispatcher
 from scheduling.ids import new_id
@@ -432,7 +432,7 @@ def test_cap_unsent_retry_of_unknown_keeps_its_slot(
         record_event("order.paid")
     else:
         with monkeypatch.context() as breaking:
-            breaking.setattr(judging.guards, "judge_touch", lambda *_: 1 / 0)
+            breaking.setattr(pipeline.guards, "judge_touch", lambda *_: 1 / 0)
             fall_due(again)
             pipeline.deliver_touches([again])
     (second,) = record_event().task_ids

@@ -17,7 +17,7 @@ from pytest_django import Settings
 
 from config.local.processes import wait_until
 from scheduling import sql
-from scheduling.delivery import due_batch, judging, pipeline, presence
+from scheduling.delivery import due_batch, pipeline, presence
 from scheduling.delivery.sender import sender
 from scheduling.dispatch import dispatcher
 from scheduling.ids import new_id
@@ -499,14 +499,14 @@ def test_failing_touch_does_not_affect_its_batch(
 ) -> None:
     matrix.node()
     waiting = [record_event(user=f"user-{number}").task_ids[0] for number in range(9)]
-    judge = judging.guards.judge_touch
+    judge = pipeline.guards.judge_touch
 
     def poisoned(touch: Any, *rest: Any) -> Any:
         if touch.customer.user_id == "user-4":
             raise ZeroDivisionError("nobody thought of it")
         return judge(touch, *rest)
 
-    monkeypatch.setattr(judging.guards, "judge_touch", poisoned)
+    monkeypatch.setattr(pipeline.guards, "judge_touch", poisoned)
     found = deliver_when_due(*waiting)
 
     assert [end(row) for row in found].count(("delivered", "")) == 8

@@ -11,7 +11,7 @@ from scheduling.customers import erasure
 from scheduling.errors import Conflict, InvalidInput, NotFound
 from scheduling.ids import new_id
 from scheduling.models import FailedTask, FailedTaskComment, Touch
-from scheduling.operations import failed_notes, failed_tasks
+from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import Actor
 from scheduling.operations.touch_texts import check_touch_text, read_touch_text
 from tests.scheduling.core.conftest import deliver_when_due
@@ -118,13 +118,13 @@ def test_concurrent_edits_publish_one(create_failed_task: Any, race: Race) -> No
 def test_comments_and_assignee_are_stored(create_failed_task: Any) -> None:  # noqa: F811
     row = create_failed_task()
     user = get_user_model().objects.create_user("olga", is_staff=True)
-    failed_notes.assign_failed_task(row.pk, "olga")
-    failed_notes.add_comment(row.pk, " see https://example.com/1 ", Actor("olga", user))
+    failed_tasks.assign_failed_task(row.pk, "olga")
+    failed_tasks.add_comment(row.pk, " see https://example.com/1 ", Actor("olga", user))
     row.refresh_from_db()
     (comment,) = row.comments.all()
     assert (row.assignee, row.state) == (user, "open")
     assert (comment.author, comment.author_name, comment.text) == (user, "olga", "see https://example.com/1")
-    failed_notes.assign_failed_task(row.pk, None)
+    failed_tasks.assign_failed_task(row.pk, None)
     row.refresh_from_db()
     assert row.assignee is None
 
@@ -134,19 +134,19 @@ def test_invalid_notes_are_refused(create_failed_task: Any) -> None:  # noqa: F8
     get_user_model().objects.create_user("guest")
     for name in ("nobody", "guest"):
         with pytest.raises(InvalidInput, match="no active user"):
-            failed_notes.assign_failed_task(row.pk, name)
+            failed_tasks.assign_failed_task(row.pk, name)
     for text in ("  ", "x" * 2_001):
         with pytest.raises(InvalidInput, match="characters"):
-            failed_notes.add_comment(row.pk, text, ANN)
+            failed_tasks.add_comment(row.pk, text, ANN)
     with pytest.raises(NotFound):
-        failed_notes.add_comment(new_id(), "x", ANN)
+        failed_tasks.add_comment(new_id(), "x", ANN)
     with pytest.raises(NotFound):
-        failed_notes.assign_failed_task(new_id(), None)
+        failed_tasks.assign_failed_task(new_id(), None)
 
 
 def test_erasure_empties_difference_and_deletes_comments(create_failed_task: Any) -> None:  # noqa: F811
     row = create_failed_task()
-    failed_notes.add_comment(row.pk, "ann called", ANN)
+    failed_tasks.add_comment(row.pk, "ann called", ANN)
     deliver_when_due(failed_tasks.retry_failed_task(row.pk, ANN, payload={"body": "Dear Ann"}))
     erasure.request_erasure("ann", actor="test")
     erasure.continue_erasures()
@@ -158,7 +158,7 @@ def test_comment_during_erasure_is_deleted_too(create_failed_task: Any, race: Ra
     """The erasure waits for the comment's lock on the row. Its next statement then finds the comment."""
     row = create_failed_task()
     erasure.request_erasure("ann", actor="test")
-    acts = [lambda: failed_notes.add_comment(row.pk, "ann called", ANN), erasure.continue_erasures]
+    acts = [lambda: failed_tasks.add_comment(row.pk, "ann called", ANN), erasure.continue_erasures]
     race(2, lambda number: acts[number]() and None)
     row.refresh_from_db()
     assert row.payload == {"node": "guide"}

@@ -12,7 +12,7 @@ import pytest
 
 from scheduling.channels.base import CalendarQuota, Quota
 from scheduling.channels.quota import QuotaGate
-from scheduling.delivery.held_slot import HeldSlot
+from scheduling.delivery.outgoing import HeldSlot
 
 MINUTE = Quota(20, timedelta(minutes=1))
 ZERO, MOMENT = timedelta(0), timedelta(milliseconds=1)

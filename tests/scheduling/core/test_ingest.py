@@ -21,8 +21,7 @@ from scheduling.ledger.transitions import WakeUp
 from scheduling.models import Complaint, Customer, DelayRule, Event, EventType, Touch
 from scheduling.models.ledger import WAITING
 from scheduling.planning import ingest
-from scheduling.planning.early_dispatch import EarlyDispatch
-from scheduling.planning.ingest import NewEvent, Receipt, record_events
+from scheduling.planning.ingest import EarlyDispatch, NewEvent, Receipt, record_events
 from tests.scheduling.core.conftest import WAIT_LIMIT, deliver_when_due, pass_time, rows
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race

@@ -26,7 +26,7 @@ from psycopg.adapt import Transformer
 from rpa_tasks.jobs.pick import jobs
 from scheduling import sql
 from scheduling.configuration import snapshot
-from scheduling.delivery import announced, due_batch
+from scheduling.delivery import due_batch
 from scheduling.ids import first_id_at
 from scheduling.ledger import locks, partitions
 from scheduling.ledger.touches import Sending, TouchDecision, touches
@@ -109,7 +109,7 @@ def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
         "in_doubt": lambda: touches.with_unknown_outcome(ids.waiting),
         "lock_due": lambda: touches.lock_due(ids.waiting),
         "lock_customers": lambda: locks.lock_customers(ids.waiting),
-        "announced": lambda: announced.load_announced(ids.waiting, most_bytes=10_000),
+        "announced": lambda: due_batch.load_announced(ids.waiting, most_bytes=10_000),
     }
     return {name: (act, {KEY}) for name, act in by_key.items()} | {
         "slots": (read(due_batch._SLOTS, owners=customers, since=since), {"touch_history", "touch_waiting"}),

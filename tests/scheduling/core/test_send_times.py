@@ -20,11 +20,11 @@ from scheduling.policy.send_times import (
     SendWindow,
     TimingSpec,
     find_send_time,
+    is_official_working_day,
     is_open,
     open_spans,
 )
 from scheduling.policy.window_forms import compile_windows, format_window, parse_window_line
-from scheduling.policy.workdays import is_official_working_day
 
 BERLIN, NEW_YORK, SHANGHAI = ZoneInfo("Europe/Berlin"), ZoneInfo("America/New_York"), ZoneInfo("Asia/Shanghai")
 ZONES = ["Europe/Berlin", "America/New_York", "Asia/Shanghai", "America/Havana", "Australia/Lord_Howe", "UTC"]

@@ -18,7 +18,7 @@ from config.local.processes import wait_until
 from scheduling.channels.base import Quota
 from scheduling.channels.kinds import channel_kinds
 from scheduling.channels.webhook import Webhook
-from scheduling.delivery.held_slot import HeldSlot
+from scheduling.delivery.outgoing import HeldSlot
 from scheduling.models import ChannelConfig
 from tests.scheduling.core.conftest import WAIT_LIMIT, fall_due
 from tests.scheduling.core.test_admission import all_delivered, deliver_due_until

@@ -10,8 +10,7 @@ from uuid import UUID
 import pytest
 
 from config.local.processes import wait_until
-from scheduling.channels.email import Email
-from scheduling.channels.smtp import AT_ONCE, mail_threads
+from scheduling.channels.email import AT_ONCE, Email, mail_threads
 from scheduling.delivery import pipeline
 from scheduling.delivery.sender import sender
 from scheduling.models import ChannelConfig, Customer, Touch
