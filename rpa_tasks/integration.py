@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rpa_tasks import metrics, scaling
-from rpa_tasks.admin import dashboard, evidence, labels, search
+from rpa_tasks import metrics
+from rpa_tasks.admin import dashboard, evidence, labels, shop
 from rpa_tasks.configuration import shipped
 from rpa_tasks.jobs import dead_letters, personal_data, retention, schedules, wakeups
 from rpa_tasks.jobs.bulk import actions
@@ -23,10 +23,10 @@ INTEGRATION = Integration(
     user_exporters={"rpa_jobs": personal_data.export_jobs},
     bootstrap=(shipped.ship_platforms,),
     metrics=(metrics.RpaMetrics,),
-    scaling={"execution_nodes": scaling.measure_execution_nodes},
+    scaling={"execution_nodes": metrics.measure_execution_nodes},
     queues=(wakeups.list_extra_queues,),
     menu=labels.MENU,
-    searches=search.SEARCHES,
+    searches=shop.SEARCHES,
     cards=(dashboard.card,),
     overview_actions=(dashboard.list_logins,),
     worker_lists=(dashboard.list_execution_workers,),

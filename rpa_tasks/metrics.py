@@ -1,6 +1,7 @@
 """Metrics of RPA: process metrics of runs, and cluster metrics from PostgreSQL.
 
-Without PostgreSQL the cluster metrics have no series, not zero.
+Without PostgreSQL the cluster metrics have no series, not zero. Waiting jobs that will miss their due date are
+estimated before they are late. The need for execution nodes feeds `scheduling.monitoring.wanted_numbers`.
 """
 
 from __future__ import annotations
@@ -8,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
+from django.conf import settings
 from django.db.models import Count
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rpa_tasks.due_dates import count_jobs_at_risk
 from rpa_tasks.jobs.gates.login_checks import is_being_checked
-from rpa_tasks.jobs.pick import NODE_SILENT, TIERS
+from rpa_tasks.jobs.pick import NODE_SILENT, QUEUE_PREFIX, TIERS, jobs
 from rpa_tasks.models import LoginState, Shop
 from rpa_tasks.outcomes import Verdict
 from scheduling import metrics, sql
+from scheduling.db_timeouts import Deadline
 from scheduling.monitoring.collectors import MOST
+from scheduling.monitoring.wanted_numbers import BUSY_GOAL, round_up
+from scheduling.queue_names import RPA_QUEUES
 
 RUN_BUCKETS = (1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600)
 WAIT_BUCKETS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 20, 30, 60)
@@ -194,3 +198,114 @@ def _login_metric() -> Metric:
     for platform, count in needed.order_by().values_list("platform__key").annotate(Count("pk")):
         family.add_metric([platform], count)
     return family
+
+
+RECENT_RUNS = 2_000  #: runs whose mean is the time that a flow takes
+RECENT = timedelta(days=1)
+
+
+def count_jobs_at_risk(most: int) -> list[tuple[str, int]]:
+    """Return the number of jobs at risk for each active platform, of at most `most` waiting and running jobs each.
+
+    A job is at risk if its due date comes before its queue, its shop, or its own run can be done, or if no node serves
+    its queue. A flow takes the mean of its recent runs; without one its timeout. Jobs that are late already do not
+    count. Without a job with a due date nothing else is read.
+    """
+    given = {"most": most, "runs": RECENT_RUNS, "recent": RECENT, "silent": NODE_SILENT, "tiers": list(TIERS.values())}
+    return [(platform, count) for platform, count in sql.rows(_AT_RISK, given)]
+
+
+# Jobs with a due date, and all others that take slots of the same nodes. `line`: the queues that they share.
+_AT_RISK = f"""
+WITH dated AS MATERIALIZED (
+    SELECT FROM rpa_tasks_job
+    WHERE deadline > statement_timestamp() AND state IN ('scheduled', 'queued', 'running') LIMIT 1
+), lately AS MATERIALIZED (
+    SELECT job_id, ended_at - started_at AS took FROM rpa_tasks_run
+    WHERE EXISTS (SELECT FROM dated) AND outcome <> 'held' AND ended_at > statement_timestamp() - %(recent)s
+    ORDER BY ended_at DESC LIMIT %(runs)s
+), measured AS MATERIALIZED (
+    SELECT job.flow_id, avg(lately.took) AS took
+    FROM lately JOIN rpa_tasks_job AS job ON job.task_id = lately.job_id GROUP BY 1
+), open AS MATERIALIZED (
+    (SELECT task_id, shop_id, flow_id, priority, due_at, deadline, state FROM rpa_tasks_job
+     WHERE EXISTS (SELECT FROM dated) AND state = 'scheduled' AND paused_by = '' ORDER BY due_at LIMIT %(most)s)
+    UNION ALL
+    (SELECT task_id, shop_id, flow_id, priority, due_at, deadline, state FROM rpa_tasks_job
+     WHERE EXISTS (SELECT FROM dated) AND state IN ('queued', 'running') ORDER BY lease_until LIMIT %(most)s)
+), placed AS MATERIALIZED (
+    SELECT open.*, platform.key AS platform, shop.platform_id,
+           {QUEUE_PREFIX} AS line,
+           -- On average half of a run is done.
+           COALESCE(measured.took, flow.timeout) / CASE WHEN state = 'running' THEN 2 ELSE 1 END AS takes
+    FROM open JOIN rpa_tasks_shop AS shop ON shop.id = open.shop_id
+    JOIN rpa_tasks_platform AS platform ON platform.id = shop.platform_id
+    JOIN rpa_tasks_flow AS flow ON flow.id = open.flow_id
+    LEFT JOIN measured ON measured.flow_id = open.flow_id
+), served AS (
+    SELECT line, (
+        SELECT COALESCE(sum(node.slots), 0) FROM rpa_tasks_executionnode AS node
+        WHERE node.seen_at > statement_timestamp() - %(silent)s AND node.draining_at IS NULL AND EXISTS (
+            SELECT FROM jsonb_array_elements_text(node.queues) AS queue
+            WHERE queue = line OR starts_with(line, 'p.') AND starts_with(queue, line)
+               OR line = '' AND queue = ANY(%(tiers)b::text[])
+        )
+    ) AS slots
+    FROM (SELECT DISTINCT line FROM placed) AS lines
+), needed AS (
+    SELECT placed.*,
+           sum(takes) OVER (PARTITION BY line ORDER BY turn, priority, due_at, task_id) / NULLIF(slots, 0) AS by_line,
+           sum(takes) OVER (PARTITION BY shop_id ORDER BY turn, priority, due_at, task_id) AS by_shop
+    FROM (
+        SELECT *, CASE WHEN state = 'running' THEN '-infinity'
+                       ELSE GREATEST(due_at, statement_timestamp()) END AS turn
+        FROM placed
+    ) AS placed JOIN served USING (line)
+)
+SELECT platform.key, count(needed.task_id)
+FROM rpa_tasks_platform AS platform
+LEFT JOIN needed ON needed.platform_id = platform.id AND needed.state <> 'running'
+    AND needed.deadline > statement_timestamp()
+    AND (by_line IS NULL  -- no node serves its queue
+         OR needed.deadline < GREATEST(statement_timestamp() + GREATEST(by_line, by_shop), needed.due_at + takes))
+WHERE platform.retired_at IS NULL GROUP BY 1
+"""  # noqa: S608 (made of constants)
+
+
+ASSUMED_RUN = 60.0  #: seconds of a run before any has ended
+DRAIN_SECONDS = (60.0, 300.0, 900.0)  #: in which the jobs of free shops should have started, by priority
+
+
+def measure_execution_nodes(deadline: Deadline) -> tuple[int, int]:
+    """Return the execution nodes that run and those that are needed, at least one.
+
+    A shop runs one job at a time. Jobs whose queue no running node consumes, or that wait for the node of their browser
+    profile, count for nothing: a new node would not start them. A draining node and its jobs count for nothing either.
+
+    Raises:
+        OperationalError: PostgreSQL does not answer.
+    """
+    with deadline.limit_queries(settings.TIMEOUTS.metrics_statement):
+        ((running, slots, queues, busy, seconds),) = sql.rows(_NODES, {"silent": NODE_SILENT})
+        startable = jobs.count_startable([*RPA_QUEUES, *queues], ageing=settings.AFTERTOUCH_RPA_AGEING)
+    slots = slots if running else settings.AFTERTOUCH_RPA_SLOTS
+    work = sum(count * (seconds or ASSUMED_RUN) / span for count, span in zip(startable, DRAIN_SECONDS, strict=True))
+    needed = max(busy / BUSY_GOAL, busy + min(work, sum(startable)))
+    return running, max(round_up(needed / slots), 1)
+
+
+_NODES = """
+SELECT count(*), COALESCE(avg(slots), 0)::float8, COALESCE((
+           SELECT array_agg(DISTINCT queue) FROM rpa_tasks_executionnode, jsonb_array_elements_text(queues) AS queue
+           WHERE seen_at > statement_timestamp() - %(silent)s AND draining_at IS NULL
+       ), '{}'),
+       (SELECT count(*) FROM rpa_tasks_job WHERE state = 'running' AND node <> ALL(ARRAY(
+           SELECT name FROM rpa_tasks_executionnode WHERE draining_at IS NOT NULL
+       ))),
+       (SELECT extract(epoch FROM avg(ended_at - started_at))::float8 FROM (
+           SELECT started_at, ended_at FROM rpa_tasks_run
+           WHERE outcome <> 'held' AND ended_at > statement_timestamp() - interval '1 hour'
+           ORDER BY ended_at DESC LIMIT 200
+       ) AS latest)
+FROM rpa_tasks_executionnode WHERE seen_at > statement_timestamp() - %(silent)s AND draining_at IS NULL
+"""

@@ -6,13 +6,7 @@ from scheduling.admin.matrix import card_actions
 from scheduling.app_integrations import FailedTaskOrigin, Integration
 from scheduling.experiments import rollouts
 from scheduling.models import Touch
-from scheduling.monitoring import (
-    collectors,
-    complaint_stats,
-    history_stats,
-    wanted_numbers,
-    webhook_stats,
-)
+from scheduling.monitoring import collectors, complaint_stats, history_stats, wanted_numbers
 from scheduling.operations import failed_tasks, reversals
 
 INTEGRATION = Integration(
@@ -30,7 +24,7 @@ INTEGRATION = Integration(
         rollouts.RolloutCollector,
         complaint_stats.ComplaintCollector,
         wanted_numbers.ScalingCollector,
-        webhook_stats.WebhookCollector,
+        collectors.WebhookCollector,
         history_stats.HistoryCollector,
     ),
     scaling={"workers": wanted_numbers.measure_workers},

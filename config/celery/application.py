@@ -22,7 +22,7 @@ from celery.signals import (
     worker_shutting_down,
 )
 
-from config.celery import guards, load_reports, metrics  # noqa: F401  (connects to signals)
+from config.celery import guards
 from config.environment import ROOT
 from config.local.endpoints import adopt_stack_settings
 from scheduling.queue_names import CORE_QUEUES

@@ -7,9 +7,7 @@ from pathlib import Path
 from django.utils.translation import gettext_lazy as _
 
 from config.environment import ROOT, environment, read_query
-from config.settings.databases import build_database
-from config.settings.layers import layer_host
-from config.settings.timeouts import Timeouts
+from config.settings.connections import Timeouts, build_database, layer_host
 
 ENV = environment()
 BASE_DIR = ROOT

@@ -9,7 +9,7 @@ from typing import Any
 from config.celery.queues import declared_queues
 from config.celery.schedule import SCHEDULE
 from config.environment import environment
-from config.settings.brokers import build_broker
+from config.settings.connections import build_broker
 from scheduling.server_addresses import is_rabbitmq
 
 _env = environment()

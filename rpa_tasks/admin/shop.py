@@ -1,7 +1,8 @@
-"""Admin pages of shops: list with live state, login, pause, unpin, and bulk actions."""
+"""Admin pages of shops: list with live state, login, pause, unpin, bulk actions, and the search of every page."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -32,7 +33,8 @@ from rpa_tasks.configuration.validation import check_shop, map_profiles_to_shops
 from rpa_tasks.jobs import shops
 from rpa_tasks.jobs.gates.login_checks import is_being_checked
 from rpa_tasks.models import Job, JobState, LoginState, Shop
-from scheduling.admin.base import Confirmation, HistoryAdmin, ops_action, ops_display, row_action
+from scheduling.admin.base import Confirmation, HistoryAdmin, ops_action, ops_display, parse_uuid, row_action
+from scheduling.admin.global_search import MOST_READ, Finder, Found, fits_term
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.shown_values import format_instant, insert_values
@@ -392,3 +394,23 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
             unchanged=gettext("The shop has no preferred node, or a job of it is running there."),
             refused=translate_reason("retired"),
         )  # fmt: skip
+
+
+def find_shops(request: HttpRequest, term: str) -> Iterator[Found]:
+    for row in Shop.objects.filter(retired_at=None).select_related("platform")[:MOST_READ]:
+        if fits_term(term, row.platform.key, row.shop_id, row.name, row.platform.name):
+            link = reverse("admin:rpa_tasks_shop_change", args=[row.pk])
+            yield Found(
+                _("Shop"), "storefront", str(row), link, f"{row.platform} · {reveal_odd_characters(row.shop_id)}"
+            )
+
+
+def find_jobs(request: HttpRequest, term: str) -> Iterator[Found]:
+    """Find jobs by their full id or that of their touch."""
+    if uuid := parse_uuid(term):
+        for row in Job.objects.filter(Q(pk=uuid) | Q(touch_key=uuid)).select_related("shop__platform", "flow"):
+            link = reverse("admin:rpa_tasks_job_change", args=[row.pk])
+            yield Found(_("Job"), "smart_toy", f"{row.shop} · {row.flow.task_type}", link, row.get_state_display())
+
+
+SEARCHES: tuple[Finder, ...] = (("rpa_tasks.view_shop", find_shops), ("rpa_tasks.view_job", find_jobs))

@@ -6,7 +6,7 @@ from scheduling.admin.experiments import draft
 from scheduling.admin.failed_tasks import bulk_action, failed_task
 from scheduling.admin.matrix import channel, community, grid, node, rules, template
 from scheduling.admin.people import invitation, site_pages, user
-from scheduling.admin.system import access, accounts, alert, audit, schedule, webhook
+from scheduling.admin.system import access, alert, audit, schedule, webhook
 from scheduling.admin.touches import complaint, customer, customer_import, event, pause, touch
 
 __all__ = [

@@ -16,9 +16,8 @@ from typing import Any
 
 import psycopg
 
-from config.local.postgres import binaries
 from config.local.processes import select_port, wait_until
-from config.local.valkey import server_binary
+from config.local.servers import binaries, server_binary
 
 NOBODY = 65534
 HOUSE = (

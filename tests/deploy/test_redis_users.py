@@ -24,7 +24,7 @@ import yaml
 from config.environment import ROOT
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import select_port, wait_until
-from config.local.valkey import server_binary
+from config.local.servers import server_binary
 from scheduling.monitoring.worker_reports import WORKER_REPORTS
 from tests.faults.brokers import Server
 from tests.faults.workers import celery, worker

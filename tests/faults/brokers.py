@@ -15,7 +15,7 @@ import redis
 from kombu import Connection
 
 from config.local.processes import select_port, wait_until
-from config.local.valkey import server_binary
+from config.local.servers import server_binary
 
 MASTER = "aftertouch"
 RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the plain script; the one on PATH becomes another user

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from config.settings.timeouts import Timeouts
+from config.settings.connections import Timeouts
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq, sentinels
 from tests.faults.fault_stack import FaultStack, Run, run_fault_stack
 from tests.faults.workers import Program, worker

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from config.settings.timeouts import Timeouts
+from config.settings.connections import Timeouts
 from tests.faults.fault_injection import FAULTS
 from tests.faults.fault_stack import FaultStack, Run
 

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from config.environment import ROLES, ROOT, Environment, read_query
-from config.settings.databases import build_database
+from config.settings.connections import build_database
 from tests.support.refused_settings import refusal_of
 
 

@@ -19,7 +19,7 @@ from pytest_django import Settings
 
 from config.environment import ROOT
 from config.local.processes import wait_until
-from config.settings.brokers import build_broker
+from config.settings.connections import build_broker
 from sessions.store.client import Server, StoreUnavailable
 from tests.faults.brokers import missing_for_rabbitmq
 from tests.faults.workers import worker

@@ -25,10 +25,10 @@ from scheduling.admin.touches.pause import count_held, list_active_pauses
 from scheduling.app_integrations import integrations
 from scheduling.models import Alert, FailedTask
 from scheduling.monitoring.alerts import BY_KEY
+from scheduling.monitoring.collectors import count_failing_webhooks
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.monitoring.queue_stats import BrokerReading
 from scheduling.monitoring.statistics import MOST, Overdue
-from scheduling.monitoring.webhook_stats import count_failing_webhooks
 from scheduling.queue_names import CORE_QUEUES
 from scheduling.redaction import redact_text
 

@@ -20,9 +20,9 @@ from unfold.contrib.filters.admin import ChoicesDropdownFilter
 
 from scheduling.admin.base import Confirmation, ReadOnlyAdmin, ops_action, ops_display, row_action
 from scheduling.admin.failed_tasks.actions import FAILED_TASK_ACTIONS, HANDLE, act_page
+from scheduling.admin.failed_tasks.bulk_action import make_list_action
 from scheduling.admin.failed_tasks.difference import render_difference
 from scheduling.admin.failed_tasks.edit_page import confirm_edit, may_edit
-from scheduling.admin.failed_tasks.failed_bulk import make_list_action
 from scheduling.admin.failed_tasks.notes import AssigneeFilter, assign_task, build_notes, comment_task, format_user
 from scheduling.admin.failed_tasks.trend import draw_trends
 from scheduling.admin.labels import translate_reason

@@ -43,8 +43,9 @@ from scheduling.admin.form_fields import (
 from scheduling.admin.labels import translate_error
 from scheduling.admin.matrix import card_actions, grid
 from scheduling.admin.matrix.conditions import ConditionField, VariantsField
-from scheduling.admin.matrix.impact import ImpactMixin, Lines
 from scheduling.admin.matrix.node_impact import (
+    ImpactMixin,
+    Lines,
     describe_retirement,
     explain_retired_parts,
     list_followers,

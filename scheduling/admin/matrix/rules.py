@@ -23,7 +23,7 @@ from scheduling.admin.base import (
 )
 from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.form_fields import LevelsField, LimitsField, NamesField, SuggestingInput, WindowsField
-from scheduling.admin.matrix.impact import MOST, ImpactMixin, Lines, describe_uncounted, format_most
+from scheduling.admin.matrix.node_impact import MOST, ImpactMixin, Lines, describe_uncounted, format_most
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.configuration import snapshot
 from scheduling.configuration.validation import check_calendar, check_delay_rule, check_holdout, check_rule

@@ -1,21 +1,26 @@
-"""Pages of API keys. Users and groups are in `accounts`."""
+"""Pages of API keys, groups and failed logins. Users are in `admin.people`."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
 from django import forms
-from django.contrib import admin
+from django.contrib import admin, messages
+from django.contrib.auth.admin import GroupAdmin
+from django.contrib.auth.models import Group
 from django.core.validators import MinValueValidator
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.timezone import now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
+from unfold.admin import ModelAdmin
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
-from scheduling.admin.base import Confirmation, OpsAdmin, ops_display, row_action
+from scheduling.admin.base import Confirmation, DeclaredLookups, OpsAdmin, ops_action, ops_display, row_action
+from scheduling.admin.labels import TranslatedPermissions
 from scheduling.admin.optimistic_lock import OptimisticLockForm
-from scheduling.models import ApiKey, Scope
+from scheduling.models import ApiKey, FailedLogin, Scope
 from scheduling.operations import commands
 
 
@@ -108,3 +113,38 @@ class ApiKeyAdmin(OpsAdmin):
             text=gettext("Requests with this key are rejected at once. This cannot be undone."),
             act=act, done=gettext("The key was revoked."),
         )  # fmt: skip
+
+
+admin.site.unregister(Group)
+
+
+@admin.register(Group)
+class RoleAdmin(DeclaredLookups, TranslatedPermissions, GroupAdmin, ModelAdmin):  # type: ignore[misc]
+    pass
+
+
+@admin.register(FailedLogin)
+class FailedLoginAdmin(OpsAdmin):
+    list_display = ("who", "address", "tries", "last_at")
+    search_fields = ("user__username", "address")
+    actions = ("unlock",)
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        return super().get_queryset(request).filter(tries__gt=0).select_related("user")
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    @ops_display(description=_("user"))
+    def who(self, row: FailedLogin) -> str:
+        return str(row.user) if row.user else gettext("no such user")
+
+    @ops_action(description=_("Unlock"), permissions=["delete"])
+    def unlock(self, request: HttpRequest, chosen: QuerySet[FailedLogin]) -> None:
+        for row in chosen:
+            self.log_deletions(request, FailedLogin.objects.filter(pk=row.pk))
+        chosen.delete()
+        messages.success(request, gettext("Unlocked. The user can log in again."))

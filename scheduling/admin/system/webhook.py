@@ -33,7 +33,7 @@ from scheduling.configuration.webhook_validation import check_webhook
 from scheduling.errors import InvalidInput
 from scheduling.models import WebhookEvent, WebhookMessage, WebhookSubscription
 from scheduling.models.encrypted import Sealed
-from scheduling.monitoring.webhook_stats import read_webhook_backlogs
+from scheduling.monitoring.collectors import read_webhook_backlogs
 from scheduling.webhooks.message_history import (
     MOST_REPLAYED,
     enable_endpoint,

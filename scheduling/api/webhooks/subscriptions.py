@@ -14,7 +14,7 @@ from scheduling.api.auth import ApiKeyAuth, build_api_key_actor
 from scheduling.api.pagination import Page, build_page, limit_list_time
 from scheduling.api.schemas import Instant, ProblemOut, Request, Text
 from scheduling.models import WebhookMessage, WebhookSubscription
-from scheduling.monitoring.webhook_stats import read_webhook_backlogs
+from scheduling.monitoring.collectors import read_webhook_backlogs
 from scheduling.webhooks.message_history import replay_messages, write_test_message
 from scheduling.webhooks.subscriptions import find_subscription, put_subscription, retire_subscription
 

@@ -12,7 +12,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
 
-from rpa_tasks.admin.run_chart import count_ended_runs
+from rpa_tasks.admin.dashboard import count_ended_runs
 from rpa_tasks.models import ExecutionNode, Job, LoginState, Run, Shop
 from scheduling import sql
 from scheduling.admin.dashboard.cards import DashboardCard

@@ -20,8 +20,8 @@ from rpa_tasks.jobs.gates.node_drains import NodeLoad, drain_node, resume_node
 from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.maintainer import housekeeping
 from rpa_tasks.maintainer.housekeeping import Housekeeping
+from rpa_tasks.metrics import measure_execution_nodes
 from rpa_tasks.models import ExecutionNode, Job, Lane, Platform
-from rpa_tasks.scaling import measure_execution_nodes
 from rpa_tasks.takeover import leases
 from rpa_tasks.takeover.leases import CannotTakeOver
 from scheduling.db_timeouts import Deadline

@@ -9,8 +9,8 @@ import pytest
 from django.utils.timezone import now
 
 from rpa_tasks.jobs.pick import jobs
+from rpa_tasks.metrics import measure_execution_nodes
 from rpa_tasks.models import ExecutionNode, Job, Run, Shop
-from rpa_tasks.scaling import measure_execution_nodes
 from scheduling.db_timeouts import Deadline
 from tests.rpa_tasks.core.conftest import Market
 

@@ -14,7 +14,7 @@ from django.test import Client
 from django.utils.timezone import localtime, now
 from pytest_django import Settings
 
-from scheduling.admin.failed_tasks import bulk_action, failed_bulk
+from scheduling.admin.failed_tasks import bulk_action
 from scheduling.ledger.dead_letters import record_unreadable_message
 from scheduling.models import BulkAction, Event, FailedTask, Touch
 from scheduling.operations import bulk_actions
@@ -32,9 +32,8 @@ Url = Callable[..., str]
 @pytest.fixture(autouse=True)
 def _small_pages(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
     """And time to count, however slow the machine is. Batches start at once."""
-    monkeypatch.setattr(failed_bulk, "AT_ONCE", 2)
-    for module in (failed_bulk, bulk_action):
-        monkeypatch.setattr(module, "count_within", lambda count: count())
+    monkeypatch.setattr(bulk_action, "AT_ONCE", 2)
+    monkeypatch.setattr(bulk_action, "count_within", lambda count: count())
     monkeypatch.setattr(bulk_action, "UNDO_WINDOW", timedelta(0))
     settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_count=60.0)
 

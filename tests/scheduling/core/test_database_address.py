@@ -12,7 +12,7 @@ from django.db import OperationalError, connection
 from django.db.utils import ConnectionHandler
 
 from config.celery import beat_scheduler
-from config.settings.databases import build_database
+from config.settings.connections import build_database
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -9,8 +9,7 @@ from django.core.checks import run_checks
 from pytest_django import Settings
 
 from config.environment import environment
-from config.settings.brokers import build_broker
-from config.settings.layers import layer_host
+from config.settings.connections import build_broker, layer_host
 from scheduling.server_addresses import parse_redis
 from tests.support.refused_settings import refusal_of
 
