@@ -6,21 +6,22 @@ It uses HTTP where possible, otherwise one WebSocket per command. All connection
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
-from typing import Any
-from urllib.parse import quote, urlsplit
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote
 
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 HOST = "127.0.0.1"
 TIMEOUT = 3.0  #: seconds, unless the caller gives a timeout
+LONGEST_LIST = 1_000_000  #: bytes of an answer by HTTP
 LONGEST_ANSWER = 32 * 2**20  #: bytes; a hostile page chooses the size of its picture
 CLOSE_TIMEOUT = 2.0  #: seconds for pages to close; a page with a leave confirmation stays
 
@@ -49,23 +50,63 @@ def debug_flags(port: int) -> list[str]:
 
 
 class NoAnswer(Exception):
-    """The browser did not answer in time, or another program answered."""
+    """The browser did not answer in time, or gave an odd answer, as another program does."""
+
+
+T = TypeVar("T")
+
+
+def _member(answer: object, kind: type[T], *path: str) -> T:
+    """Return what the answer has at this path. Raises `NoAnswer` if that is missing or of another kind.
+
+    All answers are read by it: a browser that runs elsewhere may be any program.
+    """
+    for name in path:
+        answer = answer.get(name) if isinstance(answer, dict) else None
+    if not isinstance(answer, kind):
+        raise NoAnswer(f"odd answer, without {'.'.join(path) or kind.__name__}")
+    return answer
+
+
+def _parse_answer(text: str | bytes) -> object:
+    try:
+        answer: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise NoAnswer(f"odd answer, no JSON: {error!r}") from error
+    return answer
 
 
 def websocket_path(port: int, *, timeout: float | None = None) -> str:
     """Return the path of the browser's own WebSocket, with its random part. Raises `NoAnswer`."""
-    answer = _request_http(port, "/json/version", TIMEOUT if timeout is None else timeout)
-    if not isinstance(answer, dict) or not isinstance(url := answer.get("webSocketDebuggerUrl"), str):
-        raise NoAnswer(f"Port {port} answers, but not as a browser.")
-    return urlsplit(url).path
+    answer = _parse_answer(_request_http(port, "/json/version", TIMEOUT if timeout is None else timeout))
+    found = re.fullmatch(r"wss?://[^/]+(/[!-~]*)", _member(answer, str, "webSocketDebuggerUrl"))
+    if not found:
+        raise NoAnswer("odd answer, without the address of a WebSocket")
+    return found[1]
 
 
-def list_tabs(port: int) -> list[dict[str, Any]]:
+class Tab(NamedTuple):
+    id: str
+    url: str
+
+
+def list_tabs(port: int) -> list[Tab]:
     """Return the tabs, the latest first. Raises `NoAnswer`."""
-    answer = _request_http(port, "/json/list", TIMEOUT)
-    if not isinstance(answer, list):
-        raise NoAnswer(f"Port {port} answers, but not as a browser.")
-    return [page for page in answer if page.get("type") == "page"]
+    targets = _member(_parse_answer(_request_http(port, "/json/list", TIMEOUT)), list)
+    pages = [target for target in targets if _member(target, str, "type") == "page"]
+    return [Tab(_member(page, str, "id"), _member(page, str, "url")) for page in pages]
+
+
+def open_tab(port: int, url: str, *, timeout: float | None = None) -> str:
+    """Open the page in a new tab and return its id. Raises `NoAnswer`."""
+    path = f"/json/new?{quote(url, safe='')}"
+    answer = _request_http(port, path, TIMEOUT if timeout is None else timeout, method="PUT")
+    return _member(_parse_answer(answer), str, "id")
+
+
+def _close_tab(port: int, tab: str) -> None:
+    with suppress(NoAnswer):
+        _request_http(port, f"/json/close/{tab}", TIMEOUT)
 
 
 def reset_to_blank_page(port: int) -> bool:
@@ -73,16 +114,15 @@ def reset_to_blank_page(port: int) -> bool:
 
     Returns False if a page does not close. Raises `NoAnswer`.
     """
-    open_pages = list_tabs(port)
-    if [page["url"] for page in open_pages] == ["about:blank"]:
+    open_tabs = list_tabs(port)
+    if [tab.url for tab in open_tabs] == ["about:blank"]:
         return True
-    _request_http(port, "/json/new?about:blank", TIMEOUT, method="PUT")  # first: a browser without a page may exit
-    for page in open_pages:
-        with suppress(NoAnswer):
-            _request_http(port, f"/json/close/{page['id']}", TIMEOUT, text=True)
-    old = {page["id"] for page in open_pages}
+    open_tab(port, "about:blank")  # first: a browser without a page may exit
+    for tab in open_tabs:
+        _close_tab(port, tab.id)
+    old = {tab.id for tab in open_tabs}
     ends_at = time.monotonic() + CLOSE_TIMEOUT
-    while not (closed := old.isdisjoint(page["id"] for page in list_tabs(port))) and time.monotonic() < ends_at:
+    while not (closed := old.isdisjoint(tab.id for tab in list_tabs(port))) and time.monotonic() < ends_at:
         time.sleep(0.02)
     return closed
 
@@ -99,22 +139,24 @@ def open_connection(port: int, path: str, *, timeout: float | None = None) -> Cl
             close_timeout=0.2,
             ping_interval=None,  # a browser that is busy for long keeps a connection
         )
-    except (OSError, WebSocketException) as error:
+    except (OSError, ValueError, WebSocketException) as error:
         raise NoAnswer(f"{path}: {error!r}") from error
 
 
 def ask(connection: ClientConnection, method: str, *, timeout: float | None = None, **params: Any) -> dict[str, Any]:
-    """Send one command. Raises `NoAnswer`, also if the browser refuses it."""
-    timeout = TIMEOUT if timeout is None else timeout
+    """Send one command and return its result. Raises `NoAnswer`, also if the browser refuses it."""
+    ends_at = time.monotonic() + (TIMEOUT if timeout is None else timeout)
     try:
         connection.send(json.dumps({"id": 1, "method": method, "params": params}))
-        while (answer := json.loads(connection.recv(timeout=timeout))).get("id") != 1:
-            pass  # an event
+        while True:
+            answer = _member(_parse_answer(connection.recv(timeout=max(0.0, ends_at - time.monotonic()))), dict)
+            if answer.get("id") == 1:  # else it is an event
+                break
     except (OSError, ValueError, WebSocketException) as error:
         raise NoAnswer(f"{method}: {error!r}") from error
     if "error" in answer:
-        raise NoAnswer(f"{method}: {answer['error']}")
-    return dict(answer["result"])
+        raise NoAnswer(f"{method}: {answer['error']!r}")
+    return _member(answer, dict, "result")
 
 
 def send_command(port: int, path: str, method: str, *, timeout: float | None = None, **params: Any) -> dict[str, Any]:
@@ -123,16 +165,44 @@ def send_command(port: int, path: str, method: str, *, timeout: float | None = N
         return ask(connection, method, timeout=timeout, **params)
 
 
-def clear_cookies(port: int) -> None:
-    """Delete all cookies of the profile. Raises `NoAnswer`."""
-    send_command(port, websocket_path(port), "Storage.clearCookies")
+def list_cookies(port: int, path: str, *, timeout: float | None = None) -> list[dict[str, Any]]:
+    """Return the cookies of the profile; each has name, domain, path and `session`. Raises `NoAnswer`."""
+    cookies = _member(send_command(port, path, "Storage.getCookies", timeout=timeout), list, "cookies")
+    for cookie in cookies:
+        for name, kind in {"name": str, "domain": str, "path": str, "session": bool}.items():
+            _member(cookie, kind, name)
+    return cookies
 
 
 PAGE_STATE = """(() => {
     const entry = performance.getEntriesByType("navigation")[0];
     const body = document.body ? document.body.innerText : "";
-    return [location.href, document.readyState, entry ? entry.responseStatus : 0, body.slice(0, 10000)];
+    return {
+        url: location.href, state: document.readyState, status: entry ? entry.responseStatus : 0,
+        text: body.slice(0, 10000),
+    };
 })()"""
+
+
+def read_page(port: int, url: str, *, timeout: float) -> tuple[int, str]:
+    """Open a page in a tab of its own. Returns its status, 0 if it was not loaded, and text. Raises `NoAnswer`."""
+    ends_at = time.monotonic() + timeout
+    tab = open_tab(port, url, timeout=timeout)
+    try:
+        while time.monotonic() < ends_at:
+            answer = send_command(
+                port, f"/devtools/page/{tab}", "Runtime.evaluate", timeout=max(0.0, ends_at - time.monotonic()),
+                expression=PAGE_STATE, returnByValue=True,
+            )  # fmt: skip
+            if "value" in (page := _member(answer, dict, "result")):  # else the tab is between two pages
+                address = _member(page, str, "value", "url")
+                if _member(page, str, "value", "state") == "complete" and address != "about:blank":
+                    status = 0 if address.startswith("chrome-error:") else _member(page, int, "value", "status")
+                    return status, _member(page, str, "value", "text")
+            time.sleep(0.05)
+    finally:
+        _close_tab(port, tab)
+    raise NoAnswer(f"{url} was not loaded in {timeout:.0f} s")
 
 
 PAGE_HTML = "document.documentElement.outerHTML.slice(0, %d)"
@@ -144,83 +214,51 @@ PICTURES: tuple[dict[str, Any], ...] = (
 )
 
 
-@contextmanager
-def _refusing_odd_answers() -> Iterator[None]:
-    """Raise `NoAnswer` for an answer without the expected members: a browser elsewhere may be any program."""
-    try:
-        yield
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise NoAnswer(f"odd answer: {error!r}") from error
-
-
-@_refusing_odd_answers()
-def read_page(port: int, url: str, *, timeout: float) -> tuple[int, str]:
-    """Open a page in a tab of its own. Returns its status, 0 if it was not loaded, and text. Raises `NoAnswer`."""
-    ends_at = time.monotonic() + timeout
-    tab = _request_http(port, f"/json/new?{quote(url, safe='')}", timeout, method="PUT")["id"]
-    try:
-        while time.monotonic() < ends_at:
-            answer = send_command(
-                port, f"/devtools/page/{tab}", "Runtime.evaluate", timeout=max(0.0, ends_at - time.monotonic()),
-                expression=PAGE_STATE, returnByValue=True,
-            )  # fmt: skip
-            address, state, status, text = answer["result"].get("value") or ("", "", 0, "")
-            if state == "complete" and address != "about:blank":
-                return (0 if address.startswith("chrome-error:") else int(status)), text
-            time.sleep(0.05)
-    finally:
-        with suppress(NoAnswer):
-            _request_http(port, f"/json/close/{tab}", TIMEOUT, text=True)
-    raise NoAnswer(f"{url} was not loaded in {timeout:.0f} s")
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """The most recent page."""
 
     screenshot: bytes
     html: str
-    url: str
-    title: str
 
 
-@_refusing_odd_answers()
 def take_snapshot(port: int, *, timeout: float, limit: int) -> Snapshot:
     """Return the page that was active last, with at most `limit` bytes of screenshot and characters of HTML.
 
     Raises: `NoAnswer`, also for a page that does not answer, such as one with an endless script.
     """
-    tabs = list_tabs(port)
-    if not tabs:
-        raise NoAnswer("The browser has no page.")
-    tab = min(tabs, key=lambda each: bool(each["url"] == "about:blank"))
     ends_at = time.monotonic() + timeout
-    with open_connection(port, f"/devtools/page/{tab['id']}", timeout=timeout) as page:
+    tab = min(list_tabs(port), key=lambda tab: tab.url == "about:blank", default=None)
+    if tab is None:
+        raise NoAnswer("The browser has no page.")
+    with open_connection(port, f"/devtools/page/{tab.id}", timeout=timeout) as page:
 
         def ask_page(method: str, **params: Any) -> dict[str, Any]:
             return ask(page, method, timeout=max(0.0, ends_at - time.monotonic()), **params)
 
         # In a world of its own, where the page cannot have replaced what the expression uses.
-        frame = ask_page("Page.getFrameTree")["frameTree"]["frame"]
-        world = ask_page("Page.createIsolatedWorld", frameId=frame["id"])["executionContextId"]
-        html = ask_page("Runtime.evaluate", expression=PAGE_HTML % limit, contextId=world, returnByValue=True)
+        frame = _member(ask_page("Page.getFrameTree"), str, "frameTree", "frame", "id")
+        world = _member(ask_page("Page.createIsolatedWorld", frameId=frame), int, "executionContextId")
+        answer = ask_page("Runtime.evaluate", expression=PAGE_HTML % limit, contextId=world, returnByValue=True)
+        html = _member(answer, dict, "result")
         for form in PICTURES:
-            picture = b64decode(ask_page("Page.captureScreenshot", **form)["data"])
+            try:
+                picture = b64decode(_member(ask_page("Page.captureScreenshot", **form), str, "data"))
+            except ValueError as error:
+                raise NoAnswer(f"odd answer, no picture: {error!r}") from error
             if len(picture) <= limit:
                 break
-    screenshot = picture if len(picture) <= limit else b""
-    return Snapshot(screenshot, str(html["result"].get("value", "")), tab["url"], tab["title"])
+    # A page without HTML has no value.
+    return Snapshot(picture if len(picture) <= limit else b"", _member(html.get("value", ""), str))
 
 
-def _request_http(port: int, path: str, timeout: float, *, method: str = "GET", text: bool = False) -> Any:
+def _request_http(port: int, path: str, timeout: float, *, method: str = "GET") -> bytes:
     connection = HTTPConnection(HOST, port, timeout=timeout)
     try:
         connection.request(method, path)
         response = connection.getresponse()
-        body = response.read(1_000_000)
         if response.status != 200:
             raise NoAnswer(f"{path}: status {response.status}")
-        return body if text else json.loads(body)
+        return response.read(LONGEST_LIST)
     except (OSError, HTTPException, ValueError) as error:
         raise NoAnswer(f"{path}: {error!r}") from error
     finally:

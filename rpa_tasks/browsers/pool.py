@@ -104,7 +104,7 @@ class AcquiredBrowser:
     def clear_cookies(self) -> None:
         """Delete all cookies of the profile. Raises `NoBrowser` if the browser does not answer."""
         try:
-            devtools.clear_cookies(self.port)
+            devtools.send_command(self.port, devtools.websocket_path(self.port), "Storage.clearCookies")
             session_cookies(self.profile_id).unlink(missing_ok=True)
         except devtools.NoAnswer as error:
             raise NoBrowser(BROWSER_FAILED, f"Cookies were not cleared: {error}") from error

@@ -221,7 +221,7 @@ def _wait_for_exit(pid: int, seconds: float) -> None:
 
 def _save_session_cookies(record: Record) -> None:
     """Store the session cookies before the browser is asked to close. Raises `devtools.NoAnswer`."""
-    cookies = devtools.send_command(record.port, record.path, "Storage.getCookies", timeout=ANSWER_WITHIN)["cookies"]
+    cookies = devtools.list_cookies(record.port, record.path, timeout=ANSWER_WITHIN)
     lasting = [{key: cookie[key] for key in COOKIE_FIELDS if key in cookie} for cookie in cookies if cookie["session"]]
     try:
         registry.replace_json(session_cookies(record.profile), lasting)
@@ -237,14 +237,13 @@ def restore_session_cookies(record: Record) -> None:
 
     try:
         kept = json.loads(registry.read_own(session_cookies(record.profile)))
-    except (OSError, ValueError):
-        return
-    try:
-        cookies = devtools.send_command(record.port, record.path, "Storage.getCookies")["cookies"]
-        present = {key_of(cookie) for cookie in cookies}
+        present = {key_of(cookie) for cookie in devtools.list_cookies(record.port, record.path)}
         if missing := [cookie for cookie in kept if key_of(cookie) not in present]:
             devtools.send_command(record.port, record.path, "Storage.setCookies", cookies=missing)
-    except (devtools.NoAnswer, TypeError, KeyError) as error:
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, TypeError, LookupError, RecursionError, devtools.NoAnswer) as error:
+        # Programs of the shop can write the file.
         log.warning("session_cookies_lost", profile=record.profile, error=str(error))
 
 

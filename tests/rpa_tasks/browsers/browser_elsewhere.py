@@ -35,4 +35,4 @@ class Elsewhere:
         return False
 
     def list_pages(self) -> list[str]:
-        return [page["url"] for page in devtools.list_tabs(self.port)]
+        return [page.url for page in devtools.list_tabs(self.port)]

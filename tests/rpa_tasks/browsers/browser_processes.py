@@ -119,7 +119,7 @@ def visit(port: int, url: str, site: Any) -> str:
     """Open the page; returns the cookies that came with it. The browser has the answer by then, with the cookies in it:
     the site notes a visit before."""
     before = len(site.visits)
-    opened = devtools._request_http(port, f"/json/new?{url}", WAIT_LIMIT, method="PUT")["id"]
+    opened = devtools.open_tab(port, url, timeout=WAIT_LIMIT)
     path = url.removeprefix(site.url)
     eventually(lambda: (opened, path) in _list_pages(port), f"no {url}")
     return next(cookies or "none" for visited, cookies in site.visits[before:] if visited == path)
@@ -128,12 +128,13 @@ def visit(port: int, url: str, site: Any) -> str:
 def _list_pages(port: int) -> list[tuple[str, str]]:
     """Return id and title of each page; nothing while the browser is too busy to answer."""
     with suppress(devtools.NoAnswer):
-        return [(page["id"], page["title"]) for page in devtools.list_tabs(port)]
+        found = devtools.send_command(port, devtools.websocket_path(port), "Target.getTargets")["targetInfos"]
+        return [(page["targetId"], page["title"]) for page in found]
     return []
 
 
 def cookies(port: int) -> dict[str, str]:
-    found = devtools.send_command(port, devtools.websocket_path(port), "Storage.getCookies")["cookies"]
+    found = devtools.list_cookies(port, devtools.websocket_path(port))
     return {cookie["name"]: cookie["value"] for cookie in found}
 
 

@@ -34,7 +34,7 @@ def build_launch(proxy: ProxyProcess, **other: Any) -> LaunchSettings:
 
 def evaluate(port: int, url: str, expression: str) -> Any:
     """Open the page and return what the expression gives there."""
-    tab = devtools._request_http(port, f"/json/new?{url}", WAIT_LIMIT, method="PUT")["id"]
+    tab = devtools.open_tab(port, url, timeout=WAIT_LIMIT)
 
     def ask(words: str) -> Any:
         answer = devtools.send_command(

@@ -189,7 +189,7 @@ def test_pages_left_by_run_are_closed(acquire: Acquire, site: Site) -> None:
 
     again = acquire("s1")
     assert again.warm
-    assert [page["url"] for page in devtools.list_tabs(again.port)] == ["about:blank"]
+    assert [page.url for page in devtools.list_tabs(again.port)] == ["about:blank"]
 
 
 def test_removed_slot_is_not_used(acquire: Acquire, settings: Settings) -> None:

@@ -125,7 +125,7 @@ def test_health_check_passes_and_fails_browser_elsewhere(acquire: Acquire, elsew
 def open_confirmation(port: int) -> Iterator[Callable[[], bool]]:
     """Let the page of the browser ask a question. Yield what answers it and returns the result in the page."""
     (page,) = devtools.list_tabs(port)
-    with connect(page["webSocketDebuggerUrl"], proxy=None, max_size=None) as socket:
+    with connect(f"ws://{devtools.HOST}:{port}/devtools/page/{page.id}", proxy=None, max_size=None) as socket:
 
         def read_until(condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
             while not condition(message := json.loads(socket.recv(timeout=WAIT_LIMIT))):

@@ -25,8 +25,7 @@ def test_snapshot_contains_page_of_the_run(acquire: Acquire, site: Site) -> None
     visit(borrowed.port, f"{site.url}/orders", site)
     found = look(borrowed.port)
 
-    assert found.url == f"{site.url}/orders"
-    assert found.title == "/orders"
+    assert "<title>/orders</title>" in found.html
     assert "订单" in found.html
     assert found.screenshot.startswith(b"\x89PNG")
     assert devtools.websocket_path(borrowed.port)  # looking does not end it
@@ -36,12 +35,12 @@ def test_snapshot_shows_latest_page(acquire: Acquire, site: Site) -> None:
     borrowed = acquire("s1")
     for number in range(4):
         visit(borrowed.port, f"{site.url}/page-{number}", site)
-    assert look(borrowed.port).title == "/page-3"
+    assert "<title>/page-3</title>" in look(borrowed.port).html
 
 
 def evaluate(port: int, expression: str) -> None:
     devtools.send_command(
-        port, f"/devtools/page/{devtools.list_tabs(port)[0]['id']}", "Runtime.evaluate", expression=expression,
+        port, f"/devtools/page/{devtools.list_tabs(port)[0].id}", "Runtime.evaluate", expression=expression,
         timeout=WAIT_LIMIT,
     )  # fmt: skip
 
