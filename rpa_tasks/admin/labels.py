@@ -35,6 +35,7 @@ REASONS: dict[str, str | Promise] = {
     "directory_missing": gettext_lazy("Working directory is missing on the node, or isolation hides it"),
     "command_missing": gettext_lazy("Command was not found on the node"),
     "command_not_executable": gettext_lazy("Command is not executable"),
+    "command_not_valid": gettext_lazy("Command of the flow is not valid"),
     "arguments_too_long": gettext_lazy("Payload is too long for a command line"),
     "payload_reserved": gettext_lazy("Payload has members that the run sets"),
     "no_result": gettext_lazy("Ended without its result line"),

@@ -90,8 +90,8 @@ def _payload_too_long(payload: Mapping[str, Any], flow: Flow) -> str:
             timeout=flow.timeout,
             param_file="x" * command.LONGEST_PATH,
         )
-    except command.ParamTooLong as error:
-        return str(error)
+    except command.CannotStart as error:
+        return error.problem
     return ""
 
 

@@ -40,22 +40,13 @@ RUN_MEMBERS = (
 )  # fmt: skip
 
 
-class UnusableParam(ValueError):
-    """No command can be started with this parameter. `reason` is the code for the run."""
+class CannotStart(ValueError):
+    """No retry can start this command with this parameter. `reason` is the code for the run."""
 
-    reason = ""
-
-
-class ParamTooLong(UnusableParam):
-    """The parameter is longer than a command line can carry."""
-
-    reason = "arguments_too_long"
-
-
-class ReservedMember(UnusableParam):
-    """The payload of a flat parameter has members that the run sets."""
-
-    reason = "payload_reserved"
+    def __init__(self, reason: str, problem: str) -> None:
+        super().__init__(problem)
+        self.reason = reason
+        self.problem = problem
 
 
 def argv_for(
@@ -63,7 +54,7 @@ def argv_for(
 ) -> list[str]:
     """Fill in the placeholders of a command; `{timeout}` in whole seconds, `{debug_port}` empty without a browser.
 
-    Raises: `ParamTooLong` if Linux would not start the result.
+    Raises: `CannotStart` if Linux would not start the result.
     """
     own = ("shop_id", "platform", "profile_id", "debug_port", "task_id")
     values = {name: str(param[name]) if param.get(name) is not None else "" for name in own} | {
@@ -73,21 +64,13 @@ def argv_for(
     words = [values[found[1]] if (found := _PLACEHOLDER.fullmatch(word)) else word for word in command]
     sizes = [len(word.encode()) for word in words]
     if max(sizes, default=0) > WORD_LIMIT:
-        raise ParamTooLong(
-            _(
-                "makes a word of %(size)s bytes; a command's word has at most %(most)s",
-                size=f"{max(sizes):,}",
-                most=f"{WORD_LIMIT:,}",
-            )
-        )
+        size, most = f"{max(sizes):,}", f"{WORD_LIMIT:,}"
+        problem = _("makes a word of %(size)s bytes; a command's word has at most %(most)s", size=size, most=most)
+        raise CannotStart("arguments_too_long", problem)
     if sum(sizes) > WORDS_LIMIT:
-        raise ParamTooLong(
-            _(
-                "makes a command of %(size)s bytes; it has at most %(most)s",
-                size=f"{sum(sizes):,}",
-                most=f"{WORDS_LIMIT:,}",
-            )
-        )
+        size, most = f"{sum(sizes):,}", f"{WORDS_LIMIT:,}"
+        problem = _("makes a command of %(size)s bytes; it has at most %(most)s", size=size, most=most)
+        raise CannotStart("arguments_too_long", problem)
     return words
 
 
@@ -102,10 +85,10 @@ def param_of(
 ) -> dict[str, Any]:  # fmt: skip
     """Collect all that a command receives about its job: the payload's members beside those of the run, or nested.
 
-    Raises: `ReservedMember` if a flat payload would replace a member of the run.
+    Raises: `CannotStart` if a flat payload would replace a member of the run.
     """
     if not nested and (taken := reserved_members(payload)):
-        raise ReservedMember(f"the payload has {', '.join(taken)}, which the run sets")
+        raise CannotStart("payload_reserved", f"the payload has {', '.join(taken)}, which the run sets")
     return {
         "debug_port": debug_port,
         "shop_id": shop_id,
@@ -125,7 +108,7 @@ def reserved_members(payload: Mapping[str, Any]) -> list[str]:
 def longest_param(payload: Mapping[str, Any], *, nested: bool) -> dict[str, Any]:
     """Return the longest parameter of this payload, with the longest column values, ids and port.
 
-    Raises: `ReservedMember`.
+    Raises: `CannotStart`.
     """
     return param_of(
         shop_id="x" * 64, platform="x" * 64, profile_id="x" * 140, task_id="x" * 36, delivery_key="x" * 36,

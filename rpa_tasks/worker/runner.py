@@ -155,7 +155,7 @@ class JobRun:
         with ExitStack() as prepared:
             try:
                 order = self._build_run_spec(prepared)
-            except command.UnusableParam as error:
+            except command.CannotStart as error:
                 return self._result_without_start(Verdict(RunOutcome.BUSINESS, error.reason), detail=str(error))
             except OSError as error:  # no working directory or no log
                 reason = DISK_FULL if is_disk_full(error) else "not_started"
@@ -290,9 +290,12 @@ class JobRun:
     def _build_run_spec(self, prepared: ExitStack) -> RunSpec:
         """Prepare the working directory and the sandbox. Closing `prepared` deletes the directory.
 
-        Raises: `UnusableParam`, `OSError`, `isolation.CannotIsolate`, `NoBrowser`.
+        Raises: `CannotStart`, `OSError`, `isolation.CannotIsolate`, `NoBrowser`.
         """
         flow, shop, claim = self.job.flow, self.job.shop, self.pick.claim
+        # Forms and files refuse such a command, but a row written by hand or by an older release may have one.
+        if problems := command.check_words(flow.command):
+            raise command.CannotStart("command_not_valid", f"command: {'; '.join(problems)}")
         folder = registry.run_path(shop.profile, claim.lease_no)
         param = self._build_param()
         argv = command.argv_for(

@@ -131,6 +131,26 @@ def test_flat_parameter_never_replaces_members_of_run(run_script: Callable[..., 
 
 
 @pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["sh", "{param}", "--param={param}"], "command: must have each placeholder as a word of its own"),
+        (["sh", "-c", "touch started"], "command: must contain {param} or {param_file}"),
+        ([], "command: must start with a program"),
+    ],
+)
+def test_command_that_no_form_would_store_is_refused_at_its_run(
+    run_script: Callable[..., Job], words: list[str], problem: str
+) -> None:
+    job = run_script("pass", run=False)
+    Flow.objects.update(command=words)
+    assert runner.run_startable_jobs(EVERY) == 1
+
+    job.refresh_from_db()
+    assert (job.state, job.reason) == ("failed", "command_not_valid")
+    assert problem in FailedTask.objects.get().detail
+
+
+@pytest.mark.parametrize(
     ("code", "reason"), [(errno.ENOSPC, "disk_full"), (errno.EDQUOT, "disk_full"), (errno.EACCES, "not_started")]
 )
 def test_run_without_working_directory_names_the_disk_only_if_it_is_full(

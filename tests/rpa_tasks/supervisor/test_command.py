@@ -15,7 +15,7 @@ from rpa_tasks.outcomes import ExitCause
 from rpa_tasks.supervisor.command import (
     PLACEHOLDERS,
     WORD_LIMIT,
-    ParamTooLong,
+    CannotStart,
     argv_for,
     check_program,
     check_words,
@@ -83,9 +83,9 @@ print(json.dumps({"result": {"hex": payload.encode("utf-16", "surrogatepass").he
 def test_argv_for_refuses_too_long_parameter() -> None:
     fits = "x" * (WORD_LIMIT - len('{"p":""}'))
     assert len(argv(["{param}"], p=fits)[0]) == WORD_LIMIT
-    with pytest.raises(ParamTooLong, match="131,072 bytes"):
+    with pytest.raises(CannotStart, match="131,072 bytes"):
         argv(["{param}"], p=fits + "x")
-    with pytest.raises(ParamTooLong, match="a command of"):
+    with pytest.raises(CannotStart, match="a command of"):
         argv(["{param}"] * 9, p=fits)
 
 
