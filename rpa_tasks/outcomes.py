@@ -53,8 +53,6 @@ class CommandResult:
     survivors: int = 0
     #: End of its output, at most 8,000 characters, secrets masked.
     tail: str = ""
-    #: Bytes of output that the log did not keep.
-    dropped: int = 0
     result: dict[str, Any] | None = None
     #: The program was entered: it may have had its effect.
     started: bool = False

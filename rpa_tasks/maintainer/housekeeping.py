@@ -28,7 +28,7 @@ from rpa_tasks.jobs.gates.node_drains import is_draining
 from rpa_tasks.maintainer.next_shops import find_next_shops
 from rpa_tasks.maintainer.old_profiles import KEPT_FOR, OldProfiles
 from rpa_tasks.models import ExecutionNode, Job, JobState
-from rpa_tasks.supervisor.runs import LEASE_NO, TASK_ID, end_marked_processes, marked_processes
+from rpa_tasks.supervisor.runs import LEASE_NO, TASK_ID, end_marked_processes, list_run_processes
 from rpa_tasks.takeover import leases
 from rpa_tasks.worker import node
 from rpa_tasks.worker.node_name import claim_node_name
@@ -109,7 +109,7 @@ class Housekeeping:
 
         For killed supervisor processes see `rpa_tasks.supervisor.runs.end_unsupervised`.
         """
-        found = {run for _, marks in marked_processes() if (run := _run_of_marks(marks))}
+        found = {run for each in list_run_processes() if (run := _run_of_marks(each.markers))}
         orphans = found - _running_runs(found)
         at = time.monotonic()
         self._orphaned_since = {run: self._orphaned_since.get(run, at) for run in orphans}

@@ -21,7 +21,7 @@ from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.browser_processes import processes_on_profile
 from rpa_tasks.browsers.registry import UNNEEDED_MARK, Lock
 from rpa_tasks.models import ExecutionNode, Shop
-from rpa_tasks.supervisor.runs import SHOP, marked_processes
+from rpa_tasks.supervisor.runs import SHOP, list_run_processes
 from scheduling import sql
 
 log = structlog.get_logger(__name__)
@@ -144,6 +144,6 @@ def _is_in_use(folder: Path) -> bool:
 
 def _running_profiles() -> set[str]:
     """Return the directory names of profiles of shops with processes of a run on this node, retired shops included."""
-    names = {marks[SHOP] for _, marks in marked_processes()}
+    names = {each.markers[SHOP] for each in list_run_processes()}
     shops = Shop.objects.select_related("platform").filter(shop_id__in=[name.partition("/")[2] for name in names])
     return {registry.directory_name(shop.profile) for shop in shops if f"{shop.platform.key}/{shop.shop_id}" in names}

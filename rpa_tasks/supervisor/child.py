@@ -86,12 +86,7 @@ def _describe_start_error(step: bytes, code: int, program: str, cwd: str) -> tup
 
 
 def _exec_command(
-    argv: list[str],
-    env: dict[str, str],
-    cwd: str,
-    outputs: tuple[int, int],
-    guard: int,
-    error_end: int,
+    argv: list[str], env: dict[str, str], cwd: str, outputs: tuple[int, int], guard: int, error_end: int
 ) -> NoReturn:
     step = b"setup"
     try:
@@ -99,7 +94,9 @@ def _exec_command(
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != guard:
             os._exit(127)  # the supervisor died before the kernel had this setting
-        _connect_streams(outputs)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(outputs[0], 1)
+        os.dup2(outputs[1], 2)  # exec closes all others
         _reset_signals()
         step = b"chdir"
         os.chdir(cwd)
@@ -109,13 +106,6 @@ def _exec_command(
         os.write(error_end, b"%s %d" % (step, error.errno or 0))
     finally:
         os._exit(127)
-
-
-def _connect_streams(outputs: tuple[int, int]) -> None:
-    """Connect standard input, output and error. All other descriptors are closed by exec."""
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(outputs[0], 1)
-    os.dup2(outputs[1], 2)
 
 
 def _reset_signals() -> None:

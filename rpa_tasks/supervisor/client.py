@@ -26,7 +26,7 @@ import structlog
 from rpa_tasks.outcomes import CommandResult, ExitCause
 from rpa_tasks.supervisor import processes
 from rpa_tasks.supervisor.child import adopt_orphans
-from rpa_tasks.supervisor.output import TAIL_CHARACTERS
+from rpa_tasks.supervisor.output import TAIL_CHARACTERS, decode_tail
 from rpa_tasks.supervisor.protocol import pack_line, unpack_line
 from rpa_tasks.supervisor.runs import LEASE_NO, MARKERS, SWEEP_GRACE, TASK_ID, Ancestry, is_supervisor
 
@@ -47,8 +47,6 @@ class RunSpec:
     #: Seconds until SIGTERM; SIGKILL follows `hard_after` seconds later.
     timeout: float
     log_path: str
-    #: Bytes.
-    log_limit: int = 10 * 2**20
     #: Working directory; empty means the command's HOME.
     cwd: str = ""
     #: Secrets to hide in log and events; those shorter than four characters are ignored.
@@ -56,22 +54,19 @@ class RunSpec:
     hard_after: float = 50.0
     #: Seconds between SIGTERM and SIGKILL for an end other than the timeout.
     grace: float = 15.0
-    #: Seconds that it may run without `SupervisedCommand.extend`, unless `extend_until` is given.
-    extension: float = 30.0
-    #: As in `SupervisedCommand.extend`: by `clock()`, counted from the instant before the claim.
-    extend_until: float | None = None
+    #: As in `SupervisedCommand.extend`: by `clock()`, counted from the instant before the claim; infinite: no lease.
+    extend_until: float = float("inf")
     #: Words before the command: its sandbox, see `rpa_tasks.isolation`.
     prefix: Sequence[str] = ()
 
     def line(self) -> bytes:
-        order = {each.name: getattr(self, each.name) for each in fields(self)}
-        order |= {"argv": list(self.argv), "env": dict(self.env), "mask": list(self.mask), "prefix": list(self.prefix)}
         # The supervisor process has another working directory.
-        order |= {
+        paths = {
             "log_path": os.path.abspath(self.log_path),
             "cwd": os.path.abspath(self.cwd or self.env.get("HOME", "/")),
         }
-        return pack_line(order)
+        lists = {"argv": list(self.argv), "env": dict(self.env), "mask": list(self.mask), "prefix": list(self.prefix)}
+        return pack_line({each.name: getattr(self, each.name) for each in fields(self)} | lists | paths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +81,7 @@ class Progress(NamedTuple):
     message: str  #: at most 200 characters, may be empty
 
 
-@dataclass(frozen=True, slots=True)
-class FlowResult:
-    value: dict[str, Any]
-
-
-Event = Started | Progress | FlowResult | CommandResult
+Event = Started | Progress | CommandResult
 
 
 class SupervisedCommand:
@@ -144,7 +134,7 @@ class SupervisedCommand:
         return self._events.popleft()
 
     def extend(self, until: float) -> None:
-        """Let the command run until `until`, by `rpa_tasks.supervisor.clock`.
+        """Let the command run until `until`, by `protocol.clock`.
 
         Count from the instant before the renewal is requested: PostgreSQL counts from a later instant, that of the
         renewal.
@@ -205,7 +195,6 @@ class SupervisedCommand:
             self._events.append(Progress(event["progress"], event["message"]))
         elif "result" in event:
             self._result = event["result"]
-            self._events.append(FlowResult(event["result"]))
         else:
             self._end(ExitCause(event.pop("ended")), **event)
 
@@ -218,9 +207,6 @@ class SupervisedCommand:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._close_pipes()
-
-    def _close_pipes(self) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -236,8 +222,14 @@ class SupervisedCommand:
         self._process.wait()
         log.error("supervisor_lost", how=how, guard=self._process.pid, command=self._pid)
         left = processes.end_processes(self._family, SWEEP_GRACE)
-        self._reap_adopted()
-        self._end(ExitCause.SUPERVISOR_LOST, survivors=len(left), tail=_tail_of_run_log(Path(self._order.log_path)))
+        for pid in self._adopted_pids:  # otherwise they would stay zombies
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        tail = b""
+        with suppress(OSError), open(self._order.log_path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4 * TAIL_CHARACTERS))
+            tail = file.read()
+        self._end(ExitCause.SUPERVISOR_LOST, survivors=len(left), tail=decode_tail(tail))
 
     def _family(self) -> list[processes.Process]:
         """Find what the command has left: its session, processes with the run's environment, and adopted ones.
@@ -258,12 +250,6 @@ class SupervisedCommand:
                 found[process.pid] = process
         return list(found.values())
 
-    def _reap_adopted(self) -> None:
-        """Reap adopted processes, which would otherwise stay zombies."""
-        for pid in self._adopted_pids:
-            with suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-
 
 def _start_supervisor(env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start it without our terminal and environment. The markers of its run are in its command line."""
@@ -273,14 +259,3 @@ def _start_supervisor(env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
         cwd="/", env={"LANG": "C.UTF-8"}, start_new_session=True,
     )  # fmt: skip
-
-
-def _tail_of_run_log(path: Path) -> str:
-    """Return the end of the log of a run whose supervisor process is lost."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 4 * TAIL_CHARACTERS))
-            return file.read().decode("utf-8", "replace").replace("\0", "\ufffd")[-TAIL_CHARACTERS:]
-    except OSError:
-        return ""

@@ -136,6 +136,9 @@ def environment_for(
 
     `shop` is `<platform>/<shop id>`.
     """
+    allowed = {name: os.environ[name] for name in names if name in os.environ}
+    if "DATABASE_URL" in names:
+        allowed["DATABASE_URL"] = _database_url()
     minimal = {
         "PATH": os.pathsep.join([*path, *PATH]),
         "HOME": str(home),
@@ -143,10 +146,8 @@ def environment_for(
         "TZ": settings.TIME_ZONE,
         "TMPDIR": str(temporary),
     }
-    markers = {
-        TASK_ID: task_id, LEASE_NO: str(lease_no), SHOP: shop, STATE_DIR: state_dir()
-    }  # fmt: skip
-    return minimal | _allowed_variables(names) | dict(fixed or {}) | markers
+    markers = {TASK_ID: task_id, LEASE_NO: str(lease_no), SHOP: shop, STATE_DIR: state_dir()}
+    return minimal | allowed | dict(fixed or {}) | markers
 
 
 def secrets_in(environment: Mapping[str, str]) -> list[str]:
@@ -203,13 +204,6 @@ def check_program(word: str, path: Sequence[str] = (), cwd: str = "") -> str:
     if os.path.dirname(program) and os.path.exists(program):
         return _("%(program)s is not executable", program=program)
     return _("%(program)s was not found", program=program)
-
-
-def _allowed_variables(names: Sequence[str]) -> dict[str, str]:
-    values = {name: os.environ[name] for name in names if name in os.environ}
-    if "DATABASE_URL" in names:
-        values["DATABASE_URL"] = _database_url()
-    return values
 
 
 def _database_url() -> str:

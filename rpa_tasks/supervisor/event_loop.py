@@ -11,9 +11,8 @@ import os
 import select
 
 from rpa_tasks.supervisor import child, processes
-from rpa_tasks.supervisor.clock import clock
-from rpa_tasks.supervisor.output_reader import OutputReader
-from rpa_tasks.supervisor.protocol import Inbox, Outbox
+from rpa_tasks.supervisor.output import OutputReader, decode_tail
+from rpa_tasks.supervisor.protocol import Inbox, Outbox, clock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,10 +38,9 @@ class SupervisorLoop:
 
     def __init__(self, order: dict[str, Any], inbox: Inbox, outbox: Outbox) -> None:
         self.order, self.inbox, self.outbox = order, inbox, outbox
-        self.reader = OutputReader(order, outbox)
-        now = clock()
-        self.lease_until = order.get("extend_until") or now + order["extension"]
-        self.timeout_at = now + order["timeout"]
+        self.reader = OutputReader(order["log_path"], order["mask"], outbox)
+        self.lease_until: float = order["extend_until"]
+        self.timeout_at: float = clock() + order["timeout"]
         self.pid = 0
         self.status: int | None = None  # of the command, after its end
         self.ended = ""  # why it was asked to end; empty while it may run
@@ -53,8 +51,6 @@ class SupervisorLoop:
         self.stop_requested = False  # the supervisor process received SIGTERM
         self.asking = False  # whether to wake up when the runner has read
         self.poll = select.poll()
-
-    # --- start ----------------------------------------------------------------------------------------------------
 
     def run(self) -> dict[str, Any]:
         """Run the command and return the last event. All its processes have ended then, except the number in
@@ -72,7 +68,7 @@ class SupervisorLoop:
         self.poll.register(wake, select.POLLIN)
         self.poll.register(self.inbox.descriptor, select.POLLIN)
         self.handle_orders()  # lines that arrived together with the order wake no poll
-        while not self.is_over():
+        while not self.childless and clock() < self.give_up_at:
             self.turn(wake)
         self.reader.finish()
         return self.report()
@@ -95,13 +91,22 @@ class SupervisorLoop:
         self.poll.register(out, select.POLLIN)
         self.poll.register(err, select.POLLIN)
 
-    # --- a turn ---------------------------------------------------------------------------------------------------
-
     def turn(self, wake: int) -> None:
-        self.poll_for_output_space()
-        for descriptor, _ in self.poll.poll(max(0.0, self.next_at() - clock()) * 1000 + 1):
+        """Wait for the next event or deadline, at most a second: poll does not count the sleep of the machine."""
+        if self.outbox.waits != self.asking:
+            self.asking = self.outbox.waits
+            if self.asking:
+                self.poll.register(self.outbox.descriptor, select.POLLOUT)
+            else:
+                self.poll.unregister(self.outbox.descriptor)
+        timers = [clock() + 1, self.outbox.due_at() or NEVER, self.spread_at, self.kill_at]
+        if not self.ended and self.status is None:
+            timers += [self.lease_until, self.timeout_at]
+        for descriptor, _ in self.poll.poll(max(0.0, min(timers) - clock()) * 1000 + 1):
             if descriptor in self.reader:
-                self.read_available(descriptor)
+                self.reader.read_available(descriptor)
+                if descriptor not in self.reader:
+                    self.poll.unregister(descriptor)
             elif descriptor == self.inbox.descriptor:
                 self.handle_orders()
             elif descriptor == wake:
@@ -111,27 +116,6 @@ class SupervisorLoop:
                 self.outbox.push()
         self.outbox.release(clock())
         self.check_deadlines()
-
-    def next_at(self) -> float:
-        """Return the next deadline, at most a second ahead: poll does not count the sleep of the machine."""
-        timers = [clock() + 1, self.outbox.due_at() or NEVER]
-        if not self.ended and self.status is None:
-            timers += [self.lease_until, self.timeout_at]
-        return min(*timers, self.spread_at, self.kill_at)
-
-    def poll_for_output_space(self) -> None:
-        if self.outbox.waits == self.asking:
-            return
-        self.asking = self.outbox.waits
-        if self.asking:
-            self.poll.register(self.outbox.descriptor, select.POLLOUT)
-        else:
-            self.poll.unregister(self.outbox.descriptor)
-
-    def read_available(self, descriptor: int) -> None:
-        self.reader.read_available(descriptor)
-        if descriptor not in self.reader:
-            self.poll.unregister(descriptor)
 
     def handle_orders(self) -> None:
         for line in self.inbox.receive():
@@ -155,8 +139,6 @@ class SupervisorLoop:
                 return
             if pid == self.pid:
                 self.status = status
-
-    # --- end ------------------------------------------------------------------------------------------------------
 
     def stop(self, why: str, grace: float) -> None:
         """Send SIGTERM, then SIGKILL after `grace` seconds. A second reason can only shorten the grace."""
@@ -214,11 +196,6 @@ class SupervisorLoop:
             found = min(below, key=lambda each: (each.started, each.pid), default=found)
         return found
 
-    def is_over(self) -> bool:
-        return self.childless or clock() >= self.give_up_at
-
-    # --- the report -----------------------------------------------------------------------------------------------
-
     def report(self) -> dict[str, Any]:
         code = os.waitstatus_to_exitcode(self.status) if self.status is not None else None
         return {
@@ -227,8 +204,7 @@ class SupervisorLoop:
             "ended": self.ended or "exited",
             "error": self.reader.error,
             "survivors": 0 if self.childless else len(processes.list_descendants(os.getpid())),
-            "tail": self.reader.tail.text(),
-            "dropped": self.reader.log.dropped,
+            "tail": decode_tail(self.reader.tail),
         }
 
 

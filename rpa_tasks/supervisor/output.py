@@ -1,6 +1,10 @@
-"""Split the output of a command into masked lines for the log and messages for the runner."""
+"""Read the output of a command: masked lines for log and tail, and messages for the runner."""
 
 from __future__ import annotations
+
+import os
+
+from rpa_tasks.supervisor.protocol import Outbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,6 +16,114 @@ LONGEST_LINE = 65_536
 SHORTEST_SECRET = 4
 TAIL_CHARACTERS = 8_000
 MESSAGE_CHARACTERS = 200
+LOG_KEPT = 1_000_000  #: bytes at the end of the output that the log has at least; it has at most twice as many
+CHUNK = 65_536
+#: A pipe whose writers are dead holds no more chunks; a surviving process could fill it forever.
+DRAINED_CHUNKS = 64
+
+
+class OutputReader:
+    """The two streams of a command, merged line by line in the order of reading."""
+
+    def __init__(self, log_path: str, mask: list[str], outbox: Outbox) -> None:
+        self.tail = b""  #: the end of the output, of which `decode_tail` makes a text
+        self.error = ""  #: why its result was rejected
+        self._log = RunLog(log_path)
+        self._mask = Mask(mask)
+        self._outbox = outbox
+        self._streams: dict[int, Lines] = {}
+        self._message_stream = -1
+        self._has_result = False
+
+    def attach(self, output: int, errors: int) -> None:
+        """Start reading both streams. Only standard output may contain messages to the runner."""
+        self._message_stream = output
+        for descriptor in (output, errors):
+            os.set_blocking(descriptor, False)
+            self._streams[descriptor] = Lines(self._mask)
+
+    def __contains__(self, descriptor: int) -> bool:
+        return descriptor in self._streams
+
+    def read_available(self, descriptor: int) -> bool:
+        """Read once. Returns False if there was nothing to read; closes and removes a stream at its end."""
+        try:
+            data = os.read(descriptor, CHUNK)
+        except BlockingIOError:
+            return False
+        if data:
+            self._note(descriptor, *self._streams[descriptor].feed(data))
+        else:
+            self._note(descriptor, *self._streams.pop(descriptor).finish())
+            os.close(descriptor)
+        return bool(data)
+
+    def finish(self) -> None:
+        """Read the rest of the pipes, including lines without a final newline."""
+        for descriptor in list(self._streams):
+            for _ in range(DRAINED_CHUNKS):
+                if not self.read_available(descriptor):
+                    break
+            if descriptor in self._streams:
+                self._note(descriptor, *self._streams[descriptor].finish())
+
+    def _note(self, descriptor: int, shown: bytes, messages: list[bytes], lost_result: bool) -> None:
+        self._log.write(shown)
+        self.tail = (self.tail + shown)[-4 * TAIL_CHARACTERS :]
+        if descriptor != self._message_stream:
+            return
+        if lost_result and not self._has_result:
+            self.error = "result_too_long"
+        for line in messages:
+            try:
+                self._forward_message(line)
+            except Exception:  # no output of a command may end the supervisor process
+                self._note_unreadable(line)
+
+    def _forward_message(self, line: bytes) -> None:
+        value = parse_message(line, self._mask)
+        if value is None or ("result" in value and not isinstance(value["result"], dict)):
+            self._note_unreadable(line)
+        elif "result" in value and not self._has_result:
+            self._has_result, self.error = True, ""
+            self._outbox.send_event({"result": value["result"]})
+        elif progress := progress_in(value):
+            self._outbox.progress(progress)
+
+    def _note_unreadable(self, line: bytes) -> None:
+        if b'"result"' in line[:64] and not self._has_result:
+            self.error = "result_not_readable"
+
+
+def decode_tail(output: bytes) -> str:
+    """Return the last characters of an output, without those that PostgreSQL refuses."""
+    return output.decode("utf-8", "replace").replace("\0", "\ufffd")[-TAIL_CHARACTERS:]
+
+
+class RunLog:
+    """The end of the output in a file. A full disk or a file that cannot be opened loses only the log."""
+
+    def __init__(self, path: str) -> None:
+        self._size = 0
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        except OSError:
+            self._file = -1
+
+    def write(self, data: bytes) -> None:
+        try:
+            while self._file >= 0 and data:
+                if self._size >= 2 * LOG_KEPT:
+                    # What is written last stays at the end of the file: a killed supervisor process leaves it.
+                    kept = os.pread(self._file, LOG_KEPT, self._size - LOG_KEPT)
+                    os.pwrite(self._file, kept, 0)
+                    os.ftruncate(self._file, len(kept))
+                    self._size = len(kept)
+                written = os.pwrite(self._file, data[: 2 * LOG_KEPT - self._size], self._size)
+                self._size += written
+                data = data[written:]
+        except OSError:
+            return
 
 
 class Mask:
@@ -120,16 +232,3 @@ def progress_in(value: dict[str, Any]) -> dict[str, Any] | None:
         return None
     text = message if isinstance(message, str) else ""
     return {"progress": share, "message": text[:MESSAGE_CHARACTERS]}
-
-
-class Tail:
-    """The last output, at most 8,000 characters."""
-
-    def __init__(self) -> None:
-        self._bytes = b""
-
-    def add(self, data: bytes) -> None:
-        self._bytes = (self._bytes + data)[-4 * TAIL_CHARACTERS :]
-
-    def text(self) -> str:
-        return self._bytes.decode("utf-8", "replace").replace("\0", "\ufffd")[-TAIL_CHARACTERS:]

@@ -1,4 +1,4 @@
-"""Pipes between supervisor process and runner: orders in, events out.
+"""What supervisor process and runner share: a clock, and pipes with orders in and events out.
 
 Neither pipe may block the supervisor process: a stopped runner does not read, and its command must still be ended.
 
@@ -11,12 +11,18 @@ from __future__ import annotations
 import marshal
 import os
 import select
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 PROGRESS_SECONDS = 0.5
+
+
+def clock() -> float:
+    """Return seconds that include the sleep of the machine, as the lease in PostgreSQL does."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def pack_line(message: dict[str, Any]) -> bytes:

@@ -10,15 +10,24 @@ lease expires.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 
 import structlog
 from django.conf import settings
 
-from rpa_tasks.supervisor import processes
-from rpa_tasks.supervisor.processes import Process, all_processes, is_nested, read_file, read_process, real_uid
+from rpa_tasks.supervisor.processes import (
+    Process,
+    all_processes,
+    end_processes,
+    is_nested,
+    read_environment,
+    read_file,
+    read_process,
+    real_uid,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -104,36 +113,36 @@ def _read_supervisor_markers(pid: int) -> dict[str, str] | None:
     return dict(os.fsdecode(word).split("=", 1) for word in words[4:] if b"=" in word)
 
 
-def marked_processes() -> Iterator[tuple[Process, dict[str, str]]]:
-    """Yield every process of a run on this node with its values of `MARKERS`."""
-    return ((process, markers) for process, markers, _ in _list_run_processes())
+@dataclass(frozen=True, slots=True)
+class RunProcess:
+    """A process of a run on this node."""
+
+    process: Process
+    markers: Mapping[str, str]  #: the values of `MARKERS`
+    is_supervised: bool
 
 
-def _list_run_processes() -> list[tuple[Process, dict[str, str], bool]]:
-    """Return the processes of runs on this node with their values of `MARKERS`, and whether they are supervised."""
-    found = [(each, processes.read_environment(each.pid, having=TASK_ID)) for each in all_processes(_claims_markers)]
+def list_run_processes() -> list[RunProcess]:
+    """Return the processes of runs on this node. Those of another state directory belong to another node."""
+    marked = all_processes(lambda pid: bool(read_environment(pid, having=TASK_ID)))
+    found = [(process, read_environment(process.pid, having=TASK_ID)) for process in marked]
     ancestry, listed = Ancestry(), []
     for process, claimed in found:
         with suppress(AncestorsUnknown):
             run = ancestry.find_run(process)
             markers = claimed if run is None else run
             if TASK_ID in claimed and markers.get(STATE_DIR) == state_dir():
-                listed.append((process, {name: markers.get(name, "") for name in MARKERS}, run is not None))
+                values = {name: markers.get(name, "") for name in MARKERS}
+                listed.append(RunProcess(process, values, run is not None))
     return listed
-
-
-def _claims_markers(pid: int) -> bool:
-    return bool(processes.read_environment(pid, having=TASK_ID))
 
 
 def end_marked_processes(match: Callable[[Mapping[str, str]], bool]) -> list[int]:
     """End the processes of earlier runs on this node whose markers `match`: SIGTERM, two seconds, SIGKILL.
 
-    `match` gets the values of `MARKERS`. Runs of another state directory belong to another node and are not touched.
-
     Returns the pids whose end is not proven. Takes at most about seven seconds, and milliseconds without processes.
     """
-    left = processes.end_processes(lambda: [each for each, marks in marked_processes() if match(marks)], SWEEP_GRACE)
+    left = end_processes(lambda: [each.process for each in list_run_processes() if match(each.markers)], SWEEP_GRACE)
     if left:
         log.error("sweep_left_processes", pids=[process.pid for process in left])
     return [process.pid for process in left]
@@ -143,10 +152,10 @@ def end_unsupervised() -> int:
     """End processes of runs whose supervisor process was killed. Returns how many processes of runs remain."""
 
     def find() -> list[Process]:
-        return [process for process, _, is_supervised in _list_run_processes() if not is_supervised]
+        return [each.process for each in list_run_processes() if not each.is_supervised]
 
     if doomed := find():
         log.warning("orphaned_processes_ended", pids=[process.pid for process in doomed])
-        if left := processes.end_processes(find, SWEEP_GRACE):
+        if left := end_processes(find, SWEEP_GRACE):
             log.error("orphaned_processes_left", pids=[process.pid for process in left])
-    return len(_list_run_processes())
+    return len(list_run_processes())

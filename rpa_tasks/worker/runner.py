@@ -34,7 +34,7 @@ from rpa_tasks.models import Flow, Job, ParamStyle
 from rpa_tasks.outcomes import CommandResult, ExitCause, RunOutcome, Verdict, judge
 from rpa_tasks.supervisor import command
 from rpa_tasks.supervisor.client import Progress, RunSpec, SupervisedCommand
-from rpa_tasks.supervisor.clock import clock
+from rpa_tasks.supervisor.protocol import clock
 from rpa_tasks.supervisor.runs import LEASE_NO, SHOP, end_marked_processes
 from rpa_tasks.worker.evidence import collect_evidence
 from rpa_tasks.worker.node import acquire_run_slot, stopping

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rpa_tasks.outcomes import CommandResult, ExitCause
-from rpa_tasks.supervisor.client import FlowResult, RunSpec, SupervisedCommand
+from rpa_tasks.supervisor.client import RunSpec, SupervisedCommand
 from tests.rpa_tasks.flow.conftest import Flows, Site
 
 pytestmark = pytest.mark.browser
@@ -121,7 +121,7 @@ def build_run_spec(flows: Flows, tmp_path: Path, name: str, param: str, timeout:
     words = [sys.executable, "-m", "rpa_tasks.flow_sdk", "run", "--flow", name, "--param", param]
     words += ["--timeout", str(flow_timeout)]
     log = str(tmp_path / "run.log")
-    return RunSpec(argv=words, env=flows.environment, timeout=timeout, log_path=log, extension=600)
+    return RunSpec(argv=words, env=flows.environment, timeout=timeout, log_path=log)
 
 
 def events(supervised: SupervisedCommand, until: Callable[[Any], bool]) -> list[Any]:
@@ -138,7 +138,7 @@ def test_supervisor_reads_result_of_flow(flows: Flows, site: Site, port: int, tm
     with SupervisedCommand(build_run_spec(flows, tmp_path, "open", param, 250, 250)) as guard:
         seen = events(guard, lambda event: isinstance(event, CommandResult))
     assert (seen[-1].ended, seen[-1].exit, seen[-1].survivors) == (ExitCause.EXITED, 0, 0)
-    assert [event.value for event in seen if isinstance(event, FlowResult)] == [{"title": "Log in · Demo market"}]
+    assert seen[-1].result == {"title": "Log in · Demo market"}
 
 
 def test_timeout_leaves_page_and_cancel_closes_it(

@@ -90,8 +90,7 @@ class TaskCommands:
         }
 
     def order(self, *argv: str, **changes: Any) -> RunSpec:
-        limits = {"timeout": LONG, "extension": LONG}
-        return RunSpec(**{"argv": argv, "env": self.env, "log_path": str(self.log), **limits, **changes})
+        return RunSpec(**{"argv": argv, "env": self.env, "log_path": str(self.log), "timeout": LONG} | changes)
 
     def shell(self, script: str, **changes: Any) -> RunSpec:
         return self.order("/bin/sh", "-c", script, **changes)
@@ -168,11 +167,11 @@ def supervisor_of(command: int) -> int:
 RUNNER = """
 import json, os, sys
 os.environ["DJANGO_SETTINGS_MODULE"] = "config.settings.test"
-from rpa_tasks.supervisor.clock import clock
+from rpa_tasks.supervisor.protocol import clock
 from rpa_tasks.supervisor.client import CommandResult, RunSpec, SupervisedCommand
 
 order = RunSpec(argv=["/bin/sh", "-c", sys.argv[1]], env=json.loads(sys.argv[3]), timeout=1000, grace=0.5,
-                extension=8.0, log_path=sys.argv[2])
+                extend_until=clock() + 8.0, log_path=sys.argv[2])
 supervised = SupervisedCommand(order)
 while not isinstance(event := supervised.next_event(0.1), CommandResult):
     supervised.extend(clock() + 8.0)

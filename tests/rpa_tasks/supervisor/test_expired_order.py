@@ -10,9 +10,8 @@ import pytest
 from rpa_tasks.outcomes import CommandResult, ExitCause, RunOutcome, judge
 from rpa_tasks.supervisor.child import NotStarted
 from rpa_tasks.supervisor.client import SupervisedCommand
-from rpa_tasks.supervisor.clock import clock
 from rpa_tasks.supervisor.event_loop import SupervisorLoop
-from rpa_tasks.supervisor.protocol import Inbox, Outbox, unpack_line
+from rpa_tasks.supervisor.protocol import Inbox, Outbox, clock, unpack_line
 from tests.rpa_tasks.supervisor.task_commands import TaskCommands
 
 

@@ -8,15 +8,15 @@ import os
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rpa_tasks.supervisor.output import LONGEST_LINE, Lines, Mask, Tail
-from rpa_tasks.supervisor.output_reader import OutputReader
+from rpa_tasks.supervisor import output
+from rpa_tasks.supervisor.output import LONGEST_LINE, Lines, Mask, OutputReader, RunLog, decode_tail
 from rpa_tasks.supervisor.protocol import Outbox, unpack_line
-from rpa_tasks.supervisor.rotating_log import RotatingLog
 
 WORDS = st.sampled_from(
     [b"\n", b"{", b'{"progress": 1}', b'{"result": {}}', b"secret-1", b"secr", b"et-1", b"text ", b""]
@@ -55,58 +55,31 @@ def test_mask_replaces_longer_secret_first() -> None:
     assert Mask(["abcd", "abcdef"])(b"abcdef abcd") == b"*** ***"
 
 
-@given(st.lists(st.binary(min_size=1, max_size=90)), st.integers(200, 400))
-def test_rotating_log_keeps_start_and_latest_output(chunks: list[bytes], limit: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+@given(st.lists(st.binary(min_size=1, max_size=90)))
+def test_log_keeps_the_end_of_the_output(chunks: list[bytes]) -> None:
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(output, "LOG_KEPT", 20):
         path = Path(folder) / "log"
-        log = RotatingLog(str(path), limit)
+        log = RunLog(str(path))
         for chunk in chunks:
             log.write(chunk)
-            assert path.stat().st_size <= limit
-        log.finish()
         kept, text = path.read_bytes(), b"".join(chunks)
-        assert len(kept) <= limit
-        if len(text) <= limit:
-            assert (kept, log.dropped) == (text, 0)
-        else:
-            assert kept[: limit // 2] == text[: limit // 2]
-            assert 0 < log.dropped <= len(text)
+    assert text.endswith(kept)
+    assert min(20, len(text)) <= len(kept) <= 40
 
 
-def test_rotating_log_notes_dropped_bytes(tmp_path: Path) -> None:
-    log = RotatingLog(str(tmp_path / "log"), 1000)
-    text = b"".join(b"line %d\n" % number for number in range(1000))
-    for start in range(0, len(text), 7):
-        log.write(text[start : start + 7])
-    log.finish()
-    head, _, rest = (tmp_path / "log").read_bytes().partition(b"\n[... ")
-    note, _, recent = rest.partition(b" bytes left out ...]\n")
-    assert head == text[:500]
-    assert text.endswith(recent)
-    assert recent.startswith(b"line ")
-    assert len(recent) > 300
-    assert int(note) == log.dropped == len(text) - len(head) - len(recent)
-
-
-def test_rotating_log_loses_only_output_during_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = RotatingLog(str(tmp_path / "log"), 1000)
+def test_log_loses_only_output_during_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = RunLog(str(tmp_path / "log"))
     log.write(b"before\n")
     with monkeypatch.context() as patch:
         patch.setattr("os.pwrite", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-        log.write(b"meanwhile\n")
+        log.write(b"between\n")
     log.write(b"after\n")
-    log.finish()
     assert (tmp_path / "log").read_bytes() == b"before\nafter\n"
-    assert log.dropped == len(b"meanwhile\n")
 
 
 def test_tail_counts_characters_and_replaces_invalid_bytes() -> None:
-    tail = Tail()
-    for _ in range(100):
-        tail.add("值".encode() * 1000)
-    assert tail.text() == "值" * 8000
-    tail.add(b"\xff\0")
-    assert tail.text().endswith("值��")
+    assert decode_tail("值".encode() * 10_000) == "值" * 8000
+    assert decode_tail(b"\xff\0") == "��"
 
 
 @given(
@@ -125,13 +98,13 @@ def test_failing_line_does_not_stop_output_reader(tmp_path: Path, monkeypatch: p
     """Not even an unexpected one: the command would end with its supervisor, without a reason."""
     readable, writable = os.pipe()
     outbox = Outbox(os.open(tmp_path / "told", os.O_WRONLY | os.O_CREAT))
-    reader = OutputReader({"log_path": str(tmp_path / "log"), "log_limit": 1_000, "mask": []}, outbox)
+    reader = OutputReader(str(tmp_path / "log"), [], outbox)
     reader.attach(readable, os.open("/dev/null", os.O_RDONLY))
 
     def breaks(value: Any) -> None:
         raise TypeError(value)
 
-    monkeypatch.setattr("rpa_tasks.supervisor.output_reader.progress_in", breaks)
+    monkeypatch.setattr("rpa_tasks.supervisor.output.progress_in", breaks)
     os.write(writable, b'{"progress": 1}\n{"result": {"n": 1}}\n')
     os.close(writable)
     reader.finish()
