@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -37,6 +38,7 @@ hypothesis.settings.register_profile("campaign", derandomize=False, print_blob=T
 
 def pytest_configure(config: pytest.Config) -> None:
     """Run before the first connection. Never use the servers of a stack that runs in this checkout."""
+    keep_bytecode()
     if config.option.markexpr == "campaign":
         hypothesis.settings.load_profile("campaign")
     else:
@@ -74,6 +76,14 @@ def pytest_configure(config: pytest.Config) -> None:
     raise_time_limits()
     with redis.Redis.from_url(env.redis) as client:
         client.flushall()  # what a run that was killed left behind
+
+
+def keep_bytecode() -> None:
+    """Compile each module once, whatever images of containers set. Without its bytecode each process of a run needs
+    12 s more for the test modules, and each program that a test starts 0.5 s more.
+    """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
