@@ -1,5 +1,8 @@
-"""A server for whose scripts no time passes but what a test lets pass, however slow the machine is. It also refuses a
-script that reads or writes a key which its call does not declare."""
+"""A server for whose scripts no time passes but what a test lets pass, however slow the machine is.
+
+It refuses what only a cluster would refuse: a script that reads or writes a key which its call does not declare, and a
+call whose keys do not all have one slot.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from typing import Any
 import pytest
 import redis
 from django.conf import settings
+from redis.crc import key_slot
 
 from sessions.store.answers import instant_of_ms
 from sessions.store.client import Call, Script, Server
@@ -24,6 +28,8 @@ class StoppedClockServer(Server):
     """`clock_offset` is the whole time."""
 
     def run(self, calls: Sequence[Call], clock_offset: int = 0, *, partly: bool = False) -> list[Any]:
+        for script, names, _words in calls:
+            assert len({key_slot(name.encode()) for name in names}) == 1, (script, names)
         calls = [(_without_clock(script), names, words) for script, names, words in calls]
         return super().run(calls, clock_offset, partly=partly)
 

@@ -25,7 +25,7 @@ from tests.sessions.conftest import LEASE, Chats
 SECOND = timedelta(seconds=1)
 
 
-chats = stopped_clock.chats_on_both
+chats = stopped_clock.chats
 
 
 def test_session_is_silent_one_minute_after_last_user_frame(chats: Chats) -> None:

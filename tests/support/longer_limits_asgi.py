@@ -8,7 +8,7 @@ from typing import Any
 
 import config.asgi
 from config import http_protocol
-from sessions.websocket import connection
+from sessions.websocket import connection, gateway, hub
 from tests.support.longer_limits import raise_time_limits
 
 #: The path of a request that is answered once all WebSockets have ended. `/metrics` counts them too, but asks the
@@ -18,6 +18,7 @@ NO_SOCKETS = "/test/no-sockets"
 raise_time_limits("event_lock")  # the API answers within 10 s
 http_protocol.DISCARD_WITHIN = 60.0  # a client that stalls still sends the body that was refused
 connection.END_WITHIN = float(os.environ.get("TEST_END_WITHIN", "120"))  # a test that stalls reads the close frame late
+gateway.KEY_CHECKED_EVERY = hub.REVOCATIONS_EVERY = 0.5  # tests wait for the next look
 sockets: set[int] = set()  #: ids of their scopes
 
 

@@ -30,6 +30,13 @@ def address(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterat
         yield address
 
 
+@pytest.fixture(scope="session")
+def second_address(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+    """Another process. Pages of other origins than its shop's are refused there."""
+    with django_db_blocker.unblock(), web(AFTERTOUCH_SOCKET_ORIGINS="https://Shop.example.com") as address:
+        yield address
+
+
 @pytest.fixture
 def open_page(address: str, initial_rows: None) -> Iterator[Callable[..., Page]]:
     """Open one side of a session and wait until it is in."""
