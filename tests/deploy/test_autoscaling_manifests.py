@@ -18,6 +18,7 @@ import yaml
 from config.environment import ROOT
 from scheduling.api.scaling import ScalingOut
 from scheduling.models import Scope
+from tests.support.tables import each_row
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 SCHEMAS = {
@@ -55,8 +56,8 @@ def test_autoscaling_manifest_fits_its_schema(manifest: dict[str, Any]) -> None:
     assert errors_of(manifest) == []
 
 
-@pytest.mark.parametrize(
-    ("manifest", "path", "value"),
+@each_row(
+    "manifest, path, value",
     [
         (KEDA[2], ("spec", "minReplicas"), 2),
         (KEDA[2], ("spec", "maxReplicaCount"), "10"),
@@ -108,7 +109,7 @@ def test_hpa_reads_the_wanted_metrics() -> None:
         assert metric["external"]["target"] == {"type": "AverageValue", "averageValue": "1"}
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@each_row("name", TARGETS)
 def test_examples_scale_existing_deployments_and_smooth_the_numbers(name: str) -> None:
     deployed = {each["metadata"]["name"] for each in documents("aftertouch.yaml", "Deployment")}
     (keda,) = [each["spec"] for each in documents("keda.yaml", "ScaledObject") if each["metadata"]["name"] == name]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from config.environment import ROOT
 from tests.docs.pages import blocks, commands, images, inline_code, links
+from tests.support.tables import each_row
 
 ENGLISH = (ROOT / "README.md").read_text("utf-8")
 CHINESE = (ROOT / "README.zh-CN.md").read_text("utf-8")
@@ -25,7 +24,7 @@ def list_arrows(text: str) -> list[list[tuple[str, ...]]]:
     ]
 
 
-@pytest.mark.parametrize("said", [commands, images, inline_code, targets, list_arrows])
+@each_row("said", [commands, images, inline_code, targets, list_arrows])
 def test_readmes_have_the_same_commands_and_links(said: object) -> None:
     assert callable(said)
     assert said(CHINESE) == said(ENGLISH)

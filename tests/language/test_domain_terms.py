@@ -21,6 +21,7 @@ from tests.language.page_texts import words
 from tests.rpa_tasks.admin.conftest import Market
 from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 OF_TOUCHES = ("customer", "deliver", "receiver", "sent", "arrive")
@@ -65,7 +66,7 @@ def page(ops: Client, row: FailedTask, verb: str) -> str:
     return " ".join(words(answer.content.decode()))
 
 
-@pytest.mark.parametrize("verb", FAILED_TASK_ACTIONS)
+@each_row("verb", FAILED_TASK_ACTIONS)
 def test_job_actions_are_described_as_runs(ops: Client, job: FailedTask, verb: str) -> None:
     said = FAILED_TASK_ACTIONS[verb].for_origins(job.origin)
     text = f"{english(said.title)} {english(said.explains)}".lower()
@@ -73,7 +74,7 @@ def test_job_actions_are_described_as_runs(ops: Client, job: FailedTask, verb: s
     assert english(said.explains) in page(ops, job, verb)
 
 
-@pytest.mark.parametrize("verb", ["retry", "again", "ignore"])
+@each_row("verb", ["retry", "again", "ignore"])
 def test_touch_actions_are_described_as_messages(ops: Client, touch: FailedTask, verb: str) -> None:
     assert FAILED_TASK_ACTIONS[verb].for_origins(touch.origin) == FAILED_TASK_ACTIONS[verb]
     assert english(FAILED_TASK_ACTIONS[verb].explains) in page(ops, touch, verb)
@@ -93,8 +94,8 @@ def test_resolved_job_shows_effect_or_no_effect(ops: Client, job: FailedTask, ac
     assert job.state == f"resolved_{act}"
 
 
-@pytest.mark.parametrize(
-    ("language", "said"),
+@each_row(
+    "language, said",
     [
         ("zh-hans", "每 5 分钟，在 09:00 和 18:59 之间，星期一到星期五 (Asia/Shanghai)"),
         ("en", "Every 5 minutes, between 09:00 and 18:59, Monday through Friday (Asia/Shanghai)"),
@@ -106,7 +107,7 @@ def test_crontab_is_described_in_reader_language(language: str, said: str) -> No
         assert describe_crontab(row) == said
 
 
-@pytest.mark.parametrize("term", ["通道", "静默"])
+@each_row("term", ["通道", "静默"])
 def test_chinese_uses_one_term_for_channel_and_silence(term: str) -> None:
     """A lane is 店铺通道 or 接收通道; a way to reach a receiver is 渠道, the end of a timer 沉默."""
     used = [text for path in CATALOGUES for entry in entries(path) for text in entry.translations if term in text]

@@ -16,6 +16,7 @@ from scheduling.channels.base import InvalidSetting
 from scheduling.configuration.validation import split_message
 from scheduling.error_text import ErrorText
 from scheduling.errors import Conflict, ErrorCollector, InvalidInput
+from tests.support.tables import each_row
 
 RANGE, RANGE_ZH = ErrorText("must be between %(least)s and %(most)s", least=0, most=100), "必须在 0 到 100 之间"
 LINE = ErrorText("line %(line)s: %(what)s", line=3, what=RANGE)
@@ -32,8 +33,8 @@ ERRORS = {
 COLLECTORS = {"add", "problem"}  #: with field and text
 
 
-@pytest.mark.parametrize(
-    ("text", "english", "chinese"),
+@each_row(
+    "text, english, chinese",
     [
         (RANGE, "must be between 0 and 100", RANGE_ZH),
         (LINE, "line 3: must be between 0 and 100", f"第 3 行：{RANGE_ZH}"),

@@ -10,7 +10,10 @@ from urllib.parse import parse_qsl
 
 import pytest
 from django.contrib import admin
-from django.test import Client
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.auth.models import User
+from django.core.exceptions import SuspiciousOperation
+from django.test import Client, RequestFactory
 from django.urls import reverse
 from django.utils.timezone import now
 
@@ -22,6 +25,7 @@ from tests.language.page_texts import every_page
 from tests.scheduling.core.conftest import deliver
 from tests.security import admin_pages
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -30,15 +34,15 @@ def address(model: Any) -> str:
     return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
 
 
-@pytest.mark.parametrize("lookup", ["addresses__phone__startswith", "addresses__contains", "name__startswith"])
+@each_row("lookup", ["addresses__phone__startswith", "addresses__contains", "name__startswith"])
 def test_customer_list_lookup_of_partial_value_is_refused(viewer: Client, lookup: str) -> None:
     commands.update_customer("ann", {"addresses": {"phone": "13812345678"}, "name": "Ann"})
     url = reverse("admin:scheduling_customer_changelist")
     assert viewer.get(url, {lookup: "138"}).status_code == 400
 
 
-@pytest.mark.parametrize(
-    ("name", "lookup"),
+@each_row(
+    "name, lookup",
     [
         ("scheduling_touch", "customer__addresses__phone__startswith"),
         ("scheduling_touch", "node__channel__config__contains"),
@@ -55,16 +59,27 @@ def test_list_lookup_without_filter_is_refused(viewer: Client, name: str, lookup
     assert viewer.get(reverse(f"admin:{name}_changelist"), {lookup: "1"}).status_code == 400
 
 
-def test_list_lookup_by_startswith_is_refused_for_all_columns(
-    as_member: Callable[[str], Client], matrix: MatrixBuilder
-) -> None:
-    client = as_member("admin")
-    taken = []
-    for model in admin.site._registry:
-        for field in model._meta.get_fields():
-            if client.get(address(model), {f"{field.name}__startswith": "1"}).status_code != 400:
-                taken.append((model.__name__, field.name))
+def test_list_lookup_by_startswith_is_refused_for_all_columns(matrix: MatrixBuilder) -> None:
+    user = User.objects.create_superuser("admin", password="x")
+    taken = [
+        (model.__name__, field.name)
+        for model in admin.site._registry
+        for field in model._meta.get_fields()
+        if accepts(user, f"{address(model)}?{field.name}__startswith=1")
+    ]
     assert taken == []
+
+
+def accepts(user: User, link: str) -> bool:
+    """Whether the list of the link takes its lookups. The page would take ten times as long to be drawn."""
+    pages = {address(model): each for model, each in admin.site._registry.items()}[link.partition("?")[0]]
+    request = RequestFactory().get(link)
+    request.user = user
+    try:
+        pages.get_changelist_instance(request)
+    except (SuspiciousOperation, IncorrectLookupParameters):
+        return False
+    return True
 
 
 TEXT = "first line\ncall 13812345678 or １3912345678 TOKEN=s3cret-value"
@@ -131,9 +146,5 @@ def test_product_links_to_lists_are_accepted(
                     chosen = frozenset((name, "" if name in "op" else value) for name, value in parse_qsl(query, True))
                     links[path, chosen] = f"{path}?{query}"
     assert len(links) > 40
-    broken = []
-    for link in sorted(links.values()):
-        answer = client.get(link)
-        if answer.status_code != 200 and not (answer.status_code == 302 and "e=1" not in answer["location"]):
-            broken.append((link, answer.status_code))
-    assert broken == []
+    user = User.objects.get(username="admin")
+    assert [link for link in sorted(links.values()) if not accepts(user, link)] == []

@@ -8,13 +8,12 @@ import pytest
 from rpa_tasks.jobs.publish import PublishRequest, publish_job
 from scheduling.errors import InvalidInput
 from tests.rpa_tasks.api.conftest import Market
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
 
-@pytest.mark.parametrize(
-    "pattern", [r"^(a+)+$", r"^(a|a)*$", r"^(([a-z])+.)+[A-Z]([a-z])+$", r"^(?=(a+)+b)", r"^(a+)+\1$"]
-)
+@each_row("pattern", [r"^(a+)+$", r"^(a|a)*$", r"^(([a-z])+.)+[A-Z]([a-z])+$", r"^(?=(a+)+b)", r"^(a+)+\1$"])
 def test_pattern_of_payload_schema_runs_in_linear_time(pattern: str) -> None:
     market = Market()
     market.sync.payload_schema = {"properties": {"note": {"pattern": pattern}}}

@@ -15,6 +15,7 @@ from scheduling.operations import commands
 from scheduling.redaction import HIDDEN, redact, redact_text
 from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.tables import each_row
 
 NUMBER, SECRET = "13812345678", "s3cr3t-value-9"
 
@@ -22,8 +23,8 @@ NUMBER, SECRET = "13812345678", "s3cr3t-value-9"
 # --- what is hidden -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "shown"),
+@each_row(
+    "name, value, shown",
     [
         ("phone", NUMBER, "138****5678"), ("mobile_no", NUMBER, "138****5678"),
         ("customerPhone", NUMBER, "138****5678"),
@@ -41,7 +42,7 @@ def test_redact_hides_values_by_name(name: str, value: Any, shown: Any) -> None:
     assert redact({"a": [{name: value}]}) == {"a": [{name: shown}]}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "data",
     [
         {"order_no": "20260504138", "amount": 13.5, "paid": True, "note": None, "phone": "", "token": None},
@@ -57,8 +58,8 @@ def test_redact_keeps_other_values(data: dict[str, Any]) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
+@each_row(
+    "text, shown",
     [
         (f"请致电{NUMBER}，谢谢", "请致电138****5678，谢谢"), (f"+86 {NUMBER}", "+86 138****5678"),
         ("138-1234-5678 or 139 0000 1111", "138****5678 or 139****1111"), ("11010519491231002X", "110****002X"),

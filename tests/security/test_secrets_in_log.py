@@ -26,6 +26,7 @@ from tests.scheduling.core.conftest import (  # noqa: F401  fixtures
 from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannelState
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.tables import each_row
 from tests.support.touch_logs import list_attempts
 
 Logged = Callable[[], str]
@@ -38,7 +39,7 @@ FORMS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("said", [*FORMS, f"whsec_{SIGNING}", "SEC" + SIGNING.encode().hex()[:64], "at_" + "x" * 43])
+@each_row("said", [*FORMS, f"whsec_{SIGNING}", "SEC" + SIGNING.encode().hex()[:64], "at_" + "x" * 43])
 def test_log_replaces_secrets_in_errors(read_log: Logged, said: str) -> None:
     try:
         raise ValueError(f"cannot send to {said}")
@@ -172,7 +173,7 @@ def test_delivery_crash_logs_no_secret(
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("answer", [200, 404, 500])
+@each_row("answer", [200, 404, 500])
 def test_api_request_logs_no_key(
     monkeypatch: pytest.MonkeyPatch, valkey: redis.Redis, answer: int, read_log: Logged
 ) -> None:

@@ -12,6 +12,7 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 
 from sessions.models import Campaign, SilencePolicy
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -104,8 +105,8 @@ def test_apply_empty_sections_retire_all_but_default(apply: Apply) -> None:
     assert Campaign.objects.get().history.count() == 2
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
+@each_row(
+    "text, problem",
     [
         ("silence_policies: [{tag: vip}]", "silence_policies[0].threshold: is missing"),
         ("silence_policies: [{tag: vip, threshold: 1s}]", "silence_policies[0].threshold: must be between 2s and 12h"),

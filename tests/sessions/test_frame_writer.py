@@ -15,6 +15,7 @@ from sessions.store.inbox import OVERTAKEN, Inbox, Post
 from sessions.store.sessions import COUNTED, DROPPED
 from sessions.websocket.frame_writer import FrameRequest, FrameResult, FrameWriter, build_posts
 from tests.sessions.conftest import Chats
+from tests.support.tables import each_row
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_repeat_of_counted_message_does_not_reopen_session(writer: FrameWriter) 
     assert write(writer, message("m1")) == [("duplicate", DROPPED)]
 
 
-@pytest.mark.parametrize("sender", ["user", "agent"])
+@each_row("sender", ["user", "agent"])
 def test_repeat_of_uncounted_message_is_counted(
     writer: FrameWriter, monkeypatch: pytest.MonkeyPatch, sender: str
 ) -> None:

@@ -23,6 +23,7 @@ from sessions.policy import SHIPPED_DEFAULT, Policy, PolicySet
 from sessions.store import sessions
 from sessions.store.client import Server, StoreUnavailable
 from tests.sessions.conftest import Chats
+from tests.support.tables import each_row
 
 SECOND = timedelta(seconds=1)
 NOW = datetime(2026, 11, 11, tzinfo=UTC)
@@ -111,8 +112,8 @@ def test_campaign_constraint_refuses_end_before_start() -> None:
         Campaign.objects.create(key="odd", starts_at=NOW, ends_at=NOW)
 
 
-@pytest.mark.parametrize(
-    ("values", "field"),
+@each_row(
+    "values, field",
     [
         ({"key": "VIP"}, "key"),
         ({"key": "vip", "tags": ["a", "a"]}, "tags"),

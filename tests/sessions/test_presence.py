@@ -18,6 +18,7 @@ from sessions.store.client import Server, StoreUnavailable
 from sessions.store.sessions import Store
 from tests.sessions import stopped_clock
 from tests.sessions.conftest import Chats
+from tests.support.tables import each_row
 
 SECOND = timedelta(seconds=1)
 
@@ -98,7 +99,7 @@ def test_presence_of_stale_silence_uses_no_nudge(chats: Chats, live: SessionPres
     assert chats.agent().deadline_ms > 0, "the next silence is guided"
 
 
-@pytest.mark.parametrize("kind", ["ping", "typing", "read"])
+@each_row("kind", ["ping", "typing", "read"])
 def test_presence_after_ping_is_no_conversation(chats: Chats, live: SessionPresence, kind: str) -> None:
     chats.user(kind=kind)
     assert live.presence_blocks([event_question("ann", chats.now - 60 * SECOND)]) == [""]
@@ -142,7 +143,7 @@ def test_presence_answers_keep_order_of_questions(chats: Chats, live: SessionPre
     assert live.presence_blocks([]) == []
 
 
-@pytest.mark.parametrize("event_id", ["", "abc", "abc:", ":", "s1:-5", "s1:1.5", "s1:٣"])
+@each_row("event_id", ["", "abc", "abc:", ":", "s1:-5", "s1:1.5", "s1:٣"])
 def test_presence_ignores_foreign_event_id(chats: Chats, live: SessionPresence, event_id: str) -> None:
     question = PresenceQuestion("ann", "", "session.silent", event_id, chats.now)
     assert live.presence_blocks([question]) == [""]

@@ -21,6 +21,7 @@ from sessions.store.inbox import Post
 from sessions.store.sessions import COUNTED, DROPPED, IDLE, REFUSED, Store
 from tests.sessions import stopped_clock
 from tests.sessions.conftest import LEASE, Chats
+from tests.support.tables import each_row
 
 SECOND = timedelta(seconds=1)
 
@@ -970,8 +971,8 @@ def test_inbox_keeps_last_messages_within_byte_limit(server: Server) -> None:
 # --- validation of input --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("frame", "field"),
+@each_row(
+    "frame, field",
     [
         ({"session_id": ""}, "session_id"),
         ({"session_id": "x" * 129}, "session_id"),

@@ -10,16 +10,17 @@ from redis.exceptions import ResponseError
 from sessions.store.client import StoreUnavailable, raise_first_error
 from tests.sessions.conftest import Chats
 from tests.sessions.refusing_server import REFUSALS, refuse_writes
+from tests.support.tables import each_row
 
 
-@pytest.mark.parametrize("code", REFUSALS)
+@each_row("code", REFUSALS)
 def test_store_on_read_only_server_is_unavailable(chats: Chats, valkey: redis.Redis, code: str) -> None:
     with refuse_writes(valkey, code), pytest.raises(StoreUnavailable):
         chats.user()
     chats.user()
 
 
-@pytest.mark.parametrize(
+@each_row(
     "answer",
     [
         "OOM command not allowed when used memory > 'maxmemory'. script: 5c1, on @user_script:12.",
@@ -38,7 +39,7 @@ def test_temporary_server_error_raises_store_unavailable(answer: str) -> None:
         raise_first_error([1, BaseParser.parse_error(answer)])
 
 
-@pytest.mark.parametrize(
+@each_row(
     "answer",
     [
         "NOPERM User web has no permissions to run the 'evalsha' command",

@@ -13,6 +13,7 @@ from sessions.store import stats
 from sessions.websocket import tokens
 from tests.sessions import stopped_clock
 from tests.sessions.conftest import Chats
+from tests.support.tables import each_row
 
 SECOND = timedelta(seconds=1)
 
@@ -36,8 +37,8 @@ def deadline(chats: Chats, session: str = "s1") -> datetime:
     return found
 
 
-@pytest.mark.parametrize(
-    ("tags", "policy", "chosen_by", "seconds"),
+@each_row(
+    "tags, policy, chosen_by, seconds",
     [
         ((), "default", (), 60),
         (("new",), "new", ("new",), 30),
@@ -81,7 +82,7 @@ def test_counts_follow_the_policy_of_the_tags(tagged: Chats) -> None:
     assert {each.policy: each.armed for each in stats.read_overview(tagged.store).policies} == {"new": 1}
 
 
-@pytest.mark.parametrize("tags", [["a"] * 9, ["x" * 65], [""], ["a\nb"], "vip"])
+@each_row("tags", [["a"] * 9, ["x" * 65], [""], ["a\nb"], "vip"])
 def test_invalid_tags_name_the_field(tags: object) -> None:
     with pytest.raises(InvalidInput) as refused:
         Frame("s1", "ann", tags=tags)  # type: ignore[arg-type]

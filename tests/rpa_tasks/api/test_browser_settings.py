@@ -21,6 +21,7 @@ from scheduling.errors import ErrorCollector
 from scheduling.models import encrypted
 from tests.rpa_tasks.api.conftest import Market
 from tests.scheduling.api.serving import Client
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 Apply = Callable[..., str]
@@ -55,8 +56,8 @@ def test_setting_of_shop_precedes_platform() -> None:
     assert found == LaunchSettings(language="zh-CN", window="800x600", flags=("--hide-scrollbars",))
 
 
-@pytest.mark.parametrize(
-    ("shop", "secret", "expected"),
+@each_row(
+    "shop, secret, expected",
     [
         ({}, {}, ("http://p:1", "u-platform", "p-platform")),
         ({}, {"username": "u", "password": "p"}, ("http://p:1", "u", "p")),
@@ -95,8 +96,8 @@ def test_password_that_node_cannot_decrypt_is_named(settings: Settings) -> None:
         encrypted.build_cipher.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("path", "bad"),
+@each_row(
+    "path, bad",
     [
         *(("language", each) for each in ("chinese", "zh_CN", "zh-CN --x", "1")),
         *(("timezone", each) for each in ("Asia/Peking", "../etc/passwd", "UTC+8")),
@@ -127,8 +128,8 @@ def test_password_without_user_is_refused() -> None:
     assert [each.field for each in found.errors] == ["browser.proxy.username"]
 
 
-@pytest.mark.parametrize(
-    ("platform", "shop", "expected"),
+@each_row(
+    "platform, shop, expected",
     [
         ({"cdp_url": "http://b-{shop_id}:9222"}, {}, LaunchSettings(cdp_url="http://b-s1:9222")),
         ({"cdp_url": "http://b-{shop_id}:9222"}, {"cdp_url": "http://x:1"}, LaunchSettings(cdp_url="http://x:1")),
@@ -180,7 +181,7 @@ def test_platform_cannot_share_a_browser() -> None:
 TEMPLATE = {"cdp_url": "http://b-{shop_id}:9222"}
 
 
-@pytest.mark.parametrize("address", ["http://h:1/", "http://H:1", "http://h:01"])
+@each_row("address", ["http://h:1/", "http://H:1", "http://h:01"])
 def test_other_text_of_one_address_is_the_same_browser(market: Market, address: str) -> None:
     found = ErrorCollector()
     check_browser_settings({"browser.provider.cdp_url": address}, found, taken={"http://h:1": "pdd/s2"})
@@ -259,7 +260,7 @@ def test_changed_password_is_hidden_in_difference(apply: Apply) -> None:
     assert Shop.objects.get().platform.proxy_secret["password"] == "pass:2"
 
 
-@pytest.mark.parametrize("secret", ["username: gate", 'password: "pass:1"'])
+@each_row("secret", ["username: gate", 'password: "pass:1"'])
 def test_file_keeps_no_password_for_another_proxy(
     apply: Apply, export: Apply, refusal_of: Callable[..., list[str]], secret: str
 ) -> None:
@@ -354,7 +355,7 @@ def test_form_names_bad_settings(market: Market) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("path", ["/rpa/shops/pdd/s1/browser", "/rpa/platforms/pdd/browser"])
+@each_row("path", ["/rpa/shops/pdd/s1/browser", "/rpa/platforms/pdd/browser"])
 def test_api_replaces_settings_without_showing_password(api: Client, path: str) -> None:
     proxy = {"url": "http://p:1", "username": "u", "password": "p4ss"}
     answer = api("PUT", path, {"timezone": "Asia/Shanghai", "proxy": proxy})

@@ -19,6 +19,7 @@ from scheduling.configuration.file import document
 from scheduling.configuration.file.base import Stamp
 from scheduling.configuration.file.document import export_document as exported
 from scheduling.durations import format_duration
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -167,8 +168,8 @@ def test_apply_keeps_needed_login(apply: Apply) -> None:
 # --- what is wrong ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("shops", "problem"),
+@each_row(
+    "shops, problem",
     [
         ("{platform: temu, shop_id: s1}", "shops[0].platform: there is no platform “temu”"),
         ("{platform: pdd}", "shops[0].shop_id: is missing"),
@@ -212,8 +213,8 @@ def test_apply_refuses_profile_of_retired_shop(apply: Apply, refusal_of: Refused
     assert refusal_of("shops: [{platform: pdd, shop_id: s2, profile_id: old.1}]")[0] == said[0]
 
 
-@pytest.mark.parametrize(
-    ("flow", "problem"),
+@each_row(
+    "flow, problem",
     [
         ('command: [bash, -c, "run {param}"]', "flows[0].command: "),
         ('command: ["true", "{param}"], path: [opt]', "flows[0].path: "),
@@ -277,8 +278,8 @@ def test_apply_notes_program_missing_on_this_machine(apply: Apply) -> None:
     assert Flow.objects.get().command[0] == "no-such-program"
 
 
-@pytest.mark.parametrize(
-    ("platform", "problem"),
+@each_row(
+    "platform, problem",
     [
         ("{key: PDD}", "platforms[0].key: must be lower-case letters"),
         ("{key: pdd, breaker_threshold: 0}", "platforms[0].breaker_threshold: must be between 1 and 100"),
@@ -391,7 +392,7 @@ def apply_market(market: dict[str, Any]) -> plan.ChangePlan:
     return planned
 
 
-@settings(max_examples=40, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, database=None, suppress_health_check=list(HealthCheck))
 @given(first=markets(), second=markets())
 def test_apply_of_generated_export_changes_nothing(first: dict[str, Any], second: dict[str, Any]) -> None:
     with transaction.atomic():

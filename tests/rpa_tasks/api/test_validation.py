@@ -15,6 +15,7 @@ from rpa_tasks.configuration import validation
 from rpa_tasks.jobs.payloads import unstorable_reason
 from scheduling.errors import InvalidInput
 from tests.rpa_tasks.api.conftest import Market
+from tests.support.tables import each_row
 
 
 def invalid_fields(check: Any, *rest: Any, **values: Any) -> list[str]:
@@ -34,8 +35,8 @@ def test_checks_accept_absent_values() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("schema", "fields"),
+@each_row(
+    "schema, fields",
     [
         ({}, []),
         ({"$ref": "#"}, []),
@@ -63,28 +64,28 @@ def test_check_flow_refuses_deep_schema() -> None:
     assert invalid_fields(validation.check_flow, payload_schema=deep) == ["payload_schema"]
 
 
-@pytest.mark.parametrize("table", [[], None, {"business": 65}, {"business": [True]}, {"business": ["65"]}, {"ok": []}])
+@each_row("table", [[], None, {"business": 65}, {"business": [True]}, {"business": ["65"]}, {"ok": []}])
 def test_check_flow_refuses_invalid_exit_codes(table: Any) -> None:
     assert invalid_fields(validation.check_flow, exit_codes=table)
 
 
-@pytest.mark.parametrize("delays", [None, "30", [True], ["30"], [0], [-1], [float("nan")], [float("inf")], [1] * 21])
+@each_row("delays", [None, "30", [True], ["30"], [0], [-1], [float("nan")], [float("inf")], [1] * 21])
 def test_check_flow_validates_retry_delays(delays: Any) -> None:
     assert invalid_fields(validation.check_flow, retry_delays=delays) == ["retry_delays"]
     assert invalid_fields(validation.check_flow, retry_delays=[0.5, 30, 604_800]) == []
 
 
-@pytest.mark.parametrize("names", [None, "PATH", [1], [""], ["A=B"], ["1A"], ["LANG"], ["AFTERTOUCH_SECRETS_KEYS"]])
+@each_row("names", [None, "PATH", [1], [""], ["A=B"], ["1A"], ["LANG"], ["AFTERTOUCH_SECRETS_KEYS"]])
 def test_check_flow_refuses_invalid_environment(names: Any) -> None:
     assert set(invalid_fields(validation.check_flow, environment=names)) == {"environment"}
 
 
-@pytest.mark.parametrize(("seconds", "fits"), [(0.999, False), (1, True), (86_400, True), (86_401, False)])
+@each_row("seconds, fits", [(0.999, False), (1, True), (86_400, True), (86_401, False)])
 def test_check_flow_validates_timeout(seconds: float, fits: bool) -> None:
     assert invalid_fields(validation.check_flow, timeout=timedelta(seconds=seconds)) == ([] if fits else ["timeout"])
 
 
-@pytest.mark.parametrize("command", [None, "true {param}", {}, [1], [], ["true"], ["bash", "-c", "x {param}"]])
+@each_row("command", [None, "true {param}", {}, [1], [], ["true"], ["bash", "-c", "x {param}"]])
 def test_check_flow_refuses_invalid_command(command: Any) -> None:
     assert set(invalid_fields(validation.check_flow, command=command)) == {"command"}
 
@@ -136,7 +137,7 @@ def test_unstorable_reason_matches_postgresql(value: Any) -> None:
     assert stored == (unstorable_reason(value) == "")
 
 
-@pytest.mark.parametrize("path", [None, "/opt", [1], ["opt"], ["/a:/b"], ["/a\0"], ["/a"] * 21])
+@each_row("path", [None, "/opt", [1], ["opt"], ["/a:/b"], ["/a\0"], ["/a"] * 21])
 def test_check_flow_validates_path(path: Any) -> None:
     assert set(invalid_fields(validation.check_flow, path=path)) == {"path"}
     assert invalid_fields(validation.check_flow, path=["/opt/rpa/bin"]) == []

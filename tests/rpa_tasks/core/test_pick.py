@@ -13,7 +13,9 @@ from django.utils.timezone import now
 from pytest_django import Settings
 
 from rpa_tasks.jobs import wakeups
+from rpa_tasks.jobs.bulk.publish_many import publish_many
 from rpa_tasks.jobs.pick import LANES, TIERS, jobs
+from rpa_tasks.jobs.publish import PublishRequest, Receipt
 from rpa_tasks.models import Breaker, ExecutionNode, Job, Lane, LoginState, Platform, Shop
 from scheduling import sql
 from scheduling.ledger.transitions import Settlement, WakeUp
@@ -71,8 +73,10 @@ def test_pick_orders_jobs_by_priority(market: Market) -> None:
 def test_pick_prefers_high_over_many_low_jobs(market: Market) -> None:
     for number in range(20):
         market.shop(f"s{number}", backlog_limit=1000)
-        for key in range(50):
-            market.publish(f"s{number}", priority=2, dedupe_key=str(key))
+        requests = [
+            PublishRequest("pdd", f"s{number}", "sync_order", priority=2, dedupe_key=str(key)) for key in range(50)
+        ]
+        assert len({each.task_id for each in publish_many(requests) if isinstance(each, Receipt)}) == 50
     market.shop("urgent")
     market.publish("urgent", priority=0)
 

@@ -129,7 +129,7 @@ def describe_result(result: PublishResult, kinds: Any, platform: str) -> Any:
 
 
 @pytest.mark.django_db
-@settings(max_examples=30, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(steps=STEPS)
 def test_batch_gives_results_and_rows_of_single_requests(steps: list[Any]) -> None:
     with transaction.atomic():

@@ -17,6 +17,7 @@ from sessions.models import Campaign, SilencePolicy
 from sessions.store import sessions
 from tests.sessions.admin.conftest import text, url
 from tests.sessions.conftest import Chats
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -103,8 +104,8 @@ def test_policy_history_shows_user_reason_and_values(editor: Client, default: Si
     assert (latest.history_user.username, latest.threshold) == ("editor", 120 * SECOND)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "said"),
+@each_row(
+    "field, value, said",
     [
         ("threshold", "1s", "must be between 2s and 12h"),
         ("threshold", "soon", "is not a duration"),
@@ -156,8 +157,8 @@ def test_campaign_with_end_before_start_is_refused(editor: Client) -> None:
     assert "1m30s" in history
 
 
-@pytest.mark.parametrize(
-    ("begins", "ends", "enabled", "said"),
+@each_row(
+    "begins, ends, enabled, said",
     [(-1, 1, True, "Runs for"), (1, 2, True, "Starts in"), (-2, -1, True, "Over"), (-1, 1, False, "Switched off")],
 )
 def test_campaign_list_shows_state(editor: Client, begins: int, ends: int, enabled: bool, said: str) -> None:
@@ -166,7 +167,7 @@ def test_campaign_list_shows_state(editor: Client, begins: int, ends: int, enabl
     assert said in text(editor.get(url("campaign_changelist")))
 
 
-@pytest.mark.parametrize("group", ["viewer", "operator"])
+@each_row("group", ["viewer", "operator"])
 def test_viewer_and_operator_cannot_change_policies(
     as_member: Callable[[str], Client], default: SilencePolicy, group: str
 ) -> None:
