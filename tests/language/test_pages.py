@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
+from django.contrib import admin
 from django.contrib.auth.models import User
 from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory
@@ -25,6 +29,8 @@ from tests.language.catalogue import CATALOGUES, entries
 from tests.language.page_texts import every_page, words
 from tests.rpa_tasks.admin.conftest import Market
 from tests.scheduling.core.conftest import deliver
+from tests.security import admin_pages
+from tests.security.test_lookups import accepts, address
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -101,14 +107,14 @@ def untranslated() -> set[str]:
 STORED_WORDS = "/admin/scheduling/auditentry/"
 
 
-def read(client: Client, pages: list[str]) -> dict[str, list[str]]:
+def read(client: Client, pages: list[str]) -> dict[str, str]:
     found = {}
     for page in pages:
         if page.startswith(STORED_WORDS):
             continue
         answer = client.get(page)
         if answer.status_code != 302 and "html" in answer.get("content-type", ""):
-            found[page] = words(answer.content.decode())
+            found[page] = answer.content.decode()
     return found
 
 
@@ -117,16 +123,37 @@ def test_chinese_pages_show_no_english() -> None:
     known = untranslated()
     pages = read(member("zh-hans"), every_page())
     assert len(pages) > 100
-    said = {(each, page) for page, texts in pages.items() for each in texts}
+    said = {(each, page) for page, text in pages.items() for each in words(text)}
     foreign = sorted((text, page) for text, page in said if english_in(text) or text.rstrip(":") in known)
     assert foreign == [], "\n".join(f"{text}   {page}" for text, page in foreign)
 
 
-@pytest.mark.usefixtures("all_model_rows")
-def test_english_pages_show_no_chinese() -> None:
+def test_english_pages_show_no_chinese_and_link_to_lists_that_take_the_filter(
+    matrix: MatrixBuilder, record_event: RecordEvent
+) -> None:
+    """Each link with a filter, and each choice of each filter. Of orders and pages one stands for all."""
+    admin_pages.build(matrix, record_event)
     pages = read(member("en"), every_page())
-    said = {(each, page) for page, texts in pages.items() for each in texts}
+    assert len(pages) > 150
+    said = {(each, page) for page, text in pages.items() for each in words(text)}
     assert sorted((text, page) for text, page in said if HAN.search(text) and text not in NAMES) == []
+    links = list_filter_links(pages)
+    assert len(links) > 40
+    user = User.objects.get(username="u0")
+    assert [link for link in sorted(links) if not accepts(user, link)] == []
+
+
+def list_filter_links(pages: dict[str, str]) -> Iterable[str]:
+    lists = {address(model) for model in admin.site._registry}
+    links: dict[tuple[str, frozenset[tuple[str, str]]], str] = {}
+    for page, text in pages.items():
+        for found in re.findall(r'href="([^"]*\?[^"]+)"', text):
+            path, _, query = html.unescape(found).partition("?")
+            path = path or page.partition("?")[0]
+            if path in lists:
+                chosen = frozenset((name, "" if name in "op" else value) for name, value in parse_qsl(query, True))
+                links[path, chosen] = f"{path}?{query}"
+    return links.values()
 
 
 def errors(language: str) -> dict[str, Any]:

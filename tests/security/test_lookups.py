@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import html
-import re
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import parse_qsl
 
 import pytest
 from django.contrib import admin
@@ -21,9 +18,7 @@ from scheduling import redaction
 from scheduling.models import FailedTask
 from scheduling.operations import commands
 from scheduling.operations.filters import FAILED_TASK_ROWS
-from tests.language.page_texts import every_page
 from tests.scheduling.core.conftest import deliver
-from tests.security import admin_pages
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.tables import each_row
 
@@ -125,26 +120,3 @@ def test_search_of_failed_tasks_reads_a_bounded_length_of_text(viewer: Client, m
         for number in (1, 2, 2, 3)
     ]
     assert search(viewer, "failedtask", "call") == {row.pk for row in rows[1:]}
-
-
-def test_product_links_to_lists_are_accepted(
-    as_member: Callable[[str], Client], matrix: MatrixBuilder, record_event: RecordEvent
-) -> None:
-    """Each link with a filter on each page, and each choice of each filter. Of orders and pages one stands for all."""
-    client = as_member("admin")
-    admin_pages.build(matrix, record_event)
-    lists = {address(model) for model in admin.site._registry}
-    links: dict[tuple[str, frozenset[tuple[str, str]]], str] = {}
-    for page in every_page():
-        answer = client.get(page)
-        if answer.status_code == 200 and "html" in answer.get("content-type", ""):
-            for found in re.findall(r'href="([^"]*\?[^"]+)"', answer.content.decode()):
-                link = html.unescape(found)
-                path = link.partition("?")[0] or page.partition("?")[0]
-                if path in lists:
-                    query = link.partition("?")[2]
-                    chosen = frozenset((name, "" if name in "op" else value) for name, value in parse_qsl(query, True))
-                    links[path, chosen] = f"{path}?{query}"
-    assert len(links) > 40
-    user = User.objects.get(username="admin")
-    assert [link for link in sorted(links.values()) if not accepts(user, link)] == []
