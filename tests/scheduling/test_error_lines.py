@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from scheduling.error_lines import find_error_line, has_more_lines
+from tests.support.tables import each_row
 
 TRACEBACK = """open page 4
 Traceback (most recent call last):
@@ -26,8 +25,8 @@ ValueError: no order number
 """
 
 
-@pytest.mark.parametrize(
-    ("output", "line"),
+@each_row(
+    "output, line",
     [("", ""), ("no such page\n\n", "no such page"), ("one\ntwo\n", "two"),
      (TRACEBACK, "TimeoutError: Timeout 30000ms exceeded."), (CHAINED, "ValueError: no order number"),
      ("Traceback (most recent call last):\n  File", "File"), ("x" * 400, "x" * 300)],

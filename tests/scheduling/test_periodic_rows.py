@@ -16,6 +16,7 @@ from django_celery_beat.models import ClockedSchedule, CrontabSchedule, Interval
 from django_celery_beat.tzcrontab import TzAwareCrontab
 
 from scheduling.operations.periodic_rows import RoundCrontab, RowEntry, UnusableRow, check_row, find_problem
+from tests.support.tables import each_row
 
 NEW_YORK, SHANGHAI, BERLIN = ZoneInfo("America/New_York"), ZoneInfo("Asia/Shanghai"), ZoneInfo("Europe/Berlin")
 
@@ -32,8 +33,8 @@ def rounds(rule: RoundCrontab, after: datetime, until: datetime) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
+@each_row(
+    "line, expected",
     [
         ("30 1 * * *", ["31 01:30-0400", "01 01:30-0400", "02 01:30-0500"]),  # 01:30 occurs twice on 1 November
         ("0 2 * * *", ["31 02:00-0400", "01 02:00-0500", "02 02:00-0500"]),
@@ -54,8 +55,8 @@ def test_hourly_rounds_follow_real_time_when_clocks_change() -> None:
         assert {later - earlier for earlier, later in pairwise(found)} == {timedelta(hours=1)}
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
+@each_row(
+    "line, expected",
     [
         ("0 * * * 1-5", ["2026-03-30 00:00", "2026-10-26 00:00"]),
         ("30 * * * sun", ["2026-03-29 00:30", "2026-10-25 00:30"]),
@@ -80,8 +81,8 @@ def test_round_in_a_skipped_hour_falls_due_later() -> None:
     assert rounds(crontab("30 2,3 * * *"), begins_at, begins_at + timedelta(days=1)) == ["08 03:30-0400"]
 
 
-@pytest.mark.parametrize(
-    ("line", "down_for", "latest"),
+@each_row(
+    "line, down_for, latest",
     [
         ("0 9 * * *", timedelta(days=3), "2026-06-10 09:00"),
         ("*/5 * * * *", timedelta(days=3), "2026-06-10 12:00"),

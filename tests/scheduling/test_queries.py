@@ -19,6 +19,7 @@ from scheduling.models.ledger import RARE
 from scheduling.operations import queries
 from scheduling.operations.filters import filter_effective_state
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.tables import each_row
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("fresh_tables")]
 
@@ -149,7 +150,7 @@ def many(matrix: MatrixBuilder, record_event: RecordEvent) -> dict[str, list[UUI
     return {kind: sorted((task_id for task_id, each in found if each == kind), reverse=True) for kind in kinds}
 
 
-@pytest.mark.parametrize("state", RARE)
+@each_row("state", RARE)
 def test_rare_state_is_found_by_its_index(many: dict[str, list[UUID]], state: str) -> None:
     plan = _plan(lambda: queries.query_touches(state=state, limit=3))
     assert [each.pk for each in queries.query_touches(state=state)[0]] == many[state]
@@ -160,8 +161,8 @@ def test_rare_state_is_found_by_its_index(many: dict[str, list[UUID]], state: st
     assert _count_read_rows() - before <= len(many[state])
 
 
-@pytest.mark.parametrize(
-    ("stands", "kinds", "index"),
+@each_row(
+    "stands, kinds, index",
     [("bad", ("failed", "unknown"), ""), ("paused", ("paused",), "touch_paused")],
 )
 def test_effective_state_filter_uses_an_index(

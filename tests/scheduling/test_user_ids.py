@@ -16,6 +16,7 @@ from scheduling.ids import find_user_id_problem, reveal_odd_characters
 from scheduling.models import Customer
 from sessions.frames import Frame
 from sessions.websocket import tokens
+from tests.support.tables import each_row
 
 REFUSED = {
     "undefined": "missing id", "null": "missing id", "NULL": "missing id", "[object Object]": "missing id",
@@ -59,7 +60,7 @@ def store_customer(user_id: str) -> None:
     NamedCustomerIn(user_id=user_id)
 
 
-@pytest.mark.parametrize("enter", [send_event, import_customer, send_frame, issue_token, store_customer])
+@each_row("enter", [send_event, import_customer, send_frame, issue_token, store_customer])
 def test_every_entrance_refuses_them_and_names_the_field(enter: Any) -> None:
     for text in REFUSED:
         with pytest.raises((InvalidInput, InvalidValue, ValueError)) as error:

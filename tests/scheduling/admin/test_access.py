@@ -11,6 +11,7 @@ from django.urls import reverse
 from scheduling.models import ApiKey, Pause, Touch
 from scheduling.operations.commands import create_api_key, digest_api_key, pause_scope
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -59,7 +60,7 @@ def test_revoked_api_key_stays_revoked(as_member: Callable[[str], Client], admin
     assert client.post(admin_url("apikey_delete", row.pk), {"post": "yes"}).status_code == 403
 
 
-@pytest.mark.parametrize("group", ["viewer", "operator", "editor"])
+@each_row("group", ["viewer", "operator", "editor"])
 def test_api_key_changes_need_the_admin_group(as_member: Callable[[str], Client], admin_url: Url, group: str) -> None:
     client = as_member(group)
     create_api_key("shop", ["events"])

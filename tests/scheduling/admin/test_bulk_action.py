@@ -23,6 +23,7 @@ from scheduling.operations.failed_tasks import Actor
 from scheduling.operations.filters import read_filter
 from scheduling.operations.row_actions import ROW_ACTIONS
 from tests.support.matrix import MatrixBuilder
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -131,7 +132,7 @@ def test_all_failures_of_one_cause_are_retried(rows: list[FailedTask], operator:
     assert (row.filter["fingerprint"], row.per_second, row.total) == (rows[0].fingerprint, 7, 3)
 
 
-@pytest.mark.parametrize("group", ["viewer", "operator"])
+@each_row("group", ["viewer", "operator"])
 def test_bulk_action_is_stopped_by_operators_only(
     rows: list[FailedTask], as_member: Callable[[str], Client], admin_url: Url, group: str
 ) -> None:

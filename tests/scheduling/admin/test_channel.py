@@ -8,6 +8,7 @@ import pytest
 from django.test import Client
 
 from scheduling.models import ChannelConfig, Community, DisabledTarget, Pause
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -23,7 +24,7 @@ def hook() -> ChannelConfig:
     return ChannelConfig.objects.create(key="hook", kind="webhook", config=config)
 
 
-@pytest.mark.parametrize("group", ["viewer", "editor"])
+@each_row("group", ["viewer", "editor"])
 def test_channel_secret_is_never_shown(
     hook: ChannelConfig, as_member: Callable[[str], Client], admin_url: Url, group: str
 ) -> None:
@@ -52,8 +53,8 @@ def test_channel_secret_empty_stays_and_dash_removes(
     assert hook.config == {"url": "https://example.org/new"}
 
 
-@pytest.mark.parametrize(
-    ("changes", "field"),
+@each_row(
+    "changes, field",
     [
         ({"secret_url": "http://169.254.169.254/"}, "secret_url"),
         ({"secret_secret": "short"}, "secret_secret"),
@@ -145,7 +146,7 @@ def test_community_target_with_foreign_host_is_refused(
     assert "the host must be qyapi.weixin.qq.com" in str(errors)
 
 
-@pytest.mark.parametrize("group", ["viewer", "operator", "editor", "admin"])
+@each_row("group", ["viewer", "operator", "editor", "admin"])
 def test_version_page_post_saves_nothing(
     hook: ChannelConfig, as_member: Callable[[str], Client], admin_url: Url, group: str
 ) -> None:

@@ -13,6 +13,7 @@ from django.utils.timezone import now
 from scheduling.models import Complaint, Touch
 from scheduling.operations import queries
 from tests.support.matrix import MatrixBuilder
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -58,7 +59,7 @@ def test_complaint_rates_are_sorted_worst_first(
     assert "33.33%" in page.content.decode()
 
 
-@pytest.mark.parametrize(("query", "count"), [("?days=7", 1), ("", 2), ("?days=90", 3), ("?days=9999999999", 2)])
+@each_row("query, count", [("?days=7", 1), ("", 2), ("?days=90", 3), ("?days=9999999999", 2)])
 def test_complaint_rates_period_can_be_chosen(
     delivered: Callable[..., Touch], viewer: Client, admin_url: Url, query: str, count: int
 ) -> None:

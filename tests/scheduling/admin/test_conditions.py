@@ -17,6 +17,7 @@ from scheduling.models import Calendar, Node
 from scheduling.policy.node_conditions import OPERATORS
 from tests.scheduling.core.conftest import pass_time
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -62,9 +63,7 @@ def test_each_operator_has_a_label() -> None:
     assert set(OPERATOR_LABELS) == set(OPERATORS)
 
 
-@pytest.mark.parametrize(
-    "value", ["vip", "1", "true", "a,b", 'say "hi"', " x", "", 5, 2.5, True, False, "杭州", "1.50"]
-)
+@each_row("value", ["vip", "1", "true", "a,b", 'say "hi"', " x", "", 5, 2.5, True, False, "杭州", "1.50"])
 def test_value_typed_and_shown_is_the_same(value: Any) -> None:
     assert parse_value(format_value(value)) == value
 
@@ -99,8 +98,8 @@ def test_shown_conditions_and_variants_are_kept_by_a_save(
     assert node.version == 1
 
 
-@pytest.mark.parametrize(
-    ("row", "complaint"),
+@each_row(
+    "row, complaint",
     [
         (("total", "eq", "1", ""), "Row 2: “total” is not known"),
         (("event.data.total", "gte", "much", ""), "Row 2: must be a number"),
@@ -174,8 +173,8 @@ def test_variants_and_times_are_stored_from_the_form(
     assert "vips, gold: any(customer.level eq vip)" in unescape(page)
 
 
-@pytest.mark.parametrize(
-    ("sent", "field", "complaint"),
+@each_row(
+    "sent, field, complaint",
     [
         ({"send_window": "mon 9-18"}, "send_window", "must be like"),
         ({"send_window": "mon 9:00-18:00 calendar=moon"}, "send_window", "there is no calendar “moon”"),
@@ -262,8 +261,8 @@ def test_calendar_is_kept_while_a_window_of_another_calendar_names_it(
     assert germany.retired_at is None
 
 
-@pytest.mark.parametrize(
-    ("sent", "field"),
+@each_row(
+    "sent, field",
     [({"closed": "25 December"}, "closed"), ({"open": "2026-02-30"}, "open"), ({"country": "XX"}, "country"),
      ({"closed": "2026-12-25", "open": "2026-12-25"}, "open"), ({"send_window": "often"}, "send_window"),
      ({"send_window": "mon 9:00-10:00 calendar=moon"}, "send_window"), ({"timezone": "Peking"}, "timezone")],

@@ -11,6 +11,7 @@ from django.test import Client
 from scheduling.policy.rollout import Lift, Share
 from tests.scheduling.core.conftest import deliver, pass_time
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -45,8 +46,8 @@ def test_effect_without_goal_or_control_shows_advice(matrix: MatrixBuilder, view
     assert "No control group" in viewer.get(admin_url("node_conversion"), {"days": "30"}).content.decode()
 
 
-@pytest.mark.parametrize(
-    ("lift", "tone"),
+@each_row(
+    "lift, tone",
     [
         (Lift(Share(90, 100), Share(50, 100)), "good"),
         (Lift(Share(50, 100), Share(90, 100)), "bad"),

@@ -14,6 +14,7 @@ from scheduling.customers.import_batches import run_import_batch
 from scheduling.error_text import ErrorText
 from scheduling.models import CustomerChange, CustomerImport
 from tests.scheduling.imports.conftest import check, import_file, undo
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 Url = Callable[..., str]
@@ -47,7 +48,7 @@ def test_editor_uploads_checks_and_imports(editor: Client, admin_url: Url) -> No
     assert CustomerChange.objects.get().actor.startswith("editor (CSV …")
 
 
-@pytest.mark.parametrize("start", ["", "x", "-1", "5", "99999999999999999999"])
+@each_row("start", ["", "x", "-1", "5", "99999999999999999999"])
 def test_part_at_a_wrong_place_is_refused_with_a_reason(editor: Client, admin_url: Url, start: str) -> None:
     row = create(editor, admin_url)
     status, text = send(editor, admin_url("customerimport_part", row.pk), b"x", start)

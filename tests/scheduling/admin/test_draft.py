@@ -19,6 +19,7 @@ from sessions.models import SilencePolicy
 from tests.scheduling.core.conftest import pass_time
 from tests.support.drafts import open_draft, replay_draft
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -267,7 +268,7 @@ def test_silence_policy_is_published_and_not_simulated(
     assert policy.threshold == timedelta(minutes=10)
 
 
-@pytest.mark.parametrize("group", ["viewer", "operator"])
+@each_row("group", ["viewer", "operator"])
 def test_drafts_need_the_editor_group(
     node: Node, as_member: Callable[[str], Client], admin_url: Url, editor: Client, group: str
 ) -> None:

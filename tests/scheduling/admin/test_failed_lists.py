@@ -11,6 +11,7 @@ from django.test import Client
 from scheduling.admin import list_filters, retirement
 from scheduling.admin.failed_tasks import failed_task
 from scheduling.models import FailedTask
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -43,7 +44,7 @@ def test_reason_filter_lists_latest_reasons(viewer: Client, admin_url: Url, monk
     assert [code for code, _ in causes.lookup_choices] == ["later", "latest"]
 
 
-@pytest.mark.parametrize("state", ["open", "ignored"])
+@each_row("state", ["open", "ignored"])
 def test_cause_groups_cover_the_latest_rows(
     viewer: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:

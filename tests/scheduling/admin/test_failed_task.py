@@ -10,6 +10,7 @@ from django.test import Client
 from django.utils.timezone import now
 
 from scheduling.models import FailedTask, Touch
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -56,8 +57,8 @@ def test_retry_keeps_delivery_key_and_resend_does_not(failed: Failed, operator: 
     assert "operator" in done
 
 
-@pytest.mark.parametrize(
-    ("verb", "state"),
+@each_row(
+    "verb, state",
     [
         ("delivered", "resolved_delivered"),
         ("not_delivered", "resolved_not_delivered"),

@@ -27,6 +27,7 @@ from scheduling.models import (
 )
 from scheduling.monitoring.statistics import HourlyCache
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -161,7 +162,7 @@ def test_changes_of_one_row_in_one_bar_are_one_mark(as_member: Callable[[str], C
     assert [each for each in words if "Template guide" in each] == [words[0]]
 
 
-@pytest.mark.parametrize("days", [1, 7, 30])
+@each_row("days", [1, 7, 30])
 def test_period_is_chosen_in_the_address(viewer: Client, days: int) -> None:
     page = viewer.get(reverse("admin:index"), {"days": days})
     assert len(page.context["charts"][0].columns) == {1: 24}.get(days, days)

@@ -23,6 +23,7 @@ from scheduling.customers.search import find_first_customers
 from scheduling.models import ChannelConfig, Customer, Event, FailedTask, Node, Pause, Template
 from scheduling.operations.commands import update_customer
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -68,7 +69,7 @@ CASES: dict[str, tuple[str, str, Callable[[FailedTask], object]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_row("case", CASES)
 def test_search_part_of_record_finds_it_for_viewer(viewer: Client, rows: FailedTask, case: str) -> None:
     term, name, read = CASES[case]
     assert change_link(name, read(rows)) in search(viewer, term)
@@ -82,20 +83,20 @@ def test_search_full_id_finds_touch_task_and_job(viewer: Client, rows: FailedTas
     assert search(viewer, str(job.pk)) == {change_link("rpa_tasks_job", job): "旗舰店 · sync_order"}
 
 
-@pytest.mark.parametrize(
-    ("term", "name"),
+@each_row(
+    "term, name",
     [
         ("失败任务", "scheduling_failedtask_changelist"), ("failed task", "scheduling_failedtask_changelist"),
         ("规则 日历", "scheduling_calendar_changelist"), ("calendar", "scheduling_calendar_changelist"),
         ("店铺", "rpa_tasks_shop_changelist"), ("live", "chat_sessions_live"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("language", ["en", "zh-hans"])
+@each_row("language", ["en", "zh-hans"])
 def test_search_page_name_of_either_language_finds_page(viewer: Client, term: str, name: str, language: str) -> None:
     assert reverse(f"admin:{name}") in search(viewer, term, language)
 
 
-@pytest.mark.parametrize("term", ["pause channel log", "暂停渠道log", "暂停渠道 LOG", "pause log"])
+@each_row("term", ["pause channel log", "暂停渠道log", "暂停渠道 LOG", "pause log"])
 def test_search_action_leads_to_its_page(operator: Client, matrix: MatrixBuilder, term: str) -> None:
     add, end = reverse("admin:scheduling_pause_add"), reverse("admin:scheduling_pause_end")
     assert search(operator, term)[f"{add}?scope=channel%3Alog"] == "Pause channel log"
@@ -148,7 +149,7 @@ def test_search_reads_order_fields_only(viewer: Client, rows: FailedTask) -> Non
     assert search(viewer, "13800138000") == {}
 
 
-@pytest.mark.parametrize(("stored", "term"), [(77, "77"), ('A"\\1', 'A"\\1'), ("订单-9", "订单-9"), ("a\tb", "a\tb")])
+@each_row("stored, term", [(77, "77"), ('A"\\1', 'A"\\1'), ("订单-9", "订单-9"), ("a\tb", "a\tb")])
 def test_search_finds_an_order_as_its_data_write_it(
     viewer: Client, matrix: MatrixBuilder, record_event: RecordEvent, stored: object, term: str
 ) -> None:
@@ -164,7 +165,7 @@ def test_search_result_is_escaped(viewer: Client, matrix: MatrixBuilder) -> None
     assert viewer.get(reverse("admin:search"), {"s": "<i>%_\\'"}).status_code == 200
 
 
-@pytest.mark.parametrize("method", ["post", "put", "delete"])
+@each_row("method", ["post", "put", "delete"])
 def test_search_refuses_other_methods(viewer: Client, method: str) -> None:
     assert getattr(viewer, method)(reverse("admin:search")).status_code == 405
 

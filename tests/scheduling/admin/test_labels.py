@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-import pytest
 from django.utils.formats import date_format
 from django.utils.translation import override
 
@@ -10,10 +9,11 @@ from scheduling.admin.form_fields import DelayRulesField, DurationsField, Levels
 from scheduling.admin.labels import REASONS, translate_reason
 from scheduling.admin.touches.timeline import format_verdict_figure
 from scheduling.monitoring.duration_text import describe_duration
+from tests.support.tables import each_row
 
 
-@pytest.mark.parametrize(
-    ("span", "english", "chinese"),
+@each_row(
+    "span, english, chinese",
     [
         (timedelta(minutes=15), "15 minutes", "15 分钟"),
         (timedelta(hours=2), "2 hours", "2 小时"),
@@ -38,8 +38,8 @@ def test_reason_codes_are_translated_or_kept() -> None:
         assert translate_reason("brand_new") == "brand_new"
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
+@each_row(
+    "field, value",
     [
         (DelayRulesField(), {"by_level": {"vip": 3600}, "default": 86400, "active_within": 90, "active_factor": 0.6}),
         (DelayRulesField(), {"by_level": {}, "default": 60}),
@@ -63,14 +63,14 @@ def test_verdict_figures_are_translated() -> None:
         assert format_verdict_figure("c1") == "c1"
 
 
-@pytest.mark.parametrize("language", ["en", "zh-hans"])
+@each_row("language", ["en", "zh-hans"])
 def test_each_reason_has_a_label_of_its_own(language: str) -> None:
     with override(language):
         labels = [str(label) for label in REASONS.values()]
     assert sorted(labels) == sorted(set(labels))
 
 
-@pytest.mark.parametrize("language", ["en", "zh-hans"])
+@each_row("language", ["en", "zh-hans"])
 def test_dates_have_one_format_in_both_languages(language: str) -> None:
     at = datetime(2026, 11, 6, 8, 5, 9, tzinfo=UTC)
     with override(language):

@@ -22,6 +22,7 @@ from scheduling.audit.feeds import EXPORT
 from scheduling.models import AuditEntry, Customer, FailedTask, Touch
 from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -105,8 +106,8 @@ def test_csv_escapes_formulas_and_keeps_other_cells() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
-@pytest.mark.parametrize("text", [
+@each_row("separator", [",", ";", "\t", "|"])
+@each_row("text", [
     "x;=1+1;y", "x\t+1", "x|-1", "x;@SUM(1)", "x;＝1", "x; =1", 'x;"=1', 'x;"";"=1', "x\n=1", "x\r\n=1", ";;=1",
     "=1;=1", "x,=1", "x;\n=1", 'x\n"=1', "x;=1;=2|=3",
 ])  # fmt: skip
@@ -172,9 +173,8 @@ def test_export_is_recorded_in_the_log(
     assert not AuditEntry.objects.filter(action="acted").exists()
 
 
-@pytest.mark.parametrize("name", ["scheduling_touch", "scheduling_failedtask", "rpa_tasks_job"])
-def test_export_needs_operator_permission(as_member: Callable[[str], Client], name: str) -> None:
-    viewer, operator = as_member("viewer"), as_member("operator")
+@each_row("name", ["scheduling_touch", "scheduling_failedtask", "rpa_tasks_job"])
+def test_export_needs_operator_permission(viewer: Client, operator: Client, name: str) -> None:
     assert viewer.get(reverse(f"admin:{name}_changelist")).context["export_links"] == {}
     for file_format, answered in (("csv", 200), ("xlsx", 200), ("ods", 404)):
         address = reverse(f"admin:{name}_export", args=[file_format])

@@ -16,6 +16,7 @@ from scheduling.models import Event, Node, Stage, Touch
 from scheduling.monitoring.statistics import HourlyCache
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -144,8 +145,8 @@ def test_move_changes_the_stage_and_keeps_the_touches(
     assert (node.stage, Touch.objects.get().due_at) == (matrix.stage, due)
 
 
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
+@each_row(
+    "changes, complaint",
     [({"stage": "0"}, "Select a valid choice"), ({"enabled": None}, "required"), ({"row_version": "x"}, "Changed")],
 )
 def test_card_with_bad_or_old_values_changes_nothing(
@@ -212,8 +213,8 @@ def test_concurrent_copies_get_different_keys(
     assert sorted(Node.objects.values_list("key", flat=True)) == ["guide", "guide-2", "guide-3"]
 
 
-@pytest.mark.parametrize(
-    ("name", "key"),
+@each_row(
+    "name, key",
     [("Second reminder!", "second-reminder"), ("首单欢迎", "presale-order-paid"), ("", "presale-order-paid")],
 )
 def test_new_node_without_key_derives_it(

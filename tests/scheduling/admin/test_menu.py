@@ -16,6 +16,7 @@ from pytest_django import Settings
 from rpa_tasks.models import Platform, Shop
 from scheduling.admin.sidebar import MOST_COUNTED, Tab, list_menu_groups
 from scheduling.models import FailedTask, Pause
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -36,7 +37,7 @@ def sidebar(client: Client, path: str = "") -> str:
     return page.partition('id="nav-sidebar-apps"')[2].partition('id="user-menu"')[0]
 
 
-@pytest.mark.parametrize("language", ["en", "zh-hans"])
+@each_row("language", ["en", "zh-hans"])
 def test_menu_tab_names_its_page_heading_and_title(as_member: Callable[[str], Client], language: str) -> None:
     client = as_member("admin")
     client.cookies["django_language"] = language
@@ -109,7 +110,7 @@ def test_page_below_tab_shows_way_back(as_member: Callable[[str], Client], faile
     )
 
 
-@pytest.mark.parametrize(("name", "tone"), [("Staging", "at-tag info"), ("Production <1>", "at-tag danger")])
+@each_row("name, tone", [("Staging", "at-tag info"), ("Production <1>", "at-tag danger")])
 def test_page_shows_name_of_installation(
     as_member: Callable[[str], Client], settings: Settings, name: str, tone: str
 ) -> None:

@@ -12,6 +12,7 @@ from django.utils.timezone import now
 from scheduling.models import ChannelConfig, HarassmentRule, Node, Stage
 from tests.support.matrix import MatrixBuilder
 from tests.support.second_connection import Race
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -45,8 +46,8 @@ def test_node_save_without_change_keeps_the_version(
     assert (node.version, node.delay_rules, node.cancel_on) == (1, rules, ["order.paid", "a.b"])
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "complaint"),
+@each_row(
+    "field, value, complaint",
     [
         ("delay", "15 minutes", "not a duration"),
         ("delay", "", "required"),
@@ -206,8 +207,8 @@ def test_node_form_stores_followed_nodes(
     assert (node.trigger, node.from_nodes) == ("touch.delivered", ["guide"])
 
 
-@pytest.mark.parametrize(
-    ("sent", "complaint"),
+@each_row(
+    "sent, complaint",
     [
         ({"trigger": "touch.delivered", "from_nodes": "last"}, "guide ← last ← reminder ← guide"),
         ({"trigger": "touch.delivered", "from_nodes": "gone"}, "there is no node “gone”"),

@@ -35,6 +35,7 @@ from scheduling.models import Complaint, Customer, Event, EventType, Touch
 from scheduling.monitoring import statistics
 from scheduling.monitoring.statistics import HourlyCache
 from tests.support.matrix import MatrixBuilder
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -342,7 +343,7 @@ def test_slow_statement_is_cancelled(monkeypatch: pytest.MonkeyPatch, settings: 
     assert values(page(viewer)["cards"][0].figures)["Lateness, median"] is None
 
 
-@pytest.mark.parametrize("past", [statistics.ended_cache, statistics.lateness_cache, statistics.event_cache])
+@each_row("past", [statistics.ended_cache, statistics.lateness_cache, statistics.event_cache])
 def test_hourly_cache_reads_past_hours_once(
     past: HourlyCache[Any],
     touch: Callable[..., Touch],
@@ -451,7 +452,7 @@ def test_grouped_columns_are_to_scale() -> None:
     assert build_grouped_chart("k", "T", legend, buckets, goal=Goal(6, "at most 6")).goal_y is None
 
 
-@pytest.mark.parametrize(("most", "top"), [(0, 1), (1, 1), (3, 5), (10, 10), (11, 20), (501, 1000)])
+@each_row("most, top", [(0, 1), (1, 1), (3, 5), (10, 10), (11, 20), (501, 1000)])
 def test_round_up_gives_a_readable_scale(most: int, top: int) -> None:
     assert round_up(most) == top
 

@@ -14,6 +14,8 @@ from django.urls import reverse
 from django.utils.timezone import now
 from django_celery_beat.models import CrontabSchedule, IntervalSchedule, PeriodicTask, SolarSchedule
 
+from tests.support.tables import each_row
+
 LIST = "admin:django_celery_beat_periodictask_changelist"
 FORM = "admin:django_celery_beat_periodictask_change"
 TASK = "rpa_tasks.publish_for_shops"
@@ -92,7 +94,7 @@ def test_own_schedule_is_disabled_by_action(administrator: Client, stored: dict[
     assert not row.enabled
 
 
-@pytest.mark.parametrize("action", ["enable_tasks", "toggle_tasks"])
+@each_row("action", ["enable_tasks", "toggle_tasks"])
 def test_enabled_schedule_publishes_no_earlier_round(
     administrator: Client, stored: dict[str, PeriodicTask], action: str
 ) -> None:

@@ -13,6 +13,7 @@ from scheduling.channels.vendors.tokens import connect_tokens
 from scheduling.models import ChannelConfig, Customer
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.matrix import MatrixBuilder
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -63,7 +64,7 @@ def test_declared_channel_is_saved_by_the_form_and_hides_its_secret(
     assert (row.version, row.config["secret"]) == (1, "a-long-vendor-secret")
 
 
-@pytest.mark.parametrize("place", ["url", "token"])
+@each_row("place", ["url", "token"])
 def test_declared_channel_form_keeps_no_secret_for_another_host(
     editor: Client, admin_url: Url, fill_form: Any, place: str
 ) -> None:
@@ -83,8 +84,8 @@ def test_declared_channel_form_keeps_no_secret_for_another_host(
     assert row.config["secret"] == "two"
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "error"),
+@each_row(
+    "before, after, error",
     [
         ("then: retry", "then: perhaps", "errors.0.then: must be one of permanent, retry"),
         ("{{ message.body }}", "{{ user.name }}", "body.text: line 1: unknown variable “user”"),
@@ -105,8 +106,8 @@ def test_declared_channel_form_errors_name_the_setting(
     assert not ChannelConfig.objects.exists()
 
 
-@pytest.mark.parametrize(
-    ("kind", "config", "address", "body", "shown"),
+@each_row(
+    "kind, config, address, body, shown",
     [
         ("wecom_app", {"corp_id": "ww1", "agent_id": 7}, {"wecom_app": "ann"}, "hi {{ user.name }}", "[Test] hi ann"),
         (

@@ -15,6 +15,7 @@ from scheduling.experiments import rollouts
 from scheduling.models import AutomaticRollout, Node
 from scheduling.operations.failed_tasks import Actor
 from tests.support.matrix import MatrixBuilder
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -55,8 +56,8 @@ def test_editor_starts_rollout_with_default_plan(node: Node, editor: Client, adm
     assert 'value="10, 50, 100"' in page(editor, url), "the next one begins with it"
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "complaint"),
+@each_row(
+    "field, value, complaint",
     [
         ("steps", "50, 10", "must grow"),
         ("steps", "a few", "Percentages"),
@@ -110,7 +111,7 @@ def test_editor_stops_rollout_after_confirmation(rollout: AutomaticRollout, edit
     assert "The roll-out changed since you loaded the page" in answer.content.decode()
 
 
-@pytest.mark.parametrize("group", ["viewer", "operator"])
+@each_row("group", ["viewer", "operator"])
 def test_rollout_is_read_only_without_edit_rights(
     as_member: Callable[[str], Client], rollout: AutomaticRollout, admin_url: Url, group: str
 ) -> None:

@@ -11,6 +11,7 @@ from django.test import Client
 
 from scheduling.models import DelayRule, HarassmentRule, Holdout
 from tests.support.matrix import MatrixBuilder
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -75,8 +76,8 @@ def test_rule_form_stores_channel_category_tag_and_limits_by_level(
     assert "At most 3 (vip=5, normal=2) in 1 day (Customer) · log · Marketing (blocked by opt-out) · sale" in page
 
 
-@pytest.mark.parametrize(
-    ("changes", "field"),
+@each_row(
+    "changes, field",
     [({"channel": "fax"}, "channel"), ({"limits": "vip"}, "limits"), ({"limits": "vip=many"}, "limits"),
      ({"limits": "vip=0"}, "limits"), ({"limits": "vip=5", "scope": "community"}, "limits"),
      ({"kind": "conversation", "tag": "sale"}, "tag"), ({"kind": "conversation", "scope": "community"}, "scope")],
@@ -102,8 +103,8 @@ def test_global_holdout_is_edited_with_history(
     assert list(editor.post(url, fill_form(url, percent="101")).context["adminform"].form.errors) == ["percent"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "field"),
+@each_row(
+    "changes, field",
     [({"limit": "0"}, "limit"), ({"limit": "-1"}, "limit"), ({"limit": None}, "limit"), ({"limit": "many"}, "limit"),
      ({"window": "0s"}, "window"), ({"window": "soon"}, "window"), ({"window": None}, "window")],
 )  # fmt: skip
@@ -123,8 +124,8 @@ def test_rule_form_errors_name_the_field(
     assert (cap.limit, cap.window, cap.history.count()) == (3, 24 * HOUR, changes_so_far)
 
 
-@pytest.mark.parametrize(
-    ("changes", "field"),
+@each_row(
+    "changes, field",
     [({"by_level": "vip=soon"}, "by_level"), ({"by_level": "vip"}, "by_level"), ({"default": "-1h"}, "default"),
      ({"active_factor": "-1"}, "active_factor"), ({"active_within": "a while"}, "active_within")],
 )  # fmt: skip
@@ -144,7 +145,7 @@ def test_delay_form_errors_name_the_field(
     assert delays.by_level == {"vip": 3600, "normal": 7200}
 
 
-@pytest.mark.parametrize("group", ["viewer", "operator"])
+@each_row("group", ["viewer", "operator"])
 def test_rules_and_delays_need_the_editor_group(
     cap: HarassmentRule, delays: DelayRule, as_member: Callable[[str], Client], admin_url: Url, group: str
 ) -> None:

@@ -28,6 +28,7 @@ from sessions.store import sessions
 from tests.security import admin_pages
 from tests.security.admin_pages import MODELS, page_addresses
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -148,7 +149,7 @@ def test_pages_show_times_with_offset_and_odd_characters_of_ids(root: Client) ->
     check(read_pages(root, changes))
 
 
-@pytest.mark.parametrize("zone", ["Asia/Shanghai", "America/New_York"])
+@each_row("zone", ["Asia/Shanghai", "America/New_York"])
 def test_instant_has_the_offset_of_the_installation(zone: str, settings: Settings) -> None:
     settings.TIME_ZONE = zone
     summer, winter = datetime(2026, 7, 1, tzinfo=UTC), datetime(2026, 12, 1, tzinfo=UTC)

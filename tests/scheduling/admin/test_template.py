@@ -9,6 +9,7 @@ from django.test import Client
 from scheduling.models import Community, Template, TemplateText, Touch
 from tests.scheduling.admin.conftest import Receiver
 from tests.support.matrix import MatrixBuilder
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -83,7 +84,7 @@ def test_viewer_previews_stored_texts_only(matrix: MatrixBuilder, viewer: Client
         assert viewer.post(url, {"text": unknown}).status_code == 404
 
 
-@pytest.mark.parametrize("group", ["viewer", "operator"])
+@each_row("group", ["viewer", "operator"])
 def test_preview_of_own_text_needs_edit_permission(
     matrix: MatrixBuilder, as_member: Callable[[str], Client], admin_url: Url, group: str
 ) -> None:
@@ -143,7 +144,7 @@ def test_viewer_cannot_send_a_template_test(matrix: MatrixBuilder, viewer: Clien
     assert viewer.post(url, {"channel": matrix.channel.pk}).status_code == 403
 
 
-@pytest.mark.parametrize(("language", "shown"), [("zh-hans", "您好"), ("en", "Dear"), ("fr", "您好")])
+@each_row("language, shown", [("zh-hans", "您好"), ("en", "Dear"), ("fr", "您好")])
 def test_template_list_shows_the_text_of_the_readers_language(
     matrix: MatrixBuilder, editor: Client, admin_url: Url, language: str, shown: str
 ) -> None:

@@ -160,15 +160,14 @@ def test_touch_links_to_failed_task_and_retry(failed: Callable[..., Any], operat
     assert admin_url("touch_change", row.task_id) in operator.get(admin_url("touch_change", again.pk)).content.decode()
 
 
-@pytest.mark.parametrize("by", ["task_id", "user", "event", "chat"])
 def test_touch_search_finds_whole_ids(
-    matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: RecordEvent, by: str
+    matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: RecordEvent
 ) -> None:
     matrix.node()
     (wanted,) = record_event(user="ann", chat_id="c1", event_id="e1").task_ids
     record_event(user="bob", chat_id="c2", event_id="e2")
-    term = {"task_id": str(wanted), "user": "ann", "event": "e1", "chat": "c1"}[by]
-    assert listed(viewer, f"{admin_url('touch_changelist')}?q={term}") == {wanted}
+    for term in (wanted, "ann", "e1", "c1"):
+        assert listed(viewer, f"{admin_url('touch_changelist')}?q={term}") == {wanted}, term
 
 
 def test_touch_filters_narrow_the_list(

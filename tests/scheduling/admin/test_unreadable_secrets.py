@@ -16,6 +16,7 @@ from scheduling.configuration import snapshot
 from scheduling.models import AlertReceiver, ChannelConfig, Community
 from scheduling.models.encrypted import Sealed, Unreadable
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -175,7 +176,7 @@ def test_check_and_replay_work_with_unreadable_secret(hook: ChannelConfig, edito
         call_command("dumpdata", "scheduling.channelconfig", traceback=True, stdout=StringIO())
 
 
-@pytest.mark.parametrize("read", [dict, len, list, lambda value: value["url"], lambda value: value.get("url")])
+@each_row("read", [dict, len, list, lambda value: value["url"], lambda value: value.get("url")])
 def test_reading_a_sealed_secret_raises_unreadable(hook: ChannelConfig, read: Callable[[Any], Any]) -> None:
     break_secret()
     row = ChannelConfig.objects.get()

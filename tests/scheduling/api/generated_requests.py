@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from config.urls import api as described
 from tests.scheduling.api.serving import WAIT_LIMIT, Client
 
-EXAMPLES = 25  #: an operation
+EXAMPLES = 10  #: an operation
 OPERATIONS = [
     found.ok()
     for found in schemathesis.openapi.from_dict(

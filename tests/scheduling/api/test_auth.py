@@ -59,10 +59,12 @@ def test_key_without_scope_is_refused_with_the_scope(key_for: Callable[..., Clie
             assert lacking in named
 
 
-@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Basic eDp5", "Bearer nonsense", "Bearer at_ключ"])
-def test_request_without_key_is_unauthorized(server: str, transactional_db: None, header: str | None) -> None:
-    headers = {} if header is None else {"Authorization": header.encode()}
-    for method, path, _ in SCOPED:
+def test_request_without_key_is_unauthorized(server: str, transactional_db: None) -> None:
+    wrong = ["", "Bearer", "Bearer ", "Basic eDp5", "Bearer nonsense", "Bearer at_ключ"]
+    for method, path, headers in [
+        *((method, path, {}) for method, path, _ in SCOPED),
+        *(("GET", "/touches", {"Authorization": header.encode()}) for header in wrong),
+    ]:
         answer = requests.request(method, f"{server}/api/v1{path}", json={}, headers=headers, timeout=WAIT_LIMIT)
         assert answer.status_code == 401
         assert answer.headers["WWW-Authenticate"].startswith("Bearer")

@@ -18,6 +18,7 @@ from scheduling.receipts.bounce_mail import read_bounce
 from tests.scheduling.api.serving import Client, cloud_event, database_url
 from tests.scheduling.core.conftest import deliver_when_due
 from tests.support.matrix import MatrixBuilder
+from tests.support.tables import each_row
 
 KEY = "01890000-0000-7000-8000-000000000000"
 
@@ -58,7 +59,7 @@ Content-Type: {"text/rfc822-headers" if headers else "message/rfc822"}
 """.encode()
 
 
-@pytest.mark.parametrize("headers", [False, True])
+@each_row("headers", [False, True])
 def test_bounce_names_the_mail_and_the_address(headers: bool) -> None:
     found = read_bounce(bounce(KEY, headers=headers))
     assert (found.kind, found.delivery_key, found.address, found.permanent) == (
@@ -67,9 +68,7 @@ def test_bounce_names_the_mail_and_the_address(headers: bool) -> None:
     assert found.detail.startswith("5.1.1 550 5.1.1 <ann@example.com>: Recipient address rejected")
 
 
-@pytest.mark.parametrize(
-    ("status", "permanent"), [("5.2.1", True), ("5.2.2", False), ("5.7.1", False), ("4.4.1", False)]
-)
+@each_row("status, permanent", [("5.2.1", True), ("5.2.2", False), ("5.7.1", False), ("4.4.1", False)])
 def test_only_a_missing_mailbox_bounces_for_good(status: str, permanent: bool) -> None:
     assert read_bounce(bounce(KEY, status)).permanent is permanent
 

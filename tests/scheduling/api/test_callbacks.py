@@ -27,6 +27,7 @@ from scheduling.planning.vendor_ids import store_vendor_ids
 from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
 from tests.scheduling.core.conftest import deliver_when_due
 from tests.support.matrix import MatrixBuilder
+from tests.support.tables import each_row
 
 TOKEN, KEY, SMS_TOKEN = "QDG6eK", "jWmYm7qr5nMoAUwZRjGtBxmz3KA1tkAj3ykkR6q2B2C", "a1b2c3d4e5f6a7b8"
 CORP = "wx5823bf96d3bd56c7"
@@ -99,14 +100,14 @@ def test_published_message_of_an_official_account_is_read() -> None:
     assert (found.address, found.message_id) == ("oyORnuP8q7ou2gfYjqLzSIWZf0rs", "6054768590064713728")
 
 
-@pytest.mark.parametrize("minutes", [-11, 11])
+@each_row("minutes", [-11, 11])
 def test_old_or_early_callback_is_refused(minutes: int) -> None:
     request = CallbackRequest(ECHO, None, "", at(ECHO["timestamp"]) + timedelta(minutes=minutes))
     with pytest.raises(CallbackRefused):
         WeComApp(WECOM, SPAN).answer_callback(request)
 
 
-@pytest.mark.parametrize("timestamp", ["", "-1", "1e9", "99999999999", "999999999999", "９"])
+@each_row("timestamp", ["", "-1", "1e9", "99999999999", "999999999999", "９"])
 def test_callback_without_a_usable_time_is_refused(timestamp: str) -> None:
     request = CallbackRequest(ECHO | {"timestamp": timestamp}, None, "", at(ECHO["timestamp"]))
     with pytest.raises(CallbackRefused):
@@ -119,8 +120,8 @@ def test_message_for_another_corporation_is_refused() -> None:
         channel.answer_callback(CallbackRequest(ECHO, None, "", at(ECHO["timestamp"])))
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings", "field"),
+@each_row(
+    "kind, settings, field",
     [
         (WeComApp, {"callback_key": ""}, "callback_key"),
         (WeComApp, {"callback_key": "short"}, "callback_key"),

@@ -21,6 +21,7 @@ from scheduling.models import AuditEntry, ChannelConfig, Node, Template
 from scheduling.planning import impacts
 from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
 from tests.scheduling.config_file.conftest import BASE_CONFIG
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -100,8 +101,8 @@ def test_error_names_each_wrong_field(api: Client) -> None:
     assert not Template.objects.exists()
 
 
-@pytest.mark.parametrize(
-    ("body", "kind", "status", "words"),
+@each_row(
+    "body, kind, status, words",
     [
         (b"nodes: [", "application/yaml", 400, "line 2"),
         (b"nodes: *a", "application/yaml; charset=utf-8", 400, "line 1: aliases"),

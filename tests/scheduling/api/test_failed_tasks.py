@@ -14,6 +14,7 @@ from scheduling.models import BulkAction, FailedTask, Touch
 from scheduling.operations import bulk_actions
 from tests.scheduling.api.serving import Client, run_concurrently
 from tests.support.matrix import MatrixBuilder
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -108,7 +109,7 @@ def test_ignored_task_is_archived_and_not_retried(api: Client, fail: Callable[..
     assert api("POST", f"/failed-tasks/{row.pk}/retry", {}).status_code == 409
 
 
-@pytest.mark.parametrize("action", ["retry", "resolve", "ignore", "archive"])
+@each_row("action", ["retry", "resolve", "ignore", "archive"])
 def test_action_on_missing_failed_task_is_not_found(api: Client, action: str) -> None:
     body = {"delivered": True} if action == "resolve" else {}
     failed_id = new_id()
@@ -140,8 +141,8 @@ def test_bulk_action_runs_and_is_cancelled_once(api: Client, fail: Callable[...,
     assert list(states.values_list("state", flat=True)) == ["retried", "open", "open", "open"]
 
 
-@pytest.mark.parametrize(
-    ("change", "field"),
+@each_row(
+    "change, field",
     [
         ({"filter": {"payload__user_id": "ann"}}, "filter.payload__user_id"),
         ({"filter": {"state": "retried"}}, "filter.state"),

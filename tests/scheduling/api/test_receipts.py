@@ -26,6 +26,7 @@ from scheduling.planning.vendor_ids import store_vendor_ids
 from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
 from tests.scheduling.core.conftest import deliver_when_due
 from tests.support.matrix import MatrixBuilder
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 UNKNOWN = "01890000-0000-7000-8000-000000000000"
@@ -79,8 +80,8 @@ def test_receipts_about_unknown_messages_are_refused_one_by_one(api: Client, sen
     assert "30 days" in answer["refused"][2]["message"]
 
 
-@pytest.mark.parametrize(
-    ("change", "field"),
+@each_row(
+    "change, field",
     [
         ({"type": "opened"}, "type"),
         ({"delivery_key": "x"}, "delivery_key"),

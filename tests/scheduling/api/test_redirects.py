@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from uuid import UUID
 
 import pytest
 import requests
-from pytest_django import DjangoDbBlocker
 
 from scheduling.customers.erasure import continue_erasures
 from scheduling.delivery.links import make_link_token
 from scheduling.ids import new_id
 from scheduling.models import Customer, DeliveryReceipt, Touch
-from tests.scheduling.api.serving import Client, cloud_event, run_concurrently, serving
+from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
 from tests.scheduling.core.conftest import deliver_when_due
 from tests.support.matrix import MatrixBuilder
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 PERSON = {"User-Agent": "Mozilla/5.0 (Linux; Android 14; CUBOT P80) AppleWebKit/537.36 MicroMessenger/8.0.49"}
 BODY = "看 https://a.cn/x?y=1，或 https://b.cn"
-
-
-@pytest.fixture(scope="session")
-def web(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
-    with django_db_blocker.unblock(), serving(AFTERTOUCH_LINK_BASE_URL="https://go.example.com") as address:
-        yield address
 
 
 @pytest.fixture
@@ -35,13 +28,13 @@ def sent(matrix: MatrixBuilder, api: Client) -> UUID:
     return deliver_when_due(Touch.objects.get().pk)[0].pk  # type: ignore[no-any-return]
 
 
-def click(web: str, token: str, method: str = "GET", **headers: str) -> requests.Response:
+def click(server: str, token: str, method: str = "GET", **headers: str) -> requests.Response:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return requests.request(method, f"{web}/l/{token}", headers=PERSON | named, allow_redirects=False, timeout=60)
+    return requests.request(method, f"{server}/l/{token}", headers=PERSON | named, allow_redirects=False, timeout=60)
 
 
-def test_click_redirects_to_the_stored_link_and_is_recorded_once(web: str, sent: UUID) -> None:
-    answers = run_concurrently(8, lambda number: click(web, make_link_token(sent, number % 2)))
+def test_click_redirects_to_the_stored_link_and_is_recorded_once(server: str, sent: UUID) -> None:
+    answers = run_concurrently(8, lambda number: click(server, make_link_token(sent, number % 2)))
     assert [each.status_code for each in answers] == [302] * 8
     assert {each.headers["Location"] for each in answers} == {"https://a.cn/x?y=1", "https://b.cn"}
     assert (answers[0].headers["Referrer-Policy"], answers[0].headers["X-Robots-Tag"]) == ("no-referrer", "noindex")
@@ -49,7 +42,7 @@ def test_click_redirects_to_the_stored_link_and_is_recorded_once(web: str, sent:
     assert DeliveryReceipt.objects.get().kind == "clicked"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "headers",
     [
         {"User_Agent": "Slackbot-LinkExpanding 1.0 (+https://api.slack.com/robots)"},
@@ -65,19 +58,19 @@ def test_click_redirects_to_the_stored_link_and_is_recorded_once(web: str, sent:
         {"X_Moz": "prefetch"},
     ],
 )
-def test_prefetch_is_redirected_and_no_click(web: str, sent: UUID, headers: dict[str, str]) -> None:
-    assert click(web, make_link_token(sent, 0), **headers).status_code == 302
+def test_prefetch_is_redirected_and_no_click(server: str, sent: UUID, headers: dict[str, str]) -> None:
+    assert click(server, make_link_token(sent, 0), **headers).status_code == 302
     assert not DeliveryReceipt.objects.exists()
 
 
-def test_head_is_no_click_and_post_is_refused(web: str, sent: UUID) -> None:
+def test_head_is_no_click_and_post_is_refused(server: str, sent: UUID) -> None:
     token = make_link_token(sent, 0)
-    assert click(web, token, "HEAD").status_code == 302
-    assert click(web, token, "POST").status_code in (403, 405)
+    assert click(server, token, "HEAD").status_code == 302
+    assert click(server, token, "POST").status_code in (403, 405)
     assert not DeliveryReceipt.objects.exists()
 
 
-def test_forged_redirects_lead_nowhere(web: str, sent: UUID) -> None:
+def test_forged_redirects_lead_nowhere(server: str, sent: UUID) -> None:
     token = make_link_token(sent, 0)
     forged = [
         token[:-1] + ("A" if token[-1] != "A" else "B"),
@@ -91,30 +84,30 @@ def test_forged_redirects_lead_nowhere(web: str, sent: UUID) -> None:
         "é" * 36,
     ]
     for each in forged:
-        answer = click(web, each)
+        answer = click(server, each)
         assert answer.status_code in (400, 404), (each, answer.status_code)
         assert "evil.example" not in answer.headers.get("Location", "")
     assert not DeliveryReceipt.objects.exists()
 
 
-def test_random_tokens_lead_nowhere(web: str, sent: UUID) -> None:
+def test_random_tokens_lead_nowhere(server: str, sent: UUID) -> None:
     import secrets
 
     with requests.Session() as session:
         for _ in range(200):
-            url = f"{web}/l/{secrets.token_urlsafe(27)}"
+            url = f"{server}/l/{secrets.token_urlsafe(27)}"
             assert session.get(url, headers=PERSON, allow_redirects=False, timeout=60).status_code == 404
 
 
-def test_click_before_the_end_of_the_touch_is_asked_again(web: str, matrix: MatrixBuilder, api: Client) -> None:
+def test_click_before_the_end_of_the_touch_is_asked_again(server: str, matrix: MatrixBuilder, api: Client) -> None:
     matrix.node()
     api.event(cloud_event())
-    answer = click(web, make_link_token(Touch.objects.get().pk, 0))
+    answer = click(server, make_link_token(Touch.objects.get().pk, 0))
     assert (answer.status_code, answer.headers["Refresh"]) == (503, "1")
 
 
-def test_erasure_ends_the_redirect(web: str, sent: UUID, api: Client) -> None:
+def test_erasure_ends_the_redirect(server: str, sent: UUID, api: Client) -> None:
     assert Customer.objects.filter(user_id="ann").exists()
     api("DELETE", "/customers/ann")
     continue_erasures()
-    assert click(web, make_link_token(sent, 0)).status_code == 404
+    assert click(server, make_link_token(sent, 0)).status_code == 404

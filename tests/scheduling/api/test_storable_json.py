@@ -15,6 +15,7 @@ from psycopg.types.json import Jsonb
 from scheduling.api.cloudevents import parse_event
 from scheduling.errors import InvalidInput
 from scheduling.strict_text import LARGEST, MAX_DEPTH, SMALLEST, InvalidText, decode_json
+from tests.support.tables import each_row
 
 ANY_TEXT = st.text(st.characters())
 ATTRIBUTES = ["specversion", "id", "source", "type", "subject", "time", "data", "datacontenttype", "extra"]
@@ -42,7 +43,7 @@ def test_accepted_json_round_trips_through_database(value: Any) -> None:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("number", [SMALLEST, -(2**53) - 1, 0, 2**53 + 1, LARGEST])
+@each_row("number", [SMALLEST, -(2**53) - 1, 0, 2**53 + 1, LARGEST])
 def test_whole_number_keeps_every_digit(number: int) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT %s::jsonb", [Jsonb(decode_json(str(number).encode()))])

@@ -14,6 +14,7 @@ from scheduling.models import Attempt, Customer, Event, Pause, Touch, Verdict
 from scheduling.operations import queries
 from tests.scheduling.api.serving import Client, cloud_event
 from tests.support.matrix import MatrixBuilder
+from tests.support.tables import each_row
 from tests.support.touch_logs import add_attempts, add_verdicts
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -65,7 +66,7 @@ def test_touch_shows_latest_50_verdicts(api: Client, touch: Touch) -> None:
         assert [each["observed"] for each in found["verdicts"]] == [str(number) for number in range(50)]
 
 
-@pytest.mark.parametrize("path", ["/touches/{}", "/touches/{}/cancel"])
+@each_row("path", ["/touches/{}", "/touches/{}/cancel"])
 def test_missing_touch_is_not_found(api: Client, path: str) -> None:
     answer = api("POST" if "cancel" in path else "GET", path.format(new_id()))
     assert answer.status_code == 404
@@ -135,8 +136,8 @@ def test_touch_filters_narrow_the_list(api: Client, matrix: MatrixBuilder, recor
     assert found(user="ann", node="paid") == found(event="e2") == found(user="nobody") == set()
 
 
-@pytest.mark.parametrize(
-    ("query", "field"),
+@each_row(
+    "query, field",
     [
         ({"limit": 0}, "limit"),
         ({"limit": 201}, "limit"),
@@ -205,8 +206,8 @@ def test_preview_of_an_imagined_customer_judges_its_values(api: Client, matrix: 
     assert not Customer.objects.exists()
 
 
-@pytest.mark.parametrize(
-    ("given", "field"),
+@each_row(
+    "given, field",
     [
         ({"attributes": "{"}, "attributes"),
         ({"attributes": "[]"}, "attributes"),
@@ -240,7 +241,7 @@ def test_pause_and_resume_a_scope(api: Client, matrix: MatrixBuilder) -> None:
     assert api("POST", "/resume", {"scope": "node:guide"}).status_code == 404
 
 
-@pytest.mark.parametrize("scope", ["everything", "node:nowhere", "channel:", "", "node:\0", 7, None])
+@each_row("scope", ["everything", "node:nowhere", "channel:", "", "node:\0", 7, None])
 def test_pause_invalid_scope_is_refused(api: Client, scope: Any) -> None:
     answer = api("POST", "/pause", {"scope": scope})
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "scope")

@@ -16,6 +16,7 @@ from pytest_django import DjangoAssertNumQueries, Settings
 from scheduling.channels.email import make_token
 from scheduling.models import Customer
 from tests.scheduling.api.serving import WAIT_LIMIT, Client, cloud_event, eventually
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -73,7 +74,7 @@ def test_api_serves_docs_and_schema(server: str) -> None:
     )
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("DELETE", "/events", 405)])
+@each_row("method, path, status", [("GET", "/nowhere", 404), ("DELETE", "/events", 405)])
 def test_unknown_path_or_method_is_a_problem(api: Client, method: str, path: str, status: int) -> None:
     answer = api(method, path)
     assert answer.status_code == answer.json()["status"] == status
@@ -106,7 +107,7 @@ def test_opt_out_post_needs_no_cookie_or_token(link: str) -> None:
     assert strict.post(link).status_code == 200
 
 
-@pytest.mark.parametrize("token", ["nonsense", "Im5vYm9keSI:forged:signature", "a" * 5000])
+@each_row("token", ["nonsense", "Im5vYm9keSI:forged:signature", "a" * 5000])
 def test_forged_opt_out_link_is_not_found(client: Browser, link: str, token: str) -> None:
     assert client.post(f"/u/{token}").status_code == 404
     assert not Customer.objects.get().opted_out

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import pytest
-
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.circuit_breaker import Breaker, is_receiver_dead
+from tests.support.tables import each_row
 
 DEAD = Transient("connect")
 ALIVE = Transient("http_503")
@@ -14,8 +13,8 @@ def broken(breaker: Breaker, now: float = 0.0, key: str = "a") -> None:
         breaker.record(key, DEAD, now)
 
 
-@pytest.mark.parametrize(
-    ("outcome", "dead"),
+@each_row(
+    "outcome, dead",
     [
         (Transient("dns"), True),
         (Transient("connect"), True),
@@ -114,7 +113,7 @@ def test_breaker_counts_simultaneous_failures_once() -> None:
     assert breaker.admit("a", 0.0) == 30
 
 
-@pytest.mark.parametrize("probes", [0, 5])
+@each_row("probes", [0, 5])
 def test_breaker_lost_probe_costs_the_first_rest(probes: int) -> None:
     breaker = Breaker()
     broken(breaker)

@@ -18,6 +18,7 @@ from scheduling.channels.quota import receiver_key
 from scheduling.channels.vendors import tokens
 from scheduling.channels.vendors.declared import DeclaredHttp
 from tests.scheduling.channels.http_receivers import MessageFactory, Receiver, Request, always, reply
+from tests.support.tables import each_row
 
 TIMEOUT = timedelta(seconds=30)
 SECRET = "a-long-vendor-secret"
@@ -155,8 +156,8 @@ async def test_declared_named_lines_are_values(message_factory: MessageFactory) 
     assert len(api.calls) == 1
 
 
-@pytest.mark.parametrize(
-    ("verdict", "expected"),
+@each_row(
+    "verdict, expected",
     [
         ({"status": {"code": "OK"}}, Delivered('{"status": {"code": "OK"}}', 200)),
         ({"status": {"code": 429, "text": "x"}}, Transient("vendor_429", "太快（429：x）", timedelta(minutes=2), 200)),
@@ -189,8 +190,8 @@ async def test_declared_truth_value_is_a_code(message_factory: MessageFactory) -
     assert isinstance(await sent(message_factory, Api({"ok": True}), changes), Delivered)
 
 
-@pytest.mark.parametrize(
-    ("raw", "repeatable", "expected"),
+@each_row(
+    "raw, repeatable, expected",
     [
         (reply(500, b"oops"), False, Unknown("http_500", "oops")),
         (reply(500, b"oops"), True, Transient("http_500", "oops", None, 500)),
@@ -293,8 +294,8 @@ def test_declared_quotas_count_by_address_or_account(message_factory: MessageFac
     assert len({receiver_key(by_account, message) for message in messages}) == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"),
+@each_row(
+    "changes, problem",
     [
         ({"url": "http://169.254.169.254/"}, "url: "),
         ({"url": None}, "url: is missing"),

@@ -28,6 +28,7 @@ from scheduling.channels.email import (
 )
 from tests.scheduling.channels.http_receivers import MessageFactory
 from tests.scheduling.channels.relays import RelayServer, SmtpDialog
+from tests.support.tables import each_row
 
 TIMEOUT = timedelta(seconds=30)
 TO_ALICE = {"address": "alice@example.org"}
@@ -77,7 +78,7 @@ async def test_marketing_mail_has_one_click_unsubscribe(message_factory: Message
     assert read_token(link.rpartition("/")[2].removesuffix(">")) == "alice"
 
 
-@pytest.mark.parametrize("user_id", ["alice", "用户/1", "a:b", "x" * 200])
+@each_row("user_id", ["alice", "用户/1", "a:b", "x" * 200])
 def test_token_names_customer_and_cannot_be_forged(user_id: str) -> None:
     token = make_token(user_id)
 
@@ -110,7 +111,7 @@ def test_token_of_an_earlier_key_is_read(settings: Settings) -> None:
         read_token(token)
 
 
-@pytest.mark.parametrize("breaker", ["\r\n", "\n", "\r", "\u2028", "\x0b", "\x00", "\x85"])
+@each_row("breaker", ["\r\n", "\n", "\r", "\u2028", "\x0b", "\x00", "\x85"])
 async def test_subject_cannot_add_a_header(message_factory: MessageFactory, breaker: str) -> None:
     async with RelayServer() as relay:
         outcome = await sent(message_factory, relay.url, subject=f"Hi{breaker}Bcc: eve@example.org")
@@ -121,7 +122,7 @@ async def test_subject_cannot_add_a_header(message_factory: MessageFactory, brea
     assert message["subject"] == "Hi Bcc: eve@example.org"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "address",
     ["", "alice", "alice@", "a@b@c", "alice@example.org\r\nRCPT TO:<eve@example.org>", "alice@example.org, eve@x.org",
      "Alice <alice@example.org>", "alice@example.org\n", "a" * 300 + "@example.org", "<alice@example.org>"],
@@ -141,8 +142,8 @@ async def test_chinese_domain_is_sent_as_punycode(message_factory: MessageFactor
     assert any("rcpt to:<alice@xn--fsqu00a.xn--55qx5d>" in line.lower() for line in relay.mails[0].said)
 
 
-@pytest.mark.parametrize(
-    ("verb", "line", "expected"),
+@each_row(
+    "verb, line, expected",
     [
         ("GREETING", "554 no service", Transient("smtp_554", "no service", status=554)),
         ("GREETING", "421 busy", Transient("smtp_421", "busy", status=421)),
@@ -175,9 +176,9 @@ async def test_smtp_reply_determines_outcome(
 MANY_LINES, LONG_LINE = b"250-more of the same\r\n" * 2_000, b"250 " + b"x" * 64_000
 
 
-@pytest.mark.parametrize("flood", [MANY_LINES, LONG_LINE], ids=["many lines", "one line"])
-@pytest.mark.parametrize(
-    ("verb", "expected"),
+@each_row("flood", [MANY_LINES, LONG_LINE])
+@each_row(
+    "verb, expected",
     [("GREETING", Transient), ("EHLO", Transient), ("MAIL", Transient), ("DATA", Transient), ("END", Unknown)],
 )
 async def test_endless_relay_reply_uses_bounded_memory(
@@ -208,8 +209,8 @@ async def test_endless_relay_reply_uses_bounded_memory(
     assert taken < 16_000_000
 
 
-@pytest.mark.parametrize("verb", ["GREETING", "EHLO", "MAIL", "RCPT", "DATA"])
-@pytest.mark.parametrize("silent", [True, False])
+@each_row("verb", ["GREETING", "EHLO", "MAIL", "RCPT", "DATA"])
+@each_row("silent", [True, False])
 async def test_break_before_message_is_transient(message_factory: MessageFactory, verb: str, silent: bool) -> None:
     async with RelayServer({verb: hang if silent else reset_connection}) as relay:
         outcome = await sent(message_factory, relay.url, timedelta(milliseconds=200) if silent else TIMEOUT)
@@ -227,7 +228,7 @@ async def test_break_after_message_is_unknown(message_factory: MessageFactory) -
     assert outcome.reason == "disconnected"
 
 
-@pytest.mark.parametrize(("verb", "kind"), [("GREETING", Transient), ("RCPT", Transient), ("END", Unknown)])
+@each_row("verb, kind", [("GREETING", Transient), ("RCPT", Transient), ("END", Unknown)])
 async def test_abandon_outcome_depends_on_progress(verb: str, kind: type) -> None:
     reached = asyncio.Event()
 
@@ -369,8 +370,8 @@ async def test_slow_mails_run_concurrently(message_factory: MessageFactory) -> N
     assert all(isinstance(outcome, Delivered) for outcome in outcomes)
 
 
-@pytest.mark.parametrize(
-    ("url", "relay"),
+@each_row(
+    "url, relay",
     [
         ("smtp://mail.example.com", Relay("mail.example.com", 25)),
         ("smtp://u:p%3A@mail.example.com:587?tls=1", Relay("mail.example.com", 587, False, True, "u", "p:")),
@@ -381,7 +382,7 @@ def test_parse_relay_reads_valid_urls(url: str, relay: Relay) -> None:
     assert parse_relay(url) == relay
 
 
-@pytest.mark.parametrize(
+@each_row(
     "url",
     [
         "mail.example.com",
@@ -398,8 +399,8 @@ def test_parse_relay_refuses_invalid_urls(url: str) -> None:
         parse_relay(url)
 
 
-@pytest.mark.parametrize(
-    ("config", "error"),
+@each_row(
+    "config, error",
     [
         ({"from": "nobody"}, "from: must be one mail address"),
         ({"from": "x <a@example.org>\r\nBcc: b@example.org"}, "from: must be one mail address"),
@@ -446,7 +447,7 @@ def trusting(certificate: tuple[ssl.SSLContext, ssl.SSLContext], monkeypatch: py
     monkeypatch.setattr("scheduling.channels.email.ssl.create_default_context", lambda: certificate[1])
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@each_row("host", ["127.0.0.1", "localhost"])
 async def test_configured_relay_cannot_be_private_address(
     message_factory: MessageFactory, settings: Settings, host: str
 ) -> None:

@@ -6,8 +6,6 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pytest
-
 from scheduling.channels.base import find_escape
 from scheduling.channels.kinds import channel_kinds
 from scheduling.channels.markup import escape_markdown, escape_mentions
@@ -16,6 +14,7 @@ from scheduling.policy.specs import CustomerSpec, EventSpec, TextSpec
 from scheduling.templating.rendering import render_message
 from tests.scheduling.channels.http_receivers import MessageFactory
 from tests.scheduling.core.sample_data import ann, event, template
+from tests.support.tables import each_row
 
 NOW = datetime(2026, 3, 3, tzinfo=UTC)
 TAG, LINK, LINES = '<at user_id="all">', "**[a](https://x.example/?b=c_d)**`", "a\r\nurl: x\u2028b"
@@ -58,7 +57,7 @@ def test_address_in_a_value_leads_where_it_led() -> None:
     assert escape_mentions("https://x.example/@shop") == "https://x.example/%40shop"
 
 
-@pytest.mark.parametrize("form", ["text", "card"])
+@each_row("form", ["text", "card"])
 def test_name_calls_no_group_and_the_author_does(message_factory: MessageFactory, form: str) -> None:
     feishu: Any = channel_kinds()["feishu"]({"format": form}, timedelta(seconds=5))
     mark = '<at user_id="all"></at>' if form == "text" else "<at id=all></at>"

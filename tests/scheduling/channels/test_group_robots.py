@@ -14,6 +14,7 @@ from scheduling.channels.robots.feishu import Feishu, signature_fields
 from scheduling.channels.robots.wecom import WeCom
 from tests.scheduling.channels.http_receivers import Answer, MessageFactory, Receiver, always, reply, time_out
 from tests.scheduling.channels.vendors import DingTalkServer, FeishuServer, Vendor, WeComServer
+from tests.support.tables import each_row
 
 TIMEOUT = timedelta(seconds=30)
 PATHS = {
@@ -24,8 +25,8 @@ PATHS = {
 SERVERS: dict[type[Robot], Callable[..., Vendor]] = {WeCom: WeComServer, DingTalk: DingTalkServer, Feishu: FeishuServer}
 HOMES = {WeCom: "qyapi.weixin.qq.com", DingTalk: "oapi.dingtalk.com", Feishu: "open.feishu.cn"}
 SECRET = "SECtest/+="
-every = pytest.mark.parametrize("robot", [WeCom, DingTalk, Feishu])
-both = pytest.mark.parametrize("format", ["text", "markdown"])
+every = each_row("robot", [WeCom, DingTalk, Feishu])
+both = each_row("format", ["text", "markdown"])
 
 
 async def sent(
@@ -84,7 +85,7 @@ async def test_robot_quota_reply_is_transient_with_delay(message_factory: Messag
 
 @every
 @both
-@pytest.mark.parametrize("letter", ["a", "您", "👩‍👩‍👧", '"', "\n", "\\", "\x01"])
+@each_row("letter", ["a", "您", "👩‍👩‍👧", '"', "\n", "\\", "\x01"])
 async def test_robot_long_message_is_cut_to_vendor_limit(
     message_factory: MessageFactory, robot: type[Robot], format: str, letter: str
 ) -> None:
@@ -102,8 +103,8 @@ async def test_robot_long_message_is_cut_to_vendor_limit(
 
 
 @every
-@pytest.mark.parametrize(
-    ("answer", "expected"),
+@each_row(
+    "answer, expected",
     [
         (reply(200, b"<html>blocked</html>"), Unknown("garbled", "<html>blocked</html>")),
         (reply(200, b""), Unknown("garbled", "")),
@@ -136,8 +137,8 @@ async def test_robot_reply_without_verdict_is_judged_by_status(
         assert outcome == expected
 
 
-@pytest.mark.parametrize(
-    ("robot", "verdict", "kind", "reason"),
+@each_row(
+    "robot, verdict, kind, reason",
     [
         (WeCom, {"errcode": -1, "errmsg": "system busy"}, Transient, "vendor_-1"),
         (WeCom, {"errcode": 93004, "errmsg": ""}, Permanent, "vendor_93004"),
@@ -153,7 +154,7 @@ async def test_robot_reply_without_verdict_is_judged_by_status(
         (Feishu, {"StatusCode": 0, "StatusMessage": "success"}, Delivered, ""),
     ],
 )
-@pytest.mark.parametrize("status", [200, 400])
+@each_row("status", [200, 400])
 async def test_robot_vendor_codes_determine_outcome(
     message_factory: MessageFactory, robot: type[Robot], verdict: dict[str, Any], kind: type, reason: str, status: int
 ) -> None:
@@ -272,7 +273,7 @@ async def posted(
 
 
 @every
-@pytest.mark.parametrize("form", ["text", "markdown"])
+@each_row("form", ["text", "markdown"])
 async def test_robot_mentions_members_of_the_last_line(
     message_factory: MessageFactory, robot: type[Robot], form: str
 ) -> None:
@@ -340,7 +341,7 @@ async def test_robot_cards_have_title_and_buttons(message_factory: MessageFactor
 
 
 @every
-@pytest.mark.parametrize("letter", ["您", "👩‍👩‍👧", '"'])
+@each_row("letter", ["您", "👩‍👩‍👧", '"'])
 async def test_robot_long_card_keeps_its_buttons(
     message_factory: MessageFactory, robot: type[Robot], letter: str
 ) -> None:
@@ -350,7 +351,7 @@ async def test_robot_long_card_keeps_its_buttons(
     assert len(encode_json(document)) <= 20_000
 
 
-@pytest.mark.parametrize("robot", [WeCom, DingTalk])
+@each_row("robot", [WeCom, DingTalk])
 async def test_robot_card_without_button_is_permanent(message_factory: MessageFactory, robot: type[Robot]) -> None:
     outcome = await robot({"format": "card"}, TIMEOUT).send(
         message_factory.message(target={"url": f"https://{HOMES[robot]}{PATHS[robot]}"}), datetime.now(UTC) + TIMEOUT

@@ -31,6 +31,7 @@ from tests.scheduling.channels.http_receivers import (
     time_out,
     transport,
 )
+from tests.support.tables import each_row
 
 SHORT = timedelta(seconds=1)
 
@@ -180,7 +181,7 @@ async def test_post_reset_after_first_byte_is_no_answer() -> None:
             await post(out, receiver.url)
 
 
-@pytest.mark.parametrize("close", [False, True])
+@each_row("close", [False, True])
 async def test_post_early_refusal_is_a_response(close: bool) -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -289,9 +290,7 @@ async def test_post_connects_to_the_checked_address(
     assert receiver.requests[0].headers["host"] == f"touch.test:{receiver.port}"
 
 
-@pytest.mark.parametrize(
-    "address", ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.1", "fe80::1%lo"]
-)
+@each_row("address", ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.1", "fe80::1%lo"])
 async def test_post_public_name_with_private_address_is_refused(address: str) -> None:
     async with Receiver() as receiver, transport(lookup=lambda *_: [_found(address)]) as out:
         with pytest.raises(DestinationRefused) as failure:
@@ -487,7 +486,7 @@ def _found(address: str) -> tuple[Any, ...]:
     return (socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "POST"])
+@each_row("method", ["GET", "PUT", "POST"])
 async def test_request_without_answer_is_not_repeated_by_the_library(method: str) -> None:
     async def reset_connection(request: Request, writer: asyncio.StreamWriter) -> None:
         reset(writer)

@@ -23,6 +23,7 @@ from scheduling.channels.vendors.wechat import MiniProgram, OfficialAccount
 from scheduling.channels.vendors.wecom_app import WeChatService, WeComApp
 from scheduling.channels.webhook import Webhook
 from tests.scheduling.channels.http_receivers import MessageFactory
+from tests.support.tables import each_row
 
 MINIMAL: dict[type[Any], dict[str, Any]] = {
     Webhook: {"url": "https://example.com/"}, WeCom: {}, DingTalk: {}, Feishu: {}, Email: {}, Log: {},
@@ -32,7 +33,7 @@ MINIMAL: dict[type[Any], dict[str, Any]] = {
     AliyunSms: {"access_key_id": "a", "sign_name": "n", "secret": "s"},
     TencentSms: {"secret_id": "a", "sdk_app_id": 1, "sign_name": "n", "secret": "s"},
 }  # fmt: skip
-every = pytest.mark.parametrize("kind", list(MINIMAL))
+every = each_row("kind", list(MINIMAL))
 
 
 @every

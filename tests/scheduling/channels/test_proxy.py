@@ -16,7 +16,7 @@ from redis import Redis
 from config.local.processes import select_port
 from scheduling.channels.base import Delivered, DestinationRefused, NoAnswer, NotSent, Transient, Unknown
 from scheduling.channels.flight import before_first_byte
-from scheduling.channels.http_client import Lookup
+from scheduling.channels.http_client import Lookup, close_shared_transport
 from scheduling.channels.vendors import kf_sync, tokens
 from scheduling.channels.vendors.declared import DeclaredHttp
 from scheduling.channels.vendors.wecom_app import WeChatService
@@ -36,7 +36,8 @@ from tests.scheduling.channels.http_receivers import (
     transport,
 )
 from tests.scheduling.channels.test_group_robots import PATHS, SERVERS
-from tests.scheduling.channels.test_vendors import SETTINGS, message_to
+from tests.scheduling.channels.test_vendors import SETTINGS, forget_tokens, message_to
+from tests.support.tables import each_row
 
 LOGIN, PASSWORD = "buyer:s%40cret-word", "s@cret-word"
 PUBLIC = "93.184.216.34"
@@ -59,8 +60,8 @@ def with_login(proxy: ForwardProxy, login: str = LOGIN) -> str:
     return proxy.url.replace("://", f"://{login}@")
 
 
-@pytest.mark.parametrize("proxy_scheme", ["http", "https"])
-@pytest.mark.parametrize("scheme", ["http", "https"])
+@each_row("proxy_scheme", ["http", "https"])
+@each_row("scheme", ["http", "https"])
 async def test_request_goes_through_proxy_with_password(certificate: Contexts, scheme: str, proxy_scheme: str) -> None:
     server, client = certificate
     context, proxy_context = (server if each == "https" else None for each in (scheme, proxy_scheme))
@@ -104,7 +105,7 @@ async def test_proxy_gets_the_checked_address_and_target_its_name(certificate: C
     assert receiver.requests[0].headers["host"] == "touch.test"
 
 
-@pytest.mark.parametrize("scheme", ["http", "https"])
+@each_row("scheme", ["http", "https"])
 async def test_host_allowed_by_name_is_resolved_by_the_proxy(certificate: Contexts, scheme: str) -> None:
     server, client = certificate
     async with (
@@ -127,7 +128,7 @@ async def test_name_unknown_here_is_not_sent_and_names_the_way_out() -> None:
     assert proxy.connections == 0
 
 
-@pytest.mark.parametrize(
+@each_row(
     "url",
     ["https://rebind.test/", "https://127.0.0.1/", "https://10.0.0.1/", "https://localhost/", "http://rebind.test/"],
 )
@@ -157,8 +158,8 @@ async def close(request: Request, writer: asyncio.StreamWriter) -> None:
     reset(writer)
 
 
-@pytest.mark.parametrize(
-    ("broken", "login", "reason"),
+@each_row(
+    "broken, login, reason",
     [
         ({}, "buyer:wrong-word", "proxy"),
         ({}, "", "proxy"),
@@ -196,8 +197,8 @@ async def test_proxy_that_opens_no_tunnel_means_not_sent(broken: Any, login: str
     assert not [word for word in ("cret-word", "wrong-word", "buyer") if word in str(failure.value)]
 
 
-@pytest.mark.parametrize("url", ["https://127.0.0.1:1/", "http://127.0.0.1:1/"])
-@pytest.mark.parametrize("host", ["127.0.0.1", "no-such-proxy.test"])
+@each_row("url", ["https://127.0.0.1:1/", "http://127.0.0.1:1/"])
+@each_row("host", ["127.0.0.1", "no-such-proxy.test"])
 async def test_proxy_that_is_down_means_not_sent(url: str, host: str) -> None:
     proxy = f"http://{LOGIN}@{host}:{select_port()}"
     async with transport("127.0.0.1", proxy=proxy, lookup=lookup_of()) as out:
@@ -220,8 +221,8 @@ async def test_untrusted_target_behind_proxy_is_not_sent(certificate: Contexts) 
     assert receiver.requests == []
 
 
-@pytest.mark.parametrize(
-    ("proxy", "repeatable", "outcome", "reason"),
+@each_row(
+    "proxy, repeatable, outcome, reason",
     [
         (ForwardProxy(login="buyer:other"), False, Transient, "proxy"),
         (ForwardProxy(refusals={"": reply(502)}), True, Unknown, "http_502"),
@@ -238,6 +239,7 @@ async def test_plain_request_ends_as_at_a_gateway(
     outcome: type,
     reason: str,
 ) -> None:
+    await close_shared_transport()  # of another proxy
     async with proxy:
         settings.AFTERTOUCH_HTTP_PROXY = proxy.url
         channel = Webhook({"url": "http://127.0.0.1:1/"}, LONG)
@@ -258,7 +260,7 @@ async def test_target_that_dies_behind_proxy_is_no_answer(certificate: Contexts)
             await post(out, receiver.url)
 
 
-@pytest.mark.parametrize("scheme", ["http", "https"])
+@each_row("scheme", ["http", "https"])
 async def test_connections_through_proxy_are_reused_if_repeatable_only(certificate: Contexts, scheme: str) -> None:
     server, client = certificate
     async with (
@@ -351,13 +353,15 @@ def token_cache(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
         yield
 
 
-@pytest.mark.parametrize("kind", [Webhook, DeclaredHttp, *SERVERS, *SETTINGS])
-@pytest.mark.parametrize("own", [False, True])
+@each_row("kind", [Webhook, DeclaredHttp, *SERVERS, *SETTINGS])
+@each_row("own", [False, True])
 async def test_every_kind_uses_the_proxy(
     message_factory: MessageFactory, settings: Settings, token_cache: None, kind: Any, own: bool
 ) -> None:
     """Also for access tokens."""
     ok = b'{"errcode": 0, "access_token": "a-token-of-the-vendor", "expires_in": 7200, "code": 0}'
+    await close_shared_transport()  # of another proxy
+    forget_tokens()
     async with Receiver(always(reply(200, ok))) as receiver, ForwardProxy() as proxy:
         settings.AFTERTOUCH_HTTP_PROXY = "" if own else proxy.url
         base = receiver.url.removesuffix("/hook")

@@ -7,6 +7,7 @@ import pytest
 
 from scheduling.channels.base import DestinationRefused
 from scheduling.channels.ssrf import PrivateHosts, check_proxy, check_url, is_public, parse_proxy
+from tests.support.tables import each_row
 
 NOTHING = PrivateHosts()
 
@@ -77,7 +78,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize(("url", "reason"), HOSTILE)
+@each_row("url, reason", HOSTILE)
 def test_hostile_url_is_refused(url: str, reason: str) -> None:
     with pytest.raises(DestinationRefused) as refused:
         check_url(url, NOTHING)
@@ -86,7 +87,7 @@ def test_hostile_url_is_refused(url: str, reason: str) -> None:
     assert url == "" or url not in str(refused.value), "a URL is a secret"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "url",
     [
         "https://example.com/hook",
@@ -116,15 +117,15 @@ def test_chinese_host_is_encoded_once() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text", ["64:ff9b::808:808", "1.1.1.1", "223.5.5.5", "2400:3200::1", "192.0.1.1", "172.32.0.1", "100.128.0.1"]
 )
 def test_public_address_is_public(text: str) -> None:
     assert is_public(ip_address(text))
 
 
-@pytest.mark.parametrize(
-    ("entry", "url", "opened"),
+@each_row(
+    "entry, url, opened",
     [
         ("hooks.internal", "http://hooks.internal/x", True),
         ("hooks.internal", "http://HOOKS.internal.:8080/x", True),
@@ -154,16 +155,14 @@ def test_private_hosts_open_only_what_they_name(entry: str, url: str, opened: bo
             check_url(url, private)
 
 
-@pytest.mark.parametrize(
-    "entry", ["", "a b", "http://x", "host:port", "user@host", "x/y", "-x", "host:99999", "10.0.0.0/99"]
-)
+@each_row("entry", ["", "a b", "http://x", "host:port", "user@host", "x/y", "-x", "host:99999", "10.0.0.0/99"])
 def test_invalid_private_host_is_refused(entry: str) -> None:
     with pytest.raises(ValueError, match="AFTERTOUCH_ALLOWED_PRIVATE_HOSTS"):
         PrivateHosts.parse([entry])
 
 
-@pytest.mark.parametrize(
-    ("text", "url", "login"),
+@each_row(
+    "text, url, login",
     [
         ("http://proxy.example.com:3128", "http://proxy.example.com:3128", ""),
         ("HTTPS://Proxy:443/", "https://proxy", ""),
@@ -179,7 +178,7 @@ def test_proxy_is_parsed(text: str, url: str, login: str) -> None:
     assert "cret" not in repr(proxy)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "proxy:3128", "//proxy:3128", "socks5://proxy:1080", "http://proxy", "http://proxy:0", "http://proxy:99999",
@@ -195,7 +194,7 @@ def test_invalid_proxy_is_refused_without_its_password(text: str) -> None:
     assert "s3cret" not in str(failure.value)
 
 
-@pytest.mark.parametrize("host", ["10.0.0.1", "[::1]", "localhost", "a.localhost", "169.254.169.254"])
+@each_row("host", ["10.0.0.1", "[::1]", "localhost", "a.localhost", "169.254.169.254"])
 def test_private_proxy_of_a_channel_needs_permission_or_that_of_the_installation(host: str) -> None:
     text = f"http://{host}:3128"
     with pytest.raises(DestinationRefused) as failure:

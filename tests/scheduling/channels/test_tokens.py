@@ -13,6 +13,7 @@ from redis import Redis
 
 from scheduling.channels.base import NoAnswer, NotSent
 from scheduling.channels.vendors.tokens import Token, TokenCache, TokenRefused
+from tests.support.tables import each_row
 
 LIMIT = timedelta(seconds=60)
 HOURS = timedelta(hours=2)
@@ -115,8 +116,9 @@ async def test_token_of_another_secret_is_another_account(server: Redis) -> None
     assert len({await cache.get(name, vendor, LIMIT) for name in ("a", "b", "a")}) == 2
 
 
-@pytest.mark.parametrize("error", [TokenRefused("token_refused", "40001"), NoAnswer("timeout"), NotSent("connect")])
+@each_row("error", [TokenRefused("token_refused", "40001"), NoAnswer("timeout"), NotSent("connect")])
 async def test_token_failed_fetch_is_shared_and_never_unknown(server: Redis, error: Exception) -> None:
+    server.flushall()
     vendor = Vendor()
     vendor.error = error
     for cache in connect(server, 5):

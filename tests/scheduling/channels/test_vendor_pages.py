@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from scheduling.channels.answers import CodedAnswers, Refusal
 from scheduling.channels.robots.dingtalk import DingTalk
 from scheduling.channels.robots.feishu import Feishu
@@ -15,6 +13,7 @@ from scheduling.channels.vendors.sms import AliyunSms, TencentSms
 from scheduling.channels.vendors.wechat import MiniProgram, OfficialAccount
 from scheduling.channels.vendors.wecom_app import WeChatService, WeComApp
 from scheduling.durations import format_duration
+from tests.support.tables import each_row
 
 PAGES = Path(__file__).parents[3] / "docs/how-to"
 ROW = re.compile(r"^\| `([^`]+)` \| [^|]+ \| ([^|]+) \|$", re.MULTILINE)
@@ -32,8 +31,8 @@ def describe(refusal: Refusal, code: str) -> str:
     return f"retry after {format_duration(refusal.retry_after)}" if refusal.retry_after else "failed"
 
 
-@pytest.mark.parametrize(
-    ("kind", "page", "heading"),
+@each_row(
+    "kind, page, heading",
     [
         (WeComApp, "send-by-wecom.md", "### wecom_app"), (WeChatService, "send-by-wecom.md", "### wechat_kf"),
         (OfficialAccount, "send-by-wechat.md", "## What the vendor's codes do"),

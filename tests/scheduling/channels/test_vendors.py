@@ -12,7 +12,7 @@ import pytest
 from redis import Redis
 
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
-from scheduling.channels.vendors import tokens
+from scheduling.channels.vendors import base, tokens
 from scheduling.channels.vendors.base import VendorChannel, hide_in_text
 from scheduling.channels.vendors.sms import (
     AliyunSms,
@@ -26,6 +26,7 @@ from scheduling.channels.vendors.wechat import MiniProgram, OfficialAccount
 from scheduling.channels.vendors.wecom_app import WeChatService, WeComApp
 from tests.scheduling.channels.http_receivers import Answer, MessageFactory, Receiver, always, reply, reset, time_out
 from tests.scheduling.channels.person_vendors import AliyunServer, TencentServer, TokenVendor
+from tests.support.tables import each_row
 
 TIMEOUT = timedelta(seconds=30)
 SECRET = "a-long-vendor-secret"
@@ -40,8 +41,8 @@ SETTINGS: dict[type[VendorChannel], dict[str, Any]] = {
     },
 }  # fmt: skip
 VALUES = "thing1: 指南 A:B\ntime2：10:00"
-every = pytest.mark.parametrize("kind", list(SETTINGS))
-with_token = pytest.mark.parametrize("kind", [WeComApp, WeChatService, OfficialAccount, MiniProgram])
+every = each_row("kind", list(SETTINGS))
+with_token = each_row("kind", [WeComApp, WeChatService, OfficialAccount, MiniProgram])
 
 
 @pytest.fixture(autouse=True)
@@ -63,13 +64,20 @@ async def sent(
     count: int = 1,
     **changes: Any,
 ) -> Outcome:
+    forget_tokens()
     async with Receiver(answer) as receiver:
-        base = receiver.url.removesuffix("/hook")
-        channel = kind(SETTINGS[kind] | {"url": base} | (config or {}), TIMEOUT)
+        url = receiver.url.removesuffix("/hook")
+        channel = kind(SETTINGS[kind] | {"url": url} | (config or {}), TIMEOUT)
         message = message_to(message_factory, kind, address, **changes)
         for _ in range(count):
             outcome = await channel.send(message, datetime.now(UTC) + timedelta(seconds=30))
         return outcome
+
+
+def forget_tokens() -> None:
+    cache = base.shared_tokens()
+    cache._redis.flushall()
+    cache._known.clear()
 
 
 def message_to(
@@ -99,7 +107,7 @@ async def test_vendor_messages_arrive_with_one_token(
 
 
 @with_token
-@pytest.mark.parametrize("code", [42001, 40014, 40001])
+@each_row("code", [42001, 40014, 40001])
 async def test_vendor_expired_token_is_refreshed_once_and_the_message_arrives_once(
     message_factory: MessageFactory, kind: type[VendorChannel], code: int, token_server: Redis
 ) -> None:
@@ -153,7 +161,7 @@ async def test_vendor_wrong_secret_is_transient_and_not_repeated(
 
 
 @with_token
-@pytest.mark.parametrize(
+@each_row(
     "answer",
     [
         b"<html>", b"", b"[]", b'{"access_token": 5}', b'{"access_token": ""}', b'{"access_token": "a b\\n"}',
@@ -169,8 +177,8 @@ async def test_vendor_token_answer_of_rubbish_is_transient(
 
 
 @every
-@pytest.mark.parametrize(
-    ("raw", "expected"),
+@each_row(
+    "raw, expected",
     [
         (reply(200, b"<html>blocked</html>"), Unknown),
         (reply(200, b""), Unknown),
@@ -211,7 +219,7 @@ def after_token(raw: bytes) -> Answer:
     return answer
 
 
-@every
+@pytest.mark.parametrize("kind", list(SETTINGS))  # each row moves the clock of its loop
 async def test_vendor_that_hangs_is_unknown(message_factory: MessageFactory, kind: type[VendorChannel]) -> None:
     vendor = TokenVendor()
 
@@ -230,8 +238,8 @@ async def test_vendor_token_that_hangs_is_transient(message_factory: MessageFact
     assert isinstance(outcome, Transient), outcome
 
 
-@pytest.mark.parametrize(
-    ("kind", "verdict", "expected", "gone"),
+@each_row(
+    "kind, verdict, expected, gone",
     [
         (WeComApp, {"errcode": 81013, "errmsg": "user & party & tag all invalid"}, Permanent, True),
         (WeComApp, {"errcode": 0, "errmsg": "ok", "invaliduser": "ZhangSan|x"}, Permanent, True),
@@ -300,8 +308,8 @@ def test_wechat_service_quota_counts_from_the_customers_last_message(message_fac
 
 
 @every
-@pytest.mark.parametrize(
-    ("changes", "problem"),
+@each_row(
+    "changes, problem",
     [
         ({"secret": ""}, "secret: is missing"),
         ({"secret": ["x"]}, "secret: must be text"),
@@ -320,7 +328,7 @@ def test_vendor_setting_errors_name_the_field(kind: type[VendorChannel], changes
 
 
 @every
-@pytest.mark.parametrize("address", ["", None, "a\nb", "x" * 501, ["a"], True])
+@each_row("address", ["", None, "a\nb", "x" * 501, ["a"], True])
 async def test_vendor_bad_address_is_permanent(
     message_factory: MessageFactory, kind: type[VendorChannel], address: Any
 ) -> None:
@@ -374,8 +382,8 @@ async def test_wechat_forces_a_new_token_only_after_a_refusal(
     assert [fetch.json["force_refresh"] for fetch in vendor.fetches] == [False, True]
 
 
-@pytest.mark.parametrize("kind", [OfficialAccount, MiniProgram, AliyunSms, TencentSms])
-@pytest.mark.parametrize(
+@each_row("kind", [OfficialAccount, MiniProgram, AliyunSms, TencentSms])
+@each_row(
     "body",
     [
         "您好 Alice",
@@ -450,8 +458,8 @@ async def test_tencent_sms_is_signed_and_filled(message_factory: MessageFactory)
     assert (type(refused), getattr(refused, "reason", "")) == (Permanent, "vendor_AuthFailure.SignatureFailure")
 
 
-@pytest.mark.parametrize(
-    ("code", "text", "expected", "wait"),
+@each_row(
+    "code, text, expected, wait",
     [
         ("isv.BUSINESS_LIMIT_CONTROL", "触发分钟级流控Permits:1", Transient, timedelta(minutes=1)),
         ("isv.BUSINESS_LIMIT_CONTROL", "触发小时级流控Permits:5", Transient, timedelta(hours=1)),
@@ -471,8 +479,8 @@ async def test_aliyun_code_determines_outcome(
     assert getattr(outcome, "disable_target", False) is (code == "isv.MOBILE_NUMBER_ILLEGAL")
 
 
-@pytest.mark.parametrize(
-    ("code", "expected", "gone"),
+@each_row(
+    "code, expected, gone",
     [
         ("LimitExceeded.PhoneNumberDailyLimit", Transient, False),
         ("FailedOperation.PhoneNumberInBlacklist", Permanent, True),
@@ -481,7 +489,7 @@ async def test_aliyun_code_determines_outcome(
         ("InvalidParameterValue.NewCode", Transient, False),
     ],
 )
-@pytest.mark.parametrize("whole", [False, True])
+@each_row("whole", [False, True])
 async def test_tencent_code_determines_outcome(
     message_factory: MessageFactory, code: str, expected: type, gone: bool, whole: bool
 ) -> None:
@@ -492,8 +500,8 @@ async def test_tencent_code_determines_outcome(
     assert getattr(outcome, "disable_target", False) is gone
 
 
-@pytest.mark.parametrize("kind", [AliyunSms, TencentSms])
-@pytest.mark.parametrize("address", ["12", "138 0013 8000", "alice@example.com", "+86138001380001234567890"])
+@each_row("kind", [AliyunSms, TencentSms])
+@each_row("address", ["12", "138 0013 8000", "alice@example.com", "+86138001380001234567890"])
 async def test_sms_bad_number_is_permanent(
     message_factory: MessageFactory, kind: type[VendorChannel], address: str
 ) -> None:
@@ -503,12 +511,12 @@ async def test_sms_bad_number_is_permanent(
     assert (type(outcome), getattr(outcome, "reason", "")) == (Permanent, "bad_target")
 
 
-@pytest.mark.parametrize("address", ["@all", "@ALL", "boss|cfo"])
+@each_row("address", ["@all", "@ALL", "boss|cfo"])
 def test_wecom_address_of_many_members_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match=r"^address: must name one member"):
         WeComApp.validate_target({"address": address})
 
 
-@pytest.mark.parametrize("form", ["p@ss/word+1&2", "p%40ss%2Fword%2B1%262", "cEBzcy93b3JkKzEmMg"])
+@each_row("form", ["p@ss/word+1&2", "p%40ss%2Fword%2B1%262", "cEBzcy93b3JkKzEmMg"])
 def test_echoed_secret_is_hidden_in_each_encoding(form: str) -> None:
     assert hide_in_text(f"bad key {form}.", "p@ss/word+1&2") == "bad key ****."

@@ -14,6 +14,7 @@ from config.local.processes import select_port
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.webhook import Webhook, read_secrets, sign_request
 from tests.scheduling.channels.http_receivers import MessageFactory, Receiver, Request, always, reply, reset, time_out
+from tests.support.tables import each_row
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 OTHER = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
@@ -88,7 +89,7 @@ async def test_webhook_sends_signed_touch(message_factory: MessageFactory) -> No
     assert datetime.fromisoformat(request.json["timestamp"]).tzinfo is not None
 
 
-@pytest.mark.parametrize("secret", [f"{SECRET} {OTHER}", [SECRET, OTHER]])
+@each_row("secret", [f"{SECRET} {OTHER}", [SECRET, OTHER]])
 async def test_webhook_rotated_secrets_both_verify(message_factory: MessageFactory, secret: Any) -> None:
     async with Receiver() as receiver:
         await sent(message_factory, receiver, secret=secret)
@@ -126,8 +127,8 @@ async def test_community_target_overrides_the_channel(message_factory: MessageFa
 RETRY = {"retry-after": "120"}
 
 
-@pytest.mark.parametrize(
-    ("status", "headers", "expected"),
+@each_row(
+    "status, headers, expected",
     [
         (200, {}, Delivered("said", 200)),
         (202, {}, Delivered("said", 202)),
@@ -175,13 +176,13 @@ async def test_retry_after_date_counts_from_now(message_factory: MessageFactory)
             assert await sent(message_factory, receiver) == Transient("http_503", "", timedelta(minutes=2), 503)
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 410, 413, 422])
+@each_row("status", [400, 401, 403, 404, 409, 410, 413, 422])
 async def test_client_error_not_repeatable_is_permanent(message_factory: MessageFactory, status: int) -> None:
     async with Receiver(always(reply(status))) as receiver:
         assert isinstance(await sent(message_factory, receiver, repeatable=False), Permanent)
 
 
-@pytest.mark.parametrize("status", [500, 502, 504])
+@each_row("status", [500, 502, 504])
 async def test_server_error_not_repeatable_is_unknown(message_factory: MessageFactory, status: int) -> None:
     async with Receiver(always(reply(status))) as receiver:
         assert await sent(message_factory, receiver, repeatable=False) == Unknown(f"http_{status}", "ok")
@@ -251,8 +252,8 @@ async def test_webhook_sends_surrogates_and_odd_values(message_factory: MessageF
     assert (data["body"], data["event"]["time"]) == ("? lone", "2026-01-01T00:00:00Z")
 
 
-@pytest.mark.parametrize(
-    ("config", "error"),
+@each_row(
+    "config, error",
     [
         ({}, "url: is missing"),
         ({"url": 5}, "url: must be text"),

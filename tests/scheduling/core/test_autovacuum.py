@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduling import sql
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 HOT = [
@@ -13,7 +14,7 @@ HOT = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("table", HOT)
+@each_row("table", HOT)
 def test_hot_table_has_own_autovacuum_settings(table: str) -> None:
     ((given,),) = sql.rows("SELECT reloptions FROM pg_class WHERE oid = %(table)s::text::regclass", {"table": table})
     options = dict(each.split("=") for each in given)

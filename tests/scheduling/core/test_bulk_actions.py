@@ -31,6 +31,7 @@ from tests.scheduling.core.conftest import LATER, deliver, fall_due, pass_time
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race, SecondConnection
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ANN = Actor("ann", reason="the receiver is back")
@@ -303,8 +304,8 @@ def _begun(chosen: dict[str, str]) -> bool:
 # --- filters ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("action", "chosen", "field"),
+@each_row(
+    "action, chosen, field",
     [
         ("ignore", {"payload__user_id": "ann"}, "payload__user_id"),
         ("ignore", {"reason__in": "a,b"}, "reason__in"),

@@ -10,12 +10,14 @@ from celery import Celery, _state, current_app
 from django.core.checks import run_checks
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
+from django.test import override_settings
 from pytest_django import Settings
 
 from scheduling import checks
 from scheduling.configuration.validation import MAX_TIMEOUT
 from scheduling.delivery.outgoing import BATCH_DEADLINE, LEASE
 from scheduling.ledger.transitions import WAKEUP_LEASE
+from tests.support.tables import each_row
 
 SECOND = timedelta(seconds=1)
 
@@ -29,8 +31,8 @@ def test_checks_pass_with_default_settings() -> None:
     assert found() == []
 
 
-@pytest.mark.parametrize(
-    ("name", "most"),
+@each_row(
+    "name, most",
     [("BATCH_DEADLINE", LEASE - MAX_TIMEOUT - 3 * SECOND), ("MAX_TIMEOUT", LEASE - BATCH_DEADLINE - 3 * SECOND)],
 )
 def test_check_batch_or_timeout_beyond_lease_fails(monkeypatch: pytest.MonkeyPatch, name: str, most: timedelta) -> None:
@@ -65,19 +67,17 @@ def test_check_horizon_beyond_visibility_timeout_fails(settings: Settings) -> No
     assert "aftertouch.E002" in found()
 
 
-@pytest.mark.parametrize(
-    ("registry", "value"),
+@each_row(
+    "registry, value",
     [
         ("CHANNELS", {"pigeon": "scheduling.channels.pigeon.Pigeon"}),
         ("CONFIG_SECTIONS", ["no.such.module.Section"]),
         ("INTEGRATIONS", ["scheduling.integration.no_such_name"]),
     ],
 )
-def test_check_unknown_registry_path_fails(
-    monkeypatch: pytest.MonkeyPatch, settings: Settings, registry: str, value: Any
-) -> None:
-    setattr(settings, registry, value)
-    (error,) = checks.check_registry_paths()
+def test_check_unknown_registry_path_fails(registry: str, value: Any) -> None:
+    with override_settings(**{registry: value}):
+        (error,) = checks.check_registry_paths()
     assert error.id == "aftertouch.E003"
     assert error.msg.startswith(f"{registry} names ")
 
@@ -94,14 +94,14 @@ def test_check_foreign_celery_app_fails() -> None:
     assert found() == []
 
 
-@pytest.mark.parametrize(
-    ("host", "options", "names"),
+@each_row(
+    "host, options, names",
     [
         ("db.example", {}, ["aftertouch.W005"]), ("db.example", {"sslmode": "disable"}, []), ("127.0.0.1", {}, []),
         ("", {}, []),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("alias", ["default", "replica"])
+@each_row("alias", ["default", "replica"])
 def test_deploy_check_remote_database_without_tls_decision_warns(
     monkeypatch: pytest.MonkeyPatch, alias: str, host: str, options: dict[str, str], names: list[str]
 ) -> None:

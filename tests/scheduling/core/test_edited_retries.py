@@ -19,6 +19,7 @@ from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.scheduling.core.test_failed_tasks import create_failed_task  # noqa: F401  a fixture
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ANN = Actor("ann", reason="wrong order number")
@@ -87,8 +88,8 @@ def test_edit_after_unknown_outcome_needs_as_new(create_failed_task: Any) -> Non
     assert Touch.objects.get(pk=task_id).reserved_at
 
 
-@pytest.mark.parametrize(
-    ("payload", "field"),
+@each_row(
+    "payload, field",
     [({}, "payload.body"), ({"body": 3}, "payload.body"), ({"body": "x", "chat": "c"}, "payload.chat"),
      ({"body": "{{ user.name }}"}, "payload.body"), ({"subject": "s" * 201, "body": "x"}, "payload.subject"),
      ({"body": "a\0b"}, "payload.body"), ({"body": "a\ud800"}, "payload.body")],

@@ -8,7 +8,6 @@ from datetime import datetime, time, timedelta
 from itertools import combinations
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,6 +37,7 @@ from tests.scheduling.core.sample_data import (
     template,
     unsettled,
 )
+from tests.support.tables import each_row
 
 SECOND = timedelta(seconds=1)
 INSTANT = timedelta(microseconds=1)
@@ -61,7 +61,7 @@ def test_guard_suppresses_disabled_node() -> None:
     assert (verdict.decision, verdict.rule, verdict.rule_version) == (SUPPRESS, "node_disabled", 5)
 
 
-@pytest.mark.parametrize("scope", ["all", "channel:log", "node:guide"])
+@each_row("scope", ["all", "channel:log", "node:guide"])
 def test_guard_pause_parks_under_the_widest_scope(scope: str) -> None:
     verdict = judge_touch(candidate(), around(paused=frozenset({scope, "node:guide"})), NOON)
     assert (verdict.decision, verdict.rule, verdict.paused_by) == (HOLD, "paused", scope)
@@ -167,7 +167,7 @@ def test_guard_dedupe_ends_after_its_window() -> None:
     assert judge_touch(candidate(), told, NOON).decision == SEND
 
 
-@pytest.mark.parametrize("other", ["survey", "guide-2", "Guide", ""])
+@each_row("other", ["survey", "guide-2", "Guide", ""])
 def test_guard_dedupe_other_content_is_sent(other: str) -> None:
     told = around(slots=[slot(1, "guide")])
     assert judge_touch(candidate(), told, NOON).rule == "dedupe"
@@ -213,7 +213,7 @@ def test_guard_cap_ignores_slots_that_do_not_count() -> None:
     assert judge_touch(candidate(), around(slots=quiet_ones), NOON).decision == SEND
 
 
-@pytest.mark.parametrize("switch", ["count_only", "ignore"])
+@each_row("switch", ["count_only", "ignore"])
 def test_guard_cap_can_be_ignored_by_node(switch: str) -> None:
     touch = candidate(node=node(guard_cap=switch))
     full = around(
@@ -424,12 +424,12 @@ def first_objection(*names: str) -> str:
     return "cancelled" if verdict.rule == "event:order.paid" else verdict.rule
 
 
-@pytest.mark.parametrize("name", OBJECTIONS)
+@each_row("name", OBJECTIONS)
 def test_guard_each_rule_can_object_alone(name: str) -> None:
     assert first_objection(name) == name
 
 
-@pytest.mark.parametrize(("first", "second"), list(combinations(OBJECTIONS, 2)))
+@each_row("first, second", list(combinations(OBJECTIONS, 2)))
 def test_guard_first_documented_objection_is_given(first: str, second: str) -> None:
     assert first_objection(first, second) == first
 

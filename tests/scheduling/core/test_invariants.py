@@ -24,11 +24,12 @@ from scheduling.models import ChannelConfig, Touch
 from tests.scheduling.core.conftest import WAIT_LIMIT, deliver, deliver_when_due, expire_lease, fall_due
 from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannelState
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.tables import each_row
 
 PURE = ("policy.matrix", "policy.rollout", "policy.guards", "policy.specs", "errors")
 
 
-@pytest.mark.parametrize("module", PURE)
+@each_row("module", PURE)
 def test_pure_module_imports_no_framework(module: str) -> None:
     """I10: by its imports."""
     tree = ast.parse(Path(ROOT, "scheduling", *module.split(".")).with_suffix(".py").read_text(encoding="utf-8"))
@@ -49,7 +50,7 @@ def test_pure_modules_load_no_framework() -> None:
     assert found.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", PURE)
+@each_row("module", PURE)
 def test_pure_module_does_not_read_the_clock(module: str) -> None:
     """I10: `now` is a parameter."""
     tree = ast.parse(Path(ROOT, "scheduling", *module.split(".")).with_suffix(".py").read_text(encoding="utf-8"))

@@ -15,6 +15,7 @@ from tests.scheduling.channels.http_receivers import MessageFactory
 from tests.scheduling.core.conftest import deliver_when_due
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.tables import each_row
 
 BASE = "https://go.example.com"
 
@@ -25,8 +26,8 @@ def _with_links(settings: Settings) -> None:
     settings.AFTERTOUCH_BASE_URL = "https://aftertouch.example"
 
 
-@pytest.mark.parametrize(
-    ("text", "links"),
+@each_row(
+    "text, links",
     [
         ("看 https://a.cn/x?y=1&z=2，谢谢", ["https://a.cn/x?y=1&z=2"]),
         ("[指南](https://a.cn/x)[价格](http://b.cn/y)", ["https://a.cn/x", "http://b.cn/y"]),

@@ -6,11 +6,10 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import pytest
-
 from scheduling.policy.matrix import delay_for, plan_touches
 from scheduling.policy.specs import CustomerSpec, DelayRulesSpec
 from tests.scheduling.core.sample_data import ARTICLE, DAY, HOUR, NOON, ann, event, node
+from tests.support.tables import each_row
 
 DYNAMIC = node(dynamic=True)
 
@@ -19,8 +18,8 @@ def seconds(customer: CustomerSpec, subject: Any = DYNAMIC, **scale: float) -> f
     return delay_for(subject, customer, ARTICLE, occurred_at=NOON, **scale).total_seconds()
 
 
-@pytest.mark.parametrize(
-    ("level", "quiet", "active"),
+@each_row(
+    "level, quiet, active",
     [("vip", 3600, 2160), ("normal", 7200, 4320), ("gold", 86400, 51840), ("", 86400, 51840)],
 )
 def test_dynamic_delay_depends_on_level_and_activity(level: str, quiet: int, active: int) -> None:
@@ -47,7 +46,7 @@ def test_node_delay_rules_override_the_default() -> None:
     assert seconds(ann(level="vip", last_active_at=NOON - 2 * HOUR), subject) == 10
 
 
-@pytest.mark.parametrize("subject", [node(delay=timedelta(seconds=3600)), DYNAMIC])
+@each_row("subject", [node(delay=timedelta(seconds=3600)), DYNAMIC])
 def test_time_scale_divides_all_delays(subject: Any) -> None:
     assert seconds(ann(level="vip"), subject, time_scale=3600) == 1
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from scheduling.policy.node_conditions import (
     compile_condition,
     compile_reader,
 )
+from tests.support.tables import each_row
 
 FACTS = Facts(
     data={"total": 520, "paid": "49.90", "vip": True, "items": [{"sku": "A1"}, {"sku": "B2"}], "day": "2026-05-01"},
@@ -43,8 +43,8 @@ def holds(field: str, op: str, value: Any = None, facts: Facts = FACTS) -> bool:
     return compile_row(field, op, value).holds(facts)
 
 
-@pytest.mark.parametrize(
-    ("field", "op", "value", "expected"),
+@each_row(
+    "field, op, value, expected",
     [
         ("event.data.total", "gte", 520, True),
         ("event.data.total", "gt", 520, False),
@@ -105,8 +105,8 @@ def test_observed_value_of_a_personal_text_is_not_shown() -> None:
     assert compile_row("customer.tags", "exists", None).show_observed(FACTS) == "new, tea"
 
 
-@pytest.mark.parametrize(
-    ("given", "path"),
+@each_row(
+    "given, path",
     [
         ([], "when"),
         ({"all": []}, "when"),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scheduling.policy.quiet_hours import quiet_until
 from scheduling.policy.specs import RuleSpec
+from tests.support.tables import each_row
 
 BERLIN, NEW_YORK, SHANGHAI = ZoneInfo("Europe/Berlin"), ZoneInfo("America/New_York"), ZoneInfo("Asia/Shanghai")
 ZONES = [BERLIN, NEW_YORK, SHANGHAI, ZoneInfo("America/Havana"), ZoneInfo("Australia/Lord_Howe"), ZoneInfo("UTC")]
@@ -24,8 +24,8 @@ def at(zone: ZoneInfo, local: str, *, fold: int = 0) -> datetime:
     return datetime.fromisoformat(local).replace(tzinfo=zone, fold=fold).astimezone(UTC)
 
 
-@pytest.mark.parametrize(
-    ("span", "local", "ends"),
+@each_row(
+    "span, local, ends",
     [
         (("22:00", "08:00"), "2026-05-05 22:00", "2026-05-06 08:00"),
         (("22:00", "08:00"), "2026-05-05 23:59:59", "2026-05-06 08:00"),
@@ -41,15 +41,15 @@ def at(zone: ZoneInfo, local: str, *, fold: int = 0) -> datetime:
         (("09:00", "09:00"), "2026-05-05 09:00", None),
     ],
 )
-@pytest.mark.parametrize("zone", [SHANGHAI, BERLIN, NEW_YORK], ids=str)
+@each_row("zone", [SHANGHAI, BERLIN, NEW_YORK])
 def test_quiet_hours_include_start_and_exclude_end(
     zone: ZoneInfo, span: tuple[str, str], local: str, ends: str | None
 ) -> None:
     assert quiet_until(hours(*span), zone, at(zone, local)) == (at(zone, ends) if ends else None)
 
 
-@pytest.mark.parametrize(
-    ("zone", "night", "morning", "wait"),
+@each_row(
+    "zone, night, morning, wait",
     [
         (BERLIN, "2026-03-28 22:00", "2026-03-29 08:00", 9),  # the clock jumps from 2 to 3
         (BERLIN, "2026-10-24 22:00", "2026-10-25 08:00", 11),  # and falls from 3 to 2
@@ -64,7 +64,7 @@ def test_quiet_hours_end_at_local_time_across_dst(zone: ZoneInfo, night: str, mo
     assert until - at(zone, night) == timedelta(hours=wait)
 
 
-@pytest.mark.parametrize(("zone", "day"), [(BERLIN, "2026-10-25"), (NEW_YORK, "2026-11-01")])
+@each_row("zone, day", [(BERLIN, "2026-10-25"), (NEW_YORK, "2026-11-01")])
 def test_quiet_hours_repeated_end_means_the_second(zone: ZoneInfo, day: str) -> None:
     twice = "02:30" if zone is BERLIN else "01:30"
     rule = hours("22:00", twice)
@@ -74,7 +74,7 @@ def test_quiet_hours_repeated_end_means_the_second(zone: ZoneInfo, day: str) -> 
     assert quiet_until(rule, zone, at(zone, f"{day} {twice}", fold=1)) is None
 
 
-@pytest.mark.parametrize(("zone", "day", "never"), [(BERLIN, "2026-03-29", "02:30"), (NEW_YORK, "2026-03-08", "02:30")])
+@each_row("zone, day, never", [(BERLIN, "2026-03-29", "02:30"), (NEW_YORK, "2026-03-08", "02:30")])
 def test_quiet_hours_missing_end_moves_past_the_gap(zone: ZoneInfo, day: str, never: str) -> None:
     until = quiet_until(hours("22:00", never), zone, at(zone, f"{day} 01:00"))
     assert until == at(zone, f"{day} 03:30")

@@ -12,6 +12,7 @@ from scheduling.policy.specs import TextSpec
 from scheduling.templating.library import CannotRender
 from scheduling.templating.rendering import check_text, render_message
 from tests.scheduling.core.sample_data import NOON, ann, event, template
+from tests.support.tables import each_row
 
 
 def render_body(body: str, customer: Any = None, **data: Any) -> str:
@@ -193,8 +194,8 @@ def test_render_escapes_values_and_keeps_markup_of_the_author() -> None:
     assert said == "<b>&lt;at></b>&lt;AT><i>&lt;at>&lt;a<br>b&lt;ab<u>"
 
 
-@pytest.mark.parametrize(
-    ("timezone", "installation", "shown"),
+@each_row(
+    "timezone, installation, shown",
     [("America/New_York", "Asia/Shanghai", "07:00"), ("", "Asia/Tokyo", "21:00"), ("Mars/Base", "Asia/Tokyo", "21:00")],
 )
 def test_render_shows_times_of_customer_else_installation(

@@ -19,13 +19,14 @@ from scheduling.policy.rollout import (
     judge_canary,
     read_plan,
 )
+from tests.support.tables import each_row
 
 DAY = timedelta(days=1)
 PLAN = read_plan(PLAN_DEFAULTS)
 
 
-@pytest.mark.parametrize(
-    ("counts", "since", "judgement"),
+@each_row(
+    "counts, since, judgement",
     [
         (CanaryCounts(), DAY, Judgement(WAIT, "touches")),
         (CanaryCounts(199), DAY, Judgement(WAIT, "touches")),
@@ -67,8 +68,8 @@ def test_canary_at_its_limit_is_rarely_withdrawn_by_chance() -> None:
     assert withdrawn <= 20
 
 
-@pytest.mark.parametrize(
-    ("stored", "field"),
+@each_row(
+    "stored, field",
     [
         ({"steps": []}, "steps"),
         ({"steps": [50, 10]}, "steps"),

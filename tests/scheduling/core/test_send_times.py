@@ -25,6 +25,7 @@ from scheduling.policy.send_times import (
     open_spans,
 )
 from scheduling.policy.window_forms import compile_windows, format_window, parse_window_line
+from tests.support.tables import each_row
 
 BERLIN, NEW_YORK, SHANGHAI = ZoneInfo("Europe/Berlin"), ZoneInfo("America/New_York"), ZoneInfo("Asia/Shanghai")
 ZONES = ["Europe/Berlin", "America/New_York", "Asia/Shanghai", "America/Havana", "Australia/Lord_Howe", "UTC"]
@@ -59,8 +60,8 @@ def due(spec: TimingSpec, local: str, zone: ZoneInfo = SHANGHAI) -> str:
     return f"{start.astimezone(zone):%Y-%m-%d %H:%M}"
 
 
-@pytest.mark.parametrize(
-    ("day", "working"),
+@each_row(
+    "day, working",
     [
         ("2026-10-01", False), ("2026-10-07", False), ("2026-10-10", True), ("2026-09-20", True),
         ("2026-02-17", False), ("2026-02-28", True), ("2026-05-09", True), ("2026-05-10", False),
@@ -72,8 +73,8 @@ def test_chinese_working_day_follows_announced_changes(day: str, working: bool) 
     assert is_official_working_day(date.fromisoformat(day), "CN") is working
 
 
-@pytest.mark.parametrize(
-    ("day", "local", "expected"),
+@each_row(
+    "day, local, expected",
     [
         ("any", "2026-07-03 09:00", "2026-07-03 10:00"),
         ("any", "2026-07-03 10:01", "2026-07-04 10:00"),
@@ -94,8 +95,8 @@ def test_own_day_has_precedence_over_the_country() -> None:
     assert due(timing(at="10:00", day="next_working", calendar=own), "2026-07-04 11:00") == "2026-07-07 10:00"
 
 
-@pytest.mark.parametrize(
-    ("windows", "local", "expected"),
+@each_row(
+    "windows, local, expected",
     [
         (["mon-fri 09:00-18:00"], "2026-07-03 12:00", "2026-07-03 12:00"),
         (["mon-fri 09:00-18:00"], "2026-07-03 18:00", "2026-07-06 09:00"),
@@ -109,8 +110,8 @@ def test_window_moves_to_its_next_start(windows: list[str], local: str, expected
     assert due(timing(*windows), local) == expected
 
 
-@pytest.mark.parametrize(
-    ("window", "local", "expected"),
+@each_row(
+    "window, local, expected",
     [
         ("mon-fri 10:00-20:00", "2026-10-01 09:00", "2026-10-01 10:00"),  # weekdays alone know no holidays
         ("mon-fri 10:00-20:00 calendar=china", "2026-10-01 09:00", "2026-10-08 10:00"),
@@ -147,8 +148,8 @@ def test_not_before_waits_on_the_same_day_only() -> None:
     assert due(timing(not_before="10:00"), "2026-07-03 23:00") == "2026-07-03 23:00"
 
 
-@pytest.mark.parametrize(
-    ("zone", "windows", "local", "expected"),
+@each_row(
+    "zone, windows, local, expected",
     [
         (BERLIN, ["daily 02:00-02:45"], "2026-03-28 12:00", "2026-03-30 02:00"),  # the clock jumps from 2 to 3
         (BERLIN, ["daily 02:15-04:00"], "2026-03-28 12:00", "2026-03-29 03:15"),
@@ -163,8 +164,8 @@ def test_window_where_clocks_change_opens_by_the_wall_clock(
     assert due(timing(*windows), local, zone) == expected
 
 
-@pytest.mark.parametrize(
-    ("spec", "local", "expected"),
+@each_row(
+    "spec, local, expected",
     [
         (timing(at="02:30"), "2026-03-28 12:00", "2026-03-29 01:30 UTC"),  # skipped: 03:30 summer time
         (timing(at="02:30"), "2026-10-24 12:00", "2026-10-25 00:30 UTC"),  # repeated: the first one
@@ -189,8 +190,8 @@ def test_repeated_hour_opens_its_window_twice() -> None:
     assert find_send_time(spec, first + timedelta(minutes=40), BERLIN.key, "ann").at >= first + timedelta(hours=1)
 
 
-@pytest.mark.parametrize(
-    ("typed", "stored"),
+@each_row(
+    "typed, stored",
     [
         ("mon-fri 9:00-18:00", "mon-fri 09:00-18:00"),
         ("周一至周五 09:00－18:00".replace("－", "-"), "mon-fri 09:00-18:00"),
@@ -209,7 +210,7 @@ def test_window_is_read_as_ops_type_it(typed: str, stored: str) -> None:
     assert parse_window_line(stored) == parse_window_line(typed)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "typed",
     ["", "mon", "mon 9-18", "moon 09:00-18:00", "mon 18:00-09:00", "mon 09:00-24:01", "mon 09:61-10:00",
      "mon 09:00-10:00 timezone=Peking"],
@@ -281,8 +282,8 @@ def test_open_spans_follow_working_days_and_join() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("zone", [BERLIN, NEW_YORK])
-@pytest.mark.parametrize("day", ["2026-03-08", "2026-03-29", "2026-10-25", "2026-11-01"])
+@each_row("zone", [BERLIN, NEW_YORK])
+@each_row("day", ["2026-03-08", "2026-03-29", "2026-10-25", "2026-11-01"])
 def test_open_spans_agree_with_is_open_where_clocks_change(zone: ZoneInfo, day: str) -> None:
     spec = timing("daily 01:00-05:00", "daily 22:00-24:00")
     since = datetime.fromisoformat(day).replace(tzinfo=zone).astimezone(UTC)

@@ -12,6 +12,7 @@ from config.environment import environment
 from config.settings.connections import build_broker, layer_host
 from scheduling.server_addresses import parse_redis
 from tests.support.refused_settings import refusal_of
+from tests.support.tables import each_row
 
 CA = __file__  #: a file that can be read
 NO_FILE = "/nowhere/ca.pem"
@@ -19,8 +20,8 @@ VERIFIED = {"ssl": True, "ssl_cert_reqs": "required", "ssl_check_hostname": True
 UNVERIFIED = {"ssl": True, "ssl_cert_reqs": "none", "ssl_check_hostname": False}
 
 
-@pytest.mark.parametrize(
-    ("url", "hosts", "options"),
+@each_row(
+    "url, hosts, options",
     [
         ("redis://", [("127.0.0.1", 6379)], {"db": 0}),
         ("redis://:p%40%3F@h:1/2", [("h", 1)], {"password": "p@?", "db": 2}),
@@ -80,8 +81,8 @@ def test_part_that_no_client_could_honour_is_refused_by_name() -> None:
 A_CLUSTER = "a cluster is redis+cluster://user:password@h1:6379,h2:6379, or rediss+cluster:// with TLS"
 
 
-@pytest.mark.parametrize(
-    ("url", "words"),
+@each_row(
+    "url, words",
     [
         ("cluster://u:hidden@h1:6379;cluster://h2:6379", A_CLUSTER), ("cluster://h1", A_CLUSTER),
         ("redis+cluster://h1;redis+cluster://h2", A_CLUSTER), ("redis+cluster://u:hidden@h1,u:hidden@h2", A_CLUSTER),
@@ -100,8 +101,8 @@ def test_wrong_address_of_a_cluster_is_refused_by_name(url: str, words: str) -> 
     assert f"  AFTERTOUCH_SESSIONS_REDIS_URL: Value error, {words}" in refusal_of(AFTERTOUCH_SESSIONS_REDIS_URL=url)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
+@each_row(
+    "name, text, words",
     [
         *(
             (name, url, "a Redis Cluster holds live chats only; its address is AFTERTOUCH_SESSIONS_REDIS_URL")
@@ -129,8 +130,8 @@ def test_wrong_address_or_option_of_sentinels_is_refused_by_name(name: str, text
     assert "hidden" not in said
 
 
-@pytest.mark.parametrize(
-    ("url", "address", "tls"),
+@each_row(
+    "url, address, tls",
     [
         ("redis://:p%40@h:1/2", "redis://:p%40@h:1/2", False),
         ("rediss://u:p@h", "rediss://u:p@h:6379/0", {"ssl_cert_reqs": "required", "ssl_check_hostname": True}),
@@ -164,8 +165,8 @@ def test_channel_layer_gets_the_same_options() -> None:
     assert dict(behind["sentinel_kwargs"])["username"] == "watcher"  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
+@each_row(
+    "name, text",
     [
         ("REDIS_URL", "rediss://h?ssl_cert_reqs=none"),
         ("CELERY_BROKER_URL", "amqps://h?ssl_check_hostname=false"),

@@ -19,6 +19,7 @@ from rpa_tasks.admin.flow import JsonField
 from scheduling.admin.form_fields import DataField, LevelsField, SettingsField
 from scheduling.admin.system.schedule import PeriodicTaskForm
 from scheduling.strict_text import InvalidText, read_json, read_yaml, write_yaml
+from tests.support.tables import each_row
 
 ROOT = Path(__file__).resolve().parents[3]
 APPS = ("config", "scheduling", "rpa_tasks", "sessions", "examples")
@@ -39,8 +40,8 @@ def test_yaml_is_read_by_strict_text_only() -> None:
     assert sorted(set(found)) == ["scheduling/strict_text.py"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
+@each_row(
+    "text, message",
     [
         (BOMB, "line 2: aliases (*name) are not supported"),
         ("a: !!bool zz", "line 1: tags (!!bool) are not supported"),
@@ -79,8 +80,8 @@ def test_settings_field_reads_what_it_writes() -> None:
     assert "&" not in SettingsField().write({"a": twice, "b": twice})
 
 
-@pytest.mark.parametrize("field", [DataField(), JsonField()])
-@pytest.mark.parametrize(
+@each_row("field", [DataField(), JsonField()])
+@each_row(
     "text",
     [
         "[" * 100_000, '{"a":' * 60 + "1" + "}" * 60, '{"a": NaN}', '{"a": -Infinity}', '{"a": 1e999}',
@@ -116,8 +117,8 @@ def test_read_any_text_raises_only_invalid_text(text: str) -> None:
         assert read_yaml(write_yaml(value)) == value
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": NaN}', '{"a": 1, "a": 2}', "{"])
-@pytest.mark.parametrize("field", ["args", "kwargs"])
+@each_row("text", ["[" * 100_000, '{"a": NaN}', '{"a": 1, "a": 2}', "{"])
+@each_row("field", ["args", "kwargs"])
 def test_periodic_task_form_refuses_hostile_json(field: str, text: str) -> None:
     form = PeriodicTaskForm({"name": "x", "task": "x", "args": "[]", "kwargs": "{}"} | {field: text})
     form.cleaned_data = {field: text}

@@ -26,19 +26,18 @@ from tests.docs.pages import commands
 from tests.scheduling.core.conftest import deliver_when_due
 from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannelState
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.tables import each_row
 
 TRACE = UUID("4bf92f3577b34da6a3ce929d0e0e4736")
 THEIRS = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"  # the recommendation's example
 
 
-@pytest.mark.parametrize(
-    "value", [THEIRS, THEIRS.replace("-01", "-00"), THEIRS.replace("00-4", "cc-4"), "cc" + THEIRS[2:] + "-more"]
-)
+@each_row("value", [THEIRS, THEIRS.replace("-01", "-00"), THEIRS.replace("00-4", "cc-4"), "cc" + THEIRS[2:] + "-more"])
 def test_read_traceparent_reads_valid_value(value: str) -> None:
     assert read_traceparent(value) == TRACE
 
 
-@pytest.mark.parametrize(
+@each_row(
     "value",
     [
         None, 1, "", "00", "ff" + THEIRS[2:], THEIRS + "-more", THEIRS.upper(), THEIRS[:-1], THEIRS + "\n",

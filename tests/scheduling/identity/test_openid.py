@@ -24,6 +24,7 @@ from scheduling.models import IdentityLink
 from tests.rpa_tasks.browsers.proxies import PASSWORD, USER, ProxyProcess
 from tests.scheduling.identity.conftest import MockProvider
 from tests.support.second_connection import Race
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -134,7 +135,7 @@ def test_provider_answer_of_an_older_tab_leaves_the_newer_sign_in(provider: Mock
     assert user_of(come_back(client, newer)) == "bob@example.com"
 
 
-@pytest.mark.parametrize(("name", "value"), [("nonce", "other"), ("at", 1_700_000_000.0), ("state", "other")])
+@each_row("name, value", [("nonce", "other"), ("at", 1_700_000_000.0), ("state", "other")])
 def test_provider_answer_of_another_flow_is_refused(provider: MockProvider, name: str, value: Any) -> None:
     provider.store_user("bob-1", **CHECKED)
     client = Client()
@@ -186,7 +187,7 @@ def make_token(key: Any = KEY, alg: str = "RS256", **claims: Any) -> dict[str, s
     return {"id_token": jwt.encode({"alg": alg, "kid": "a"}, payload, key, algorithms=[alg])}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "token",
     [
         make_token(OTHER),

@@ -13,6 +13,7 @@ from scheduling.admin.people.account import describe_browser
 from scheduling.identity import sign_ins
 from scheduling.identity.session_store import SessionStore
 from scheduling.models import SignIn
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -88,8 +89,8 @@ def test_cleanup_deletes_sign_ins_of_expired_sessions(ann: User) -> None:
     assert SignIn.objects.count() == Session.objects.count() == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
+@each_row(
+    "text, shown",
     [
         (FIREFOX, "Firefox · Linux"),
         ("Mozilla/5.0 (Windows NT 10.0) AppleWebKit/537.36 Chrome/140.0 Safari/537.36 Edg/140.0", "Edge · Windows"),

@@ -22,6 +22,7 @@ from scheduling.identity import totp
 from scheduling.identity.roles import assign_roles
 from scheduling.models import AuditEntry, RecoveryCode, TotpDevice
 from tests.support.second_connection import Race
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -78,7 +79,7 @@ def test_sign_in_step_ends_with_a_new_password(ann: User, client: Client) -> Non
     assert enter_code(client, code_of(secret)).url == reverse("admin:login")
 
 
-@pytest.mark.parametrize(("steps", "accepted"), [(-2, False), (-1, True), (0, True), (1, True), (2, False)])
+@each_row("steps, accepted", [(-2, False), (-1, True), (0, True), (1, True), (2, False)])
 def test_code_is_accepted_within_one_step(ann: User, steps: int, accepted: bool, time_machine: Any) -> None:
     time_machine.move_to(now(), tick=False)
     secret, _codes = enrol(ann)

@@ -22,6 +22,7 @@ from scheduling.customers.csv_records import (
     find_delimiter,
     split_lines,
 )
+from tests.support.tables import each_row
 
 
 def cut(data: bytes, size: int) -> Iterator[bytes]:
@@ -104,8 +105,8 @@ def test_line_in_another_encoding_spoils_one_line() -> None:
     assert outline(read_from(data)) == [(1, ["a", "张"]), (2, "is no UTF-8 text"), (3, ["c", "王"])]
 
 
-@pytest.mark.parametrize(
-    ("sample", "encoding", "mark"),
+@each_row(
+    "sample, encoding, mark",
     [
         ("user_id,姓名\n".encode(), "utf-8", 0),
         ("\ufeffuser_id,姓名\n".encode(), "utf-8", 3),
@@ -122,8 +123,8 @@ def test_chosen_encoding_is_used() -> None:
     assert detect_encoding("user_id,姓名\n".encode("gb18030"), "utf-8") == ("utf-8", 0)
 
 
-@pytest.mark.parametrize(
-    ("sample", "problem"),
+@each_row(
+    "sample, problem",
     [
         (b"PK\x03\x04\x14\x00", "Excel workbook"),
         ("user_id".encode("utf-16"), "UTF-16"),

@@ -40,6 +40,7 @@ from tests.scheduling.imports.conftest import (
     upload,
 )
 from tests.support.second_connection import Race, SecondConnection
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -59,8 +60,7 @@ def short_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- what is imported -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "gb18030"])
-@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize(("encoding", "delimiter"), [("utf-8", ","), ("utf-8-sig", ";"), ("gb18030", "\t")])
 def test_import_stores_every_field(encoding: str, delimiter: str) -> None:
     header = ["user_id", "name", "level", "locale", "timezone", "opted_out", "addresses.email", "attributes.城市",
               "attributes.paid:number", "attributes.since:instant", "tags", "note"]  # fmt: skip
@@ -157,8 +157,8 @@ def test_repeated_import_changes_nothing() -> None:
 # --- rubbish ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
+@each_row(
+    "content, problem",
     [
         (b"PK\x03\x04" + b"\0" * 50, ("", "is an Excel workbook; save it as CSV UTF-8")),
         (bytes(range(256)) * 20, ("", "is no text file")),
@@ -220,7 +220,7 @@ def test_racing_parts_are_stored_once(race: Race) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [0, -1, imports.MOST_BYTES + 1])
+@each_row("size", [0, -1, imports.MOST_BYTES + 1])
 def test_size_out_of_range_is_refused(size: int) -> None:
     with pytest.raises(InvalidInput, match="size"):
         imports.create_import("a.csv", size, actor="ann")

@@ -8,6 +8,7 @@ import pytest
 
 from scheduling.customers.import_columns import map_header
 from scheduling.errors import InvalidInput
+from tests.support.tables import each_row
 
 
 def read(title: str, cell: str, *, empty_clears: bool = False) -> Any:
@@ -20,8 +21,8 @@ def errors_of(cells: list[str], header: list[str]) -> list[tuple[str, str]]:
     return [(each.field, each.message) for each in refused.value.errors]
 
 
-@pytest.mark.parametrize(
-    ("title", "cell", "fields"),
+@each_row(
+    "title, cell, fields",
     [
         ("Name", " 张三\u3000", {"name": "张三"}),
         ("姓名", "张三", {"name": "张三"}),
@@ -48,8 +49,8 @@ def test_cell_becomes_a_value(title: str, cell: str, fields: Any) -> None:
     assert read(title, cell) == fields
 
 
-@pytest.mark.parametrize(
-    ("title", "fields"),
+@each_row(
+    "title, fields",
     [
         ("name", {"name": ""}),
         ("tags", {"tags": []}),
@@ -77,7 +78,7 @@ def test_number_that_a_spreadsheet_shortened_is_refused() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("cells", [["ann"], ["ann", "Ann", "x"]])
+@each_row("cells", [["ann"], ["ann", "Ann", "x"]])
 def test_record_with_other_cells_than_the_header_is_refused(cells: list[str]) -> None:
     assert errors_of(cells, ["user_id", "name"]) == [("", f"has {len(cells)} cells; the header has 2")]
 
@@ -86,8 +87,8 @@ def test_empty_cells_after_the_last_column_are_ignored() -> None:
     assert map_header(["user_id"]).read_cells(["ann", "", ""], empty_clears=False).user_id == "ann"
 
 
-@pytest.mark.parametrize(
-    ("header", "wrong"),
+@each_row(
+    "header, wrong",
     [
         (["name"], ["user_id"]),
         (["user_id", "name", "姓名"], ["姓名"]),

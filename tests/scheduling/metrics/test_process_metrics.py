@@ -19,6 +19,7 @@ from scheduling import metrics
 from scheduling.models import Touch
 from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.tables import each_row
 
 
 def sample(metric: str, /, **labels: str) -> float:
@@ -112,7 +113,7 @@ def test_task_metrics_count_runs_and_successful_pass() -> None:
     assert sample("celery_task_runtime_count", name="pass") == before + 2
 
 
-@pytest.mark.parametrize(("routing_key", "queue"), [("touch.high", "touch.high"), ("task.pdd.low", "low"), (None, "")])
+@each_row("routing_key, queue", [("touch.high", "touch.high"), ("task.pdd.low", "low"), (None, "")])
 def test_queue_wait_excludes_time_before_eta(routing_key: str | None, queue: str) -> None:
     """Until its eta it does not wait for a worker."""
     labels = {"name": "m", "queue_name": queue}
