@@ -11,7 +11,7 @@ from django.db import connections
 
 from rpa_tasks import isolation
 from rpa_tasks.browsers.browser_errors import NoBrowser
-from rpa_tasks.browsers.providers.chromium_program import NoProgram, OnlySnap, find_program
+from rpa_tasks.browsers.chromium_program import NoProgram, OnlySnap, find_program
 from rpa_tasks.models import Flow
 from rpa_tasks.supervisor.command import validate_command
 

@@ -18,10 +18,5 @@ class NoBrowser(Exception):
         self.detail = detail
 
 
-def no_browser_for(error: OSError) -> NoBrowser:
-    """Return the `NoBrowser` for a state directory that cannot be written."""
-    return NoBrowser(DISK_FULL if is_disk_full(error) else BROWSER_FAILED, str(error))
-
-
 def is_disk_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,4 +1,8 @@
-"""Start Chromium on the profile of a shop."""
+"""Start Chromium on the profile of a shop, or attach a browser that the company runs elsewhere.
+
+A forwarder on a port of the loopback leads to the DevTools address of a browser elsewhere. So flows, evidence and
+take-over use it like a browser of the pool. It is never ended, only detached.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,15 +30,15 @@ from rpa_tasks.browsers.browser_processes import (
     release_singleton,
     unowned_processes,
 )
-from rpa_tasks.browsers.providers.chromium_program import NoProgram, find_program
-from rpa_tasks.browsers.providers.extensions import find_extensions, make_extension_flags
-from rpa_tasks.browsers.providers.launch_settings import LaunchSettings
-from rpa_tasks.browsers.providers.proxy import Forwarding, open_forwarding
+from rpa_tasks.browsers.chromium_program import NoProgram, find_program
+from rpa_tasks.browsers.launch_settings import LaunchSettings
+from rpa_tasks.browsers.proxy import Forwarding, forward_to, open_forwarding
 from rpa_tasks.browsers.registry import Record
 from rpa_tasks.supervisor.processes import end_processes, is_alive, read_process
 from scheduling.strict_text import storable_text
 
 START_TIMEOUT = 20.0  #: seconds, beyond the wait for a slot
+ATTACH_TIMEOUT = 10.0  #: seconds for the first answer of a browser elsewhere
 MIN_FREE_BYTES = 100 * 1024 * 1024  #: bytes; with less free space Chromium damages the profile instead of failing
 SPAWNER = Path(__file__).with_name("spawn_process.py")
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -112,6 +117,32 @@ def start_browser(record: Record, launch: LaunchSettings) -> Record:
     raise NoBrowser(BROWSER_FAILED, f"Chromium did not start: {_tail_of_log(log)}")
 
 
+def attach_browser(record: Record, launch: LaunchSettings) -> Record:
+    """Attach the browser at `launch.cdp_url` and close the pages that are open there. See `start_browser`.
+
+    The process of the record is the forwarder. It leads a session, carries the slot's marker and names the profile.
+    """
+    profile = registry.profile_dir(record.profile)
+    end_processes(lambda: leftover_browsers_on(str(profile)), grace=2.0)
+    try:
+        forwarding = forward_to(launch.cdp_url, {"kind": "plain"})
+    except OSError as error:
+        raise NoBrowser(BROWSER_FAILED, f"Browser {launch.cdp_url}: {error}") from error
+    try:
+        order = {"log": str(registry.browser_logs_dir() / f"browser-{record.slot}.log"), "profile": str(profile)}
+        pid = spawn_session([], order, browser_environment(record), forwarding)
+    finally:
+        forwarding.listener.close()
+    process = read_process(pid)
+    try:
+        path = devtools.websocket_path(forwarding.port, timeout=ATTACH_TIMEOUT)
+        if process and devtools.reset_to_blank_page(forwarding.port):
+            return replace(record, pid=pid, ticks=process.started, port=forwarding.port, path=path, remote=True)
+    except devtools.NoAnswer as error:
+        raise NoBrowser(BROWSER_FAILED, f"Browser {launch.cdp_url} does not answer: {error}") from error
+    raise NoBrowser(BROWSER_FAILED, f"Browser {launch.cdp_url} has a page that does not close.")
+
+
 def _launch_flags(profile: Path) -> list[str]:
     flags = [*FLAGS, f"--user-data-dir={profile}"]
     try:
@@ -146,7 +177,10 @@ def _spawn_chromium(record: Record, launch: LaunchSettings, forwarding: Forwardi
     """Start Chromium, and the forwarder to its proxy, and return its pid. Raises `NoBrowser`."""
     profile = registry.profile_dir(record.profile)
     extensions = find_extensions(launch.extensions)
-    flags = [*_launch_flags(profile), *launch.command_line, *make_extension_flags(extensions)]
+    flags = [*_launch_flags(profile), *launch.command_line]
+    if extensions:
+        words = ",".join(map(str, extensions))
+        flags += [f"--load-extension={words}", f"--disable-extensions-except={words}"]
     flags += [*devtools.debug_flags(port), *(forwarding.flags if forwarding else ()), "about:blank"]
     environment = browser_environment(record) | launch.environment
     try:
@@ -154,6 +188,25 @@ def _spawn_chromium(record: Record, launch: LaunchSettings, forwarding: Forwardi
     except isolation.CannotIsolate as error:
         raise NoBrowser(BROWSER_FAILED, str(error)) from error
     return spawn_session([*sandbox, find_chromium(), *flags], {"log": str(log)}, environment, forwarding)
+
+
+def find_extensions(names: Iterable[str]) -> list[Path]:
+    """Return the folders of these extensions, whose names are valid. Raises `NoBrowser` if the node lacks one."""
+    allowed, folders = settings.AFTERTOUCH_RPA_EXTENSIONS_DIR, []
+    for name in names:
+        folder, problem = Path(allowed) / name, ""
+        if not allowed:
+            problem = "AFTERTOUCH_RPA_EXTENSIONS_DIR is not set on this node"
+        elif not Path(allowed).is_absolute() or "," in allowed:
+            problem = "AFTERTOUCH_RPA_EXTENSIONS_DIR must be an absolute folder without a comma"
+        elif folder.is_symlink() or not folder.is_dir():
+            problem = f"{allowed} of this node has no folder with this name"
+        elif not (folder / "manifest.json").is_file():
+            problem = f"{folder} of this node has no manifest.json"
+        if problem:
+            raise NoBrowser(BROWSER_FAILED, f"The extension “{name}” cannot be loaded: {problem}.")
+        folders.append(folder)
+    return folders
 
 
 def spawn_session(

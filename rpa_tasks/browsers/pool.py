@@ -16,7 +16,14 @@ from django.conf import settings
 from websockets.sync.client import ClientConnection
 
 from rpa_tasks.browsers import devtools, registry
-from rpa_tasks.browsers.browser_errors import BROWSER_FAILED, BROWSER_WAIT, PROFILE_BUSY, NoBrowser, no_browser_for
+from rpa_tasks.browsers.browser_errors import (
+    BROWSER_FAILED,
+    BROWSER_WAIT,
+    DISK_FULL,
+    PROFILE_BUSY,
+    NoBrowser,
+    is_disk_full,
+)
 from rpa_tasks.browsers.browser_processes import (
     has_listener,
     listens_on,
@@ -25,12 +32,11 @@ from rpa_tasks.browsers.browser_processes import (
     read_command_line,
     writes_downloads,
 )
-from rpa_tasks.browsers.chromium import start_browser
-from rpa_tasks.browsers.providers.launch_settings import LaunchSettings
-from rpa_tasks.browsers.providers.proxy import prove_proxy
-from rpa_tasks.browsers.providers.remote_browser import attach_browser
-from rpa_tasks.browsers.registry import BUSY, IDLE, Lock, Record
-from rpa_tasks.browsers.slots import Slot, records_of_profile, restore_session_cookies, session_cookies, take_slot
+from rpa_tasks.browsers.chromium import attach_browser, start_browser
+from rpa_tasks.browsers.launch_settings import LaunchSettings
+from rpa_tasks.browsers.proxy import prove_proxy
+from rpa_tasks.browsers.registry import BUSY, IDLE, Lock, Record, records_of_profile
+from rpa_tasks.browsers.slots import Slot, restore_session_cookies, session_cookies, take_slot
 from rpa_tasks.supervisor.processes import is_alive
 
 log = structlog.get_logger(__name__)
@@ -48,8 +54,9 @@ class AcquiredBrowser:
     """
 
     def __init__(
-        self, slot: Slot, profile_lock: Lock, record: Record, *, download_folder: str, waited: timedelta, warm: bool
+        self, slot: Slot, record: Record, held: ExitStack, *, download_folder: str, waited: timedelta, warm: bool
     ) -> None:
+        """`held` releases the locks of slot and profile."""
         self.port = record.port
         self.pid = record.pid
         self.slot = record.slot
@@ -59,8 +66,7 @@ class AcquiredBrowser:
         self.waited = waited  #: from the request to the browser
         self.warm = warm  #: it was already running
         self._slot = slot
-        self._profile_lock = profile_lock
-        self._connections = ExitStack()  # websockets takes no connection outside a context manager
+        self._held = held
         self._downloads: ClientConnection | None = None  #: what it says about downloads counts while it is open
         self._given_back = False
 
@@ -75,9 +81,7 @@ class AcquiredBrowser:
             # Its record is still busy and its lock free: the next process that takes the slot ends it.
             log.warning("browser_not_recorded", slot=self.slot, error=str(error))
         finally:
-            self._connections.close()  # after the pages, which would download into the profile without it
-            self._slot.release()
-            self._profile_lock.release()
+            self._held.close()  # after the pages, which would download into the profile without its connection
 
     def keep_downloads(self, folder: Path) -> None:
         """Let pages download into this folder until `stop_downloads`, or into that of a client which names one.
@@ -89,8 +93,7 @@ class AcquiredBrowser:
         if record.remote:
             return
         try:
-            connection = devtools.open_connection(record.port, record.path)
-            self._downloads = self._connections.enter_context(connection)
+            self._downloads = self._held.enter_context(devtools.open_connection(record.port, record.path))
             devtools.ask(self._downloads, "Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
         except devtools.NoAnswer as error:
             raise NoBrowser(BROWSER_FAILED, f"Downloads were not set up: {error}") from error
@@ -126,23 +129,17 @@ def acquire_browser(
     """
     began = time.monotonic()
     ends_at = began + wait.total_seconds()
-    try:
-        profile_lock = _wait_for_profile(profile_id, ends_at)
+    with ExitStack() as held:
         try:
+            held.callback(_wait_for_profile(profile_id, ends_at).release)
             slot = _wait_for_slot(profile_id, ends_at)
-            try:
-                record, warm = _prepare_browser(slot, profile_id, shop, lease_no, launch)
-            except BaseException:
-                slot.release()
-                raise
-        except BaseException:
-            profile_lock.release()
-            raise
-    except OSError as error:
-        raise no_browser_for(error) from error
-    waited = timedelta(seconds=time.monotonic() - began)
-    folder = launch.downloads or DOWNLOADS
-    return AcquiredBrowser(slot, profile_lock, record, download_folder=folder, waited=waited, warm=warm)
+            held.callback(slot.release)
+            record, warm = _prepare_browser(slot, profile_id, shop, lease_no, launch)
+        except OSError as error:
+            raise NoBrowser(DISK_FULL if is_disk_full(error) else BROWSER_FAILED, str(error)) from error
+        waited = timedelta(seconds=time.monotonic() - began)
+        folder = launch.downloads or DOWNLOADS
+        return AcquiredBrowser(slot, record, held.pop_all(), download_folder=folder, waited=waited, warm=warm)
 
 
 def _wait_for_profile(profile_id: str, ends_at: float) -> Lock:

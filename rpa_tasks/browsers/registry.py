@@ -158,6 +158,8 @@ def _create_directory(directory: Path) -> Path:
     return directory
 
 
+# --- the record of a slot -----------------------------------------------------------------------------------------
+
 IDLE, BUSY, QUARANTINED = "idle", "busy", "quarantined"
 
 
@@ -201,19 +203,26 @@ def write_record(record: Record) -> None:
 
 
 def delete_record(slot: int) -> None:
-    """Remove the record of the slot."""
     slot_record(slot).unlink(missing_ok=True)
 
 
-def list_slots(most: int) -> list[int]:
-    """Return the slots 1 to `most`, and those beyond that hold a browser because `most` was lowered."""
+def read_records() -> dict[int, Record | None]:
+    """Return the record of each slot, also of those that hold a browser because the setting was lowered."""
     beyond = {int(found[1]) for name in os.listdir(browsers_dir()) if (found := re.match(r"slot-(\d+)\.json$", name))}
-    return sorted(beyond.union(range(1, most + 1)))
+    slots = beyond.union(range(1, settings.AFTERTOUCH_RPA_BROWSERS + 1))
+    return {slot: read_record(slot) for slot in sorted(slots)}
 
 
-def read_records(most: int) -> dict[int, Record | None]:
-    return {slot: read_record(slot) for slot in list_slots(most)}
+def records_in(*states: str) -> list[Record]:
+    return [record for record in read_records().values() if record and record.state in states]
 
+
+def records_of_profile(profile_id: str) -> list[Record]:
+    """Return the records that name this profile; at most one."""
+    return [record for record in read_records().values() if record and record.profile == profile_id]
+
+
+# --- locks --------------------------------------------------------------------------------------------------------
 
 _locks_held: set[Lock] = set()
 

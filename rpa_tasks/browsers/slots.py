@@ -96,58 +96,34 @@ def take_slot(profile_id: str, *, may_start: bool = True, kept: Container[str] =
     longest ago. The slot is locked and holds the shop's own browser or none. Raises `OSError`, for example on a full
     disk.
     """
-    if own := records_of_profile(profile_id):
-        return next((slot for record in own if (slot := _try_own_slot(record.slot, profile_id))), None)
-    if not may_start:
-        return None
-    return next((slot for number in _slots_by_preference() if (slot := _try_empty_slot(number, kept))), None)
-
-
-def records_of_profile(profile_id: str) -> list[Record]:
-    """Return the records that name this profile; at most one."""
-    known = registry.read_records(settings.AFTERTOUCH_RPA_BROWSERS).values()
-    return [record for record in known if record and record.profile == profile_id]
-
-
-def records_in(*states: str) -> list[Record]:
-    """Return the records in these states, of all slots."""
-    known = registry.read_records(settings.AFTERTOUCH_RPA_BROWSERS).values()
-    return [record for record in known if record and record.state in states]
+    own = registry.records_of_profile(profile_id)
+    for number in [record.slot for record in own] or (_slots_by_preference() if may_start else []):
+        slot = Slot(number)
+        if not slot.try_acquire():
+            continue
+        usable = False
+        try:
+            found = slot.record  # it may have changed since the look
+            if own:
+                usable = found is not None and found.profile == profile_id and found.state != QUARANTINED
+            elif found is None or (found.state != QUARANTINED and found.profile not in kept):
+                usable = slot.empty("evicted")
+        finally:
+            if not usable:
+                slot.release()
+        if usable:
+            return slot
+    return None
 
 
 def _slots_by_preference() -> list[int]:
-    known = registry.read_records(settings.AFTERTOUCH_RPA_BROWSERS)
-    usable = range(1, settings.AFTERTOUCH_RPA_BROWSERS + 1)
-    browsers = [record for slot, record in known.items() if record and slot in usable]
-    empty = [slot for slot, record in known.items() if record is None and slot in usable]
-    busy = [record.slot for record in browsers if record.state == BUSY]
-    idle = sorted((record for record in browsers if record.state == IDLE), key=lambda record: record.last_used_at)
-    return [*empty, *busy, *(record.slot for record in idle)]
-
-
-def _try_own_slot(number: int, profile_id: str) -> Slot | None:
-    slot = Slot(number)
-    if not slot.try_acquire():
-        return None
-    if slot.record and slot.record.profile == profile_id and slot.record.state != QUARANTINED:
-        return slot
-    slot.release()
-    return None
-
-
-def _try_empty_slot(number: int, kept: Container[str]) -> Slot | None:
-    slot = Slot(number)
-    if not slot.try_acquire():
-        return None
-    try:
-        found = slot.record
-        if (found is None or (found.state != QUARANTINED and found.profile not in kept)) and slot.empty("evicted"):
-            return slot
-    except BaseException:
-        slot.release()
-        raise
-    slot.release()
-    return None
+    records = {
+        slot: record for slot, record in registry.read_records().items() if slot <= settings.AFTERTOUCH_RPA_BROWSERS
+    }
+    empty = [slot for slot, record in records.items() if record is None]
+    busy = [slot for slot, record in records.items() if record and record.state == BUSY]
+    idle = sorted((each.last_used_at, slot) for slot, each in records.items() if each and each.state == IDLE)
+    return [*empty, *busy, *(slot for _, slot in idle)]
 
 
 def end_browser(record: Record, why: str) -> bool:

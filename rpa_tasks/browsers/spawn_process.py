@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-FORWARDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "providers", "forwarder.py")
+FORWARDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "forwarder.py")
 
 
 def main(order: dict[str, Any], command: list[str]) -> None:

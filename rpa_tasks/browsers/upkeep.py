@@ -18,10 +18,10 @@ from django.conf import settings
 from rpa_tasks.browsers import devtools, registry
 from rpa_tasks.browsers.browser_errors import NoBrowser
 from rpa_tasks.browsers.browser_processes import marked_slots, memory_by_session
+from rpa_tasks.browsers.launch_settings import LaunchSettings
 from rpa_tasks.browsers.pool import is_recorded_browser, recycling_reason, start_in_slot
-from rpa_tasks.browsers.providers.launch_settings import LaunchSettings
-from rpa_tasks.browsers.registry import BUSY, IDLE, QUARANTINED, Lock, Record
-from rpa_tasks.browsers.slots import Slot, end_browser, lock_unused_slot, records_in, take_slot
+from rpa_tasks.browsers.registry import BUSY, IDLE, QUARANTINED, Lock, Record, records_in
+from rpa_tasks.browsers.slots import Slot, end_browser, lock_unused_slot, take_slot
 
 log = structlog.get_logger(__name__)
 
@@ -193,7 +193,7 @@ def describe_slots() -> list[dict[str, Any]]:
             "rss_mb": memory.get(record.pid, 0) // 2**20 if record and record.pid else 0,
             "reason": record.reason if record else "",
         }
-        for slot, record in registry.read_records(settings.AFTERTOUCH_RPA_BROWSERS).items()
+        for slot, record in registry.read_records().items()
     ]
 
 

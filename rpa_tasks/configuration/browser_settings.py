@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from zoneinfo import available_timezones
 
 from rpa_tasks.browsers.browser_errors import PROXY_FAILED, NoBrowser
-from rpa_tasks.browsers.providers.launch_settings import LaunchSettings
+from rpa_tasks.browsers.launch_settings import LaunchSettings
 from rpa_tasks.models import Platform, Shop
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector

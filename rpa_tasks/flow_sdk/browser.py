@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from rpa_tasks.browsers import devtools
-from rpa_tasks.browsers.providers.chromium_program import NoProgram, find_program
+from rpa_tasks.browsers.chromium_program import NoProgram, find_program
 from rpa_tasks.flow_sdk.errors import Misused, Transient
 
 if TYPE_CHECKING:

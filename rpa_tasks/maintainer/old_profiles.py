@@ -136,7 +136,7 @@ def _delete_profile(folder: Path, at: datetime, ends_at: float) -> bool:
 
 def _is_in_use(folder: Path) -> bool:
     """Return whether a browser has the profile, including an idle one or that of a person, or a command its home."""
-    records = registry.read_records(settings.AFTERTOUCH_RPA_BROWSERS).values()
+    records = registry.read_records().values()
     if any(record and record.profile and registry.directory_name(record.profile) == folder.name for record in records):
         return True
     return any(True for _ in processes_on_profile(str(folder))) or folder.name in _running_profiles()

@@ -246,7 +246,7 @@ class BrowserView:
                 self._post("Target.createTarget", then=lambda made: self.show(made["targetId"]), url="about:blank")
             case "close_tab" if len(self.tabs) > 1 and action["id"] in self.tabs:  # without a tab it may exit
                 self._post("Target.closeTarget", targetId=action["id"])
-            case "dialog" if self.dialog and self.dialog["id"] == action.get("id"):  # older web processes send none
+            case "dialog" if self.dialog and self.dialog["id"] == action["id"]:
                 self._post_to_tab("Page.handleJavaScriptDialog", accept=action["accept"], promptText=action["text"])
                 self.dialog = None  # also if the page has crashed in it
                 self.on_change()

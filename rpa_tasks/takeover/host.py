@@ -22,8 +22,7 @@ from rpa_tasks import isolation
 from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.browser_errors import NoBrowser
 from rpa_tasks.browsers.pool import acquire_browser
-from rpa_tasks.browsers.registry import BUSY, Record
-from rpa_tasks.browsers.slots import records_of_profile
+from rpa_tasks.browsers.registry import BUSY, Record, records_of_profile
 from rpa_tasks.configuration.browser_settings import resolve_launch_settings
 from rpa_tasks.lease_renewal import renew_in_background
 from rpa_tasks.models import TakeOver, TakeOverEnd

@@ -88,8 +88,7 @@ def _worker_records() -> Iterator[tuple[dict[str, Any], bool]]:
             pid, ticks = map(int, path.stem.split("-"))
             runs = is_alive(pid, ticks)
             if _is_current(path, runs):
-                found = json.loads(path.read_bytes())
-                yield found if isinstance(found, dict) else {"queues": found, "processes": 0}, runs
+                yield json.loads(path.read_bytes()), runs
 
 
 def _is_current(path: Path, runs: bool) -> bool:

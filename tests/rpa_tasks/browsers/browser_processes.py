@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from config.environment import ROOT
-from rpa_tasks.browsers import chromium, devtools, pool, registry, slots, upkeep
+from rpa_tasks.browsers import chromium, devtools, pool, proxy, registry, slots, upkeep
 from rpa_tasks.browsers.browser_processes import MARKER, read_command_line
-from rpa_tasks.browsers.providers import proxy, remote_browser
 from rpa_tasks.supervisor.processes import all_processes, read_environment, read_process
 
 if TYPE_CHECKING:  # also imported by processes that run no tests
@@ -31,7 +30,7 @@ LIMITS = (
     (pool, "ALIVE_WITHIN"), (chromium, "START_TIMEOUT"), (devtools, "TIMEOUT"), (devtools, "CLOSE_TIMEOUT"),
     (slots, "ANSWER_WITHIN"), (slots, "CLOSE_TIMEOUT"), (upkeep, "PAGE_TIME_LIMIT"),
     (proxy, "PROOF_TIMEOUT"), (proxy, "DIRECT_TIMEOUT"),
-    (remote_browser, "ATTACH_TIMEOUT"),
+    (chromium, "ATTACH_TIMEOUT"),
 )  # fmt: skip
 
 
@@ -139,10 +138,10 @@ def cookies(port: int) -> dict[str, str]:
 
 
 def find_record(profile: str) -> registry.Record | None:
-    found = registry.read_records(8).values()
+    found = registry.read_records().values()
     return next((record for record in found if record and record.profile == profile), None)
 
 
 def read_slot_states() -> dict[str, str]:
     """By profile."""
-    return {record.profile: record.state for record in registry.read_records(8).values() if record}
+    return {record.profile: record.state for record in registry.read_records().values() if record}

@@ -20,8 +20,8 @@ from pytest_django import DjangoDbBlocker, Settings
 
 from config.environment import ROOT, environment
 from rpa_tasks.browsers import upkeep
+from rpa_tasks.browsers.launch_settings import LaunchSettings
 from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser
-from rpa_tasks.browsers.providers.launch_settings import LaunchSettings
 from rpa_tasks.models import ExecutionNode, Shop, TakeOver
 from rpa_tasks.takeover import relay
 from rpa_tasks.takeover.host import TakeOverHost

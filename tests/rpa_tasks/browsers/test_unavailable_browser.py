@@ -12,11 +12,10 @@ import pytest
 from pytest_django import Settings
 
 from config.celery.application import refuse_snap
-from rpa_tasks.browsers import chromium, registry
+from rpa_tasks.browsers import chromium, chromium_program, registry
 from rpa_tasks.browsers.browser_errors import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, NoBrowser
+from rpa_tasks.browsers.chromium_program import find_program
 from rpa_tasks.browsers.pool import AcquiredBrowser
-from rpa_tasks.browsers.providers import chromium_program
-from rpa_tasks.browsers.providers.chromium_program import find_program
 from rpa_tasks.checks import check_browser_program
 from rpa_tasks.flow_sdk.browser import open_browser
 from rpa_tasks.flow_sdk.errors import Misused

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
-
-import pytest
 
 from rpa_tasks.takeover.wire import BadInput, Sealer, parse_input
 
@@ -15,30 +15,32 @@ PART = {"do": "upload", "chooser": 1, "token": "t", "number": 0, "of": 1, "name"
         "data": "eHl6"}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        None, [], "x", {}, {"do": "Page.navigate", "url": "https://a.example"}, {"do": ["go"]}, {"do": "go"},
-        {"do": "go", "url": "file:///etc/passwd"}, {"do": "go", "url": "javascript://x/%0aalert(1)"},
-        {"do": "go", "url": "chrome://settings"}, {"do": "go", "url": "https://"}, {"do": "go", "url": "a" * 3_000},
-        MOUSE | {"x": "1"}, MOUSE | {"x": float("inf")}, MOUSE | {"x": True}, MOUSE | {"type": "mouseWheel"},
-        MOUSE | {"clicks": 99}, {"do": "text", "text": "x" * 10_001}, {"do": "text", "text": 1},
-        {"do": "ack", "number": -1},
-        PART | {"data": "?"}, PART | {"data": None}, PART | {"data": "eHl6" * 16_000}, PART | {"size": -1},
-        PART | {"number": 20}, PART | {"of": 21}, PART | {"name": "a" * 256}, {"do": "fetch", "id": 1, "offset": 0},
-        {"do": "dialog", "id": 1, "accept": "yes", "text": ""}, {"do": "dialog", "id": 1, "accept": {}, "text": ""},
-        {"do": "dialog", "accept": True, "text": ""},
-    ],
-)  # fmt: skip
-def test_input_outside_the_list_is_refused(given: Any) -> None:
-    with pytest.raises(BadInput):
-        parse_input(json.dumps(given))
+REFUSED: list[Any] = [
+    None, [], "x", {}, {"do": "Page.navigate", "url": "https://a.example"}, {"do": ["go"]}, {"do": "go"},
+    {"do": "go", "url": "file:///etc/passwd"}, {"do": "go", "url": "javascript://x/%0aalert(1)"},
+    {"do": "go", "url": "chrome://settings"}, {"do": "go", "url": "https://"}, {"do": "go", "url": "a" * 3_000},
+    MOUSE | {"x": "1"}, MOUSE | {"x": float("inf")}, MOUSE | {"x": True}, MOUSE | {"type": "mouseWheel"},
+    MOUSE | {"clicks": 99}, {"do": "text", "text": "x" * 10_001}, {"do": "text", "text": 1},
+    {"do": "ack", "number": -1},
+    PART | {"data": "?"}, PART | {"data": None}, PART | {"data": "eHl6" * 16_000}, PART | {"size": -1},
+    PART | {"number": 20}, PART | {"of": 21}, PART | {"name": "a" * 256}, {"do": "fetch", "id": 1, "offset": 0},
+    {"do": "dialog", "id": 1, "accept": "yes", "text": ""}, {"do": "dialog", "id": 1, "accept": {}, "text": ""},
+    {"do": "dialog", "accept": True, "text": ""},
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["", "{", "[" * 50_000, "x" * 70_000])
-def test_input_that_is_no_json_is_refused(text: str) -> None:
-    with pytest.raises(BadInput):
-        parse_input(text)
+def accepted(texts: Iterable[str]) -> list[str]:
+    found = []
+    for text in texts:
+        with suppress(BadInput):
+            parse_input(text)
+            found.append(text[:200])
+    return found
+
+
+def test_input_outside_the_list_is_refused() -> None:
+    assert accepted(map(json.dumps, REFUSED)) == []
+    assert accepted(["", "{", "[" * 50_000, "x" * 70_000]) == []
 
 
 def test_input_keeps_checked_fields_only() -> None:

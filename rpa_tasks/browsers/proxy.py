@@ -16,7 +16,7 @@ from django.conf import settings
 
 from rpa_tasks.browsers import devtools
 from rpa_tasks.browsers.browser_errors import PROXY_FAILED, NoBrowser
-from rpa_tasks.browsers.providers.launch_settings import LaunchSettings
+from rpa_tasks.browsers.launch_settings import LaunchSettings
 from scheduling.channels.base import DestinationRefused
 from scheduling.channels.ssrf import PrivateHosts
 

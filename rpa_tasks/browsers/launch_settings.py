@@ -34,7 +34,7 @@ class LaunchSettings:
 
     @property
     def command_line(self) -> list[str]:
-        """Return the flags for Chromium, without the proxy: see `providers.proxy`."""
+        """Return the flags for Chromium, without the proxy: see `proxy`."""
         flags = list(self.flags)
         if self.language:
             general = self.language.partition("-")[0]
