@@ -27,7 +27,7 @@ share_metrics()  # before the first metric
 metrics.report_process("web")
 browser = get_asgi_application()  # before any import that needs models
 
-from rpa_tasks.takeover import routing as take_over_routing  # noqa: E402
+from rpa_tasks.takeover import page_socket  # noqa: E402
 from scheduling.api.app import ApiHandler  # noqa: E402
 from sessions.websocket import routing as session_routing  # noqa: E402
 
@@ -67,7 +67,7 @@ def body_refusal_status(headers: list[tuple[bytes, bytes]]) -> int:
     return 0
 
 
-websocket_urlpatterns = [*take_over_routing.websocket_urlpatterns, *session_routing.websocket_urlpatterns]
+websocket_urlpatterns = [*page_socket.websocket_urlpatterns, *session_routing.websocket_urlpatterns]
 application = ProtocolTypeRouter({"http": http, "websocket": URLRouter(websocket_urlpatterns)})
 
 import_module(settings.ROOT_URLCONF)  # otherwise the first request loads it

@@ -76,7 +76,13 @@ class AcquiredBrowser:
             return
         self._given_back = True  # before any step that can be interrupted
         try:
-            _return_to_slot(self._slot, "dirty" if dirty else "")
+            record = self._slot.record
+            assert record is not None
+            record = replace(record, uses=record.uses + 1, last_used_at=time.time())
+            if why := "dirty" if dirty else recycling_reason(record) or _cleanup_problem(record):
+                self._slot.empty(why)
+            else:
+                self._slot.write(replace(record, state=IDLE, lease_no=0))
         except OSError as error:
             # Its record is still busy and its lock free: the next process that takes the slot ends it.
             log.warning("browser_not_recorded", slot=self.slot, error=str(error))
@@ -221,16 +227,6 @@ def is_recorded_browser(record: Record) -> bool:
         return devtools.websocket_path(record.port, timeout=ALIVE_WITHIN) == record.path
     except devtools.NoAnswer:
         return False
-
-
-def _return_to_slot(slot: Slot, why: str) -> None:
-    record = slot.record
-    assert record is not None
-    record = replace(record, uses=record.uses + 1, last_used_at=time.time())
-    if why := why or recycling_reason(record) or _cleanup_problem(record):
-        slot.empty(why)
-    else:
-        slot.write(replace(record, state=IDLE, lease_no=0))
 
 
 def recycling_reason(record: Record) -> str:

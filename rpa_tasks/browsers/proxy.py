@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-import time
 from dataclasses import dataclass, field, replace
 from http.client import HTTPException
 from ipaddress import ip_address
@@ -22,7 +21,6 @@ from scheduling.channels.ssrf import PrivateHosts
 
 PROOF_TIMEOUT = 15.0  #: seconds for the echo page through the proxy
 DIRECT_TIMEOUT = 5.0  #: seconds for the echo page without the proxy
-DIRECT_KEPT = 600.0  #: seconds for which this process knows the node's own address
 ADDRESS = re.compile(r"[0-9A-Fa-f:.]{3,45}")
 
 
@@ -88,21 +86,13 @@ def prove_proxy(port: int) -> str:
     return seen
 
 
-_direct: dict[str, tuple[float, str]] = {}
-
-
 def _direct_address(url: str) -> str:
     """Return the address that the echo page sees of this node, or "" if the page is only reachable by proxy."""
-    at, known = _direct.get(url, (0.0, ""))
-    if known and time.monotonic() - at < DIRECT_KEPT:
-        return known
     try:
         with build_opener(ProxyHandler({})).open(url, timeout=DIRECT_TIMEOUT) as answer:
-            known = _find_address(answer.read(10_000).decode(errors="replace"))
+            return _find_address(answer.read(10_000).decode(errors="replace"))
     except (OSError, HTTPException, ValueError):
         return ""
-    _direct[url] = time.monotonic(), known
-    return known
 
 
 def _find_address(text: str) -> str:

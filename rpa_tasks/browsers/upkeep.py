@@ -142,12 +142,9 @@ class Prewarmer:
         """
         wanted = self.wanted[: settings.AFTERTOUCH_RPA_WARM_BROWSERS]
         for shop in wanted:
-            if self._may_try(shop.profile) and not _is_warm(shop):
+            failed_at = self._failed.get(shop.profile, float("-inf"))
+            if time.monotonic() - failed_at >= RETRY_AFTER and not _is_warm(shop):
                 self._start(shop, {each.profile for each in wanted if each != shop})
-
-    def _may_try(self, profile: str) -> bool:
-        failed_at = self._failed.get(profile)
-        return failed_at is None or time.monotonic() - failed_at >= RETRY_AFTER
 
     def _start(self, shop: WarmShop, kept: set[str]) -> None:
         lock, slot = None, None

@@ -53,8 +53,11 @@ class Housekeeping:
         self.started_at: datetime = now()
         self._orphaned_since: dict[RunId, float] = {}
         self._tidied_at: float | None = None
-        self._left_runs = LeftoverRuns()
-        self._old_logs = OldLogs()
+        self._runs = Walk(
+            lambda: (run for shop in _scan_directory(registry.runs_dir()) for run in _scan_directory(Path(shop)))
+        )
+        self._left_runs: list[str] = []
+        self._logs = Walk(lambda: _scan_directory(registry.browser_logs_dir()))
         self._old_profiles = OldProfiles()
 
     @property
@@ -65,9 +68,9 @@ class Housekeeping:
             self.choose_next_shops,
             self.end_orphans,
             leases.end_lost_take_overs,
-            self._left_runs.delete_some,
+            self.delete_left_runs,
             self.tidy,
-            self._old_logs.delete_some,
+            self.delete_old_logs,
             self._old_profiles.delete_one,
         ]
 
@@ -118,6 +121,45 @@ class Housekeeping:
             log.warning("orphans_ended", runs=[f"{task_id}/{lease_no}" for task_id, lease_no in doomed])
             end_marked_processes(lambda marks: _run_of_marks(marks) in doomed)
 
+    def delete_left_runs(self) -> None:
+        """Delete working directories, with parameter files, of runs whose worker was killed.
+
+        Takes at most `isolation.DELETE_FOR`. The next pass continues.
+        """
+        ends_at = time.monotonic() + isolation.DELETE_FOR
+        if not self._left_runs:
+            entries = self._runs.next_entries()
+            # A running job of any shop may have the directory: its profile may have changed since.
+            leases = {int(entry.name) for entry in entries if re.fullmatch(r"[0-9]{1,9}", entry.name)}
+            running = Job.objects.filter(state=JobState.RUNNING, lease_no__in=leases)
+            kept = {str(lease_no) for lease_no in running.values_list("lease_no", flat=True)}
+            self._left_runs = [entry.path for entry in entries if entry.name not in kept]
+        while self._left_runs and (within := ends_at - time.monotonic()) > 0:
+            isolation.delete_directory(Path(self._left_runs.pop()), within)
+
+    def delete_old_logs(self) -> int:
+        """Delete logs of finished runs, truncate or delete those of browsers. Returns the number of files read."""
+        entries = self._logs.next_entries()
+        old: dict[os.DirEntry[str], RunId | None] = {}
+        for entry in entries:
+            with suppress(OSError):
+                age = timedelta(seconds=time.time() - entry.stat().st_mtime)
+                if not entry.name.startswith("browser-"):
+                    if age > RUN_LOG_KEPT:
+                        task_id, _, lease_no = entry.name.removesuffix(".log").rpartition("-")
+                        old[entry] = _run_of_marks({TASK_ID: task_id, LEASE_NO: lease_no})
+                elif age > settings.AFTERTOUCH_RPA_EVIDENCE_KEPT:
+                    os.unlink(entry)
+                elif entry.stat().st_size > BROWSER_LOG:
+                    os.truncate(entry, 0)
+        # Age is not enough: a run may print nothing for days.
+        running = _running_runs({run for run in old.values() if run})
+        for entry, run in old.items():
+            if run not in running:
+                with suppress(OSError):
+                    os.unlink(entry)
+        return len(entries)
+
     def tidy(self) -> None:
         if self._tidied_at is not None and time.monotonic() - self._tidied_at < TIDY_EVERY:
             return
@@ -164,67 +206,6 @@ class Walk:
 def _scan_directory(folder: Path) -> Iterator[os.DirEntry[str]]:
     with os.scandir(folder) as entries:
         yield from entries
-
-
-class LeftoverRuns:
-    """Working directories, with parameter files, of runs whose worker was killed."""
-
-    def __init__(self) -> None:
-        self._walk = Walk(
-            lambda: (run for shop in _scan_directory(registry.runs_dir()) for run in _scan_directory(Path(shop)))
-        )
-        self._left: list[str] = []
-
-    def delete_some(self) -> None:
-        """Delete for at most `isolation.DELETE_FOR`. The next pass continues."""
-        ends_at = time.monotonic() + isolation.DELETE_FOR
-        if not self._left:
-            entries = self._walk.next_entries()
-            # A running job of any shop may have the directory: its profile may have changed since.
-            leases = {int(entry.name) for entry in entries if re.fullmatch(r"[0-9]{1,9}", entry.name)}
-            running = Job.objects.filter(state=JobState.RUNNING, lease_no__in=leases)
-            kept = {str(lease_no) for lease_no in running.values_list("lease_no", flat=True)}
-            self._left = [entry.path for entry in entries if entry.name not in kept]
-        while self._left and (within := ends_at - time.monotonic()) > 0:
-            isolation.delete_directory(Path(self._left.pop()), within)
-
-
-class OldLogs:
-    """Logs of runs and browsers."""
-
-    def __init__(self) -> None:
-        self._walk = Walk(lambda: _scan_directory(registry.browser_logs_dir()))
-
-    def delete_some(self) -> int:
-        """Delete logs of finished runs, truncate or delete those of browsers. Returns the number of files read."""
-        entries = self._walk.next_entries()
-        old: dict[os.DirEntry[str], RunId | None] = {}
-        for entry in entries:
-            with suppress(OSError):
-                if entry.name.startswith("browser-"):
-                    _limit_browser_log(entry)
-                elif _age_of_entry(entry) > RUN_LOG_KEPT:
-                    task_id, _, lease_no = entry.name.removesuffix(".log").rpartition("-")
-                    old[entry] = _run_of_marks({TASK_ID: task_id, LEASE_NO: lease_no})
-        # Age is not enough: a run may print nothing for days.
-        running = _running_runs({run for run in old.values() if run})
-        for entry, run in old.items():
-            if run not in running:
-                with suppress(OSError):
-                    os.unlink(entry)
-        return len(entries)
-
-
-def _limit_browser_log(entry: os.DirEntry[str]) -> None:
-    """Delete an old log of a browser, or truncate a long one."""
-    if _age_of_entry(entry) > settings.AFTERTOUCH_RPA_EVIDENCE_KEPT:
-        os.unlink(entry)
-    elif entry.stat().st_size > BROWSER_LOG:
-        os.truncate(entry, 0)
-
-
-def _age_of_entry(entry: os.DirEntry[str]) -> timedelta:
-    return timedelta(seconds=time.time() - entry.stat().st_mtime)
 
 
 def _run_of_marks(marks: Mapping[str, str]) -> RunId | None:

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import django
 import structlog
@@ -78,33 +78,37 @@ class ParentWorker:
 
 def run_passes(worker: ParentWorker, queues: list[str]) -> None:
     """Run a pass every few seconds until the worker has ended."""
-    prewarmer = upkeep.Prewarmer()
-    threading.Thread(target=_run_housekeeping, args=(queues, prewarmer), daemon=True).start()
-    threading.Thread(target=_end_unsupervised_runs, daemon=True).start()
-    from rpa_tasks.takeover.host import TakeOverHost  # its models need `django.setup`
+    from rpa_tasks.maintainer.housekeeping import Housekeeping  # its models need `django.setup`
+    from rpa_tasks.takeover.host import TakeOverHost
 
+    prewarmer = upkeep.Prewarmer()
+    housekeeping = Housekeeping(queues, prewarmer)
+
+    def keep_house() -> None:
+        if housekeeping.is_database_available():
+            run_steps(housekeeping.steps)
+
+    for task in (keep_house, lambda: run_steps([end_unsupervised])):
+        threading.Thread(target=_repeat, args=(task,), daemon=True).start()
     take_overs = TakeOverHost()
     take_overs.start()
-    steps = browser_steps(prewarmer)
+    # Steps that free slots precede those that use them.
+    steps = [
+        upkeep.end_abandoned, upkeep.end_unrecorded, upkeep.free_quarantined, upkeep.recycle_old, upkeep.check_idle,
+        upkeep.end_surplus, prewarmer.prewarm,
+    ]  # fmt: skip
     while not worker.is_gone(within=PASS_INTERVAL):
         run_steps(steps)
     take_overs.stop()
 
 
-def browser_steps(prewarmer: upkeep.Prewarmer) -> list[Callable[[], object]]:
-    """List the steps of one pass in order: steps that free slots precede those that use them."""
-    return [
-        upkeep.end_abandoned,
-        upkeep.end_unrecorded,
-        upkeep.free_quarantined,
-        upkeep.recycle_old,
-        upkeep.check_idle,
-        upkeep.end_surplus,
-        prewarmer.prewarm,
-    ]
+def _repeat(task: Callable[[], object]) -> None:
+    while True:
+        task()
+        time.sleep(PASS_INTERVAL)
 
 
-def run_steps(steps: list[Callable[[], object]]) -> None:
+def run_steps(steps: Sequence[Callable[[], object]]) -> None:
     """Run all steps. An error in one step does not prevent the next."""
     for step in steps:
         try:
@@ -125,22 +129,6 @@ def end_unused_at_exit(lock: Lock) -> None:
         if not lock.try_acquire():
             return
     log.info("maintainer_ended")
-
-
-def _end_unsupervised_runs() -> None:
-    while True:
-        run_steps([end_unsupervised])
-        time.sleep(PASS_INTERVAL)
-
-
-def _run_housekeeping(queues: list[str], prewarmer: upkeep.Prewarmer) -> None:
-    from rpa_tasks.maintainer.housekeeping import Housekeeping  # its models need `django.setup`
-
-    node_housekeeping = Housekeeping(queues, prewarmer)
-    while True:
-        if node_housekeeping.is_database_available():
-            run_steps(node_housekeeping.steps)
-        time.sleep(PASS_INTERVAL)
 
 
 if __name__ == "__main__":

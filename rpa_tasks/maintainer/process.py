@@ -56,7 +56,7 @@ class Supervision:
         self._thread = threading.Thread(target=self._supervise, name="maintainer", daemon=True)
         adopt_orphans()
         self._thread.start()
-        threading.Thread(target=self._reap, name="reaper", daemon=True).start()
+        threading.Thread(target=self._reap_regularly, name="reaper", daemon=True).start()
 
     @property
     def pid(self) -> int | None:
@@ -72,35 +72,30 @@ class Supervision:
         if process is not None and process.poll() is None:
             log.warning("maintainer_killed", pid=process.pid)
             process.kill()
-        self._reap_once()
+        self._reap()
         adopt_orphans(False)
 
-    def _reap(self) -> None:
+    def _reap_regularly(self) -> None:
         while not self._stopping.wait(REAP_INTERVAL):
-            self._reap_once()
+            self._reap()
 
-    def _reap_once(self) -> None:
+    def _reap(self) -> None:
         reap_orphans([self.pid] if self.pid else [])
 
     def _supervise(self) -> None:
         while not self._stopping.is_set():
             try:
                 self._process = self.launch()
-            except (
-                OSError
-            ) as error:  # no memory, process or descriptor left: this is temporary, so the thread continues
+            except OSError as error:  # no memory, process or descriptor is left for a moment
                 log.warning("maintainer_not_started", error=str(error))
             else:
-                self._wait_for(self._process)
+                with self._process as process:
+                    if self._stopping.is_set() and process.stdin:
+                        process.stdin.close()
+                    code = process.wait()
+                if not self._stopping.is_set():
+                    log.warning("maintainer_died", exit_code=code)
             self._stopping.wait(RESTART_AFTER)
-
-    def _wait_for(self, process: subprocess.Popen[bytes]) -> None:
-        with process:
-            if self._stopping.is_set() and process.stdin:
-                process.stdin.close()
-            code = process.wait()
-        if not self._stopping.is_set():
-            log.warning("maintainer_died", exit_code=code)
 
     def launch(self) -> subprocess.Popen[bytes]:
         """Start the maintainer."""

@@ -28,7 +28,7 @@ from rpa_tasks.supervisor import processes
 from rpa_tasks.supervisor.child import adopt_orphans
 from rpa_tasks.supervisor.output import TAIL_CHARACTERS, decode_tail
 from rpa_tasks.supervisor.protocol import pack_line, unpack_line
-from rpa_tasks.supervisor.runs import LEASE_NO, MARKERS, SWEEP_GRACE, TASK_ID, Ancestry, is_supervisor
+from rpa_tasks.supervisor.runs import LEASE_NO, MARKERS, SWEEP_GRACE, TASK_ID, Ancestry, read_supervisor_markers
 
 log = structlog.get_logger(__name__)
 
@@ -241,7 +241,7 @@ class SupervisedCommand:
         found: dict[int, processes.Process] = {}
         for process in processes.all_processes():
             is_child = process.parent == os.getpid() and process.pid != self._process.pid
-            if is_child and process.started >= self._began and not is_supervisor(process.pid):
+            if is_child and process.started >= self._began and read_supervisor_markers(process.pid) is None:
                 self._adopted_pids.add(process.pid)
                 found |= {each.pid: each for each in (process, *processes.list_descendants(process.pid))}
             elif self._pid in (process.session, process.group) or (

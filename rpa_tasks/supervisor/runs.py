@@ -89,7 +89,7 @@ class Ancestry:
             below, pid = above, above.parent
         run = self._runs[pid]
         for pid in reversed(path):
-            self._runs[pid] = run = _read_supervisor_markers(pid) if run is None else run
+            self._runs[pid] = run = read_supervisor_markers(pid) if run is None else run
         return run
 
 
@@ -99,12 +99,8 @@ def _is_child_of(process: Process, parent: int) -> bool:
     return hidden and now is not None and (now.started, now.parent) == (process.started, parent)
 
 
-def is_supervisor(pid: int) -> bool:
-    """Return whether this process is a supervisor process, of this release or another."""
-    return _read_supervisor_markers(pid) is not None
-
-
-def _read_supervisor_markers(pid: int) -> dict[str, str] | None:
+def read_supervisor_markers(pid: int) -> dict[str, str] | None:
+    """Return the markers on the command line of a supervisor process, of this release or another; None: it is none."""
     words = read_file(f"/proc/{pid}/cmdline").split(b"\0")
     is_one = len(words) > 3 and tuple(words[1:3]) == SUPERVISOR[:2] and words[3].endswith(SUPERVISOR[2])
     # An isolated flow can start such a program, but only in a pid namespace below this one.

@@ -25,6 +25,7 @@ from django.db import connections
 from django.db.models.functions import Now
 from django.http import HttpRequest
 from django.http.request import split_domain_port, validate_host
+from django.urls import re_path
 
 from rpa_tasks.models import TakeOver
 from rpa_tasks.takeover.wire import (
@@ -219,3 +220,6 @@ class _Connection:
             self._picture_came.clear()
             self._picture_taken.clear()
             await asyncio.wait_for(self._send({"type": "websocket.send", "bytes": self._picture}), SEND_LIMIT)
+
+
+websocket_urlpatterns = [re_path(r"^ws/v1/take-overs/(?P<take_over>\d{1,18})$", serve_take_over)]  # type: ignore[arg-type]

@@ -190,11 +190,11 @@ def test_old_logs_of_ended_runs_are_deleted_after_a_day(state: Path, job: Job) -
     unknown = write_old_log(f"{uuid4()}-1.log", 2)
     fresh = write_old_log(f"{uuid4()}-1.log", 0.9)
     nobodys = write_old_log("notes.log", 2)
-    housekeeping.OldLogs().delete_some()
+    housekeeping.Housekeeping([]).delete_old_logs()
     assert [path.exists() for path in (runs, superseded, unknown, fresh, nobodys)] == [True, False, False, True, False]
 
     Job.objects.filter(pk=job.pk).update(state=JobState.SUCCEEDED, lease_until=None, settled_at=now())
-    housekeeping.OldLogs().delete_some()
+    housekeeping.Housekeeping([]).delete_old_logs()
     assert not runs.exists()
 
 
@@ -202,7 +202,7 @@ def test_browser_logs_are_kept_as_long_as_evidence_and_cut(state: Path, settings
     settings.AFTERTOUCH_RPA_EVIDENCE_KEPT = timedelta(days=14)
     old, quiet = write_old_log("browser-1.log", 15), write_old_log("browser-2.log", 13)
     chatty = write_old_log("browser-3.log", 0, b"x" * (housekeeping.BROWSER_LOG + 1))
-    housekeeping.OldLogs().delete_some()
+    housekeeping.Housekeeping([]).delete_old_logs()
 
     assert not old.exists()
     assert quiet.read_text() == "said"
@@ -217,17 +217,17 @@ def test_delete_some_logs_is_bounded_and_reaches_all(
         write_old_log(f"{uuid4()}-1.log", 0)
     for _ in range(20):
         write_old_log(f"{uuid4()}-1.log", 2)
-    old_logs = housekeeping.OldLogs()
+    doing = housekeeping.Housekeeping([])
     left = []
     for _ in range(4):
         with django_assert_max_num_queries(1):
-            assert old_logs.delete_some() <= 10
+            assert doing.delete_old_logs() <= 10
         left.append(len(list(registry.browser_logs_dir().iterdir())))
     assert left[0] >= 30
     assert left[-1] == 20
     late = write_old_log(f"{uuid4()}-1.log", 2)
     for _ in range(4):  # and round again
-        old_logs.delete_some()
+        doing.delete_old_logs()
     assert not late.exists()
 
 

@@ -197,20 +197,15 @@ def test_browser_loads_the_named_extensions(acquire: Acquire, echo: str, extensi
     assert evaluate(plain.port, echo, greeting) == ""
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"), [("missing", "has no folder"), ("empty", "has no manifest"), ("link", "has no folder")]
-)
-def test_extension_that_the_node_lacks_is_refused(acquire: Acquire, extensions: Path, name: str, problem: str) -> None:
+def test_extension_that_the_node_lacks_is_refused(acquire: Acquire, extensions: Path, settings: Settings) -> None:
     (extensions / "empty").mkdir()
     (extensions / "link").symlink_to("/etc")
-    with pytest.raises(NoBrowser, match=f"“{name}”.*{problem}"):
-        acquire("s1", launch=LaunchSettings(extensions=(name,)))
-    assert read_slot_states() == {}
-
-
-@pytest.mark.parametrize(("folder", "problem"), [("", "is not set"), ("relative", "absolute"), ("/a,b", "comma")])
-def test_folder_of_extensions_is_checked(settings: Settings, folder: str, problem: str) -> None:
-    settings.AFTERTOUCH_RPA_EXTENSIONS_DIR = folder
-    assert find_extensions(()) == []
-    with pytest.raises(NoBrowser, match=problem):
-        find_extensions(("greeter",))
+    for name, problem in {"missing": "has no folder", "empty": "has no manifest", "link": "has no folder"}.items():
+        with pytest.raises(NoBrowser, match=f"“{name}”.*{problem}"):
+            acquire("s1", launch=LaunchSettings(extensions=(name,)))
+        assert read_slot_states() == {}
+    for folder, problem in {"": "is not set", "relative": "absolute", "/a,b": "comma"}.items():
+        settings.AFTERTOUCH_RPA_EXTENSIONS_DIR = folder
+        assert find_extensions(()) == []
+        with pytest.raises(NoBrowser, match=problem):
+            find_extensions(("greeter",))

@@ -7,8 +7,6 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
-
 from rpa_tasks.takeover.browser_view import BrowserView
 
 
@@ -51,39 +49,42 @@ class Browser:
         ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("steps", "visits"),
-    [
-        ("open a, go, attach a", ["a"]),
-        ("go, open a, attach a", ["a"]),
-        ("open a, attach a, go", ["a"]),
-        ("open a, attach a, go, go", ["a", "a"]),
-        ("open a, go, go, attach a", ["a"]),
-        ("open a, open b, go, show b, attach a, attach b", []),  # the operator saw a
-        ("open a, open b, go, close a, attach b", []),
-        ("open a, go, close a, open b, attach b", []),
-    ],
-)
-def test_address_before_the_tab_is_attached_is_kept_for_it(steps: str, visits: list[str]) -> None:
-    async def play() -> list[tuple[str, str]]:
-        browser = Browser()
-        view = BrowserView(browser, lambda picture: None, lambda: None, lambda event: None, asks_for_files=False)  # type: ignore[arg-type]
-        running = asyncio.create_task(view.run())
-        for step in steps.split(", "):
-            match step.split():
-                case ["open", tab]:
-                    browser.open_tab(tab)
-                case ["close", tab]:
-                    browser.close_tab(tab)
-                case ["attach", tab]:
-                    browser.attach(tab)
-                case ["show", tab]:
-                    view.show(tab)
-                case ["go"]:
-                    view.apply({"do": "go", "url": "https://a.example/"})
-            for _ in range(5):  # the tasks of the view take turns
-                await asyncio.sleep(0)
-        running.cancel()
-        return browser.visits
+#: What happens, and the tabs in which the address is opened.
+ORDERS: list[tuple[str, list[str]]] = [
+    ("open a, go, attach a", ["a"]),
+    ("go, open a, attach a", ["a"]),
+    ("open a, attach a, go", ["a"]),
+    ("open a, attach a, go, go", ["a", "a"]),
+    ("open a, go, go, attach a", ["a"]),
+    ("open a, open b, go, show b, attach a, attach b", []),  # the operator saw a
+    ("open a, open b, go, close a, attach b", []),
+    ("open a, go, close a, open b, attach b", []),
+]
 
-    assert asyncio.run(play()) == [(f"session of {tab}", "https://a.example/") for tab in visits]
+
+async def play(steps: str) -> list[tuple[str, str]]:
+    browser = Browser()
+    view = BrowserView(browser, lambda picture: None, lambda: None, lambda event: None, asks_for_files=False)  # type: ignore[arg-type]
+    running = asyncio.create_task(view.run())
+    for step in steps.split(", "):
+        match step.split():
+            case ["open", tab]:
+                browser.open_tab(tab)
+            case ["close", tab]:
+                browser.close_tab(tab)
+            case ["attach", tab]:
+                browser.attach(tab)
+            case ["show", tab]:
+                view.show(tab)
+            case ["go"]:
+                view.apply({"do": "go", "url": "https://a.example/"})
+        for _ in range(5):  # the tasks of the view take turns
+            await asyncio.sleep(0)
+    running.cancel()
+    return browser.visits
+
+
+def test_address_before_the_tab_is_attached_is_kept_for_it() -> None:
+    for steps, tabs in ORDERS:
+        visits = [(f"session of {tab}", "https://a.example/") for tab in tabs]
+        assert asyncio.run(play(steps)) == visits, steps

@@ -29,7 +29,7 @@ from rpa_tasks.jobs.pick import JobLedger, jobs
 from rpa_tasks.jobs.publish import request_cancel
 from rpa_tasks.jobs.settle import RunResult, settle_run
 from rpa_tasks.maintainer import housekeeping
-from rpa_tasks.maintainer.housekeeping import LeftoverRuns
+from rpa_tasks.maintainer.housekeeping import Housekeeping
 from rpa_tasks.models import Breaker, Evidence, Flow, Job, Lane, LoginState, Shop
 from rpa_tasks.outcomes import RunOutcome, Verdict
 from rpa_tasks.supervisor import processes
@@ -746,7 +746,7 @@ def test_leftover_runs_deletes_only_folders_of_ended_runs(
     (left / "closed").chmod(0)
 
     def delete_some() -> bool:
-        LeftoverRuns().delete_some()  # for a few seconds; the next pass continues
+        Housekeeping([]).delete_left_runs()  # for a few seconds; the next pass continues
         return not left.exists()
 
     assert wait_until(delete_some, WAIT_LIMIT)
@@ -773,14 +773,14 @@ def test_leftover_runs_deletion_is_limited_for_each_pass(
         return False
 
     monkeypatch.setattr(housekeeping, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    left = LeftoverRuns()
+    left = Housekeeping([])
     with monkeypatch.context() as slow:
         slow.setattr(isolation, "delete_directory", delete_nothing)
         for _ in folders:
-            left.delete_some()
+            left.delete_left_runs()
     assert [within for _, within in given] == [isolation.DELETE_FOR] * 3
     assert folders <= {folder for folder, _ in given}
-    left.delete_some()
+    left.delete_left_runs()
     assert [folder for folder in folders if folder.exists()] == []
 
 

@@ -15,7 +15,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rpa_tasks.supervisor import output
-from rpa_tasks.supervisor.output import LONGEST_LINE, Lines, Mask, OutputReader, RunLog, decode_tail
+from rpa_tasks.supervisor.output import (
+    LONGEST_LINE,
+    Lines,
+    Mask,
+    OutputReader,
+    RunLog,
+    decode_tail,
+    parse_message,
+    progress_in,
+)
 from rpa_tasks.supervisor.protocol import Outbox, unpack_line
 
 WORDS = st.sampled_from(
@@ -92,6 +101,26 @@ def test_cleaned_value_can_be_stored(value: object) -> None:
     text = json.dumps(Mask(["secret-1"]).clean(value), ensure_ascii=False)
     text.encode()
     assert "\\u0000" not in text
+
+
+def test_progress_is_limited_and_invalid_lines_are_none() -> None:
+    lines = {
+        '{"progress": 7}': (1.0, ""),
+        '{"progress": -1, "message": 5}': (0.0, ""),
+        '{"progress": 0.5, "message": "' + "x" * 300 + '"}': (0.5, "x" * 200),
+        '{"progress": true}': None,
+        '{"progress": "0.5"}': None,
+        '{"progress": NaN}': None,
+        '{"progress": 1e999}': None,
+        '{"progress": ' + "9" * 309 + "}": None,  # a float has no room for it
+        '{"progress": ' + "9" * 5_000 + "}": None,
+        '{"progress": 0.5': None,
+        '["progress"]': None,
+        '{"progress": ' + "[" * 20_000: None,
+    }
+    found = {line: progress_in(parse_message(line.encode(), Mask([])) or {}) for line in lines}
+    expected = {line: {"progress": told[0], "message": told[1]} if told else None for line, told in lines.items()}
+    assert found == expected
 
 
 def test_failing_line_does_not_stop_output_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
