@@ -110,8 +110,6 @@ STORED_WORDS = "/admin/scheduling/auditentry/"
 def read(client: Client, pages: list[str]) -> dict[str, str]:
     found = {}
     for page in pages:
-        if page.startswith(STORED_WORDS):
-            continue
         answer = client.get(page)
         if answer.status_code != 302 and "html" in answer.get("content-type", ""):
             found[page] = answer.content.decode()
@@ -121,7 +119,7 @@ def read(client: Client, pages: list[str]) -> dict[str, str]:
 @pytest.mark.usefixtures("all_model_rows")
 def test_chinese_pages_show_no_english() -> None:
     known = untranslated()
-    pages = read(member("zh-hans"), every_page())
+    pages = read(member("zh-hans"), [page for page in every_page() if not page.startswith(STORED_WORDS)])
     assert len(pages) > 100
     said = {(each, page) for page, text in pages.items() for each in words(text)}
     foreign = sorted((text, page) for text, page in said if english_in(text) or text.rstrip(":") in known)
@@ -135,7 +133,7 @@ def test_english_pages_show_no_chinese_and_link_to_lists_that_take_the_filter(
     admin_pages.build(matrix, record_event)
     pages = read(member("en"), every_page())
     assert len(pages) > 150
-    said = {(each, page) for page, text in pages.items() for each in words(text)}
+    said = {(each, page) for page in pages if not page.startswith(STORED_WORDS) for each in words(pages[page])}
     assert sorted((text, page) for text, page in said if HAN.search(text) and text not in NAMES) == []
     links = list_filter_links(pages)
     assert len(links) > 40

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.client import HTTPConnection
@@ -11,11 +12,20 @@ from select import select
 from urllib.parse import urlsplit
 
 import pytest
+from pytest_django import DjangoDbBlocker
 
-from config.http_protocol import BODY_WITHIN, DISCARD_LIMIT, HEAD_LIMIT, HEAD_WITHIN
-from tests.scheduling.api.serving import WAIT_LIMIT, Client
+from config.http_protocol import DISCARD_LIMIT, HEAD_LIMIT
+from tests.scheduling.api.serving import WAIT_LIMIT, Client, serving
 
 pytestmark = pytest.mark.django_db(transaction=True)
+HEAD_WITHIN, BODY_WITHIN = 5.0, 10.0  #: seconds, here
+
+
+@pytest.fixture(scope="module")
+def server(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+    limits = {"TEST_HEAD_WITHIN": str(HEAD_WITHIN), "TEST_BODY_WITHIN": str(BODY_WITHIN)}
+    with django_db_blocker.unblock(), serving(**limits) as address:
+        yield address
 
 
 def connect_to(address: str) -> socket.socket:

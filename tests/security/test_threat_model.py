@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 from django.conf import settings
@@ -12,6 +13,7 @@ ROOT: Path = settings.BASE_DIR
 PAGE = (ROOT / "docs" / "explanation" / "threat-model.md").read_text("utf-8")
 
 
+@cache
 def names_in(path: Path) -> set[str]:
     tree = ast.parse(path.read_text("utf-8"))
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}

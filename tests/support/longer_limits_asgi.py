@@ -16,6 +16,8 @@ from tests.support.longer_limits import raise_time_limits
 NO_SOCKETS = "/test/no-sockets"
 
 raise_time_limits("event_lock")  # the API answers within 10 s
+for name in ("HEAD_WITHIN", "BODY_WITHIN"):  # a test waits for their end
+    setattr(http_protocol, name, float(os.environ.get(f"TEST_{name}", getattr(http_protocol, name))))
 http_protocol.DISCARD_WITHIN = 60.0  # a client that stalls still sends the body that was refused
 connection.END_WITHIN = float(os.environ.get("TEST_END_WITHIN", "120"))  # a test that stalls reads the close frame late
 gateway.KEY_CHECKED_EVERY = hub.REVOCATIONS_EVERY = 0.5  # tests wait for the next look

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import requests
-from pytest_django import DjangoDbBlocker
 
 from rpa_tasks.models import Flow, Platform, Shop
 from scheduling.models import Scope
 from scheduling.operations import commands
-from tests.scheduling.api.serving import Client, serving
+from tests.scheduling.api.serving import Client
 from tests.support.config_files import Apply as Apply
 from tests.support.config_files import apply as apply
 from tests.support.config_files import export as export
@@ -49,12 +48,6 @@ def sent_wakeups(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 # --- over HTTP ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def server(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
-    with django_db_blocker.unblock(), serving() as address:
-        yield address
 
 
 @pytest.fixture

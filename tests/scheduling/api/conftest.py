@@ -13,12 +13,6 @@ from tests.scheduling.api.serving import NOWHERE, Client, Gate, database_url, se
 
 
 @pytest.fixture(scope="session")
-def server(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
-    with django_db_blocker.unblock(), serving() as address:
-        yield address
-
-
-@pytest.fixture(scope="session")
 def server_without_redis(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
     """A server whose Redis and broker are unavailable."""
     with django_db_blocker.unblock(), serving(REDIS_URL=NOWHERE, CELERY_BROKER_URL=NOWHERE) as address:
