@@ -5,7 +5,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Permission, User
 from django.db import OperationalError
 from django.test import Client
 from django.utils.timezone import now
@@ -72,13 +71,6 @@ def test_complaint_rates_period_can_be_chosen(
 def test_complaint_list_links_the_rates(viewer: Client, admin_url: Url) -> None:
     page = viewer.get(admin_url("complaint_changelist")).content.decode()
     assert admin_url("complaint_rates") in page
-
-
-def test_complaint_rates_need_permission(client: Client, admin_url: Url) -> None:
-    user = User.objects.create_user("temp", password="x", is_staff=True)
-    user.user_permissions.add(Permission.objects.get(codename="view_touch"))
-    client.force_login(user)
-    assert client.get(admin_url("complaint_rates")).status_code == 403
 
 
 def test_complaint_rates_are_translated(delivered: Callable[..., Touch], viewer: Client, admin_url: Url) -> None:

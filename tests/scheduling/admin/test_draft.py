@@ -19,7 +19,6 @@ from sessions.models import SilencePolicy
 from tests.scheduling.core.conftest import pass_time
 from tests.support.drafts import open_draft, replay_draft
 from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -266,23 +265,3 @@ def test_silence_policy_is_published_and_not_simulated(
     publish(editor, admin_url)
     policy.refresh_from_db()
     assert policy.threshold == timedelta(minutes=10)
-
-
-@each_row("group", ["viewer", "operator"])
-def test_drafts_need_the_editor_group(
-    node: Node, as_member: Callable[[str], Client], admin_url: Url, editor: Client, group: str
-) -> None:
-    owner = User.objects.get(username="editor")
-    draft = replay_draft(open_draft(owner, drafts.export_live_draft().replace("delay: 15m", "delay: 20m")))
-    member = as_member(group)
-    assert member.get(admin_url("configdraft_add")).status_code == 403
-    assert member.post(admin_url("configdraft_mine"), {"act": "discard"}).status_code == 403
-    assert publish(member, admin_url).status_code == 403
-    page = member.get(admin_url("configdraft_change", draft.pk))
-    assert page.status_code == 200
-    said = page.content.decode()
-    assert "<ins>20m</ins>" in said
-    assert not any(words in said for words in ("Publish the draft", "Discard the draft"))
-    assert member.get(admin_url("configdraft_changelist")).status_code == 200
-    node.refresh_from_db()
-    assert node.delay == timedelta(minutes=15)

@@ -152,21 +152,6 @@ def test_unreadable_message_has_no_retry(operator: Client, admin_url: Url) -> No
     assert [str(each["verb"].title) for each in verbs] == ["Ignore", "Archive"]
 
 
-def test_viewer_cannot_act_on_failed_tasks(failed: Failed, viewer: Client, admin_url: Url) -> None:
-    row = failed()
-    page = viewer.get(admin_url("failedtask_change", row.pk))
-    assert page.context["verbs"] == []
-    for verb in ("retry", "again", "delivered", "ignore", "archive"):
-        assert viewer.get(admin_url("failedtask_act", row.pk, verb)).status_code == 403
-        assert viewer.post(admin_url("failedtask_act", row.pk, verb), {"reason": "x"}).status_code == 403
-    viewer.post(
-        admin_url("failedtask_changelist"),
-        {"action": "bulk_ignore", "confirmed": "1", "reason": "x", "_selected_action": [str(row.pk)]},
-    )
-    row.refresh_from_db()
-    assert row.state == "open"
-
-
 def test_editor_edits_text_and_both_pages_show_the_difference(
     failed: Failed, editor: Client, viewer: Client, admin_url: Url
 ) -> None:
@@ -187,17 +172,6 @@ def test_editor_edits_text_and_both_pages_show_the_difference(
         shown = viewer.get(admin_url(*page)).content.decode()
         assert "<ins>Order 7 for 138****5678</ins>" in shown
         assert "13812345678" not in shown
-
-
-def test_edit_needs_the_right_to_change_texts(failed: Failed, operator: Client, viewer: Client, admin_url: Url) -> None:
-    row = failed()
-    url = admin_url("failedtask_edit", row.pk)
-    for client in (operator, viewer):
-        assert url not in client.get(admin_url("failedtask_change", row.pk)).content.decode()
-        assert client.get(url).status_code == 403
-        assert client.post(url, {"body": "x", "reason": "x"}).status_code == 403
-    row.refresh_from_db()
-    assert row.state == "open"
 
 
 def test_second_edit_reports_a_conflict(failed: Failed, editor: Client, admin_url: Url) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import AsyncClient, Client
-from django.urls import reverse
 from openpyxl import load_workbook
 from openpyxl.utils.escape import unescape
 from pytest_django import DjangoAssertNumQueries
@@ -171,16 +170,6 @@ def test_export_is_recorded_in_the_log(
     ] == [("operator", "touch", EXPORT, f"{name} Exported 2 rows. state__exact=scheduled") for name in ("CSV", "XLSX")]
     assert [each.reason for each in AuditEntry.objects.filter(action="exported")] == ["Exported 2 rows."] * 2
     assert not AuditEntry.objects.filter(action="acted").exists()
-
-
-@each_row("name", ["scheduling_touch", "scheduling_failedtask", "rpa_tasks_job"])
-def test_export_needs_operator_permission(viewer: Client, operator: Client, name: str) -> None:
-    assert viewer.get(reverse(f"admin:{name}_changelist")).context["export_links"] == {}
-    for file_format, answered in (("csv", 200), ("xlsx", 200), ("ods", 404)):
-        address = reverse(f"admin:{name}_export", args=[file_format])
-        assert viewer.get(address).status_code == 403
-        assert operator.get(address).status_code == answered
-    assert {entry.user.username for entry in LogEntry.objects.all()} == {"operator"}
 
 
 def test_export_is_cut_at_the_row_limit(

@@ -37,14 +37,12 @@ def sidebar(client: Client, path: str = "") -> str:
     return page.partition('id="nav-sidebar-apps"')[2].partition('id="user-menu"')[0]
 
 
-@each_row("language", ["en", "zh-hans"])
-def test_menu_tab_names_its_page_heading_and_title(as_member: Callable[[str], Client], language: str) -> None:
+def test_menu_tab_names_its_page_heading_and_title(as_member: Callable[[str], Client]) -> None:
     client = as_member("admin")
-    client.cookies["django_language"] = language
     wrong = []
     for tab in tabs():
-        page = client.get(tab.link, headers={"accept-language": language}).content.decode()
-        with override(language):
+        page = client.get(tab.link).content.decode()
+        with override("en"):
             name = str(tab.title)
         heading = [words(each) for each in re.findall(r"<h1[^>]*>(.*?)</h1>", page, re.DOTALL)]
         title = words(page.partition("<title>")[2].partition("</title>")[0])

@@ -167,23 +167,6 @@ def test_unused_node_can_be_deleted(matrix: MatrixBuilder, editor: Client, admin
     assert not Node.objects.filter(pk=node.pk).exists()
 
 
-def test_viewer_cannot_change_a_node(matrix: MatrixBuilder, viewer: Client, admin_url: Url) -> None:
-    node = matrix.node(delay=timedelta(minutes=15))
-    page = viewer.get(admin_url("node_change", node.pk))
-    form = page.context["adminform"].form
-    assert form["delay"].value() == "15m"
-    assert all(field.field.disabled for field in form)
-    assert 'name="_save"' not in page.content.decode()
-    for url in (
-        admin_url("node_change", node.pk),
-        admin_url("node_retire", node.pk),
-        admin_url("node_pause_or_resume", node.pk),
-    ):
-        assert viewer.post(url, {"delay": "1h"}).status_code == 403, url
-    node.refresh_from_db()
-    assert (node.version, node.retired_at) == (1, None)
-
-
 def test_node_page_counts_waiting_touches(
     matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: Callable[..., Any]
 ) -> None:

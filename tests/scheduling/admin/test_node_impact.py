@@ -174,11 +174,6 @@ def test_failed_move_keeps_the_edit_and_reports_it(
     assert node.delay == timedelta(hours=4)
 
 
-def test_impact_needs_edit_permission(node: Node, viewer: Client, admin_url: Url) -> None:
-    assert viewer.post(admin_url("node_impact", node.pk), {}).status_code == 403
-    assert "edit-impact" not in viewer.get(admin_url("node_change", node.pk)).content.decode()
-
-
 def test_new_node_form_has_no_move_option(matrix: MatrixBuilder, editor: Client, admin_url: Url) -> None:
     form = editor.get(admin_url("node_add")).context["adminform"]
     assert "move_waiting" not in [field for _, options in form.fieldsets for field in options["fields"]]

@@ -111,19 +111,6 @@ def test_editor_stops_rollout_after_confirmation(rollout: AutomaticRollout, edit
     assert "The roll-out changed since you loaded the page" in answer.content.decode()
 
 
-@each_row("group", ["viewer", "operator"])
-def test_rollout_is_read_only_without_edit_rights(
-    as_member: Callable[[str], Client], rollout: AutomaticRollout, admin_url: Url, group: str
-) -> None:
-    client = as_member(group)
-    text = page(client, admin_url("node_change", rollout.pk))
-    assert "automatic-rollout" in text
-    assert "Stop the roll-out" not in text
-    assert client.post(admin_url("node_start_rollout", rollout.pk), TYPED).status_code == 403
-    assert client.post(admin_url("node_stop_rollout", rollout.pk)).status_code == 403
-    assert AutomaticRollout.objects.get().state == "running"
-
-
 def test_node_form_locks_canary_during_rollout(
     rollout: AutomaticRollout, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
 ) -> None:

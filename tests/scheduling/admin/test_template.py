@@ -138,12 +138,6 @@ def test_used_template_is_not_deleted_or_retired(matrix: MatrixBuilder, editor: 
     assert template.retired_at is None
 
 
-def test_viewer_cannot_send_a_template_test(matrix: MatrixBuilder, viewer: Client, admin_url: Url) -> None:
-    url = admin_url("template_send_test", matrix.template("guide").pk)
-    assert viewer.get(url).status_code == 403
-    assert viewer.post(url, {"channel": matrix.channel.pk}).status_code == 403
-
-
 @each_row("language, shown", [("zh-hans", "您好"), ("en", "Dear"), ("fr", "您好")])
 def test_template_list_shows_the_text_of_the_readers_language(
     matrix: MatrixBuilder, editor: Client, admin_url: Url, language: str, shown: str

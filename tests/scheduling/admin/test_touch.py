@@ -224,17 +224,6 @@ def test_operator_cancels_waiting_touches(
     assert "already" in answer.content.decode()
 
 
-def test_viewer_cannot_cancel_touches(
-    matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: RecordEvent
-) -> None:
-    matrix.node(delay=timedelta(hours=1))
-    (task_id,) = record_event().task_ids
-    assert "Cancel the touch" not in viewer.get(admin_url("touch_change", task_id)).content.decode()
-    assert viewer.post(admin_url("touch_cancel", task_id)).status_code == 403
-    viewer.post(admin_url("touch_changelist"), {"action": "cancel_selected", "_selected_action": [str(task_id)]})
-    assert Touch.objects.get().state in ("scheduled", "queued")
-
-
 def test_customer_page_shows_past_and_upcoming(
     matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: RecordEvent
 ) -> None:

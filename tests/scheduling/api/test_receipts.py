@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -227,9 +226,3 @@ def test_erasure_empties_the_receipts_of_the_customer(api: Client, sent: UUID) -
     report(api, {"delivery_key": str(sent), "type": "replied", "detail": "紫金路"})
     assert set(DeliveryReceipt.objects.values_list("detail", flat=True)) == {""}
     assert not Event.objects.filter(type="conversation.started").exists()
-
-
-def test_receipts_need_their_scope(key_for: Callable[..., Client], sent: UUID) -> None:
-    body = {"receipts": [{"delivery_key": str(sent), "type": "read"}]}
-    assert key_for("touches")("POST", "/receipts", body).status_code == 403
-    assert key_for("receipts")("POST", "/receipts", body).status_code == 200

@@ -625,7 +625,7 @@ def test_cancel_racing_mark_sending_has_one_winner(
 @pytest.mark.parametrize(
     ("count", "delay", "lane"),
     [
-        pytest.param(400, 0.4, 20, id="400 touches"),
+        pytest.param(210, 0.3, 20, id="210 touches"),
         pytest.param(3_000, 5.0, 200, id="3,000 touches", marks=[pytest.mark.campaign, pytest.mark.timeout(900)]),
     ],
 )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,27 +25,6 @@ from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.tables import each_row
 
 PURE = ("policy.matrix", "policy.rollout", "policy.guards", "policy.specs", "errors")
-
-
-@each_row("module", PURE)
-def test_pure_module_imports_no_framework(module: str) -> None:
-    """I10: by its imports."""
-    tree = ast.parse(Path(ROOT, "scheduling", *module.split(".")).with_suffix(".py").read_text(encoding="utf-8"))
-    named = {
-        alias.name if isinstance(node, ast.Import) else node.module or ""
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for alias in node.names
-    }
-    assert not {name for name in named if name.split(".")[0] in {"django", "celery", "kombu", "redis", "psycopg"}}
-
-
-def test_pure_modules_load_no_framework() -> None:
-    """I10: by what is loaded once they are imported, in one process."""
-    modules = ", ".join(f"scheduling.{module}" for module in PURE)
-    look = f"import sys, {modules}; print([m for m in ('django', 'celery', 'redis') if m in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", look], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
 
 
 @each_row("module", PURE)

@@ -14,6 +14,7 @@ from standardwebhooks.webhooks import Webhook as Verifier
 
 from scheduling import sql
 from scheduling.ids import new_id
+from scheduling.ledger import ends
 from scheduling.models import WebhookEvent, WebhookFact, WebhookMessage, WebhookSubscription
 from scheduling.webhooks import outbox_sender
 from scheduling.webhooks.outbox_sender import OutboxSender
@@ -25,10 +26,11 @@ SECOND_SECRET = "whsec_" + base64.b64encode(b"the secret after the rotation").de
 
 @pytest.fixture(autouse=True)
 def _local_receivers(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow machine ends no request, and a sender that finds nothing looks again soon."""
+    """A slow machine ends no request, a sender that finds nothing looks again soon, and ends are read at once."""
     settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ["127.0.0.1"]
     monkeypatch.setattr(outbox_sender, "TIMEOUT", timedelta(seconds=20))
     monkeypatch.setattr(outbox_sender, "IDLE", 0.05)
+    monkeypatch.setattr(ends, "WRITE_LAG", timedelta(0))
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def write_waiting(hook: WebhookSubscription, count: int, objects: int = 1) -> No
     )
 
 
-def send_all(linger: float = 0.3) -> None:
+def send_all(linger: float = 0.1) -> None:
     """Run a sender until nothing is due."""
     OutboxSender(linger).run()
 

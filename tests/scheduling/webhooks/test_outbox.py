@@ -37,13 +37,13 @@ WAIT_LIMIT = 60
 
 
 def collect_all(count: int) -> list[WebhookMessage]:
-    """Collect until there are as many messages: ends of touches come two seconds late."""
-    for _ in range(WAIT_LIMIT * 10):
+    """Collect until there are as many messages: an end is read when no earlier transaction runs."""
+    for _ in range(WAIT_LIMIT * 50):
         while collect_messages():
             pass
         if WebhookMessage.objects.count() >= count:
             break
-        threading.Event().wait(0.1)
+        threading.Event().wait(0.02)
     found = list(WebhookMessage.objects.order_by("pk"))
     assert len(found) == count
     return found
