@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from html import unescape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -42,6 +43,22 @@ def fill_form(editor: Client) -> Callable[..., dict[str, Any]]:
         return {key: value for key, value in {**data, **changes}.items() if value is not None}
 
     return fill_form
+
+
+@pytest.fixture
+def list_form_errors(editor: Client, fill_form: Callable[..., dict[str, Any]]) -> Callable[..., list[dict[str, str]]]:
+    """Read a form once, send it with each of the changes, and return the errors of each by field."""
+
+    def list_form_errors(url: str, *changes: dict[str, Any]) -> list[dict[str, str]]:
+        filled = fill_form(url)
+        found = []
+        for change in changes:
+            sent = {key: value for key, value in (filled | change).items() if value is not None}
+            form = editor.post(url, sent).context["adminform"].form
+            found.append({name: unescape(str(errors)) for name, errors in form.errors.items()})
+        return found
+
+    return list_form_errors
 
 
 class Receiver(ThreadingHTTPServer):

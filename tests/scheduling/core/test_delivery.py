@@ -13,7 +13,6 @@ import time_machine
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
-from pytest_django import Settings
 
 from config.local.processes import wait_until
 from scheduling import sql
@@ -237,23 +236,6 @@ def test_opt_out_while_waiting_stops_marketing_only(matrix: MatrixBuilder, recor
     }
 
 
-def test_node_disabled_while_waiting_suppresses(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
-    off, gone = matrix.node("off"), matrix.node("gone")
-    receipt = record_event()
-    off.enabled, gone.retired_at = False, now()
-    off.save()
-    gone.save()
-    assert [end(row) for row in deliver_when_due(*receipt.task_ids)] == [("suppressed", "node_disabled")] * 2
-
-
-def test_expired_touch_is_suppressed(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
-    matrix.node(expires_after=HOUR)
-    receipt = record_event()
-    pass_time(hours=1, seconds=1)
-    (row,) = deliver_when_due(*receipt.task_ids)
-    assert end(row) == ("suppressed", "expired")
-
-
 def test_template_edit_applies_to_waiting_touches(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     node = matrix.node(delay=HOUR)
     receipt = record_event()
@@ -327,18 +309,6 @@ def test_presence_is_asked_for_each_touch(
         ("suppressed", "conversation"),
         ("suppressed", "answered"),
     ]
-
-
-def test_presence_outage_defers_for_30_seconds(
-    matrix: MatrixBuilder, record_event: RecordEvent, presence_provider: Any
-) -> None:
-    matrix.node()
-    presence_provider.said = ConnectionError("away")
-    (row,) = deliver_when_due(*record_event().task_ids)
-    assert end(row) == ("scheduled", "presence_unknown")
-    assert timedelta(seconds=5) < row.due_at - now() <= timedelta(seconds=30)
-    presence_provider.said = {}
-    assert deliver_when_due(row.pk)[0].state == "delivered"
 
 
 def test_touch_rescued_before_claim_still_asks_presence(
@@ -424,13 +394,6 @@ def test_pause_parks_due_touches_and_resume_spreads_them(
     assert max(due) - min(due) > timedelta(seconds=20)
     assert max(due) <= now() + dispatcher.RESUME_SPREAD
     assert {row.state for row in deliver_when_due(*waiting)} == {"delivered"}
-
-
-def test_pause_of_another_node_is_ignored(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
-    matrix.node()
-    matrix.node("other", trigger="x")
-    commands.pause_scope("node:other")
-    assert deliver_when_due(*record_event().task_ids)[0].state == "delivered"
 
 
 def test_overlapping_pauses_must_both_end(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
@@ -635,57 +598,6 @@ def test_config_change_during_read_fails_no_touch(matrix: MatrixBuilder, record_
         snapshot.current()
     assert once == []
     assert deliver_when_due(task_id)[0].state == "delivered"
-
-
-def test_dead_endpoint_does_not_block_another(
-    matrix: MatrixBuilder,
-    create_fake_channel: Callable[..., Any],
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-    receiver: ScriptedReceiver,
-    hook: Any,
-) -> None:
-    """The dead one is being waited for all the while."""
-    matrix.node("dead", channel=create_fake_channel("dead"))
-    matrix.node("alive", channel=hook)
-    fake_channel.blocks = True
-    waiting = [task_id for number in range(20) for task_id in record_event(user=f"user-{number}").task_ids]
-    fall_due(*waiting)
-
-    pipeline.deliver_touches(waiting)
-    assert fake_channel.on_stage.wait(WAIT_LIMIT)
-    delivered = Touch.objects.filter(node__key="alive", state="delivered")
-    assert wait_until(lambda: delivered.count() == 20, WAIT_LIMIT), "the living endpoint waits for the dead one"
-
-    assert Touch.objects.filter(node__key="dead", state="running").count() == 20
-    fake_channel.release_calls.set()
-    deliver([])
-    assert not Touch.objects.exclude(state="delivered").exists()
-
-
-def test_quota_defers_without_attempt_or_slot(
-    matrix: MatrixBuilder,
-    create_fake_channel: Callable[..., Any],
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-    settings: Settings,
-    valkey: redis.Redis,
-) -> None:
-    from scheduling.channels.kinds import channel_kinds
-
-    settings.CHANNELS = settings.CHANNELS | {"limited": "tests.scheduling.core.fake_channels.Limited"}
-    channel_kinds.cache_clear()
-    matrix.node(channel=create_fake_channel(f"limited-{new_id()}", kind="limited"))
-    waiting = [record_event(user=f"user-{number}").task_ids[0] for number in range(5)]
-
-    found = deliver_when_due(*waiting)
-
-    assert sorted(row.state for row in found) == ["delivered"] * 2 + ["scheduled"] * 3
-    assert len(fake_channel.received) == len(list_attempts()) == 2
-    for row in found:
-        if row.state == "scheduled":
-            assert (row.reason, row.attempt, row.reserved_at) == ("quota", 0, None)
-            assert row.due_at > now() + timedelta(minutes=50)
 
 
 def test_channel_exception_is_unknown_outcome(

@@ -162,17 +162,3 @@ def test_no_outside_call_in_a_transaction(
         "note_sending",
     }
     assert not any(inside for calls in witness.seen.values() for inside in calls), witness.seen
-
-
-@pytest.mark.django_db(transaction=True)
-def test_wakeup_is_published_outside_transaction(matrix: MatrixBuilder) -> None:
-    """I4: see also the intake's tests, where a second connection looks."""
-    from scheduling.planning.ingest import NewEvent, record_events
-
-    matrix.node()
-    inside: list[bool] = []
-    record_events(
-        [NewEvent("shop", "e1", "material.downloaded", "ann")],
-        publish_wakeups=lambda wakeups: inside.append(connection.in_atomic_block),
-    )
-    assert inside == [False]

@@ -27,6 +27,7 @@ from tests.scheduling.core.conftest import deliver, fall_due
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race, SecondConnection
+from tests.support.tables import each_row
 
 LEASE = timedelta(seconds=45)
 OLD = Partition(f"{ENDED}_20250106", datetime(2025, 1, 6, tzinfo=UTC), datetime(2025, 1, 13, tzinfo=UTC))
@@ -84,7 +85,7 @@ def test_touch_leaves_live_table_when_it_ends(matrix: MatrixBuilder, record_even
 
 
 @rolled_back
-@pytest.mark.parametrize("state", ["delivered", "suppressed", "cancelled", "failed", "unknown"])
+@each_row("state", ["delivered", "suppressed", "cancelled", "failed", "unknown"])
 def test_each_end_keeps_all_columns(state: str, matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     matrix.node()
     (task_id,) = record_event().task_ids

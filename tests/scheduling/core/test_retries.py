@@ -11,7 +11,7 @@ import redis
 from django.utils.timezone import now
 
 from config.local.processes import wait_until
-from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient
+from scheduling.channels.base import Delivered, Outcome, Permanent, Transient
 from scheduling.delivery import pipeline
 from scheduling.delivery.outgoing import LEASE
 from scheduling.dispatch import dispatcher
@@ -95,16 +95,6 @@ def test_http_404_is_retried_by_the_schedule(hook_touch: UUID, receiver: Scripte
     deliver_when_due(hook_touch)
     (row,) = deliver_when_due(hook_touch)
     assert (row.state, row.attempt, FailedTask.objects.count()) == ("delivered", 3, 0)
-
-
-def test_http_404_at_each_attempt_ends_as_failed_task(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
-    receiver.script = [404] * 20
-    for _ in range(20):
-        (row,) = deliver_when_due(hook_touch)
-        if row.state != "scheduled":
-            break
-    assert (row.state, row.reason) == ("failed", "http_404")
-    assert FailedTask.objects.get().reason == "http_404"
 
 
 def test_permanent_refusal_fails_at_once(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
@@ -428,29 +418,6 @@ def test_touch_rescued_before_send_is_not_sent(
 
     assert fake_channel.received == []
     assert [(row.state, row.attempt) for row in rows([task_id])] == [("scheduled", 0)]
-
-
-def test_each_retry_carries_the_same_delivery_key(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-) -> None:
-    matrix.node(channel=create_fake_channel())
-    (task_id,) = record_event().task_ids
-    fake_channel.play = no_answer_first()
-    deliver_when_due(task_id)
-    deliver_when_due(task_id)
-    assert [message.delivery_key for message in fake_channel.received] == [task_id, task_id]
-
-
-def no_answer_first() -> Any:
-    answers: list[Outcome | Exception] = [ValueError("a bug of the channel"), Delivered()]
-
-    def play(message: Message) -> Outcome | Exception:
-        return answers.pop(0)
-
-    return play
 
 
 def wait_for(state: str, task_id: UUID) -> None:
