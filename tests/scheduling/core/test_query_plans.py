@@ -127,13 +127,14 @@ def test_touch_statements_use_their_indexes(matrix: MatrixBuilder, record_event:
     """Also after an ANALYZE of a few rows of one customer, whose statistics outlive those rows."""
     matrix.node()
     (task_id,) = record_event().task_ids
+    scale = 4 if analyzed else 2
     with rolled_back():
         fill_customers()
         if analyzed:
             analyze_one_customer(task_id, analyzed)
         with rolled_back():  # the indexes keep their size
-            _insert("scheduling_touch", task_id, ENDED_AT_ONCE | {"customer_id": "1000000 + n"}, 150_000)
-        for statistics in fill("scheduling_touch", task_id, {"event_id": "gen_random_uuid()"}):
+            _insert("scheduling_touch", task_id, ENDED_AT_ONCE | {"customer_id": "1000000 + n"}, 150_000 // scale)
+        for statistics in fill("scheduling_touch", task_id, {"event_id": "gen_random_uuid()"}, scale=scale):
             ids = Ids("scheduling_touch")
             wanted = of_touches(ids)
             wanted |= {name: (act, {KEY}) for name, act in of_ledger(touches, ids).items()}
