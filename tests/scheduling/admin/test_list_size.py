@@ -14,7 +14,6 @@ from scheduling.audit.audit_log import record_action
 from scheduling.models import FailedTask
 from tests.rpa_tasks.admin.conftest import Market
 from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 ROWS = 50
@@ -39,10 +38,9 @@ def long_lists(matrix: MatrixBuilder, record_event: RecordEvent, monkeypatch: py
 
 
 @pytest.mark.usefixtures("long_lists")
-@each_row("language", ["zh-hans", "en"])
-def test_list_of_50_rows_is_at_most_150_kilobytes(as_member: Callable[[str], Client], language: str) -> None:
+def test_list_of_50_rows_is_at_most_150_kilobytes(as_member: Callable[[str], Client]) -> None:
     client = as_member("admin")
-    client.cookies["django_language"] = language
+    client.cookies["django_language"] = "zh-hans"  # the longer one in bytes
     sizes = {}
     for name in ("touch", "event", "customer", "failedtask", "auditentry"):
         page = client.get(reverse(f"admin:scheduling_{name}_changelist")).content

@@ -225,8 +225,9 @@ def test_new_node_without_key_derives_it(
         "name": name, "stage": matrix.stage.pk, "trigger": "order.paid", "delay": "1h",
         "template": matrix.template("guide").pk, "channel": matrix.channel.pk,
     }  # fmt: skip
+    sent = fill_form(url, **data)
     for expected in (key, f"{key}-2"):
-        answer = editor.post(url, fill_form(url, **data))
+        answer = editor.post(url, sent)
         assert answer.status_code == 302, answer.context["adminform"].form.errors
         node = Node.objects.get(key=expected)
         assert answer.url == f"{admin_url('node_matrix')}#node-{node.pk}"
