@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped,unused-ignore]
-import pytest
 import yaml
 
 from config.environment import ROOT, Environment
 from config.local.processes import command_line_of, is_alive, select_port, wait_until
 from tests.deploy.test_scraping import WAIT_LIMIT, has_series
 from tests.faults.brokers import Server
+from tests.support.tables import each_row
 
 DEPLOY = ROOT / "deploy"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
@@ -38,7 +38,7 @@ SERVICE_KEYS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", COMPOSE["services"])
+@each_row("name", COMPOSE["services"])
 def test_compose_service_uses_only_known_keys(name: str) -> None:
     service = COMPOSE["services"][name]
     assert set(service) <= SERVICE_KEYS
@@ -186,7 +186,7 @@ def test_containers_have_the_grace_period_of_the_units() -> None:
         assert _pod(name)["terminationGracePeriodSeconds"] == int(seconds)
 
 
-@pytest.mark.parametrize(("file", "manifest"), MANIFESTS, ids=lambda value: value if isinstance(value, str) else "")
+@each_row("file, manifest", MANIFESTS)
 def test_manifest_has_members_and_volumes(file: str, manifest: dict[str, Any]) -> None:
     assert {"apiVersion", "kind", "metadata"} <= set(manifest)
     assert manifest["metadata"]["namespace"] == "aftertouch"

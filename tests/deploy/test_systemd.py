@@ -19,6 +19,7 @@ from rpa_tasks.models import Flow
 from rpa_tasks.worker.runner import STOP_TIME_LIMIT
 from scheduling.delivery.outgoing import BATCH_DEADLINE
 from scheduling.queue_names import CORE_QUEUES, RPA_QUEUES
+from tests.support.tables import each_row
 
 UNITS = ROOT / "deploy" / "systemd"
 SERVICES = sorted(path.name for path in UNITS.glob("*.service"))
@@ -57,7 +58,7 @@ def test_systemd_verify_reports_no_problem(installed: Path) -> None:
 
 
 @needs_systemd
-@pytest.mark.parametrize("name", SERVICES)
+@each_row("name", SERVICES)
 def test_systemd_exposure_is_below_limit(name: str, installed: Path) -> None:
     unit = installed / name.replace("@.", "@touch.high.")
     limit = EXPOSED_AT_MOST.get(name, 15)
@@ -66,20 +67,20 @@ def test_systemd_exposure_is_below_limit(name: str, installed: Path) -> None:
     assert said.returncode == 0, said.stdout
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@each_row("name", SERVICES)
 def test_unit_restarts_and_signals_main_process_first(name: str) -> None:
     service = Unit(name)["Service"]
     assert (service["Restart"], service["KillMode"], service["User"]) == ("always", "mixed", "aftertouch")
     assert Unit(name)["Unit"]["StartLimitIntervalSec"] == "0"
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@each_row("name", SERVICES)
 def test_unit_keeps_shared_ipc_objects(name: str) -> None:
     """All of them are one user: what one of them removed at its end would be gone for the others."""
     assert Unit(name)["Service"].get("RemoveIPC", "no") == "no"
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@each_row("name", SERVICES)
 def test_unit_sees_processes_of_other_units(name: str) -> None:
     """In its own user namespace a unit cannot see other processes if /proc hides them. It would take them for dead and
     delete their counts.
@@ -89,7 +90,7 @@ def test_unit_sees_processes_of_other_units(name: str) -> None:
     assert not (hides and service.get("PrivateUsers", "no") != "no")
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@each_row("name", SERVICES)
 def test_units_count_in_one_preserved_memory_folder(name: str) -> None:
     service = Unit(name)["Service"]
     assert (service["RuntimeDirectory"], service["RuntimeDirectoryPreserve"]) == ("aftertouch", "yes")

@@ -26,6 +26,7 @@ from tests.deploy.machine import UNITS
 from tests.deploy.previous_version import EarlierVersion, check_out
 from tests.deploy.two_machines import Jobs, TwoMachines, run_two_machines
 from tests.faults.fault_stack import Run, faults
+from tests.support.tables import each_row
 
 #: Migrations from before the first deployment, and those of other packages today.
 FIRST = {
@@ -87,8 +88,8 @@ BY_TYPE = models.Index(fields=["type"], name="event_by_type")
 UNKNOWN = "not known to be harmless"
 
 
-@pytest.mark.parametrize(
-    ("operation", "why"),
+@each_row(
+    "operation, why",
     [
         (added(models.IntegerField()), "insert rows without it"),
         (added(models.IntegerField(default=0)), "insert rows without it"),
@@ -122,7 +123,7 @@ def test_objections_to_incompatible_operation_name_the_reason(operation: Any, wh
     assert why in objections_to(operation)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "operation",
     [
         added(models.IntegerField(null=True)),

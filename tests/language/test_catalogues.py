@@ -23,6 +23,7 @@ from django.utils.translation.template import templatize
 
 from config.environment import ROOT
 from tests.language.catalogue import CATALOGUES, PACKAGES, SCRIPTS, THIRD_PARTY, Word, entries
+from tests.support.tables import each_row
 
 SHOWN = (
     "unfold", "django_celery_beat", "simple_history", "django.contrib.admin", "django.contrib.auth",
@@ -33,10 +34,8 @@ PLURAL = ("ngettext", "ngettext_lazy")
 #: Names, not words.
 THE_SAME = {"IPv4", "IPv6", "URL", "%(class_name)s %(instance)s", "HSL", "RGB"}
 
-each_file = pytest.mark.parametrize(
-    "path", [*CATALOGUES, THIRD_PARTY, SCRIPTS], ids=lambda path: f"{path.parts[-5]}-{path.stem}"
-)
-each_catalogue = pytest.mark.parametrize("path", CATALOGUES, ids=lambda path: path.parts[-5])
+each_file = each_row("path", [*CATALOGUES, THIRD_PARTY, SCRIPTS])
+each_catalogue = each_row("path", CATALOGUES)
 
 
 @each_file

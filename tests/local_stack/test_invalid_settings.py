@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from config.environment import ROLES, ROOT, Environment, read_query
 from config.settings.connections import build_database
 from tests.support.refused_settings import refusal_of
+from tests.support.tables import each_row
 
 
 @pytest.mark.parametrize("action", ["servers", "run"])
@@ -29,8 +30,8 @@ def test_invalid_setting_stops_start_before_anything_is_made(tmp_path: Path, act
     assert not state_dir.exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
+@each_row(
+    "name, value",
     [
         ("AFTERTOUCH_PORT", "eighty"),
         ("AFTERTOUCH_PORT", "70000"),
@@ -46,8 +47,8 @@ def test_invalid_setting_is_named(name: str, value: str) -> None:
     assert "s3cret" not in said
 
 
-@pytest.mark.parametrize(
-    ("others", "words"),
+@each_row(
+    "others, words",
     [
         ({"AFTERTOUCH_WORKER_MIN": "3"}, "AFTERTOUCH_WORKER_MIN, which is 3"),
         ({"AFTERTOUCH_RABBITMQ_QUORUM": "true"}, "AFTERTOUCH_RABBITMQ_QUORUM"),
@@ -65,8 +66,8 @@ OIDC = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
+@each_row(
+    "name, value",
     [
         ("AFTERTOUCH_OIDC_ISSUER", "id.example.com"),
         ("AFTERTOUCH_OIDC_ISSUER", "https://user@id.example.com"),
@@ -85,7 +86,7 @@ def test_invalid_provider_setting_is_named(monkeypatch: pytest.MonkeyPatch, name
     assert {str(each["loc"][0]).upper() for each in error.value.errors()} >= {name}
 
 
-@pytest.mark.parametrize("name", ["AFTERTOUCH_OIDC_ONLY", "AFTERTOUCH_OIDC_LINK_BY_EMAIL"])
+@each_row("name", ["AFTERTOUCH_OIDC_ONLY", "AFTERTOUCH_OIDC_LINK_BY_EMAIL"])
 def test_provider_setting_without_issuer_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "true")
     with pytest.raises(ValidationError, match="needs AFTERTOUCH_OIDC_ISSUER"):
@@ -109,8 +110,8 @@ def test_equal_worker_bounds_are_accepted() -> None:
     assert (bounds.aftertouch_worker_min, bounds.aftertouch_worker_max) == (2, 2)
 
 
-@pytest.mark.parametrize("name", ["DATABASE_URL", "DATABASE_REPLICA_URL"])
-@pytest.mark.parametrize(
+@each_row("name", ["DATABASE_URL", "DATABASE_REPLICA_URL"])
+@each_row(
     "url",
     [
         "mysql://a:hidden@db/a", "postgresql://a:hidden@db", "postgresql://a:hidden@db:port/a", "hidden",
@@ -134,7 +135,7 @@ def test_unknown_parameter_of_a_database_address_is_named() -> None:
     assert "“sslmod” is not a parameter of libpq" in refusal_of(DATABASE_URL="postgresql://a@db/a?sslmod=require")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "query",
     [
         "sslmode=verify-full&sslrootcert=/ca.pem", "target_session_attrs=read-write&load_balance_hosts=random",
@@ -151,7 +152,7 @@ def test_parameters_of_a_database_address_reach_the_driver(query: str) -> None:
     assert database["OPTIONS"].items() >= dict(pair.split("=") for pair in query.split("&")).items()
 
 
-@pytest.mark.parametrize("hosts", ["h1,h2", "h1:5433,h2", "h1,h2:5433", "h1:5433,h2:5433"])
+@each_row("hosts", ["h1,h2", "h1:5433,h2", "h1,h2:5433", "h1:5433,h2:5433"])
 def test_several_hosts_without_ports_are_accepted(hosts: str) -> None:
     url = f"postgresql://a@{hosts}/a"
     Environment(database_url=url)

@@ -13,6 +13,7 @@ import pytest
 
 from config.environment import ROOT
 from tests.conftest import pytest_runtest_makereport
+from tests.support.tables import each_row
 
 KNOWN = "missing service: "
 #: What no machine of CI can give: root for some of them, an installation that others may read.
@@ -45,8 +46,8 @@ def test_skip_reasons_use_known_words() -> None:
     assert [skip for skip in found if not skip[1].startswith(KNOWN) and skip[1] not in OTHERS] == []
 
 
-@pytest.mark.parametrize(
-    ("ci", "reason", "outcome"),
+@each_row(
+    "ci, reason, outcome",
     [
         ("true", f"{KNOWN}chromium", "failed"), ("", f"{KNOWN}chromium", "skipped"),
         ("true", "only root can try what root and others do", "skipped"),
