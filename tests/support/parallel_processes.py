@@ -19,24 +19,26 @@ MOST = 4
 SECONDS_A_TEST = 0.1  #: of a file that is not below
 #: Seconds of wall time of the files that take longest, as `--durations=0` shows them. They balance the processes only.
 SECONDS: dict[str, float] = {
-    "tests/language/test_pages.py": 18, "tests/rpa_tasks/admin/test_pages.py": 13,
-    "tests/rpa_tasks/core/test_publish_many.py": 12, "tests/rpa_tasks/core/test_runner.py": 19,
+    "tests/language/test_pages.py": 20,
+    "tests/rpa_tasks/core/test_publish_many.py": 8, "tests/rpa_tasks/core/test_runner.py": 19,
     "tests/scheduling/admin/test_pages.py": 8, "tests/scheduling/api/test_auth.py": 7,
     "tests/scheduling/api/test_fuzz.py": 6, "tests/scheduling/api/test_redirects.py": 4,
     "tests/scheduling/core/test_admission.py": 15, "tests/scheduling/core/test_caps.py": 12,
     "tests/scheduling/core/test_consent.py": 12, "tests/scheduling/core/test_query_plans.py": 8,
     "tests/scheduling/core/test_random_lifecycles.py": 24, "tests/scheduling/replay/test_replay.py": 13,
     "tests/scheduling/webhooks/test_outbox.py": 5, "tests/scheduling/webhooks/test_sending.py": 13,
-    "tests/security/test_admin_rights.py": 80, "tests/security/test_lookups.py": 34,
+    "tests/security/test_admin_rights.py": 50,
     "tests/sessions/test_state_machine.py": 21, "tests/sessions/websocket/test_gateway.py": 15,
     "tests/smoke/test_running_stack.py": 60,
     # of `make processes`
     "tests/deploy/test_keep_the_data.py": 90, "tests/deploy/test_pgbouncer.py": 30,
+    "tests/deploy/test_upgrade.py": 90,
     "tests/docs/test_own_rpa_program.py": 25, "tests/docs/test_walkthroughs.py": 90,
     "tests/docs/test_write_a_flow.py": 30,
     "tests/journeys/test_accessibility.py": 220, "tests/journeys/test_bulk_actions.py": 20,
     "tests/journeys/test_clicks.py": 35, "tests/journeys/test_customer_import.py": 20,
     "tests/journeys/test_dashboard.py": 20, "tests/journeys/test_failed_tasks.py": 35,
+    "tests/journeys/test_hidden_tabs.py": 85,
     "tests/journeys/test_live_chats.py": 25, "tests/journeys/test_matrix.py": 25,
     "tests/journeys/test_operator_day.py": 20, "tests/journeys/test_replay.py": 30,
     "tests/journeys/test_rpa_operations.py": 35, "tests/journeys/test_take_over.py": 20,
@@ -47,7 +49,7 @@ SECONDS: dict[str, float] = {
     "tests/rpa_tasks/flow/test_demo_sync_order.py": 30, "tests/rpa_tasks/supervisor/test_command_end.py": 30,
     "tests/scheduling/admin/test_read_replica.py": 40, "tests/scheduling/api/test_outages.py": 35,
     "tests/scheduling/metrics/test_worker_reports.py": 25,
-    "tests/security/test_incomplete_requests.py": 60, "tests/sessions/websocket/test_chat_page.py": 60,
+    "tests/security/test_incomplete_requests.py": 15, "tests/sessions/websocket/test_chat_page.py": 60,
 }  # fmt: skip
 
 
