@@ -19,7 +19,8 @@ from rpa_tasks.supervisor import command
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, FieldError
 
-MAX_PAYLOAD = 65_536  #: bytes of JSON; one argument of a command line is limited to 128 KiB
+#: Bytes of JSON in the form that is executed. Linux limits one argument, which has the ids of the run too, to 128 KiB.
+MAX_PAYLOAD = 65_536
 MAX_FILE_PAYLOAD = 524_288  #: bytes of JSON for a command that reads `{param_file}` only; a request has 1 MiB at most
 #: Prefixes of stored keys that no request may use: the digest of a payload, and the key of a job that never merges.
 RESERVED_KEY_PREFIX = "@"
@@ -62,8 +63,10 @@ def payload_errors(payload: Mapping[str, Any], flow: Flow) -> list[FieldError]:
         return [FieldError("payload", problem)]
     if flow.param_style == ParamStyle.FLAT and (taken := command.reserved_members(payload)):
         return [FieldError(f"payload.{name}", RESERVED_MEMBER) for name in taken]
-    if problem := _payload_too_long(as_stored(payload), flow):
-        return [FieldError("payload", problem)]
+    size = len(json.dumps(as_stored(payload), ensure_ascii=False).encode())
+    most = MAX_PAYLOAD if command.uses_placeholder(flow.command, "param") else MAX_FILE_PAYLOAD
+    if size > most:
+        return [FieldError("payload", _("is %(size)s bytes of JSON; at most %(most)s", size=size, most=most))]
     if not flow.payload_schema:
         return []
     found = _payload_validator(json.dumps(flow.payload_schema)).iter_errors(dict(payload))
@@ -71,28 +74,6 @@ def payload_errors(payload: Mapping[str, Any], flow: Flow) -> list[FieldError]:
         FieldError(".".join(["payload", *map(str, error.instance_path)]), error.message[:MESSAGE_SHOWN])
         for error in islice(found, ERRORS_SHOWN)
     ]
-
-
-def _payload_too_long(payload: Mapping[str, Any], flow: Flow) -> str:
-    """Return why no command line can hold this payload, or "".
-
-    The payload is measured in its executed form, with the longest ids that a shop can have.
-    """
-    size = len(json.dumps(payload, ensure_ascii=False).encode())
-    most = MAX_PAYLOAD if command.uses_placeholder(flow.command, "param") else MAX_FILE_PAYLOAD
-    if size > most:
-        return _("is %(size)s bytes of JSON; at most %(most)s", size=size, most=most)
-    try:
-        command.argv_for(
-            flow.command,
-            flow=f"{'x' * 64}_{flow.task_type}",
-            param=command.longest_param(payload, nested=flow.param_style == ParamStyle.NESTED),
-            timeout=flow.timeout,
-            param_file="x" * command.LONGEST_PATH,
-        )
-    except command.CannotStart as error:
-        return error.problem
-    return ""
 
 
 def flow_key_of(flow: Flow, payload: Mapping[str, Any]) -> str | None:

@@ -26,7 +26,6 @@ PLACEHOLDERS = (
 #: quarter of the stack limit, 2 MiB by default.
 WORD_LIMIT = 128 * 1024 - 1
 WORDS_LIMIT = 1024 * 1024
-LONGEST_PATH = 4_096  #: bytes
 MOST_FOLDERS = 20
 #: Directories searched for programs, next to that of our Python. A flow that needs more has PATH among its variables.
 PATH = (str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin")
@@ -46,7 +45,6 @@ class CannotStart(ValueError):
     def __init__(self, reason: str, problem: str) -> None:
         super().__init__(problem)
         self.reason = reason
-        self.problem = problem
 
 
 def argv_for(
@@ -64,12 +62,10 @@ def argv_for(
     words = [values[found[1]] if (found := _PLACEHOLDER.fullmatch(word)) else word for word in command]
     sizes = [len(word.encode()) for word in words]
     if max(sizes, default=0) > WORD_LIMIT:
-        size, most = f"{max(sizes):,}", f"{WORD_LIMIT:,}"
-        problem = _("makes a word of %(size)s bytes; a command's word has at most %(most)s", size=size, most=most)
+        problem = f"a word has {max(sizes):,} bytes; a command's word has at most {WORD_LIMIT:,}"
         raise CannotStart("arguments_too_long", problem)
     if sum(sizes) > WORDS_LIMIT:
-        size, most = f"{sum(sizes):,}", f"{WORDS_LIMIT:,}"
-        problem = _("makes a command of %(size)s bytes; it has at most %(most)s", size=size, most=most)
+        problem = f"the command has {sum(sizes):,} bytes; it has at most {WORDS_LIMIT:,}"
         raise CannotStart("arguments_too_long", problem)
     return words
 
@@ -103,17 +99,6 @@ def param_of(
 def reserved_members(payload: Mapping[str, Any]) -> list[str]:
     """Return the members of a payload that a flat parameter cannot have."""
     return [name for name in RUN_MEMBERS if name in payload]
-
-
-def longest_param(payload: Mapping[str, Any], *, nested: bool) -> dict[str, Any]:
-    """Return the longest parameter of this payload, with the longest column values, ids and port.
-
-    Raises: `CannotStart`.
-    """
-    return param_of(
-        shop_id="x" * 64, platform="x" * 64, profile_id="x" * 140, task_id="x" * 36, delivery_key="x" * 36,
-        lease_no=-(2**31), debug_port=65_535, payload=payload, nested=nested,
-    )  # fmt: skip
 
 
 def uses_placeholder(command: Sequence[str], name: str) -> bool:

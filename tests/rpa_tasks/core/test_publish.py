@@ -351,7 +351,7 @@ def build_command(job: Job, template: list[str]) -> list[str]:
     return command.argv_for(template, flow="pdd_x", param=param, timeout=timedelta(seconds=600))
 
 
-TEMPLATES = [["/bin/true", "{param}"], ["/bin/true", "{param}{param}"], ["/bin/true", "--p={param}", "{param}"]]
+TEMPLATES = [["/bin/true", "{param}"], ["/bin/true", "--p", "{param}", "{param}"]]
 leaves = st.one_of(
     st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30),
     st.floats(allow_nan=False, allow_infinity=False),

@@ -85,7 +85,7 @@ def test_argv_for_refuses_too_long_parameter() -> None:
     assert len(argv(["{param}"], p=fits)[0]) == WORD_LIMIT
     with pytest.raises(CannotStart, match="131,072 bytes"):
         argv(["{param}"], p=fits + "x")
-    with pytest.raises(CannotStart, match="a command of"):
+    with pytest.raises(CannotStart, match="the command has"):
         argv(["{param}"] * 9, p=fits)
 
 
