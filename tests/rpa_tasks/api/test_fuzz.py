@@ -1,17 +1,32 @@
-"""Whatever a machine makes of the description of a publication: never a 5xx."""
+"""Whatever a machine makes of the RPA API's own description: never a 5xx, and every refusal a problem."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from rpa_tasks.models import Job
 from tests.rpa_tasks.api.conftest import Market
-from tests.scheduling.api.generated_requests import OPERATIONS
+from tests.scheduling.api.generated_requests import OPERATIONS, check_generated_requests
 from tests.scheduling.api.serving import WAIT_LIMIT, Client
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def _waiting_job(market: Market) -> None:
+    at = datetime(2026, 3, 1, tzinfo=UTC)
+    Job.objects.create(shop=market.s1, flow=market.sync, due_at=at, planned_at=at)
+
+
+@pytest.mark.usefixtures("_waiting_job")
+@each_row("operation", [each for each in OPERATIONS if "/rpa/" in each.path])
+def test_rpa_api_answers_generated_requests_without_5xx(api: Client, operation: Any) -> None:
+    check_generated_requests(api, operation)
 
 
 def test_publish_api_answers_generated_jobs_of_known_shop(api: Client, market: Market) -> None:
