@@ -24,7 +24,7 @@ from rpa_tasks.models import Platform, Shop
 from scheduling import sql
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor
 from scheduling.api.schemas import ProblemOut, Request, Text
-from scheduling.configuration.file.schema import nest_paths
+from scheduling.configuration.file.section import put_value
 from scheduling.errors import ErrorCollector, InvalidInput, NotFound
 from scheduling.models.encrypted import Sealed
 from scheduling.models.versioned import lock_for_write
@@ -147,5 +147,8 @@ def _check(row: Any, values: dict[str, Any]) -> None:
 
 
 def _serialize_browser(row: Any) -> dict[str, Any]:
-    nested = nest_paths({SETTINGS[name]: value for name, value in row.browser.items() if name in SETTINGS})
+    nested: dict[str, Any] = {}
+    for name, value in row.browser.items():
+        if name in SETTINGS:
+            put_value(nested, tuple(SETTINGS[name].split(".")), value)
     return nested | {"proxy": nested.get("proxy", {}) | {"has_password": bool(row.proxy_secret)}}

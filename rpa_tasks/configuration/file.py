@@ -6,246 +6,201 @@ file never resumes what an operator has paused. The login of a shop is not confi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from datetime import timedelta
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
+from django.db.models import Count, Q
 
 from rpa_tasks.configuration import validation
-from rpa_tasks.configuration.browser_section import BROWSER_FIELDS, PROVIDER, BrowserSection
-from rpa_tasks.configuration.browser_settings import find_browser_address, find_shared_browsers, map_browsers_to_shops
-from rpa_tasks.jobs.wakeups import wake_for_shops
-from rpa_tasks.models import DedupeBy, DedupePeriod, Flow, Job, ParamStyle, Platform, Rerun, Shop
-from rpa_tasks.outcomes import DEFAULT_DELAYS
-from scheduling.configuration.file.base import Change, Stamp
-from scheduling.configuration.file.draft import Draft
-from scheduling.configuration.file.rows import RowSection, Wanted
-from scheduling.configuration.file.schema import (
-    DURATION,
-    FLAG,
-    KEY,
-    Anything,
-    Choice,
-    Field,
-    ListOf,
-    MapOf,
-    Named,
-    Seconds,
-    Text,
-    Whole,
+from rpa_tasks.configuration.browser_settings import (
+    LISTS,
+    SECRETS,
+    SETTINGS,
+    find_browser_address,
+    find_shared_browsers,
+    map_browsers_to_shops,
+    needs_new_password,
+    normalize_address,
 )
+from rpa_tasks.jobs.wakeups import wake_for_shops
+from rpa_tasks.models import DedupePeriod, Flow, Job, Platform, Shop
+from scheduling.configuration.file.notation import ANY_MAPPING, SECONDS, WHOLE, choice, list_of, map_of, text
+from scheduling.configuration.file.section import Change, Field, Key, Listed, Place, Section, Stamp
 from scheduling.error_text import ErrorText as _
 from scheduling.models import WAITING
 
-PERIOD = Named({"none": "", **{each: each for each in DedupePeriod.values}})
+if TYPE_CHECKING:
+    from scheduling.configuration.file.apply import Plan
+
+BROWSER_FIELDS = (
+    *(
+        Field(
+            f"browser.{path}", "browser", list_of(text(500)) if name in LISTS else text(500, empty=True),
+            [] if name in LISTS else "", member=name,
+        )
+        for name, path in SETTINGS.items()
+    ),
+    *(
+        Field(f"browser.{path}", "proxy_secret", text(255, empty=True), "", member=name)
+        for name, path in SECRETS.items()
+    ),
+)  # fmt: skip
+PASSWORD, PROVIDER = f"browser.{SECRETS['password']}", f"browser.{SETTINGS['cdp_url']}"
 
 
-class Pausable(BrowserSection):
-    """Section of rows with `paused`. An absent value keeps the present one."""
+class Pausable(Section):
+    """Section of rows with browser settings and `paused`. An absent `paused` keeps the present one."""
 
-    def read_entry(self, entry: dict[str, Any], position: int, path: str, draft: Draft) -> dict[str, Any]:
-        values = super().read_entry(entry, position, path, draft)
-        if "paused" not in entry and all(column in values for column in self.identity):
-            row = self.row_of(tuple(values[column] for column in self.identity), draft)
-            values["paused"] = row is not None and row.retired_at is None and row.paused
-            if values["paused"]:
-                draft.note(f"{path}: is paused and stays so; “paused: false” would end it")
-        return values
+    scope = "rpa.configure"
+    left_out = frozenset({"browser", "login_state"})
+    further = BROWSER_FIELDS
+
+    def own_defaults(self, values: Mapping[str, Any], position: int, stored: Any = None) -> dict[str, Any]:
+        return {"paused": stored is not None and stored.retired_at is None and stored.paused}
+
+    def read_entry(
+        self, entry: dict[str, Any], position: int, path: str, earlier: Mapping[Key, Listed], plan: Plan
+    ) -> Listed | None:
+        one = super().read_entry(entry, position, path, earlier, plan)
+        if one is not None and isinstance(address := one.row.browser.get("cdp_url"), str):
+            one.row.browser["cdp_url"] = normalize_address(address)
+        return one
+
+    def check_among(self, one: Listed, plan: Plan) -> None:
+        if one.row.paused and "paused" not in one.entry:
+            plan.note(f"{one.path}: is paused and stays so; “paused: false” would end it")
+
+    def find_secrets(self, entry: Mapping[str, Any]) -> Iterable[Place]:
+        return [("browser", *path.split(".")) for path in SECRETS.values()]
+
+    def find_forbidden_secret(self, kept: Iterable[Place], stored: Any, row: Any) -> tuple[str, str] | None:
+        if needs_new_password(stored, row.browser.get("proxy_url", "")):
+            return PASSWORD, _("must be entered with the user name for another proxy")
+        return None
 
     def store(self, change: Change, stamp: Stamp) -> None:
         super().store(change, stamp)
-        if change.before.get("paused") and not change.values.get("paused", True):
-            shops = list(self.shops_of(change.row).values_list("pk", flat=True))
+        if change.before is not None and change.before.paused and change.after is not None and not change.after.paused:
+            shops = list(self.list_shops(change.after).values_list("pk", flat=True))
             transaction.on_commit(lambda: wake_for_shops(shops), robust=True)
 
-    def shops_of(self, row: Any) -> Any:
+    def list_shops(self, row: Any) -> Any:
         """Return the shops that a pause of this row stops."""
         raise NotImplementedError
 
 
-def note_waiting_jobs(changes: list[Change], draft: Draft, column: str) -> None:
+def note_waiting_jobs(changes: Sequence[Change], plan: Plan, column: str) -> None:
     """Add a note about jobs of retired rows, which the next pass cancels."""
-    for change in changes:
-        if change.verb == "retired":
-            waiting = Job.objects.filter(state__in=WAITING, paused_by="", **{column: change.row}).count()
-            if waiting:
-                draft.note(
-                    f"{change.section.noun} “{change.label}” is retired: its waiting jobs ({waiting}) are cancelled"
-                )
+    retired = {change.before.pk: change for change in changes if change.verb == "retired"}
+    jobs = Job.objects.filter(Q((f"{column}__in", list(retired))), state__in=WAITING, paused_by="")
+    for pk, waiting in jobs.values_list(column).annotate(Count("pk")).order_by() if retired else ():
+        change = retired[pk]
+        plan.note(f"{change.section.noun} “{change.label}” is retired: its waiting jobs ({waiting}) are cancelled")
+
+
+def _map_templates(plan: Plan) -> dict[str, str]:
+    """Map platforms to their address of a browser elsewhere as of after the file is applied."""
+    return {key: row.browser.get("cdp_url", "") for (key,), row in plan.in_use(Platform).items()}
 
 
 class Platforms(Pausable):
     name = "platforms"
     noun = "platform"
-    scope = "rpa.configure"
-    tables = (Platform,)
     model = Platform
-    fields = (
-        Field("key", KEY),
-        Field("name", Text(100, empty=True), default=""),
-        Field("dedicated_queue", FLAG, default=False),
-        Field("paused", FLAG, default=False),
-        Field("backlog_limit", Whole(), default=10_000),
-        Field("breaker_threshold", Whole(), default=3),
-        Field("waits_for_home", FLAG, default=True),
-        Field("check", Text(64, empty=True), column="check_task_type", default=""),
-        *BROWSER_FIELDS,
-    )
+    paths = {"check_task_type": "check"}
 
-    def check(self, values: Mapping[str, Any], draft: Draft) -> None:
-        found = draft.once("task types", lambda: set(_list_task_types(draft)))
-        key = values.get("key")
-        task_types = {task_type for platform, task_type in found if platform == key}
-        validation.check_platform(values, task_types, self.row_of((key,), draft))
+    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
+        task_types = {task_type for platform, task_type in plan.in_use(Flow) if (platform,) == one.key}
+        validation.check_platform(values, task_types, one.stored)
 
-    def read(self, given: Any, draft: Draft) -> list[Wanted]:
-        wanted = super().read(given, draft)
-        if "shops" in draft.document:
-            return wanted  # the section of the shops compares their browsers
-        places = {each.values.get("key"): each.path for each in wanted}
-        for shop, problem in find_shared_browsers(draft.rows("shops"), _map_templates(draft)):
-            if place := places.get(shop.platform.key):
-                draft.problem(f"{place}.{PROVIDER}", problem)
-        return wanted
+    def check_among(self, one: Listed, plan: Plan) -> None:
+        super().check_among(one, plan)
+        if "shops" in plan.document:
+            return  # their section compares the browsers
+        shops = plan.stored(plan.section_of[Shop]).values()
+        shared = plan.once("shared browsers", lambda: list(find_shared_browsers(shops, _map_templates(plan))))
+        for shop, problem in shared:
+            if shop.platform.key == one.row.key:
+                plan.problem(f"{one.path}.{PROVIDER}", problem)
 
-    def changes(self, given: Any, draft: Draft) -> list[Change]:
-        found = super().changes(given, draft)
-        note_waiting_jobs(found, draft, "shop__platform")
-        return found
+    def note_changes(self, changes: Sequence[Change], plan: Plan) -> None:
+        note_waiting_jobs(changes, plan, "shop__platform")
 
-    def shops_of(self, row: Any) -> Any:
+    def list_shops(self, row: Any) -> Any:
         return row.shops.filter(retired_at=None)
 
 
-def _map_templates(draft: Draft) -> dict[str, str]:
-    """Map platforms to their address of a browser elsewhere as of after the file is applied."""
-    if "platforms" not in draft.document:
-        return {row.key: row.browser.get("cdp_url", "") for row in draft.rows("platforms")}
-    found: dict[str, str] = {}
-    entries = draft.document["platforms"] if isinstance(draft.document["platforms"], list) else []
-    for entry in entries:
-        value: Any = entry
-        for name in PROVIDER.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
-        if isinstance(entry, dict) and isinstance(value, str):
-            found[str(entry.get("key"))] = value
-    return found
-
-
-def _list_task_types(draft: Draft) -> Iterator[tuple[str, str]]:
-    """Yield platform and task type of each flow in use as of after the file is applied."""
-    if "flows" in draft.document:
-        entries = draft.document["flows"] if isinstance(draft.document["flows"], list) else []
-        for entry in entries:
-            if isinstance(entry, dict):
-                yield str(entry.get("platform")), str(entry.get("task_type"))
-        return
-    for row in draft.rows("flows"):
-        if row.retired_at is None:
-            yield row.platform.key, row.task_type
-
-
-class Flows(RowSection):
+class Flows(Section):
     name = "flows"
     noun = "flow"
     scope = "rpa.commands"
-    tables = (Flow,)
     model = Flow
     identity = ("platform", "task_type")
-    fields = (
-        Field("platform", KEY, refers="platforms"),
-        Field("task_type", KEY),
-        Field("command", ListOf(Text(4_000, empty=True))),
-        Field("param_style", Choice(ParamStyle.values), default=ParamStyle.FLAT.value),
-        Field("timeout", DURATION, default=timedelta(seconds=600)),
-        Field("needs_browser", FLAG, default=True),
-        Field("idempotent", FLAG),
-        Field("exit_codes", MapOf(ListOf(Whole())), default={}),
-        Field("payload_schema", Anything(), default={}),
-        Field("needs_result", FLAG, default=False),
-        Field("retry_delays", ListOf(Seconds()), default=list(DEFAULT_DELAYS)),
-        Field("clear_cookies", FLAG, default=False),
-        Field("dedupe.key", Choice(DedupeBy.values), column="dedupe_by", default=DedupeBy.PAYLOAD.value),
-        Field("dedupe.window", DURATION, column="dedupe_window", default=None),
-        Field("dedupe.period", PERIOD, column="dedupe_period", default=""),
-        Field("dedupe.timezone", Text(64, empty=True), column="dedupe_timezone", default=""),
-        Field("dedupe.rerun", Choice(Rerun.values), column="dedupe_rerun", default=Rerun.AFTER_FAILURE.value),
-        Field("environment", ListOf(Text(100)), default=[]),
-        Field("env", MapOf(Text(4_000, empty=True)), default={}),
-        Field("path", ListOf(Text(1_000)), default=[]),
-        Field("cwd", Text(1_000, empty=True), default=""),
-    )
+    required = frozenset({"idempotent"})
+    paths = {"dedupe_by": "dedupe.key", "dedupe_": "dedupe."}
+    notations = {
+        "command": list_of(text(4_000, empty=True)),
+        "exit_codes": map_of(list_of(WHOLE)),
+        "payload_schema": ANY_MAPPING,
+        "retry_delays": list_of(SECONDS),
+        "dedupe_period": choice({"none": "", **{each: each for each in DedupePeriod.values}}),
+        "environment": list_of(text(100)),
+        "path": list_of(text(1_000)),
+        "env": map_of(text(4_000, empty=True)),
+    }
 
-    def check(self, values: Mapping[str, Any], draft: Draft) -> None:
+    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
         validation.check_flow(values)
-        if "command" in values and (problem := validation.missing_program(values)):
-            draft.note(f"flow {values.get('platform')}/{values.get('task_type')}: {problem} on this machine")
 
-    def changes(self, given: Any, draft: Draft) -> list[Change]:
-        found = super().changes(given, draft)
-        note_waiting_jobs(found, draft, "flow")
-        if "platforms" not in draft.document:
-            for change in found:
-                if change.verb == "retired" and change.row.platform.check_task_type == change.row.task_type:
-                    draft.note(f"flow “{change.label}” is retired: it no longer checks logins of its platform")
-        return found
+    def check_among(self, one: Listed, plan: Plan) -> None:
+        row = one.row
+        if problem := validation.missing_program({"command": row.command, "path": row.path, "cwd": row.cwd}):
+            plan.note(f"flow {self.label(row)}: {problem} on this machine")
+
+    def note_changes(self, changes: Sequence[Change], plan: Plan) -> None:
+        note_waiting_jobs(changes, plan, "flow")
+        for change in changes if "platforms" not in plan.document else ():
+            row = change.before
+            if change.verb == "retired" and row.platform.check_task_type == row.task_type:
+                plan.note(f"flow “{change.label}” is retired: it no longer checks logins of its platform")
 
 
 class Shops(Pausable):
     name = "shops"
     noun = "shop"
-    scope = "rpa.configure"
-    tables = (Shop,)
     model = Shop
     identity = ("platform", "shop_id")
-    fields = (
-        Field("platform", KEY, refers="platforms"),
-        Field("shop_id", Text(64)),
-        Field("name", Text(200, empty=True), default=""),
-        Field("dedicated_queue", FLAG, default=False),
-        Field("paused", FLAG, default=False),
-        Field("profile_id", Text(140, empty=True), default=""),
-        Field("backlog_limit", Whole(), default=100),
-        *BROWSER_FIELDS,
-    )
 
-    def check(self, values: Mapping[str, Any], draft: Draft) -> None:
-        taken = dict(draft.once("browser profiles", lambda: validation.map_profiles_to_shops(draft.rows(self.name))))
-        # `read` compares the addresses that the platforms give, as of after the file is applied.
-        browsers = dict(draft.once("browsers elsewhere", lambda: map_browsers_to_shops(draft.rows(self.name), {})))
-        own = self.row_of((values.get("platform"), values.get("shop_id")), draft)
-        if own is not None:
-            taken.pop(own.profile, None)
-            browsers.pop(find_browser_address(own.browser.get("cdp_url", ""), ""), None)
+    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
+        shops = plan.stored(self).values()
+        taken = dict(plan.once("browser profiles", lambda: validation.map_profiles_to_shops(shops)))
+        # `check_among` compares the addresses that the platforms give, as of after the file is applied.
+        browsers = dict(plan.once("browsers elsewhere", lambda: map_browsers_to_shops(shops, {})))
+        if one.stored is not None:
+            taken.pop(one.stored.profile, None)
+            browsers.pop(find_browser_address(one.stored.browser.get("cdp_url", ""), ""), None)
         validation.check_shop(values, taken, browsers)
 
-    def read(self, given: Any, draft: Draft) -> list[Wanted]:
-        wanted = super().read(given, draft)
-        paths: dict[str, str] = {}
-        for each in wanted:
-            profile = validation.profile_of(each.values)
-            if profile in paths:
-                draft.problem(
-                    f"{each.path}.profile_id",
-                    _("browser profile “%(profile)s” is used at %(path)s too", profile=profile, path=paths[profile]),
-                )
-            paths.setdefault(profile, each.path)
-        templates, given_keys = _map_templates(draft), {each.key for each in wanted}
-        absent = (row for row in draft.rows(self.name) if (row.platform.key, row.shop_id) not in given_keys)
-        places = map_browsers_to_shops(absent, templates)
-        for each in wanted:
-            platform, shop_id = each.key
-            address = find_browser_address(each.values.get(PROVIDER, ""), templates.get(platform, ""), shop_id)
-            place = f"{each.path}.{PROVIDER}"
-            if address and places.setdefault(address, each.path) != each.path and not draft.has_problem(place):
-                draft.problem(place, _("this browser is used at %(path)s too", path=places[address]))
-        return wanted
+    def check_among(self, one: Listed, plan: Plan) -> None:
+        super().check_among(one, plan)
+        profiles = plan.once("profiles of the file", dict)
+        first = profiles.setdefault(one.row.profile, one.path)
+        if first != one.path:
+            problem = _("browser profile “%(profile)s” is used at %(path)s too", profile=one.row.profile, path=first)
+            plan.problem(f"{one.path}.profile_id", problem)
+        browsers = plan.once("browsers of the file", lambda: self._map_unlisted_browsers(plan))
+        own, template = one.row.browser.get("cdp_url", ""), _map_templates(plan).get(one.row.platform.key, "")
+        address = find_browser_address(own, template, one.row.shop_id)
+        if address and (other := browsers.setdefault(address, one.path)) != one.path:
+            plan.problem(f"{one.path}.{PROVIDER}", _("this browser is used at %(path)s too", path=other))
 
-    def changes(self, given: Any, draft: Draft) -> list[Change]:
-        found = super().changes(given, draft)
-        note_waiting_jobs(found, draft, "shop")
-        return found
+    def _map_unlisted_browsers(self, plan: Plan) -> dict[str, str]:
+        absent = (row for key, row in plan.stored(self).items() if key not in plan.listed[self.name])
+        return map_browsers_to_shops(absent, _map_templates(plan))
 
-    def shops_of(self, row: Any) -> Any:
+    def note_changes(self, changes: Sequence[Change], plan: Plan) -> None:
+        note_waiting_jobs(changes, plan, "shop")
+
+    def list_shops(self, row: Any) -> Any:
         return Shop.objects.filter(pk=row.pk)

@@ -22,10 +22,9 @@ from django.db.models.functions import Now
 from scheduling import replica, sql
 from scheduling.configuration import snapshot
 from scheduling.configuration.file import apply, document
-from scheduling.configuration.file.apply import ChangePlan, InvalidConfiguration
-from scheduling.configuration.file.base import Change, Stamp
+from scheduling.configuration.file.apply import ChangePlan, FileProblem, InvalidConfiguration
 from scheduling.configuration.file.document import InvalidDocument
-from scheduling.configuration.file.schema import FileProblem
+from scheduling.configuration.file.section import Change, Stamp
 from scheduling.configuration.file.sections import sections
 from scheduling.configuration.snapshot import Snapshot
 from scheduling.error_text import ErrorText
@@ -128,7 +127,7 @@ def _choose_edits(draft: ConfigDraft, planned: ChangePlan) -> ChangePlan:
 
 
 def _identify_row(change: Change) -> tuple[str, object]:
-    return change.section.name, change.row.pk if change.row else change.label
+    return change.section.name, change.before.pk if change.before else change.label
 
 
 def _store_edits(draft: ConfigDraft, stamp: Stamp) -> ChangePlan:

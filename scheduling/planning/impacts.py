@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from scheduling import sql
 from scheduling.configuration.file.apply import ChangePlan
-from scheduling.configuration.file.base import Change
+from scheduling.configuration.file.section import Change
 from scheduling.configuration.snapshot import Snapshot, current, holdout_spec, rule_spec
-from scheduling.models import WAITING, HarassmentRule, Holdout, Touch
+from scheduling.models import WAITING, Touch
 from scheduling.planning.earlier_events import CountedEvent, count_before
 from scheduling.policy.matrix import collect_facts
 from scheduling.policy.node_conditions import NodeCondition
@@ -45,17 +45,15 @@ def list_rule_impacts(planned: ChangePlan) -> list[RuleImpact]:
     snapshot = current()
     found = [_measure_rule(change, snapshot) for change in planned.of("harassment_rules")]
     for change in planned.of("holdout"):
-        after = None if change.verb == "retired" else holdout_spec(Holdout(**change.values))
+        after = holdout_spec(change.after)
         waiting = sum(after.includes(each) for each in list_waiting_users()) if after else 0
         found.append(RuleImpact("global hold-out", change.verb, waiting, CUSTOMERS))
     return [each for each in found if each.waiting]
 
 
 def _measure_rule(change: Change, snapshot: Snapshot) -> RuleImpact:
-    rows = [change.row] if change.row is not None else []
-    if change.verb != "retired":
-        rows.append(HarassmentRule(**change.values))
-    specs = [rule_spec(row, snapshot.nodes, snapshot.templates) for row in rows if row.enabled]
+    rows = [row for row in (change.before, change.after) if row is not None and row.enabled]
+    specs = [rule_spec(row, snapshot.nodes, snapshot.templates) for row in rows]
     return RuleImpact(f"rule {change.label}", change.verb, count_limited_touches(specs, snapshot), TOUCHES)
 
 

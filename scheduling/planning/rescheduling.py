@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from math import inf
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 from django.conf import settings
@@ -22,7 +22,7 @@ from scheduling.configuration.file.apply import ChangePlan
 from scheduling.configuration.snapshot import Snapshot, current, delay_rules_spec, own_delay_rules, timing_spec
 from scheduling.ledger import locks
 from scheduling.ledger.touches import touches
-from scheduling.models import WAITING, DelayRule, EventType, Node, Touch
+from scheduling.models import WAITING, EventType, Node, Touch
 from scheduling.planning.impacts import FailingCount, count_failing
 from scheduling.policy.matrix import find_due_time
 from scheduling.policy.node_conditions import compile_condition
@@ -222,47 +222,49 @@ def _count_failing(planned: ChangePlan, counts: Mapping[int, int]) -> dict[int, 
     """Return, by node with waiting touches and a new condition, how many of them would not meet it now."""
     found = {}
     for change in planned.of("nodes"):
-        after = change.values.get("when")
-        if change.row and counts.get(change.row.pk) and after and after != change.before.get("when"):
-            condition = compile_condition(after)
+        before, after = change.before, change.after
+        if before and after and counts.get(before.pk) and after.when and after.when != before.when:
+            condition = compile_condition(after.when)
             if condition:
-                found[change.row.pk] = count_failing(change.row.pk, condition)
+                found[before.pk] = count_failing(before.pk, condition)
     return found
 
 
 def _affected_nodes(planned: ChangePlan, snapshot: Snapshot) -> dict[int, str]:
     by_rules = {node.id: "changed" for node in _nodes_with_new_delay(planned, snapshot)}
-    return by_rules | {each.row.pk: each.verb for each in planned.of("nodes") if each.row is not None}
+    return by_rules | {each.before.pk: each.verb for each in planned.of("nodes") if each.before is not None}
 
 
 def _nodes_with_new_delay(planned: ChangePlan, snapshot: Snapshot) -> list[NodeSpec]:
     """Return the nodes whose delay changes, with their new values."""
-    edited = {each.row.pk: each for each in planned.of("nodes") if each.row is not None and each.verb != "retired"}
+    edited = {each.before.pk: each for each in planned.of("nodes") if each.verb in ("changed", "restored")}
     rules_change = bool(planned.of("delay_rules"))
     found = []
     for node in snapshot.nodes.values():
         change = edited.get(node.id)
-        after = _edited_node(node, change.values, snapshot.calendars) if change else node
-        own = change is not None and any(change.before[column] != change.values[column] for column in DELAY_COLUMNS)
+        after = _edited_node(node, change.after, snapshot.calendars) if change else node
+        own = change is not None and any(
+            getattr(change.before, column) != getattr(change.after, column) for column in DELAY_COLUMNS
+        )
         if own or (rules_change and after.dynamic and after.delay_rules is None):
             found.append(after)
     return found
 
 
-def _edited_node(node: NodeSpec, values: Any, calendars: CalendarsSpec) -> NodeSpec:
+def _edited_node(node: NodeSpec, row: Node, calendars: CalendarsSpec) -> NodeSpec:
     return replace(
         node,
-        delay=values["delay"],
-        dynamic=values["dynamic"],
-        delay_rules=own_delay_rules(values["delay_rules"]),
-        expires_after=values["expires_after"],
-        timing=timing_spec(Node(**{column: values[column] for column in TIMING_COLUMNS}), calendars),
+        delay=row.delay,
+        dynamic=row.dynamic,
+        delay_rules=own_delay_rules(row.delay_rules),
+        expires_after=row.expires_after,
+        timing=timing_spec(row, calendars),
     )
 
 
 def _new_delay_rules(planned: ChangePlan, snapshot: Snapshot) -> DelayRulesSpec:
     for change in planned.of("delay_rules"):
-        return delay_rules_spec(DelayRule(**change.values))
+        return delay_rules_spec(change.after)
     return snapshot.delay_rules
 
 

@@ -20,8 +20,8 @@ from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, require_scope
 from scheduling.api.errors import Problem
 from scheduling.api.schemas import ProblemOut, Reason
 from scheduling.configuration.file import apply, document, versions
-from scheduling.configuration.file.base import Stamp
-from scheduling.configuration.file.schema import FileProblem
+from scheduling.configuration.file.apply import FileProblem
+from scheduling.configuration.file.section import Stamp
 from scheduling.db_timeouts import Deadline
 from scheduling.errors import Conflict, FieldError, InvalidInput
 from scheduling.experiments.drafts import serialize_change

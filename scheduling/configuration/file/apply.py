@@ -8,17 +8,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db import OperationalError, connection, transaction
+from django.db.models import Model
 
 from scheduling.audit.audit_log import record_action
-from scheduling.configuration.file.base import Change, Stamp
-from scheduling.configuration.file.draft import Draft
-from scheduling.configuration.file.schema import FileProblem
+from scheduling.configuration.file.section import Change, Key, Listed, Section, Stamp, is_retired
 from scheduling.configuration.file.sections import RESERVED, sections
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import AftertouchError, Conflict
 from scheduling.models import Configuration
 
 VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FileProblem:
+    """A problem in the file. `str()` gives `nodes[2].template: there is no template “x”`."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return _("%(path)s: %(message)s", path=self.path, message=self.message)
 
 
 class InvalidConfiguration(AftertouchError):
@@ -48,59 +58,131 @@ class ChangePlan:
         return ChangePlan(changes, self.notes, self.given)
 
 
+class Plan:
+    """One file being read: the rows that it lists, the stored rows, and the problems."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self.document = document
+        self.sections = sections()
+        self.section_of: dict[type[Model], Section] = {}
+        for section in self.sections.values():
+            self.section_of.setdefault(section.model, section)
+        self.listed: dict[str, dict[Key, Listed]] = {}
+        self.notes: list[str] = []
+        self._problems: dict[str, str] = {}
+        self._stored: dict[str, dict[Key, Any]] = {}
+        self._in_use: dict[str, dict[Key, Any]] = {}
+        self._found: dict[str, Any] = {}
+
+    def problem(self, path: str, message: str) -> None:
+        """Add a problem. The first one of a place is reported."""
+        self._problems.setdefault(path, message)
+
+    def missing_row(self, path: str, model: type[Model], key: str) -> None:
+        self.problem(path, _("there is no %(noun)s “%(name)s”", noun=_(self.section_of[model].noun), name=key))
+
+    def has_problem(self, path: str) -> bool:
+        """Return whether there is a problem at `path` or below it."""
+        return any(_is_in(path, each) for each in self._problems)
+
+    def raise_problems(self, name: str) -> None:
+        """Raise the problems of a section.
+
+        Raises:
+            InvalidConfiguration: there is one.
+        """
+        problems = [FileProblem(path, message) for path, message in self._problems.items() if _is_in(name, path)]
+        if problems:
+            raise InvalidConfiguration(problems)
+
+    def note(self, text: str) -> None:
+        """Add a remark about something that is allowed and may be a mistake."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def once(self, what: str, find: Callable[[], Any]) -> Any:
+        """Return the result of `find`, computed once per plan."""
+        if what not in self._found:
+            self._found[what] = find()
+        return self._found[what]
+
+    def stored(self, section: Section) -> dict[Key, Any]:
+        """Return the stored rows of a section by key, retired ones included. They are read once."""
+        if section.name not in self._stored:
+            self._stored[section.name] = section.key_rows(section.list_rows(self.document.get(section.name)))
+        return self._stored[section.name]
+
+    def in_use(self, model: type[Model]) -> dict[Key, Any]:
+        """Return the rows as they will be after the file is applied, by key, without retired ones."""
+        section = self.section_of[model]
+        if section.name not in self._in_use:
+            self._in_use[section.name] = (
+                {key: one.row for key, one in self.listed[section.name].items()}
+                if section.name in self.listed
+                else {key: row for key, row in self.stored(section).items() if not is_retired(row)}
+            )
+        return self._in_use[section.name]
+
+
+def _is_in(outer: str, path: str) -> bool:
+    return path == outer or path.startswith((f"{outer}.", f"{outer}["))
+
+
 def plan_changes(document: Mapping[str, Any]) -> ChangePlan:
-    """Compare a file with the stored configuration. Reads only.
+    """Compare a file with the stored configuration. Reads only, with a number of queries that rows do not change.
 
     Raises:
-        InvalidConfiguration: with every problem of the file.
+        InvalidConfiguration: with all problems of the first section that has any.
     """
-    known = sections()
-    draft = Draft(document, known)
-    _check_top_level(draft)
-    changes = [
-        change
-        for name, section in known.items()
-        if name in document
-        for change in section.changes(document[name], draft)
-    ]
-    for problem in _find_used_retirements(draft, changes):
-        draft.problems.append(problem)
-    if draft.problems:
-        raise InvalidConfiguration(draft.problems)
-    return ChangePlan(changes, draft.notes, frozenset(document.keys() & known.keys()))
+    plan = Plan(document)
+    _check_top_level(plan)
+    given = [section for name, section in plan.sections.items() if name in document]
+    for section in given:
+        plan.listed[section.name] = section.read(document[section.name], plan)
+    for section in given:
+        for one in plan.listed[section.name].values():
+            section.check(one, plan)
+        plan.raise_problems(section.name)
+    changes = [change for section in given for change in section.list_changes(plan)]
+    if used := list(dict.fromkeys(_find_used_retirements(plan, changes))):
+        raise InvalidConfiguration(used)
+    return ChangePlan(changes, plan.notes, frozenset(plan.listed))
 
 
-def _check_top_level(draft: Draft) -> None:
-    version = draft.document.get("version", VERSION)
+def _check_top_level(plan: Plan) -> None:
+    version = plan.document.get("version", VERSION)
     if version != VERSION or isinstance(version, bool):
-        draft.problem("version", _("must be %(version)s", version=VERSION))
-    for name in draft.document.keys() - draft.sections.keys() - {"version"}:
+        plan.problem("version", _("must be %(version)s", version=VERSION))
+    unknown = [name for name in plan.document if name not in plan.sections and name != "version"]
+    for name in unknown:
         if name in RESERVED:
-            draft.problem(name, _("this section needs app “%(app)s”, which is not installed", app=RESERVED[name]))
+            plan.problem(name, _("this section needs app “%(app)s”, which is not installed", app=RESERVED[name]))
         else:
-            draft.problem(
-                name, _("is not known here; known are %(known)s", known=", ".join(["version", *draft.sections]))
-            )
+            known = ", ".join(["version", *plan.sections])
+            plan.problem(name, _("is not known here; known are %(known)s", known=known))
+    for name in ("version", *unknown):
+        plan.raise_problems(name)
 
 
-def _find_used_retirements(draft: Draft, changes: Sequence[Change]) -> Iterator[FileProblem]:
-    """Yield rows that the file retires although a section outside the file refers to them."""
+def _find_used_retirements(plan: Plan, changes: Sequence[Change]) -> Iterator[FileProblem]:
+    """Yield a problem for each row that the file retires although a section outside the file refers to it."""
     retired = {(each.section.name, each.label) for each in changes if each.verb == "retired"}
-    absent = [section for name, section in draft.sections.items() if name not in draft.document]
+    absent = [section for name, section in plan.sections.items() if name not in plan.document]
     for section in absent if retired else ():
-        for user, name, key in dict.fromkeys(section.list_references(draft)):
-            if (name, key) in retired:
-                noun = draft.sections[name].noun
-                yield FileProblem(
-                    name,
-                    _(
-                        "%(noun)s “%(key)s” is not listed, but %(other)s “%(user)s” still uses it",
-                        noun=noun,
-                        key=key,
-                        other=section.noun,
-                        user=user,
-                    ),
-                )
+        for row in plan.in_use(section.model).values():
+            for _place, model, key in section.list_references(row):
+                name = plan.section_of[model].name
+                if (name, key) in retired:
+                    yield FileProblem(
+                        name,
+                        _(
+                            "%(noun)s “%(key)s” is not listed, but %(other)s “%(user)s” still uses it",
+                            noun=_(plan.sections[name].noun),
+                            key=key,
+                            other=_(section.noun),
+                            user=section.label(row),
+                        ),
+                    )
 
 
 def store_plan(document: Mapping[str, Any], planned: ChangePlan, stamp: Stamp) -> None:
@@ -161,7 +243,7 @@ def _write_changes(changes: Sequence[Change], stamp: Stamp) -> None:
 def lock_sections(given: Collection[str]) -> None:
     """Block writes to the tables of these sections until the transaction ends. Reads continue. Waits at most 10 s."""
     locked = (section for name, section in sections().items() if name in given)
-    names = [connection.ops.quote_name(model._meta.db_table) for section in locked for model in section.tables]
+    names = {connection.ops.quote_name(model._meta.db_table) for each in locked for model in each.tables}
     if names:
         with connection.cursor() as cursor:
             cursor.execute("SET LOCAL lock_timeout = '10s'")

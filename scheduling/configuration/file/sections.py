@@ -1,4 +1,7 @@
-"""List the sections in the order of storage: rows come before the rows that refer to them."""
+"""The sections of the core, in the order of storage: rows come before the rows that refer to them.
+
+Other apps add theirs with `settings.CONFIG_SECTIONS`.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +10,29 @@ from functools import cache
 from django.conf import settings
 from django.utils.module_loading import import_string
 
-from scheduling.configuration.file.base import Section
-from scheduling.configuration.file.calendars import Calendars
-from scheduling.configuration.file.channels import Channels
-from scheduling.configuration.file.communities import Communities
-from scheduling.configuration.file.guard_rules import DelayRulesSection, HarassmentRules, HoldoutSection
-from scheduling.configuration.file.nodes import Nodes, Stages
-from scheduling.configuration.file.templates import Templates
-from scheduling.configuration.file.webhooks import Webhooks
+from scheduling.configuration.file.contents import Channels, Communities, Templates, Webhooks
+from scheduling.configuration.file.matrix import (
+    Calendars,
+    DelayRules,
+    GlobalHoldout,
+    HarassmentRules,
+    Nodes,
+    Stages,
+)
+from scheduling.configuration.file.section import Section
 
 OWN: tuple[type[Section], ...] = (
-    Channels, Templates, Communities, Calendars, Stages, Nodes, DelayRulesSection, HarassmentRules,
-    HoldoutSection, Webhooks,
+    Channels, Templates, Communities, Calendars, Stages, Nodes, DelayRules, HarassmentRules, GlobalHoldout, Webhooks,
 )  # fmt: skip
 #: Sections of the public format whose app may not be installed.
 RESERVED = {"silence_policies": "sessions", "platforms": "rpa_tasks", "flows": "rpa_tasks", "shops": "rpa_tasks"}
 
 
 @cache
-def _load_other_sections(paths: tuple[str, ...]) -> tuple[type[Section], ...]:
-    return tuple(import_string(path) for path in paths)
+def _load_sections(paths: tuple[str, ...]) -> dict[str, Section]:
+    return {section.name: section() for section in (*OWN, *map(import_string, paths))}
 
 
 def sections() -> dict[str, Section]:
-    """Return the sections by name.
-
-    `settings.CONFIG_SECTIONS` adds those of other apps, as dotted paths of `Section` classes.
-    """
-    paths = tuple(getattr(settings, "CONFIG_SECTIONS", ()))
-    return {section.name: section() for section in (*OWN, *_load_other_sections(paths))}
+    """Return the sections by name."""
+    return _load_sections(tuple(getattr(settings, "CONFIG_SECTIONS", ())))

@@ -12,8 +12,8 @@ from django.utils.crypto import salted_hmac
 from scheduling import sql
 from scheduling.configuration.file import apply
 from scheduling.configuration.file.apply import ChangePlan
-from scheduling.configuration.file.base import Stamp
 from scheduling.configuration.file.document import export_document
+from scheduling.configuration.file.section import Stamp
 from scheduling.errors import Conflict
 from scheduling.models.encrypted import Unreadable
 

@@ -11,7 +11,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from scheduling.configuration.file import apply, document
-from scheduling.configuration.file.base import Stamp
+from scheduling.configuration.file.section import Stamp
 from scheduling.durations import format_duration
 from scheduling.errors import AftertouchError
 from scheduling.planning import rescheduling

@@ -16,7 +16,7 @@ from django.db import connection, transaction
 
 from scheduling.app_integrations import integrations
 from scheduling.configuration.file import apply, document
-from scheduling.configuration.file.base import Stamp
+from scheduling.configuration.file.section import Stamp
 from scheduling.models import EventType, Node
 
 SHIPPED = Path(__file__).resolve().parent.parent.parent / "shipped.yaml"

@@ -290,9 +290,13 @@ def test_file_sends_no_password_of_a_shop_to_another_proxy(apply: Apply, refusal
 
 
 def test_file_names_each_bad_browser_setting(refusal_of: Callable[..., list[str]]) -> None:
-    text = FILE.replace("1366x768", "big").replace("zh-CN", "klingon!").replace("pass:1", "(kept)")
-    paths = {line.partition(": ")[0] for line in refusal_of(text)}
-    assert {"platforms[0].browser.language", "platforms[0].browser.proxy.password", "shops[0].browser.window"} <= paths
+    def list_paths(text: str) -> set[str]:
+        return {line.partition(": ")[0] for line in refusal_of(text)}
+
+    platforms = list_paths(FILE.replace("zh-CN", "klingon!").replace("pass:1", "(kept)"))
+    assert {"platforms[0].browser.language", "platforms[0].browser.proxy.password"} <= platforms
+    shops = list_paths(FILE.replace("1366x768", "big").replace("--hide-scrollbars", "--no-sandbox"))
+    assert {"shops[0].browser.window", "shops[0].browser.flags"} <= shops
 
 
 # --- the form ---------------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from rpa_tasks.jobs.publish import PublishRequest, publish_job
 from rpa_tasks.models import Breaker, Flow, Job, Lane, Platform, Shop
 from scheduling.configuration.file import apply as plan
 from scheduling.configuration.file import document
-from scheduling.configuration.file.base import Stamp
 from scheduling.configuration.file.document import export_document as exported
+from scheduling.configuration.file.section import Stamp
 from scheduling.durations import format_duration
 from tests.support.tables import each_row
 
@@ -118,8 +118,8 @@ def test_apply_section_retires_unlisted_shops(apply: Apply) -> None:
 def test_apply_keeps_platform_that_is_in_use(apply: Apply, refusal_of: Refused) -> None:
     apply(MARKET)
     assert refusal_of("platforms: []")[:2] == [
-        "platforms: platform “pdd” is not listed, but flow “pdd_sync_order” still uses it",
-        "platforms: platform “pdd” is not listed, but shop “旗舰店” still uses it",
+        "platforms: platform “pdd” is not listed, but flow “pdd/sync_order” still uses it",
+        "platforms: platform “pdd” is not listed, but shop “pdd/s1” still uses it",
     ]
     assert "pdd (retired)" in apply("{platforms: [], flows: [], shops: []}")
 

@@ -9,20 +9,19 @@ from typing import Any
 import pytest
 from pytest_django import Settings
 
-from scheduling.configuration.file.rows import RowSection
-from scheduling.configuration.file.schema import KEY, Field, Text
+from scheduling.configuration.file.section import Section
+from scheduling.errors import InvalidInput
 from scheduling.models import Stage
 from tests.support.config_files import Apply
 
 
-class Platforms(RowSection):
-    """It is on the table of stages: its content is about the table of fields."""
+class Platforms(Section):
+    """It is on the table of stages: its content is about the derived fields."""
 
     name = "platforms"
     noun = "platform"
-    tables = (Stage,)
     model = Stage
-    fields = (Field("key", KEY), Field("name", Text(100), default=""))
+    left_out = frozenset({"position"})
 
 
 @pytest.fixture(autouse=True)
@@ -49,10 +48,8 @@ def test_section_of_missing_app_names_the_app(refusal_of: Callable[..., list[str
 def test_other_app_section_check_is_called(
     apply: Apply, refusal_of: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from scheduling.errors import InvalidInput
-
-    def check(self: Any, values: Any, draft: Any) -> None:
+    def rules(*_: Any) -> None:
         raise InvalidInput.of("name", "is not ours")
 
-    monkeypatch.setattr(Platforms, "check", check)
+    monkeypatch.setattr(Platforms, "rules", rules)
     assert refusal_of("platforms: [{key: pdd}]")[0] == "platforms[0].name: is not ours"

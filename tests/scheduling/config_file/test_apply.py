@@ -16,13 +16,14 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 
 from config.environment import ROOT, environment
 from scheduling.channels.kinds import channel_kinds
 from scheduling.configuration.file import apply as plan
 from scheduling.configuration.file import document
-from scheduling.configuration.file.base import Stamp
-from scheduling.configuration.file.communities import Communities
+from scheduling.configuration.file.contents import Communities
+from scheduling.configuration.file.section import Stamp
 from scheduling.errors import Conflict
 from scheduling.models import (
     ChannelConfig,
@@ -233,6 +234,87 @@ def test_apply_distinguishes_true_from_one_in_a_condition(apply: Apply, base_con
     assert versions == [1, 2, 3]
 
 
+def list_plan(count: int) -> dict[str, Any]:
+    """A file with `count` rows in each section that has rows."""
+    numbers = range(count)
+    window = {"from": "09:00", "to": "18:00", "calendar": "c0"}
+    condition = {"all": [{"field": "event.data.n", "op": "eq", "value": 1}]}
+    return {
+        "channels": [
+            {"key": f"h{n}", "kind": "webhook", "url": f"{HOOK}{n}", "secret": SECRET, "timeout": "5s"} for n in numbers
+        ],
+        "templates": [
+            {"key": f"t{n}", "content_type": "guide", "body": "hello", "locale": locale}
+            for n in numbers for locale in ("en", "de")
+        ],
+        "communities": [{"chat_id": f"c{n}", "targets": {"h0": {"url": f"{HOOK}{n}"}}} for n in numbers],
+        "calendars": [{"key": f"c{n}", "send_window": window} for n in numbers],
+        "stages": [{"key": f"s{n}"} for n in numbers],
+        "nodes": [
+            {
+                "key": f"n{n}", "stage": f"s{n}", "trigger": "order.paid", "template": f"t{n}", "channel": f"h{n}",
+                "canary": {"template": "t0", "percent": 5}, "when": condition, "send_window": window,
+                "variants": [{"key": "v", "when": condition, "template": f"t{n}"}],
+            }
+            for n in numbers
+        ],
+        "harassment_rules": [{"kind": "cap", "limit": n + 1, "window": "1d", "channel": f"h{n}"} for n in numbers],
+        "webhooks": [{"key": f"w{n}", "url": HOOK, "secret": SECRET, "events": ["job.ended"]} for n in numbers],
+        "platforms": [{"key": f"p{n}", "check": "sync", "browser": {"proxy": {"url": "http://p:1"}}} for n in numbers],
+        "flows": [
+            {"platform": f"p{n}", "task_type": "sync", "idempotent": True, "command": ["true", "{param}"]}
+            for n in numbers
+        ],
+        "shops": [{"platform": f"p{n}", "shop_id": "s1"} for n in numbers],
+        "silence_policies": [{"key": f"p{n}", "threshold": "1m", "hours": window} for n in numbers],
+        "campaigns": [
+            {"key": f"k{n}", "threshold": "1m", "starts_at": "2026-01-01T00:00Z", "ends_at": "2026-01-02T00:00Z"}
+            for n in numbers
+        ],
+    }  # fmt: skip
+
+
+def test_queries_of_a_plan_and_of_unchanged_rows_do_not_grow_with_rows(db: None) -> None:
+    EventType.objects.create(key="order.paid")
+
+    def count(action: Callable[[], Any]) -> int:
+        with CaptureQueriesContext(connection) as queries:
+            action()
+        return len(queries)
+
+    counts = []
+    for size in (1, 2, 9):  # with the first one, no template is stored yet whose texts could be read
+        file = list_plan(size)
+        new = count(lambda file=file: plan.plan_changes(file))
+        planned = plan.plan_changes(file)
+        plan.store_plan(file, planned, Stamp("first"))
+        exported = document.export_document()
+        counts.append(
+            {
+                "new": new,
+                "unchanged": count(lambda file=file: plan.plan_changes(file)),
+                "kept secrets": count(lambda file=exported: plan.plan_changes(file)),
+                "stored without a change": count(
+                    lambda file=file: plan.store_plan(file, plan.plan_changes(file), Stamp("again"))
+                ),
+                "retired": count(lambda file=file: plan.plan_changes({name: [] for name in file})),
+                "export": count(document.export_document),
+            }
+        )
+        assert plan.plan_changes(file).changes == plan.plan_changes(exported).changes == []
+    assert counts[1] == counts[2]
+    assert counts[1]["unchanged"] < 40
+
+
+def test_null_group_or_optional_value_is_the_default(apply: Apply, base_config: str) -> None:
+    apply(base_config)
+    nulls = "rollout: , canary: {template: , guard: }, goal: , guards: , when: , send_window: , at: , delay_rules: "
+    assert apply(base_config.replace("delay: 15m", f"delay: 15m, {nulls}")).startswith("no changes\n")
+    shop = "platforms: [{key: pdd, browser: }]\nshops: [{platform: pdd, shop_id: s1, browser: {proxy: , provider: }}]"
+    assert apply(shop).endswith("applied\n")
+    assert apply(shop) == "no changes\n"
+
+
 def test_apply_ignores_recorded_communities(apply: Apply, export: Apply) -> None:
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO scheduling_community (chat_id, name, targets) VALUES ('c9', '', '')")
@@ -255,10 +337,6 @@ def test_apply_matches_rules_by_kind_and_scope(apply: Apply) -> None:
     three.refresh_from_db()
     conversation.refresh_from_db()
     assert (three.limit, three.version, conversation.retired_at is None) == (4, 2, False)
-    assert (
-        apply("harassment_rules: [{kind: cap, limit: 9, window: 7d}, {kind: cap, limit: 4, window: 24h}]")
-        == "no changes\n"
-    )
     apply("harassment_rules: [{kind: conversation}]")
     assert list(HarassmentRule.objects.filter(retired_at=None)) == [conversation]
     assert HarassmentRule.objects.count() == 3
@@ -292,7 +370,7 @@ def test_counted_conversations_are_read_only_if_listed(apply: Apply, export: App
         cursor.execute(
             "INSERT INTO scheduling_community (chat_id, name, targets) VALUES ('c1', '', ''), ('c2', '', '')"
         )
-    assert [row.chat_id for row in Communities().stored()] == ["named"]
+    assert [row.chat_id for row in Communities().list_rows()] == ["named"]
     assert apply(export()) == "no changes\n"
     assert "  ~ c1\n" in apply("communities: [{chat_id: named, name: Regulars}, {chat_id: c1, name: New}]")
     assert dict(Community.objects.values_list("chat_id", "name")) == {"named": "Regulars", "c1": "New", "c2": ""}

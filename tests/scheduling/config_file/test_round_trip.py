@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from config.environment import ROOT
 from scheduling.configuration.file import apply as plan
 from scheduling.configuration.file import document
-from scheduling.configuration.file.base import Stamp
 from scheduling.configuration.file.document import export_document as exported
+from scheduling.configuration.file.section import Stamp
 from scheduling.durations import YEAR, format_duration
 from scheduling.models import Community, EventType, Node
 

@@ -14,7 +14,7 @@ from django.urls import reverse
 
 from scheduling import sql
 from scheduling.configuration.file.apply import InvalidConfiguration, plan_changes, store_plan
-from scheduling.configuration.file.base import Stamp
+from scheduling.configuration.file.section import Stamp
 from scheduling.configuration.file.sections import sections
 from scheduling.models import WebhookEndpoint, WebhookSubscription
 from scheduling.monitoring.collectors import export_cluster_metrics

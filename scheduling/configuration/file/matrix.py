@@ -1,0 +1,264 @@
+"""The sections of the matrix and its rules: when a message is sent, and when not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+
+from scheduling.channels.kinds import channel_kinds
+from scheduling.configuration import validation
+from scheduling.configuration.condition_fields import FieldCatalogue, conditions_in
+from scheduling.configuration.file.notation import (
+    NUMBER,
+    REQUIRED,
+    SECONDS,
+    SEND_WINDOWS,
+    WHOLE,
+    Notation,
+    choice,
+    group_of,
+    list_of,
+    map_of,
+    text,
+)
+from scheduling.configuration.file.section import Field, Key, Listed, Reference, Section, SingleRow, read_fields
+from scheduling.durations import to_seconds
+from scheduling.models import (
+    Calendar,
+    ChannelConfig,
+    DelayRule,
+    EventType,
+    HarassmentRule,
+    Holdout,
+    Node,
+    Priority,
+    Stage,
+    Template,
+)
+from scheduling.policy.journeys import find_follow_problem
+from scheduling.policy.node_conditions import JOINS
+from scheduling.policy.profile import MAX_TAG
+from scheduling.policy.rollout import PLAN_DEFAULTS
+from scheduling.policy.window_forms import list_calendars
+
+if TYPE_CHECKING:
+    from scheduling.configuration.file.apply import Plan
+
+
+def list_window_calendars(column: str, stored: Any) -> Iterator[Reference]:
+    """Yield a reference to the calendar of each window that names one."""
+    for place, key in list_calendars(stored):
+        yield f"{column}[{place}].calendar" if len(stored) > 1 else f"{column}.calendar", Calendar, key
+
+
+class Calendars(Section):
+    """Calendars in the order of the file; the first is the default."""
+
+    name = "calendars"
+    noun = "calendar"
+    model = Calendar
+    notations = {"closed": list_of(text(10)), "open": list_of(text(10)), "send_window": SEND_WINDOWS}
+
+    def own_defaults(self, values: Mapping[str, Any], position: int, stored: Any = None) -> dict[str, Any]:
+        return {"position": position}
+
+    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
+        validation.check_calendar(values)
+
+    def list_references(self, row: Any) -> Iterator[Reference]:
+        yield from list_window_calendars("send_window", row.send_window)
+
+
+class Stages(Section):
+    """Stages in the order of the file. `position` is written only if it differs from the place in the list."""
+
+    name = "stages"
+    noun = "stage"
+    model = Stage
+
+    def own_defaults(self, values: Mapping[str, Any], position: int, stored: Any = None) -> dict[str, Any]:
+        return {"position": position}
+
+    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
+        validation.check_stage(values)
+
+
+def _write_condition(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a condition of `policy.node_conditions` with its keys in the usual order."""
+    return {key: _write_part(stored[key]) for key in ("field", "op", "value", *JOINS) if key in stored}
+
+
+def _write_part(part: Any) -> Any:
+    if not isinstance(part, list):
+        return part
+    return [_write_condition(each) if isinstance(each, dict) else each for each in part]
+
+
+def _write_variants(stored: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {"key": each["key"], "when": _write_condition(each["when"]), "template": each["template"]} for each in stored
+    ]
+
+
+CHATS, EVENTS = list_of(text(200)), list_of(text(120))
+#: The plan of a roll-out. Every key has a default, so `{}` is the default plan.
+CANARY_GUARD = group_of(
+    "a mapping: `steps`, `time`, `touches`, `complaints`, `failures`",
+    {
+        name: ({"steps": list_of(NUMBER), "time": SECONDS, "touches": WHOLE}.get(name, NUMBER), default)
+        for name, default in PLAN_DEFAULTS.items()
+    },
+)
+#: A node's own rules, stored as seconds. The defaults give a flat delay.
+OWN_DELAY_RULES = group_of(
+    "a mapping like `delay_rules`",
+    {
+        "by_level": (map_of(SECONDS), {}),
+        "default": (SECONDS, REQUIRED),
+        "active_within": (SECONDS, to_seconds(DelayRule._meta.get_field("active_within").default)),
+        "active_factor": (NUMBER, 1.0),
+    },
+)
+
+
+class Nodes(Section):
+    name = "nodes"
+    noun = "node"
+    model = Node
+    paths = {
+        "rollout_": "rollout.", "canary_": "canary.", "goal_": "goal.", "guard_": "guards.",
+        "holdout_percent": "holdout",
+    }  # fmt: skip
+    notations = {
+        "from_nodes": list_of(text(64)),
+        "delay_rules": OWN_DELAY_RULES,
+        "priority": choice({each.name.lower(): each.value for each in Priority}),
+        "rollout_communities": CHATS,
+        "canary_communities": CHATS,
+        "canary_guard": CANARY_GUARD,
+        "cancel_on": EVENTS,
+        "tags": list_of(text(MAX_TAG)),
+        "when": Notation("a condition: `all` or `any` with a list of rows", write=_write_condition),
+        "variants": Notation("a list of at most 10: `key`, `when` and `template`", write=_write_variants),
+        "send_window": SEND_WINDOWS,
+    }
+
+    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
+        validation.check_node(values)
+
+    def check_among(self, one: Listed, plan: Plan) -> None:
+        row = one.row
+        followed = plan.once("followed nodes", lambda: self._map_followed(plan))
+        if problem := find_follow_problem(row.key, row.from_nodes, followed, settings.AFTERTOUCH_JOURNEY_DEPTH):
+            plan.problem(f"{one.path}.from_nodes", problem)
+        conditions = conditions_in({"when": row.when, "variants": row.variants})
+        if conditions:
+            catalogue = plan.once("condition fields", FieldCatalogue)
+            used = conditions_in({"when": one.stored.when, "variants": one.stored.variants}) if one.stored else {}
+            for place, problem in catalogue.find_unknown(conditions, row.trigger, used):
+                plan.problem(f"{one.path}.{place}", problem)
+        known = plan.once("event types", lambda: set(EventType.objects.values_list("key", flat=True)))
+        named = [
+            ("trigger", row.trigger),
+            *(("cancel_on", each) for each in row.cancel_on),
+            ("goal.event", row.goal_event),
+        ]
+        for place, event in named:
+            if event and event not in known:
+                plan.note(f"{one.path}.{place}: no event of type “{event}” is known yet")
+
+    def _map_followed(self, plan: Plan) -> dict[str, list[str]]:
+        """Return what each node follows after the file is applied, by key. Retired nodes count: one may be restored."""
+        rows = [*plan.stored(self).values(), *plan.in_use(Node).values()]
+        return {row.key: row.from_nodes for row in rows}
+
+    def list_references(self, row: Any) -> Iterator[Reference]:
+        yield from super().list_references(row)
+        yield from (("from_nodes", Node, key) for key in row.from_nodes)
+        for place, variant in enumerate(row.variants):
+            yield f"variants[{place}].template", Template, variant["template"]
+        yield from list_window_calendars("send_window", row.send_window)
+
+
+class DelayRules(SingleRow):
+    name = "delay_rules"
+    noun = "dynamic delay"
+    model = DelayRule
+    notations = {"by_level": map_of(SECONDS)}
+
+    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
+        validation.check_delay_rule(values)
+
+
+class GlobalHoldout(SingleRow):
+    name = "holdout"
+    noun = "global hold-out"
+    model = Holdout
+
+    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
+        validation.check_holdout(values)
+
+
+class HarassmentRules(Section):
+    """Rules, which have no key: the first cap for customers of the file is the first stored one, and so on."""
+
+    name = "harassment_rules"
+    noun = "anti-harassment rule"
+    model = HarassmentRule
+    identity = ("kind",)
+    required = frozenset({"limit", "window", "quiet_from", "quiet_to"})
+    paths = {"quiet_": ""}
+    notations = {"limits": map_of(WHOLE)}
+    further = (Field("by", "", choice({"content_type": "content_type"}), "content_type"),)
+    parts = ("channel", "category", "tag")  #: of the messages; a rule counts all without them
+    of_kind: Mapping[str, Sequence[str]] = {
+        "cap": ("limit", "limits", "window", *parts),
+        "dedupe": ("by", "window", *parts),
+        "conversation": (),
+        "quiet_hours": ("from", "to", "timezone"),
+    }
+
+    def choose_fields(self, given: Any) -> Sequence[Field]:
+        """Return the keys that apply to the kind. The other columns stay unchanged."""
+        kind = given.get("kind") if isinstance(given, Mapping) else given.kind
+        names = {"kind", "scope", "enabled", *self.of_kind[str(kind)]}
+        return [field for field in self.fields if field.path in names]
+
+    def read_entry(
+        self, entry: dict[str, Any], position: int, path: str, earlier: Mapping[Key, Listed], plan: Plan
+    ) -> Listed | None:
+        kind = entry.get("kind")
+        if not isinstance(kind, str) or kind not in self.of_kind:  # it says which other keys are known
+            read_fields(entry, [field for field in self.fields if field.path == "kind"], path, plan, rest=True)
+            return None
+        return super().read_entry(entry, position, path, earlier, plan)
+
+    def identify(self, entry: Mapping[str, Any], earlier: Mapping[Key, Listed]) -> Key:
+        kind, scope = entry["kind"], str(entry.get("scope", HarassmentRule.Subject.USER.value))
+        return kind, scope, sum(key[:2] == (kind, scope) for key in earlier)
+
+    def key_rows(self, rows: Iterable[Any]) -> dict[Key, Any]:
+        counts: Counter[Key] = Counter()
+        found: dict[Key, Any] = {}
+        for row in sorted(rows, key=lambda row: (row.retired_at is not None, row.pk)):
+            found[row.kind, row.scope, counts[row.kind, row.scope]] = row
+            counts[row.kind, row.scope] += 1
+        return found
+
+    def label(self, row: Any) -> str:
+        return f"{row.kind} ({row.scope})"
+
+    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
+        validation.check_rule(values, {key for (key,) in plan.in_use(ChannelConfig)})
+
+    def check_among(self, one: Listed, plan: Plan) -> None:
+        tag = one.row.tag
+        if tag and not any(tag in row.tags for row in plan.in_use(Node).values()):
+            plan.note(f"{one.path}.tag: no node has the tag “{tag}” yet")
+
+    def list_references(self, row: Any) -> Iterator[Reference]:
+        if row.channel and row.channel not in channel_kinds():
+            yield "channel", ChannelConfig, row.channel

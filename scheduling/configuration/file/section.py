@@ -1,0 +1,549 @@
+"""Read, compare, store and write the rows of one model as a section of the configuration file.
+
+Keys, values and defaults derive from the fields of the model. A class declares the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy, deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from django.db import models
+from django.utils.timezone import now
+
+from scheduling.configuration.file.notation import REQUIRED, Notation, derive_notation, join_path
+from scheduling.error_text import ErrorText as _
+from scheduling.errors import InvalidInput
+from scheduling.models.encrypted import EncryptedJSONField, Sealed, Unreadable
+from scheduling.models.versioned import differs_by_type
+
+if TYPE_CHECKING:
+    from scheduling.configuration.file.apply import Plan
+
+Verb = Literal["added", "restored", "changed", "retired"]
+Key = tuple[Any, ...]
+Reference = tuple[str, type[models.Model], str]  #: place, model and key of a row that another one needs
+Place = tuple[str, ...]  #: the names that lead to a value of an entry: `("rollout", "percent")`
+KEPT = "(kept)"  #: in place of a secret in a file: keep the stored value
+HIDDEN = "(secret)"  #: in place of a secret in printed output
+ABSENT: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One key of an entry. A dot in `path` leads into a group: `rollout.percent`."""
+
+    path: str
+    column: str  #: of the row; empty: a word of the format that is not stored
+    notation: Notation
+    default: Any = REQUIRED
+    nullable: bool = False
+    related: type[models.Model] | None = None  #: of a foreign key; the file has the key of its row
+    member: str = ""  #: of the mapping that the column stores
+
+    @property
+    def name(self) -> str:
+        """Return the name of the value in rules: that of the column, or the path of a member."""
+        return self.path if self.member else self.column or self.path
+
+    def get(self, row: Any) -> Any:
+        """Return the row's value, or for a reference the key of the other row."""
+        if not self.column:
+            return self.default
+        stored: Any = getattr(row, self.column, None)  # a reference that could not be read has no row
+        if self.member and not isinstance(stored, Sealed):
+            return stored.get(self.member, self.default)
+        return stored.key if self.related and stored is not None else stored
+
+    def put(self, row: Any, value: Any) -> None:
+        if self.member:
+            stored = getattr(row, self.column)
+            others = {} if isinstance(stored, Sealed) else {k: v for k, v in stored.items() if k != self.member}
+            value = {**others, self.member: value} if value else others
+        if self.column:
+            setattr(row, self.column, value)
+
+    def write(self, row: Any) -> Any:
+        value = self.get(row)
+        return value if value is None or isinstance(value, Sealed) else self.notation.write(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A row as the file wants it."""
+
+    path: str  #: place of the entry: `nodes[2]`
+    key: Key
+    entry: Mapping[str, Any]
+    row: Any
+    stored: Any  #: the row with the same key; None for a new one
+    wrong: frozenset[str]  #: names of fields without a valid value
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One changed value of a row, in the file's notation. Secrets are already hidden."""
+
+    path: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True)
+class Change:
+    """The change that a file makes to one row."""
+
+    section: Section
+    verb: Verb
+    before: Any  #: the stored row; None for an added one
+    after: Any  #: None for a retired row
+    differences: Sequence[Difference] = ()
+
+    @property
+    def label(self) -> str:
+        return self.section.label(self.after or self.before)
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """Identify the change: equal for the same change to the same row."""
+        entries = [row and self.section.write_entry(row) for row in (self.before, self.after)]
+        return (self.section.name, self.verb, self.label, *entries, self.before and self.before.pk)
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """The author and the reason of changes, for the history of rows and the audit log."""
+
+    reason: str
+    actor: Any = None  #: a user, or None for the command line and an API client
+    client: str = ""  #: `api:<name of the key>`
+
+    @property
+    def author(self) -> str:
+        return self.actor.get_username() if self.actor else self.client
+
+    def on(self, row: Any) -> None:
+        row._change_reason = (f"{self.client}: {self.reason}" if self.client else self.reason)[:100]
+        if self.actor is not None:
+            row._history_user = self.actor
+
+
+class Section:
+    """A section that is a list of rows with keys. Instances have no state; the plan holds what is being read.
+
+    The list is complete: rows that it omits are retired, and retired rows that it lists are restored. Only changed rows
+    are saved. They are saved with `save()`, so that versions and history follow.
+    """
+
+    name: ClassVar[str]
+    noun: ClassVar[str]  #: one of its rows, in messages: "template"
+    model: ClassVar[type[models.Model]]
+    further_tables: ClassVar[tuple[type[models.Model], ...]] = ()  #: that a change writes beside the model's
+    identity: ClassVar[tuple[str, ...]] = ("key",)  #: columns that identify a row
+    left_out: ClassVar[frozenset[str]] = frozenset()  #: columns that the file does not have
+    required: ClassVar[frozenset[str]] = frozenset()  #: columns without a default, although the model has one
+    paths: ClassVar[Mapping[str, str]] = {}  #: by the column or its beginning
+    notations: ClassVar[Mapping[str, Notation]] = {}  #: of columns whose type is not enough
+    further: ClassVar[tuple[Field, ...]] = ()  #: keys that are no columns: members of a column, or words of the format
+    settings: ClassVar[str] = ""  #: encrypted column with all keys of an entry that no field has
+    scope: ClassVar[str] = ""  #: that an API key needs beside `config.write` to change it
+
+    # --- derived from the model ---
+
+    @cached_property
+    def fields(self) -> tuple[Field, ...]:
+        columns = [
+            field for field in self.model._meta.concrete_fields
+            if field.editable and not field.primary_key and field.name not in self.left_out
+            and (field.name in self.notations or not isinstance(field, EncryptedJSONField))
+        ]  # fmt: skip
+        return (*map(self._derive_field, columns), *self.further)
+
+    def _derive_field(self, field: Any) -> Field:
+        related = field.related_model if isinstance(field, models.ForeignKey) else None
+        in_database = field.has_db_default() and not field.has_default()
+        default = None if related else field.db_default if in_database else field.get_default()
+        default = getattr(default, "value", default)  # of a choice
+        if field.name in self.required or (not field.blank and default in (None, "", [], {})):
+            default = REQUIRED
+        start = next((start for start in self.paths if field.name.startswith(start)), "")
+        return Field(
+            self.paths.get(start, "") + field.name.removeprefix(start), field.name,
+            self.notations.get(field.name) or derive_notation(field), default, field.null, related,
+        )  # fmt: skip
+
+    @property
+    def tables(self) -> tuple[type[models.Model], ...]:
+        """Return the models whose tables are locked while changes are stored."""
+        return (self.model, *self.further_tables)
+
+    def choose_fields(self, given: Any) -> Sequence[Field]:
+        """Return the fields that apply to an entry or a row."""
+        return self.fields
+
+    # --- declared by the section ---
+
+    def own_defaults(self, values: Mapping[str, Any], position: int, stored: Any = None) -> dict[str, Any]:
+        """Return defaults that depend on the other values, the place in the list or the stored row."""
+        return {}
+
+    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
+        """Check the values of a row. Those that could not be read are absent.
+
+        Raises:
+            InvalidInput: by name.
+        """
+
+    def check_among(self, one: Listed, plan: Plan) -> None:
+        """Add problems and notes about a valid row among the others, as they will be after the file is applied."""
+
+    def list_references(self, row: Any) -> Iterator[Reference]:
+        """Yield the place, the model and the key of each row that a valid row needs."""
+        for field in self.choose_fields(row):
+            if field.related and (key := field.get(row)) is not None:
+                yield field.path, field.related, key
+
+    def find_secrets(self, entry: Mapping[str, Any]) -> Iterable[Place]:
+        """Return the places of secrets in an entry."""
+        return ()
+
+    def find_forbidden_secret(self, kept: Iterable[Place], stored: Any, row: Any) -> tuple[str, str] | None:
+        """Return the place and the problem if these secrets may not be kept: they would be sent to another address."""
+        return None
+
+    def may_be_unlisted(self, row: Any) -> bool:
+        """Return whether no person wrote this row, so that the file need not list it."""
+        return False
+
+    def note_changes(self, changes: Sequence[Change], plan: Plan) -> None:
+        """Add notes about effects that the differences do not show."""
+
+    # --- the file → rows ---
+
+    def read(self, given: Any, plan: Plan) -> dict[Key, Listed]:
+        listed: dict[Key, Listed] = {}
+        for position, (path, entry) in enumerate(self.list_entries(given, plan)):
+            one = self.read_entry(entry, position, path, listed, plan)
+            if one is not None and listed.setdefault(one.key, one) is not one:
+                first = listed[one.key].path
+                plan.problem(path, _("“%(name)s” is listed already, at %(path)s", name=self.label(one.row), path=first))
+        return listed
+
+    def list_entries(self, given: Any, plan: Plan) -> Iterator[tuple[str, dict[str, Any]]]:
+        if not isinstance(given, list):
+            plan.problem(self.name, _("must be a list"))
+            return
+        for position, entry in enumerate(given):
+            if isinstance(entry, dict):
+                yield f"{self.name}[{position}]", entry
+            else:
+                plan.problem(f"{self.name}[{position}]", _("must be a mapping"))
+
+    def read_entry(
+        self, entry: dict[str, Any], position: int, path: str, earlier: Mapping[Key, Listed], plan: Plan
+    ) -> Listed | None:
+        """Return the row of an entry; None without its key."""
+        fields = self.choose_fields(entry)
+        key = self.identify(entry, earlier)
+        stored = plan.stored(self).get(key) if all(isinstance(each, (str, int)) for each in key) else None
+        restored, kept = self._restore_secrets(entry, stored, path, plan)
+        values, wrong = read_fields(restored, fields, path, plan, rest=bool(self.settings))
+        self._resolve_references(fields, values, wrong, path, plan)
+        defaults = self.defaults(values, position, stored)
+        row = copy(stored) if stored is not None else self.new_row()
+        row.retired_at = None
+        for field in fields:
+            if field.name in values:
+                field.put(row, values[field.name])
+            elif field.name not in wrong:
+                field.put(row, deepcopy(defaults[field.name]))
+        if self.settings:
+            setattr(row, self.settings, {name: restored[name] for name in restored.keys() - self.own_keys})
+        if not wrong.isdisjoint(self.identity):
+            return None
+        if kept and (found := self.find_forbidden_secret(kept, stored, row)):
+            plan.problem(f"{path}.{found[0]}", found[1])
+        return Listed(path, key, entry, row, stored, frozenset(wrong))
+
+    def identify(self, entry: Mapping[str, Any], earlier: Mapping[Key, Listed]) -> Key:
+        return tuple(entry.get(column) for column in self.identity)
+
+    def new_row(self) -> Any:
+        return self.model()
+
+    def defaults(self, values: Mapping[str, Any], position: int, stored: Any = None) -> dict[str, Any]:
+        fixed = {field.name: field.default for field in self.choose_fields(values) if field.default is not REQUIRED}
+        return fixed | self.own_defaults(values, position, stored)
+
+    @cached_property
+    def own_keys(self) -> set[str]:
+        return {field.path.partition(".")[0] for field in self.fields}
+
+    def _resolve_references(
+        self, fields: Sequence[Field], values: dict[str, Any], wrong: set[str], path: str, plan: Plan
+    ) -> None:
+        """Replace keys of other rows by these rows, as they will be after the file is applied."""
+        for field in fields:
+            if field.related and (key := values.get(field.name)) is not None:
+                values[field.name] = plan.in_use(field.related).get((key,))
+                if values[field.name] is None:
+                    plan.missing_row(f"{path}.{field.path}", field.related, key)
+                    del values[field.name]
+                    wrong.add(field.name)
+
+    def check(self, one: Listed, plan: Plan) -> None:
+        fields = [field for field in self.choose_fields(one.row) if field.name not in one.wrong]
+        values = {field.name: field.get(one.row) for field in fields}
+        if self.settings:
+            values[self.settings] = getattr(one.row, self.settings)
+        try:
+            self.rules(values, one, plan)
+        except InvalidInput as error:
+            for each in error.errors:
+                plan.problem(join_path(one.path, self.path_of(each.field)), each.message)
+        if not plan.has_problem(one.path):
+            self.check_among(one, plan)
+            for place, model, key in self.list_references(one.row):
+                if (key,) not in plan.in_use(model):
+                    plan.missing_row(join_path(one.path, place), model, key)
+
+    def path_of(self, name: str) -> str:
+        """Return where the file writes a value. A dot leads inside the value."""
+        if self.settings:
+            name = name.removeprefix(f"{self.settings}.")
+        head, dot, rest = name.partition(".")
+        return next((field.path for field in self.fields if field.name == head), head) + dot + rest
+
+    # --- compared with what is stored ---
+
+    def list_rows(self, given: Any = None) -> Iterable[Any]:
+        """Return the stored rows in the order of the model, retired ones included."""
+        related = [field.column for field in self.fields if field.related]
+        rows = self.model._default_manager.all()
+        return rows.select_related(*related) if related else rows
+
+    def key_rows(self, rows: Iterable[Any]) -> dict[Key, Any]:
+        of = {field.name: field.get for field in self.fields}
+        return {tuple(of[column](row) for column in self.identity): row for row in rows}
+
+    def label(self, row: Any) -> str:
+        of = {field.name: field.get for field in self.fields}
+        return "/".join(str(of[column](row)) for column in self.identity)
+
+    def list_changes(self, plan: Plan) -> list[Change]:
+        listed = plan.listed[self.name]
+        changes = [change for one in listed.values() if (change := self._compare(one))]
+        for key, row in plan.stored(self).items():
+            if key not in listed and not is_retired(row) and not self.may_be_unlisted(row):
+                changes.append(Change(self, "retired", row, None))
+        self.note_changes(changes, plan)
+        return changes
+
+    def _compare(self, one: Listed) -> Change | None:
+        if one.stored is None:
+            return Change(self, "added", None, one.row)
+        before, after = self.write_entry(one.stored), self.write_entry(one.row)
+        secrets = {*self.find_secrets(before), *self.find_secrets(after)}
+        differences = list(list_differences(before, after, secrets))
+        if is_retired(one.stored):
+            return Change(self, "restored", one.stored, one.row, differences)
+        return Change(self, "changed", one.stored, one.row, differences) if differences else None
+
+    # --- stored ---
+
+    def store(self, change: Change, stamp: Stamp) -> None:
+        """Write one change. The rows that it refers to are already written."""
+        row = change.after
+        if row is None:
+            row = change.before
+            row.retired_at = now()
+        stamp.on(row)
+        row.save()
+
+    # --- rows → the file ---
+
+    def export(self, *, with_secrets: bool) -> Any:
+        """Return the section in the file's notation, or None to leave it out.
+
+        Raises:
+            Unreadable: a secret cannot be read here. A file without its row would retire it or remove the secret.
+        """
+        rows = [row for row in self.list_rows() if not is_retired(row)]
+        return [entry for position, row in enumerate(rows) for entry in self.export_row(row, position, with_secrets)]
+
+    def export_row(self, row: Any, position: int, with_secrets: bool) -> list[dict[str, Any]]:
+        """Return the entries of a row, without values that equal the defaults."""
+        fields = self.choose_fields(row)
+        values = {field.name: field.get(row) for field in fields}
+        defaults = self.defaults(values, position)
+        entry = self.write_fields(
+            row, [each for each in fields if values[each.name] != defaults.get(each.name, REQUIRED)]
+        )
+        try:
+            for place in self.find_secrets(entry):
+                if not with_secrets and find_value(entry, place):
+                    put_value(entry, place, KEPT)
+            for value in _list_leaves(entry):
+                if isinstance(value, Sealed):
+                    value.open()
+        except Unreadable as error:
+            raise Unreadable(f"{self.noun} “{self.label(row)}”: {error}") from None
+        return [entry]
+
+    def write_entry(self, row: Any) -> dict[str, Any]:
+        """Return the whole entry of a row, with its secrets."""
+        return self.write_fields(row, self.choose_fields(row))
+
+    def write_fields(self, row: Any, fields: Sequence[Field]) -> dict[str, Any]:
+        entry: dict[str, Any] = {}
+        for field in fields:
+            put_value(entry, tuple(field.path.split(".")), deepcopy(field.write(row)))
+        if self.settings:
+            stored = getattr(row, self.settings)
+            entry |= {self.settings: stored} if isinstance(stored, Sealed) else dict(sorted(deepcopy(stored).items()))
+        return entry
+
+    # --- secrets ---
+
+    def entry_to_keep(self, stored: Any, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the entry of the stored row whose secrets this entry may keep."""
+        return self.write_entry(stored) if stored is not None else {}
+
+    def _restore_secrets(
+        self, entry: dict[str, Any], stored: Any, path: str, plan: Plan
+    ) -> tuple[dict[str, Any], list[Place]]:
+        """Replace the marks of kept secrets by the stored values. Return also the places of these."""
+        kept = [place for place in self.find_secrets(entry) if find_value(entry, place) == KEPT]
+        if not kept:
+            return entry, kept
+        entry, former = deepcopy(entry), self.entry_to_keep(stored, entry)
+        for place in tuple(kept):
+            value = find_value(former, place)
+            if value and not isinstance(value, Sealed):
+                put_value(entry, place, value)
+                continue
+            kept.remove(place)
+            sealed = any(isinstance(each, Sealed) for each in _list_leaves(former))
+            problem = _("what is stored cannot be read here") if sealed else _("there is nothing stored to keep")
+            plan.problem(".".join((path, *place)), problem)
+        return entry, kept
+
+
+def is_retired(row: Any) -> bool:
+    return getattr(row, "retired_at", None) is not None  # a single row is never retired
+
+
+class SingleRow(Section):
+    """A section that is a mapping, stored as one row."""
+
+    identity = ()
+
+    def list_entries(self, given: Any, plan: Plan) -> Iterator[tuple[str, dict[str, Any]]]:
+        if isinstance(given, dict):
+            yield self.name, given
+        else:
+            plan.problem(self.name, _("must be a mapping"))
+
+    def new_row(self) -> Any:
+        return self.model(pk=1)
+
+    def label(self, row: Any) -> str:
+        return self.noun
+
+    def may_be_unlisted(self, row: Any) -> bool:
+        return True
+
+    def export(self, *, with_secrets: bool) -> Any:
+        row = next(iter(self.list_rows()), None)
+        return self.write_entry(row) if row is not None else None
+
+
+def read_fields(
+    entry: Mapping[str, Any], fields: Sequence[Field], path: str, plan: Plan, *, rest: bool = False
+) -> tuple[dict[str, Any], set[str]]:
+    """Return the valid values of an entry by name, and the names of those that are not. Absent keys are left out.
+
+    With `rest`, unknown keys are left to the caller; otherwise they are problems.
+    """
+    given = dict(_flatten(entry, "", {field.path for field in fields}, path, plan, rest))
+    values: dict[str, Any] = {}
+    wrong: set[str] = set()
+    for field in fields:
+        place = f"{path}.{field.path}"
+        try:
+            if field.path not in given:
+                if field.default is REQUIRED:
+                    raise ValueError(_("is missing"))
+            elif given[field.path] is None and field.nullable:
+                values[field.name] = None
+            else:
+                values[field.name] = field.notation.read(given[field.path])
+        except InvalidInput as error:
+            wrong.add(field.name)
+            for each in error.errors:
+                plan.problem(join_path(place, each.field), each.message)
+        except ValueError as error:
+            wrong.add(field.name)
+            plan.problem(place, str(error))
+    return values, wrong
+
+
+def _flatten(
+    entry: Mapping[str, Any], prefix: str, known: set[str], path: str, plan: Plan, rest: bool
+) -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of each known key. A group that is null is as absent."""
+    for key, item in entry.items():
+        inner = f"{prefix}{key}"
+        if inner in known and "." not in key:
+            yield inner, item
+        elif "." in key or not any(each.startswith(f"{inner}.") for each in known):
+            if not (rest and not prefix):
+                names = sorted({each.removeprefix(prefix).split(".")[0] for each in known if each.startswith(prefix)})
+                plan.problem(f"{path}.{inner}", _("is not known here; known are %(known)s", known=", ".join(names)))
+        elif isinstance(item, dict):
+            yield from _flatten(item, f"{inner}.", known, path, plan, rest)
+        elif item is not None:
+            plan.problem(f"{path}.{inner}", _("must be a mapping"))
+
+
+def find_value(entry: Any, place: Place) -> Any:
+    for name in place:
+        entry = entry.get(name) if isinstance(entry, dict) else None
+    return entry
+
+
+def put_value(entry: dict[str, Any], place: Place, value: Any) -> None:
+    *groups, name = place
+    for group in groups:
+        entry = entry.setdefault(group, {})
+    entry[name] = value
+
+
+def list_differences(
+    before: Mapping[str, Any], after: Mapping[str, Any], secrets: Iterable[Place], place: Place = ()
+) -> Iterator[Difference]:
+    """Yield each value that differs. Mappings are compared by their members."""
+    for name in dict.fromkeys([*before, *after]):
+        inner = (*place, name)
+        was, will = before.get(name, ABSENT), after.get(name, ABSENT)
+        parts = [{} if each is ABSENT else each for each in (was, will)]
+        if inner not in secrets and any(parts) and all(isinstance(each, dict) for each in parts):
+            yield from list_differences(parts[0], parts[1], secrets, inner)
+        elif differs_by_type(was, will):
+            shown = [None if each is ABSENT else each for each in (was, will)]
+            if isinstance(was, Sealed):
+                shown = ["(unreadable)", HIDDEN]
+            elif inner in secrets:
+                shown = [HIDDEN if each else each for each in shown]
+            yield Difference(".".join(inner), *shown)
+
+
+def _list_leaves(entry: Any) -> Iterator[Any]:
+    if isinstance(entry, dict):
+        for each in entry.values():
+            yield from _list_leaves(each)
+    else:
+        yield entry
