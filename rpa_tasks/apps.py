@@ -10,3 +10,4 @@ class RpaTasksConfig(AppConfig):
 
     def ready(self) -> None:
         from rpa_tasks import checks  # noqa: F401  (registers the system checks)
+        from rpa_tasks.configuration import validation  # noqa: F401  (gives the models their rules)

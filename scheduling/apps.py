@@ -13,6 +13,7 @@ class SchedulingConfig(AppConfig):
     def ready(self) -> None:
         from scheduling import checks  # noqa: F401  (registers the system checks)
         from scheduling.audit import feeds  # noqa: F401  (connects the signals)
+        from scheduling.configuration import validation, webhook_validation  # noqa: F401  (give the models their rules)
         from scheduling.delivery import admission
         from scheduling.ledger.touches import quota_slots_freed
         from scheduling.operations.periodic_rows import allow_unknown_time_zones

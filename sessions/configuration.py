@@ -9,7 +9,6 @@ from scheduling.configuration.file.matrix import list_window_calendars
 from scheduling.configuration.file.notation import SEND_WINDOWS, list_of, text
 from scheduling.configuration.file.section import Key, Listed, Reference, Section
 from scheduling.error_text import ErrorText as _
-from sessions import validation
 from sessions.frames import TAG_LENGTH
 from sessions.models import Campaign, SilencePolicy
 from sessions.policy import CUSTOMER, own_tags
@@ -40,9 +39,6 @@ class SilencePolicies(Section):
     def own_defaults(self, values: Mapping[str, Any], position: int, stored: Any = None) -> dict[str, Any]:
         return {"tags": own_tags(values["key"], None)} if "key" in values else {}
 
-    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
-        validation.check_policy(values)
-
     def check_among(self, one: Listed, plan: Plan) -> None:
         one.row.tags = own_tags(one.row.key, one.row.tags)
         # A guide and an answer policy may have the same tags: both apply.
@@ -66,6 +62,3 @@ class Campaigns(Section):
     noun = "campaign"
     model = Campaign
     required = frozenset({"threshold"})
-
-    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
-        validation.check_campaign(values)

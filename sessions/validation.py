@@ -11,8 +11,10 @@ from typing import Any
 
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector
+from scheduling.models.checked import rules_of
 from scheduling.policy.window_forms import check_windows
 from sessions.frames import MOST_TAGS, TAG_LENGTH, has_control_characters
+from sessions.models import Campaign, SilencePolicy
 from sessions.policy import AFTER, ALL, ANY, DEFAULT_KEY, GRACE_FOR
 
 #: The watcher checks at least once a second, so it cannot miss a timer longer than that.
@@ -21,6 +23,7 @@ MAX_JITTER = timedelta(hours=1)
 MAX_GRACE = timedelta(minutes=10)
 
 
+@rules_of(SilencePolicy)
 def check_policy(values: Mapping[str, Any]) -> None:
     found = ErrorCollector()
     found.key(values)
@@ -49,6 +52,7 @@ def check_tags(values: Mapping[str, Any], found: ErrorCollector) -> None:
         found.add("tags", _("must be empty: the default policy applies to sessions without another one"))
 
 
+@rules_of(Campaign)
 def check_campaign(values: Mapping[str, Any]) -> None:
     found = ErrorCollector()
     found.key(values)

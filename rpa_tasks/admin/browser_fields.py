@@ -99,10 +99,6 @@ class BrowserForm(CheckedForm):
                 return f"secret_{name}"
         return super().find_error_field(path)
 
-    def save(self, commit: bool = True) -> Any:
-        self.instance.browser, self.instance.proxy_secret = self.browser, self.proxy_secret
-        return super().save(commit)
-
 
 class BrowserAdmin(OpsAdmin):
     """A page whose form has browser settings."""

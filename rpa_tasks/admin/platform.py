@@ -83,7 +83,7 @@ class PlatformForm(BrowserForm):
                                  "runs after an operator reports a login. Empty: the report is believed."),
         }  # fmt: skip
 
-    def check(self, values: Any, /) -> None:  # type: ignore[override]
+    def check(self, values: Any, /) -> None:
         stored = self.instance if self.instance.pk else None
         flows = stored.flows.filter(retired_at=None) if stored else ()
         all_shops = Shop.objects.select_related("platform")

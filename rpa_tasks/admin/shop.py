@@ -60,7 +60,7 @@ class ShopForm(BrowserForm):
             "backlog_limit": _("Queue limit: further jobs are rejected while this number waits."),
         }
 
-    def check(self, values: Any, /) -> None:  # type: ignore[override]
+    def check(self, values: Any, /) -> None:
         platform = values.get("platform") or getattr(self.instance, "platform", None)
         known = {
             "platform": platform.key if platform else "",

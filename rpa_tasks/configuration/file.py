@@ -101,7 +101,11 @@ def note_waiting_jobs(changes: Sequence[Change], plan: Plan, column: str) -> Non
 
 def _map_templates(plan: Plan) -> dict[str, str]:
     """Map platforms to their address of a browser elsewhere as of after the file is applied."""
-    return {key: row.browser.get("cdp_url", "") for (key,), row in plan.in_use(Platform).items()}
+    found: dict[str, str] = plan.once(
+        "browsers of platforms",
+        lambda: {key: row.browser.get("cdp_url", "") for (key,), row in plan.in_use(Platform).items()},
+    )
+    return found
 
 
 class Platforms(Pausable):
@@ -110,7 +114,7 @@ class Platforms(Pausable):
     model = Platform
     paths = {"check_task_type": "check"}
 
-    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
+    def check_values(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
         task_types = {task_type for platform, task_type in plan.in_use(Flow) if (platform,) == one.key}
         validation.check_platform(values, task_types, one.stored)
 
@@ -150,9 +154,6 @@ class Flows(Section):
         "env": map_of(text(4_000, empty=True)),
     }
 
-    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
-        validation.check_flow(values)
-
     def check_among(self, one: Listed, plan: Plan) -> None:
         row = one.row
         if problem := validation.missing_program({"command": row.command, "path": row.path, "cwd": row.cwd}):
@@ -172,7 +173,7 @@ class Shops(Pausable):
     model = Shop
     identity = ("platform", "shop_id")
 
-    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
+    def check_values(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
         shops = plan.stored(self).values()
         taken = dict(plan.once("browser profiles", lambda: validation.map_profiles_to_shops(shops)))
         # `check_among` compares the addresses that the platforms give, as of after the file is applied.

@@ -17,12 +17,13 @@ import jsonschema_rs
 from rpa_tasks.configuration.browser_settings import check_browser_settings
 from rpa_tasks.jobs.payloads import unstorable_reason
 from rpa_tasks.jobs.pick import TIERS
-from rpa_tasks.models import DedupeBy, DedupePeriod, Platform, Shop
+from rpa_tasks.models import DedupeBy, DedupePeriod, Flow, Platform, Shop
 from rpa_tasks.supervisor.command import MOST_FOLDERS, check_program, check_words
 from rpa_tasks.supervisor.runs import MARKERS
 from scheduling.configuration.validation import check_retry_delays
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector
+from scheduling.models.checked import rules_of
 from scheduling.strict_text import find_unstorable_text
 
 MIN_TIMEOUT, MAX_TIMEOUT = timedelta(seconds=1), timedelta(hours=24)
@@ -77,6 +78,7 @@ def check_platform(
     found.raise_if_any()
 
 
+@rules_of(Flow)
 def check_flow(values: Mapping[str, Any]) -> None:
     """Check a flow, without the program on this machine: see `missing_program`."""
     found = ErrorCollector()

@@ -372,14 +372,10 @@ def lock_fields(form_class: type[forms.Form], names: Collection[str] | None) -> 
 
 
 class CheckedForm(OptimisticLockForm):
-    """Validate with `scheduling.configuration.validation`, as configuration files do.
+    """A form with a reason. The row's own rules check it, as they check configuration files."""
 
-    Each error appears at its field.
-    """
-
-    @staticmethod
-    def check(values: Mapping[str, Any], /) -> None:
-        """Raise `InvalidInput` for invalid values of the row."""
+    def check(self, values: Mapping[str, Any], /) -> None:
+        """Check the values together with other rows. Raises `InvalidInput`."""
 
     change_reason = forms.CharField(
         label=gettext_lazy("Reason for the change"),
@@ -399,21 +395,13 @@ class CheckedForm(OptimisticLockForm):
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean()
+        values = self.values()
         try:
-            self.check(self.values())
+            self.check(values)
         except InvalidInput as error:
             for each in error.errors:
-                field = self.find_error_field(each.field)
-                if field not in self.errors:
-                    part = each.field.partition(".")[2] if field in self.fields else ""
-                    words = translate_error(each.message)
-                    self.add_error(field, f"{part}: {words}" if part else words)
+                self.add_row_error(each.field, each.message)
         return cleaned
-
-    def find_error_field(self, path: str) -> str | None:
-        """Return the form field to which an error belongs; None for the whole form."""
-        field = path.partition(".")[0].partition("[")[0]
-        return field if field in self.fields else None
 
     def save(self, commit: bool = True) -> Any:
         self.instance._change_reason = self.cleaned_data.get("change_reason") or None

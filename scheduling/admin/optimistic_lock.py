@@ -6,12 +6,15 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from django import forms
+from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 from django.db.models import Model
 from django.utils.crypto import salted_hmac
 from django.utils.translation import gettext as _
 
+from scheduling.admin.labels import translate_error
 from scheduling.admin.shown_values import describe_instant
+from scheduling.error_text import ErrorText
 from scheduling.models.encrypted import Sealed
 from scheduling.models.versioned import lock_for_write
 
@@ -26,7 +29,7 @@ class OptimisticLockForm(forms.ModelForm):  # type: ignore[type-arg]
     """
 
     row_version = forms.CharField(label="", required=False, widget=forms.HiddenInput)
-    #: Columns that the form writes from fields of other names.
+    #: Columns that the form writes from fields of other names: the values of its attributes with these names.
     written_columns: ClassVar[tuple[str, ...]] = ()
     #: The field that shows the error; None for the top of the form, which stacked inlines do not have.
     error_field: ClassVar[str | None] = None
@@ -55,6 +58,40 @@ class OptimisticLockForm(forms.ModelForm):  # type: ignore[type-arg]
             if shown and shown != self._compute_version():
                 self.add_error(self.error_field, _describe_last_change(self.instance))
         return super().clean() or self.cleaned_data
+
+    def _post_clean(self) -> None:
+        """Check the row with the values of the form. With an error the row keeps its former ones, for the page."""
+        former, references = self.instance.__dict__.copy(), self.instance._state.fields_cache.copy()
+        for name in self.written_columns:
+            setattr(self.instance, name, getattr(self, name, getattr(self.instance, name)))
+        super()._post_clean()  # type: ignore[misc]
+        if self.errors:
+            self.instance.__dict__.update(former)
+            self.instance._state.fields_cache = references
+
+    def _update_errors(self, errors: ValidationError) -> None:
+        """Show each error of the row's rules at its field, in the reader's language. A wrong field keeps its error."""
+        others = {}
+        for path, found in errors.error_dict.items():
+            own = [each.message for each in found if isinstance(each.message, ErrorText)]
+            for message in own:
+                self.add_row_error(path, message)
+            if len(own) < len(found):
+                others[path] = [each for each in found if not isinstance(each.message, ErrorText)]
+        if others:
+            super()._update_errors(ValidationError(others))  # type: ignore[misc]
+
+    def add_row_error(self, path: str, message: str) -> None:
+        field = self.find_error_field(path)
+        if field not in self.errors:
+            part = path.partition(".")[2] if field in self.fields else path
+            words = translate_error(message)
+            self.add_error(field, f"{part}: {words}" if part else words)
+
+    def find_error_field(self, path: str) -> str | None:
+        """Return the form field to which an error belongs; None for the whole form."""
+        field = path.partition(".")[0].partition("[")[0]
+        return field if field in self.fields else None
 
     def _lock_row(self) -> None:
         """Load the stored row, so that a save overwrites no column that the form does not have."""

@@ -1,4 +1,4 @@
-"""Validate configuration. Admin forms and configuration files share these rules, so both accept the same.
+"""Validate configuration: the rules of models, which `full_clean` applies for admin forms and configuration files.
 
 Each function takes values by the names of the model's fields and skips absent ones. It raises one `InvalidInput` with
 all errors. A dot leads inside a JSON field: `config.url`, `targets.wecom.secret`.
@@ -15,7 +15,19 @@ from scheduling.channels.kinds import channel_kinds
 from scheduling.durations import format_duration
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import TICK, ErrorCollector, FieldError, InvalidInput, is_number
-from scheduling.models import Category, HarassmentRule
+from scheduling.models import (
+    Calendar,
+    Category,
+    ChannelConfig,
+    DelayRule,
+    HarassmentRule,
+    Holdout,
+    Node,
+    Stage,
+    Template,
+    TemplateText,
+)
+from scheduling.models.checked import rules_of
 from scheduling.policy.journeys import TOUCH_TYPES
 from scheduling.policy.node_conditions import MOST_VARIANTS, check_condition
 from scheduling.policy.profile import MAX_TAG
@@ -32,6 +44,7 @@ MAX_OWN_DAYS = 1_000
 COUNTING_KINDS = ("cap", "dedupe")
 
 
+@rules_of(Stage)
 def check_stage(values: Mapping[str, Any]) -> None:
     found = ErrorCollector()
     found.key(values)
@@ -39,6 +52,7 @@ def check_stage(values: Mapping[str, Any]) -> None:
     found.raise_if_any()
 
 
+@rules_of(Node)
 def check_node(values: Mapping[str, Any]) -> None:
     """Check a node except its references, which the caller resolves."""
     found = ErrorCollector()
@@ -113,6 +127,7 @@ def _check_variants(given: Any, found: ErrorCollector) -> None:
         check_condition(variant.get("when"), found, f"{path}.when")
 
 
+@rules_of(Calendar)
 def check_calendar(values: Mapping[str, Any]) -> None:
     found = ErrorCollector()
     found.key(values)
@@ -179,6 +194,7 @@ def _check_guard(stored: Mapping[str, Any], found: ErrorCollector) -> None:
         found.errors.extend(FieldError(f"canary_guard.{each.field}", each.message) for each in error.errors)
 
 
+@rules_of(DelayRule)
 def check_delay_rule(values: Mapping[str, Any], *, in_seconds: bool = False) -> None:
     """Check the delay rule, or with `in_seconds` a node's own rule in its stored form."""
     found = ErrorCollector()
@@ -197,15 +213,15 @@ def check_delay_rule(values: Mapping[str, Any], *, in_seconds: bool = False) -> 
     found.raise_if_any()
 
 
-def check_rule(values: Mapping[str, Any], channels: Container[str]) -> None:
-    """Check an anti-harassment rule. `channels` are the keys of channels; a rule may also name a kind."""
+@rules_of(HarassmentRule)
+def check_rule(values: Mapping[str, Any]) -> None:
     found = ErrorCollector()
     kind, scope = values.get("kind"), values.get("scope")
     if kind not in HarassmentRule.Kind.values:
         found.add("kind", _("must be one of %(known)s", known=", ".join(HarassmentRule.Kind.values)))
     if scope == HarassmentRule.Subject.COMMUNITY and kind not in COUNTING_KINDS:
         found.add("scope", _("only a cap or a dedupe can be counted for a community"))
-    _check_rule_subset(values, channels, found)
+    _check_rule_subset(values, found)
     if kind in ("cap", "dedupe"):
         if "window" in values and values["window"] is None:
             found.add("window", _("is missing"))
@@ -221,10 +237,14 @@ def check_rule(values: Mapping[str, Any], channels: Container[str]) -> None:
     found.raise_if_any()
 
 
-def _check_rule_subset(values: Mapping[str, Any], channels: Container[str], found: ErrorCollector) -> None:
-    channel, category, tag = (values.get(field) or "" for field in ("channel", "category", "tag"))
+def check_rule_channel(channel: str, channels: Container[str]) -> None:
+    """Check what a rule counts. `channels` are the keys of channels; a rule may also name a kind."""
     if channel and channel not in channels and channel not in channel_kinds():
-        found.add("channel", _("there is no channel or channel kind “%(name)s”", name=channel))
+        raise InvalidInput.of("channel", _("there is no channel or channel kind “%(name)s”", name=channel))
+
+
+def _check_rule_subset(values: Mapping[str, Any], found: ErrorCollector) -> None:
+    channel, category, tag = (values.get(field) or "" for field in ("channel", "category", "tag"))
     if category and category not in Category.values:
         found.add("category", _("must be one of %(known)s", known=", ".join(Category.values)))
     if len(tag) > MAX_TAG:
@@ -245,6 +265,7 @@ def _check_level_limits(limits: Any, scope: Any, found: ErrorCollector) -> None:
         found.add("limits", _("a level belongs to a customer: a cap for a community has one limit"))
 
 
+@rules_of(Holdout)
 def check_holdout(values: Mapping[str, Any]) -> None:
     found = ErrorCollector()
     found.number(values, "percent", 0, 100)
@@ -264,6 +285,7 @@ def _check_quiet_hours(values: Mapping[str, Any], found: ErrorCollector) -> None
         found.add("timezone", _("“%(given)s” is not an IANA time zone, like Asia/Shanghai", given=values["timezone"]))
 
 
+@rules_of(Template)
 def check_template(values: Mapping[str, Any]) -> None:
     found = ErrorCollector()
     found.key(values)
@@ -274,6 +296,7 @@ def check_template(values: Mapping[str, Any]) -> None:
     found.raise_if_any()
 
 
+@rules_of(TemplateText)
 def check_template_text(values: Mapping[str, Any]) -> None:
     found = ErrorCollector()
     if "locale" in values and not (LOCALE.fullmatch(values["locale"]) and len(values["locale"]) <= 20):
@@ -290,6 +313,7 @@ def check_template_text(values: Mapping[str, Any]) -> None:
     found.raise_if_any()
 
 
+@rules_of(ChannelConfig)
 def check_channel(values: Mapping[str, Any]) -> None:
     found = ErrorCollector()
     found.key(values)

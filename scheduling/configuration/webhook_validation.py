@@ -10,11 +10,13 @@ from scheduling.channels.webhook import read_secrets
 from scheduling.configuration.validation import split_message
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector, FieldError
-from scheduling.models import WebhookEvent
+from scheduling.models import WebhookEvent, WebhookSubscription
+from scheduling.models.checked import rules_of
 
 WEBHOOK_FILTERS = {"node", "platform", "shop"}
 
 
+@rules_of(WebhookSubscription)
 def check_webhook(values: Mapping[str, Any]) -> None:
     """Check a subscription of outgoing webhooks."""
     found = ErrorCollector()

@@ -13,6 +13,7 @@ from django.db import models, transaction
 from django.utils.translation import gettext_lazy as _
 from simple_history.models import HistoricalRecords
 
+from scheduling.models.checked import Checked
 from scheduling.models.encrypted import EncryptedJSONField, Sealed
 from scheduling.models.ledger import Priority
 from scheduling.models.versioned import Versioned
@@ -64,7 +65,7 @@ key_validator = RegexValidator(
 percent_validators = [MinValueValidator(0), MaxValueValidator(100)]
 
 
-class Stage(models.Model):
+class Stage(Checked):
     """A part of the customer's journey: a row of the matrix."""
 
     key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
@@ -118,7 +119,7 @@ class Template(Versioned):
         return line if len(line) <= HEADLINE else f"{line[: HEADLINE - 1]}…"
 
 
-class TemplateText(models.Model):
+class TemplateText(Checked):
     template = models.ForeignKey(Template, on_delete=models.CASCADE, related_name="texts", verbose_name=_("template"))
     locale = models.CharField(_("locale"), max_length=20, default="zh-hans")
     subject = models.CharField(_("subject"), max_length=200, blank=True)

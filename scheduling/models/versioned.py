@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 from django.db import connection, models, transaction
 from django.utils.translation import gettext_lazy as _
 
+from scheduling.models.checked import Checked
+
 Rows = TypeVar("Rows", bound="models.QuerySet[Any]")
 
 
@@ -30,7 +32,7 @@ def differs_by_type(one: Any, other: Any) -> bool:
     return isinstance(one, bool) != isinstance(other, bool) or bool(one != other)
 
 
-class Versioned(models.Model):
+class Versioned(Checked):
     """A row with a `version` that a verdict can name.
 
     Every save that changes a field increments it. Of two concurrent saves the later one reads the earlier one's number.

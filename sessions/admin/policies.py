@@ -20,7 +20,6 @@ from scheduling.monitoring.duration_text import describe_duration
 from sessions.admin import chats, dashboard, silences
 from sessions.models import Campaign, SilencePolicy
 from sessions.policy import CUSTOMER, own_tags
-from sessions.validation import check_campaign, check_policy
 
 NOT_BACKWARDS = _(
     "A change applies from the next frame of a chat. Timers that are already running keep their deadline."
@@ -33,8 +32,6 @@ AT_ITS_START = _(
 
 
 class SilencePolicyForm(CheckedForm):
-    check = staticmethod(check_policy)
-
     tags = NamesField(
         label=_("tags"),
         help_text=_(
@@ -168,8 +165,6 @@ class SilencePolicyAdmin(HistoryAdmin, Retirable):
 
 
 class CampaignForm(CheckedForm):
-    check = staticmethod(check_campaign)
-
     threshold = DurationField(
         label=_("silent after"), help_text=_("For every chat while it runs, like 90s; 2s to 12h.")
     )

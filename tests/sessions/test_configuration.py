@@ -12,7 +12,6 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 
 from sessions.models import Campaign, SilencePolicy
-from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -105,38 +104,41 @@ def test_apply_empty_sections_retire_all_but_default(apply: Apply) -> None:
     assert Campaign.objects.get().history.count() == 2
 
 
-@each_row(
-    "text, problem",
-    [
-        ("silence_policies: [{tag: vip}]", "silence_policies[0].threshold: is missing"),
-        ("silence_policies: [{tag: vip, threshold: 1s}]", "silence_policies[0].threshold: must be between 2s and 12h"),
-        (
-            "silence_policies: [{key: a, tags: [x, y], threshold: 1m}, {key: b, tags: [y, x], threshold: 2m}]",
-            "silence_policies[1].tags: are those of silence_policies[0]",
-        ),
-        (
-            "silence_policies: [{key: default, tags: [x], threshold: 1m}]",
-            "silence_policies[0].tags: must be empty: the default policy applies to sessions without another one",
-        ),
-        (
-            "silence_policies: [{key: a, threshold: 1m, hours: [noon]}]",
-            "silence_policies[0].hours[0]: must be a mapping with days, from, to, calendar, timezone",
-        ),
-        (
-            "silence_policies: [{key: a, threshold: 1m, after: bot}]",
-            "silence_policies[0].after: must be one of any, agent, customer",
-        ),
-        (
-            'campaigns: [{key: a, threshold: 1m, starts_at: "2026-11-11", ends_at: "2026-11-12T00:00:00Z"}]',
-            'campaigns[0].starts_at: must be an instant like "2026-11-11T00:00:00+08:00"',
-        ),
-        (
-            'campaigns: [{key: a, threshold: 1m, starts_at: "2026-11-11T00:00:00Z", ends_at: "2026-11-11T00:00:00Z"}]',
-            "campaigns[0].ends_at: must be later than starts_at",
-        ),
-    ],
-)
-def test_apply_invalid_policy_or_campaign_names_problem(apply: Apply, text: str, problem: str) -> None:
-    with pytest.raises(CommandError) as refused:
-        apply(text)
-    assert str(refused.value).splitlines()[0] == problem
+BAD_ROWS = [
+    ("silence_policies: [{tag: vip}]", "silence_policies[0].threshold: is missing"),
+    ("silence_policies: [{tag: vip, threshold: 1s}]", "silence_policies[0].threshold: must be between 2s and 12h"),
+    (
+        "silence_policies: [{key: a, tags: [x, y], threshold: 1m}, {key: b, tags: [y, x], threshold: 2m}]",
+        "silence_policies[1].tags: are those of silence_policies[0]",
+    ),
+    (
+        "silence_policies: [{key: default, tags: [x], threshold: 1m}]",
+        "silence_policies[0].tags: must be empty: the default policy applies to sessions without another one",
+    ),
+    (
+        "silence_policies: [{key: a, threshold: 1m, hours: [noon]}]",
+        "silence_policies[0].hours[0]: must be a mapping with days, from, to, calendar, timezone",
+    ),
+    (
+        "silence_policies: [{key: a, threshold: 1m, after: bot}]",
+        "silence_policies[0].after: must be one of any, agent, customer",
+    ),
+    (
+        'campaigns: [{key: a, threshold: 1m, starts_at: "2026-11-11", ends_at: "2026-11-12T00:00:00Z"}]',
+        'campaigns[0].starts_at: must be an instant like "2026-11-11T00:00:00+08:00"',
+    ),
+    (
+        'campaigns: [{key: a, threshold: 1m, starts_at: "2026-11-11T00:00:00Z", ends_at: "2026-11-11T00:00:00Z"}]',
+        "campaigns[0].ends_at: must be later than starts_at",
+    ),
+]
+
+
+def test_apply_invalid_policy_or_campaign_names_problem(apply: Apply) -> None:
+    wrong = {}
+    for text, problem in BAD_ROWS:
+        with pytest.raises(CommandError) as refused:
+            apply(text)
+        if (line := str(refused.value).splitlines()[0]) != problem:
+            wrong[text] = line
+    assert wrong == {}

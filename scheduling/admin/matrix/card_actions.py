@@ -18,7 +18,6 @@ from scheduling.admin.base import CheckedForm
 from scheduling.admin.matrix.node_impact import list_impact_lines
 from scheduling.admin.matrix.node_keys import derive_node_key
 from scheduling.admin.undo import create_undo_link
-from scheduling.configuration.validation import check_node
 from scheduling.error_text import ErrorText
 from scheduling.errors import Conflict
 from scheduling.models import Node, Stage
@@ -33,8 +32,6 @@ LONGEST_NAME = 90  #: characters of a copied name; the word for a copy follows
 class CardForm(CheckedForm):
     """The place and the switch of a node. The whole row is checked, the version covers these two columns."""
 
-    check = staticmethod(check_node)
-
     class Meta:
         model = Node
         fields: ClassVar[Any] = ("stage", "enabled")
@@ -48,10 +45,6 @@ class CardForm(CheckedForm):
         if "enabled" not in self.data:  # a form without the box would switch the node off
             self.add_error("enabled", self.fields["stage"].error_messages["required"])
         return super().clean()
-
-    def values(self) -> dict[str, Any]:
-        columns = [field.name for field in Node._meta.concrete_fields if field.editable]
-        return {name: getattr(self.instance, name) for name in columns} | super().values()
 
     def hide_fields(self) -> None:
         """Leave only the reason visible, for the confirmation."""

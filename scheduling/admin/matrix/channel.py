@@ -22,7 +22,6 @@ from scheduling.admin.form_fields import DurationsField, SettingsField
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.touches.pause import redirect_to_pause_page
 from scheduling.channels.kinds import channel_kinds, list_secret_names, redirects_secret
-from scheduling.configuration.validation import check_channel
 from scheduling.models import ChannelConfig, DisabledTarget, HarassmentRule, Pause
 from scheduling.models.encrypted import Sealed
 from scheduling.monitoring.duration_text import describe_duration
@@ -98,7 +97,6 @@ def merge_secrets(stored: Mapping[str, Any], given: Mapping[str, str]) -> dict[s
 
 
 class ChannelForm(CheckedForm):
-    check = staticmethod(check_channel)
     written_columns = ("config",)
 
     kind = forms.ChoiceField(label=_("kind"), choices=kind_choices, widget=UnfoldAdminSelectWidget)
@@ -146,10 +144,6 @@ class ChannelForm(CheckedForm):
         if root == "config":
             return f"secret_{name}" if f"secret_{name}" in self.fields else "settings"
         return super().find_error_field(path)
-
-    def save(self, commit: bool = True) -> Any:
-        self.instance.config = self.config
-        return super().save(commit)
 
 
 class DisabledInline(TabularInline):  # type: ignore[misc]

@@ -54,8 +54,7 @@ class CommunityForm(CheckedForm):
         model = Community
         fields: ClassVar[Any] = ("chat_id", "name")
 
-    @staticmethod
-    def check(values: Mapping[str, Any]) -> None:
+    def check(self, values: Mapping[str, Any], /) -> None:
         check_community(values, channels_by_key())
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -87,10 +86,6 @@ class CommunityForm(CheckedForm):
                 if field in self.fields:
                     return field
         return super().find_error_field(path)
-
-    def save(self, commit: bool = True) -> Any:
-        self.instance.targets = self.targets
-        return super().save(commit)
 
 
 @admin.register(Community)

@@ -60,17 +60,14 @@ from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.touches.pause import redirect_to_pause_page
 from scheduling.admin.touches.receipts import build_receipt_figures
 from scheduling.configuration.condition_fields import FieldCatalogue, conditions_in
-from scheduling.configuration.validation import check_node
 from scheduling.error_text import ErrorText
 from scheduling.models import WAITING, Node, Pause, Template, Touch
-from scheduling.policy.journeys import find_follow_problem
+from scheduling.policy.journeys import TOUCH_TYPES, find_follow_problem
 
 _LOCK_JOURNEYS = "SELECT pg_advisory_xact_lock(hashtext('scheduling_node.from_nodes'))"
 
 
 class NodeForm(CheckedForm):
-    check = staticmethod(check_node)
-
     delay = DurationField(label=_("delay"), help_text=_("How long after the event, like 15m, 2h or 7d."))
     delay_rules = DelayRulesField(
         label=_("own delay rules"),
@@ -165,7 +162,7 @@ class NodeForm(CheckedForm):
     def _check_followed_nodes(self, cleaned: dict[str, Any]) -> None:
         """Add errors for unknown nodes, a cycle and a long chain. Of two concurrent saves the second one waits."""
         wanted = cleaned.get("from_nodes") or []
-        if not wanted or "from_nodes" in self.errors:
+        if not wanted or cleaned.get("trigger") not in TOUCH_TYPES:  # the row's own rules report the trigger
             return
         key = str(cleaned.get("key") or self.instance.key)
         known = {row.key: row for row in Node.objects.only("key", "from_nodes", "retired_at")}

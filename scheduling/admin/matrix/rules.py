@@ -26,7 +26,7 @@ from scheduling.admin.form_fields import LevelsField, LimitsField, NamesField, S
 from scheduling.admin.matrix.node_impact import MOST, ImpactMixin, Lines, describe_uncounted, format_most
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.configuration import snapshot
-from scheduling.configuration.validation import check_calendar, check_delay_rule, check_holdout, check_rule
+from scheduling.configuration.validation import check_rule_channel
 from scheduling.models import Calendar, ChannelConfig, DelayRule, EventType, HarassmentRule, Holdout, Node
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.planning.impacts import count_limited_touches, list_waiting_users
@@ -35,8 +35,6 @@ from scheduling.policy.window_forms import format_window, list_calendars
 
 
 class DelayRuleForm(CheckedForm):
-    check = staticmethod(check_delay_rule)
-
     by_level = LevelsField(
         label=_("by level"), required=False, help_text=_("The delay for each customer level, like vip=1h, normal=2h.")
     )
@@ -59,8 +57,6 @@ class DelayRuleAdmin(HistoryAdmin, SingleRowAdmin):
 
 
 class CalendarForm(CheckedForm):
-    check = staticmethod(check_calendar)
-
     closed = NamesField(
         label=_("own days off"), help_text=_("Days that the country works, one a line, like 2026-12-25.")
     )
@@ -151,8 +147,6 @@ def _list_users(row: Calendar) -> list[str]:
 
 
 class HoldoutForm(CheckedForm):
-    check = staticmethod(check_holdout)
-
     class Meta:
         model = Holdout
         exclude = ("version",)
@@ -200,9 +194,8 @@ class HarassmentRuleForm(CheckedForm):
         help_text=_("For customers of these levels instead of the limit, like vip=5, normal=2."),
     )
 
-    @staticmethod
-    def check(values: Mapping[str, Any]) -> None:
-        check_rule(values, dict(_list_channels()))
+    def check(self, values: Mapping[str, Any], /) -> None:
+        check_rule_channel(values.get("channel", ""), dict(_list_channels()))
 
     class Meta:
         model = HarassmentRule

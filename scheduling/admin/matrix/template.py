@@ -28,9 +28,7 @@ from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.channels.base import Delivered, Message, Outcome, Unknown, find_escape
 from scheduling.channels.once import send_once
 from scheduling.configuration import snapshot
-from scheduling.configuration.validation import check_template, check_template_text
 from scheduling.delivery import routing
-from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
 from scheduling.models import ChannelConfig, Community, Customer, Node, Template, TemplateText
 from scheduling.models.encrypted import Unreadable
@@ -163,8 +161,6 @@ def _send_test_message(template: Template, wanted: Mapping[str, Any]) -> tuple[O
 
 
 class TemplateForm(CheckedForm):
-    check = staticmethod(check_template)
-
     class Meta:
         model = Template
         exclude = ("version",)
@@ -195,16 +191,6 @@ class TextForm(OptimisticLockForm):
                 'With filters: {{ event.data.x|default:"-" }}, {{ event.time|date:"Y-m-d H:i" }}'
             ),
         }
-
-    def clean(self) -> dict[str, Any]:
-        cleaned = super().clean()
-        try:
-            check_template_text(cleaned)
-        except InvalidInput as error:
-            for each in error.errors:
-                if each.field in self.fields and each.field not in self.errors:
-                    self.add_error(each.field, translate_error(each.message))
-        return cleaned
 
 
 class TextInline(StackedInline):  # type: ignore[misc]

@@ -29,7 +29,6 @@ from scheduling.admin.matrix.channel import SEALED, SecretField, get_readable_se
 from scheduling.admin.matrix.receivers import format_moment
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.shown_values import insert_values
-from scheduling.configuration.webhook_validation import check_webhook
 from scheduling.errors import InvalidInput
 from scheduling.models import WebhookEvent, WebhookMessage, WebhookSubscription
 from scheduling.models.encrypted import Sealed
@@ -47,7 +46,6 @@ FILTER_LABELS = {"node": _("only nodes"), "platform": _("only platforms"), "shop
 
 
 class WebhookForm(CheckedForm):
-    check = staticmethod(check_webhook)
     written_columns = ("config", "filter")
 
     events = forms.MultipleChoiceField(
@@ -84,10 +82,6 @@ class WebhookForm(CheckedForm):
         root, _dot, name = path.partition(".")
         field = {"config": f"secret_{name}", "filter": f"filter_{name}"}.get(root, root)
         return field if field in self.fields else super().find_error_field(path)
-
-    def save(self, commit: bool = True) -> Any:
-        self.instance.config, self.instance.filter = self.config, self.filter
-        return super().save(commit)
 
 
 class ReplayRangeForm(forms.Form):

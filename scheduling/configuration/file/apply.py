@@ -168,7 +168,7 @@ def _find_used_retirements(plan: Plan, changes: Sequence[Change]) -> Iterator[Fi
     """Yield a problem for each row that the file retires although a section outside the file refers to it."""
     retired = {(each.section.name, each.label) for each in changes if each.verb == "retired"}
     absent = [section for name, section in plan.sections.items() if name not in plan.document]
-    for section in absent if retired else ():
+    for section in [each for each in absent if each.has_references] if retired else ():
         for row in plan.in_use(section.model).values():
             for _place, model, key in section.list_references(row):
                 name = plan.section_of[model].name

@@ -19,11 +19,10 @@ from scheduling.configuration.file.section import (
     Place,
     Section,
     Stamp,
+    list_row_problems,
     read_fields,
 )
-from scheduling.configuration.webhook_validation import check_webhook
 from scheduling.error_text import ErrorText as _
-from scheduling.errors import InvalidInput
 from scheduling.models import (
     ChannelConfig,
     Community,
@@ -52,9 +51,6 @@ class Channels(Section):
     def own_defaults(self, values: Mapping[str, Any], position: int, stored: Any = None) -> dict[str, Any]:
         kind = channel_kinds().get(values.get("kind", ""))
         return {"idempotent": kind.default_idempotent} if kind else {}
-
-    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
-        validation.check_channel(values)
 
     def find_secrets(self, entry: Mapping[str, Any]) -> Iterable[Place]:
         """Return the secrets of the kind; all settings if the kind is unknown."""
@@ -85,9 +81,6 @@ class Webhooks(Section):
         "filter": map_of(list_of(text(140))),
     }
 
-    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
-        check_webhook(values)
-
     def find_secrets(self, entry: Mapping[str, Any]) -> Iterable[Place]:
         return [(name,) for name in entry if name not in self.own_keys]
 
@@ -110,7 +103,7 @@ class Communities(Section):
     def may_be_unlisted(self, row: Any) -> bool:
         return not row.name and not row.targets
 
-    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
+    def check_values(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
         kinds = plan.once("channel kinds", lambda: self._map_kinds(plan))
         validation.check_community(values, kinds)
 
@@ -166,20 +159,14 @@ class Templates(Section):
 
     def _add_text(self, template: Any, values: Mapping[str, Any], path: str, plan: Plan) -> None:
         locale, texts = values["locale"], template.listed_texts
-        try:
-            validation.check_template_text({name: value for name, value in values.items() if value is not None})
-        except InvalidInput as error:
-            for each in error.errors:
-                plan.problem(f"{path}.{each.field}", each.message)
         if read_locale(locale) in map(read_locale, texts):
             plan.problem(
                 f"{path}.locale", _("“%(locale)s” is listed already for “%(key)s”", locale=locale, key=template.key)
             )
         elif values["body"] is not None:
             texts[locale] = TemplateText(**values)
-
-    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
-        validation.check_template(values)
+            for name, message in list_row_problems(texts[locale], ["template"]):
+                plan.problem(f"{path}.{name}", message)
 
     def write_entry(self, row: Any) -> dict[str, Any]:
         entry = super().write_entry(row)

@@ -65,9 +65,6 @@ class Calendars(Section):
     def own_defaults(self, values: Mapping[str, Any], position: int, stored: Any = None) -> dict[str, Any]:
         return {"position": position}
 
-    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
-        validation.check_calendar(values)
-
     def list_references(self, row: Any) -> Iterator[Reference]:
         yield from list_window_calendars("send_window", row.send_window)
 
@@ -81,9 +78,6 @@ class Stages(Section):
 
     def own_defaults(self, values: Mapping[str, Any], position: int, stored: Any = None) -> dict[str, Any]:
         return {"position": position}
-
-    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
-        validation.check_stage(values)
 
 
 def _write_condition(stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,9 +140,6 @@ class Nodes(Section):
         "send_window": SEND_WINDOWS,
     }
 
-    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
-        validation.check_node(values)
-
     def check_among(self, one: Listed, plan: Plan) -> None:
         row = one.row
         followed = plan.once("followed nodes", lambda: self._map_followed(plan))
@@ -189,17 +180,11 @@ class DelayRules(SingleRow):
     model = DelayRule
     notations = {"by_level": map_of(SECONDS)}
 
-    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
-        validation.check_delay_rule(values)
-
 
 class GlobalHoldout(SingleRow):
     name = "holdout"
     noun = "global hold-out"
     model = Holdout
-
-    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
-        validation.check_holdout(values)
 
 
 class HarassmentRules(Section):
@@ -251,8 +236,8 @@ class HarassmentRules(Section):
     def label(self, row: Any) -> str:
         return f"{row.kind} ({row.scope})"
 
-    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
-        validation.check_rule(values, {key for (key,) in plan.in_use(ChannelConfig)})
+    def check_values(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
+        validation.check_rule_channel(values.get("channel", ""), {key for (key,) in plan.in_use(ChannelConfig)})
 
     def check_among(self, one: Listed, plan: Plan) -> None:
         tag = one.row.tag

@@ -5,16 +5,19 @@ Keys, values and defaults derive from the fields of the model. A class declares 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from django.core.exceptions import ValidationError
 from django.db import models
 from django.utils.timezone import now
+from django.utils.translation import override
 
 from scheduling.configuration.file.notation import REQUIRED, Notation, derive_notation, join_path
+from scheduling.error_text import ErrorText
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import InvalidInput
 from scheduling.models.encrypted import EncryptedJSONField, Sealed, Unreadable
@@ -190,8 +193,8 @@ class Section:
         """Return defaults that depend on the other values, the place in the list or the stored row."""
         return {}
 
-    def rules(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
-        """Check the values of a row. Those that could not be read are absent.
+    def check_values(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
+        """Check what the rules of the model cannot: values that only have a meaning with other rows.
 
         Raises:
             InvalidInput: by name.
@@ -205,6 +208,11 @@ class Section:
         for field in self.choose_fields(row):
             if field.related and (key := field.get(row)) is not None:
                 yield field.path, field.related, key
+
+    @property
+    def has_references(self) -> bool:
+        own = type(self).list_references is not Section.list_references
+        return own or any(field.related for field in self.fields)
 
     def find_secrets(self, entry: Mapping[str, Any]) -> Iterable[Place]:
         """Return the places of secrets in an entry."""
@@ -295,15 +303,16 @@ class Section:
                     wrong.add(field.name)
 
     def check(self, one: Listed, plan: Plan) -> None:
+        """Add the problems of a row: its own, and if there are none, those among the other rows."""
         fields = [field for field in self.choose_fields(one.row) if field.name not in one.wrong]
-        values = {field.name: field.get(one.row) for field in fields}
-        if self.settings:
-            values[self.settings] = getattr(one.row, self.settings)
         try:
-            self.rules(values, one, plan)
+            self.check_values({field.name: field.get(one.row) for field in fields}, one, plan)
         except InvalidInput as error:
             for each in error.errors:
                 plan.problem(join_path(one.path, self.path_of(each.field)), each.message)
+        read = one.wrong | {field.name for field in fields if field.related}
+        for name, message in list_row_problems(one.row, read):
+            plan.problem(join_path(one.path, self.path_of(name)), message)
         if not plan.has_problem(one.path):
             self.check_among(one, plan)
             for place, model, key in self.list_references(one.row):
@@ -507,6 +516,21 @@ def _flatten(
             yield from _flatten(item, f"{inner}.", known, path, plan, rest)
         elif item is not None:
             plan.problem(f"{path}.{inner}", _("must be a mapping"))
+
+
+def list_row_problems(row: models.Model, read: Collection[str]) -> list[tuple[str, str]]:
+    """Return the columns and the problems that `full_clean` finds, except of columns that are read already.
+
+    The keys of entries are unique, and constraints of the database would be a query for each row.
+    """
+    try:
+        row.full_clean(exclude=read, validate_unique=False, validate_constraints=False)
+    except ValidationError as error:
+        found = [(name, each) for name, errors in error.error_dict.items() for each in errors]
+        found.sort(key=lambda each: not isinstance(each[1].message, ErrorText))  # those of rules are more precise
+        with override("en"):
+            return [(name, str(message)) for name, each in found for message in each]
+    return []
 
 
 def find_value(entry: Any, place: Place) -> Any:

@@ -120,7 +120,7 @@ def test_column_that_the_form_does_not_have_keeps_its_stored_value(
     url = admin_url("node_change", node.pk)
     monkeypatch.setattr("scheduling.admin.matrix.node.has_running_rollout", lambda node: True)
     page = fill_form(url)
-    Node.objects.filter(pk=node.pk).update(canary_percent=9)
+    Node.objects.filter(pk=node.pk).update(canary_percent=9, canary_template=node.template)
     assert editor.post(url, {**page, "delay": "44m"}).status_code == 302
     stored = Node.objects.get()
     assert (stored.canary_percent, stored.delay) == (9, timedelta(minutes=44))
@@ -129,6 +129,7 @@ def test_column_that_the_form_does_not_have_keeps_its_stored_value(
 def test_locked_field_keeps_the_value_that_was_stored_during_the_request(
     node: Node, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
 ) -> None:
+    Node.objects.update(canary_template=node.template)
     sent = fill_form(admin_url("node_change", node.pk), delay="44m", row_version="", canary_percent="77")
     request = RequestFactory().get("/")
     request.user = User(is_superuser=True)
@@ -178,7 +179,7 @@ def test_change_without_an_author_is_of_a_program(
 def test_old_page_does_not_write_an_old_text_back(
     editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
 ) -> None:
-    template = Template.objects.create(content_type="greeting", version=1)
+    template = Template.objects.create(key="greeting", content_type="greeting", version=1)
     text = TemplateText.objects.create(template=template, locale="en", body="Helo,\n{{ user.name }}")
     url = admin_url("template_change", template.pk)
     page = fill_form(url)
@@ -191,7 +192,7 @@ def test_old_page_does_not_write_an_old_text_back(
 def test_line_ends_of_a_browser_are_no_edit(
     editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
 ) -> None:
-    template = Template.objects.create(content_type="greeting", version=1)
+    template = Template.objects.create(key="greeting", content_type="greeting", version=1)
     text = TemplateText.objects.create(template=template, locale="en", body="Hello,\n{{ user.name }}")
     url = admin_url("template_change", template.pk)
     page = {name: str(value).replace("\n", "\r\n") for name, value in fill_form(url).items()}

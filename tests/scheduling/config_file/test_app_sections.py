@@ -48,8 +48,8 @@ def test_section_of_missing_app_names_the_app(refusal_of: Callable[..., list[str
 def test_other_app_section_check_is_called(
     apply: Apply, refusal_of: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def rules(*_: Any) -> None:
+    def check_values(*_: Any) -> None:
         raise InvalidInput.of("name", "is not ours")
 
-    monkeypatch.setattr(Platforms, "rules", rules)
+    monkeypatch.setattr(Platforms, "check_values", check_values)
     assert refusal_of("platforms: [{key: pdd}]")[0] == "platforms[0].name: is not ours"
