@@ -9,6 +9,7 @@ from scheduling.configuration.file.matrix import list_window_calendars
 from scheduling.configuration.file.notation import SEND_WINDOWS, list_of, text
 from scheduling.configuration.file.section import Key, Listed, Reference, Section
 from scheduling.error_text import ErrorText as _
+from scheduling.models import Calendar
 from sessions.frames import TAG_LENGTH
 from sessions.models import Campaign, SilencePolicy
 from sessions.policy import CUSTOMER, own_tags
@@ -26,6 +27,7 @@ class SilencePolicies(Section):
     name = "silence_policies"
     noun = "silence policy"
     model = SilencePolicy
+    refers = (Calendar,)
     required = frozenset({"threshold"})
     notations = {"tags": list_of(text(TAG_LENGTH)), "hours": SEND_WINDOWS}
 

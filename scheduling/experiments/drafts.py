@@ -77,7 +77,7 @@ def read_draft(text: str) -> tuple[dict[str, Any], ChangePlan]:
 
     Raises:
         InvalidDocument: the text cannot be parsed.
-        InvalidConfiguration: with all problems of the draft.
+        InvalidConfiguration: with the problems of the first section of the draft that has any.
     """
     given = document.parse_document(text.encode())
     allowed = list_draft_sections()

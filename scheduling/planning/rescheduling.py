@@ -19,6 +19,7 @@ from django.db import connection, transaction
 from django.db.models import Count, Q
 
 from scheduling.configuration.file.apply import ChangePlan
+from scheduling.configuration.file.section import Change
 from scheduling.configuration.snapshot import Snapshot, current, delay_rules_spec, own_delay_rules, timing_spec
 from scheduling.ledger import locks
 from scheduling.ledger.touches import touches
@@ -243,12 +244,16 @@ def _nodes_with_new_delay(planned: ChangePlan, snapshot: Snapshot) -> list[NodeS
     for node in snapshot.nodes.values():
         change = edited.get(node.id)
         after = _edited_node(node, change.after, snapshot.calendars) if change else node
-        own = change is not None and any(
-            getattr(change.before, column) != getattr(change.after, column) for column in DELAY_COLUMNS
-        )
+        own = change is not None and _changes_delay(change)
         if own or (rules_change and after.dynamic and after.delay_rules is None):
             found.append(after)
     return found
+
+
+def _changes_delay(change: Change) -> bool:
+    """Compare entries, which have the defaults of own delay rules."""
+    before, after = (change.section.write_entry(row) for row in (change.before, change.after))
+    return any(before[column] != after[column] for column in DELAY_COLUMNS)
 
 
 def _edited_node(node: NodeSpec, row: Node, calendars: CalendarsSpec) -> NodeSpec:

@@ -85,15 +85,15 @@ class Plan:
         """Return whether there is a problem at `path` or below it."""
         return any(_is_in(path, each) for each in self._problems)
 
-    def raise_problems(self, name: str) -> None:
-        """Raise the problems of a section.
+    def raise_problems(self, *names: str) -> None:
+        """Raise the problems of these sections.
 
         Raises:
             InvalidConfiguration: there is one.
         """
-        problems = [FileProblem(path, message) for path, message in self._problems.items() if _is_in(name, path)]
-        if problems:
-            raise InvalidConfiguration(problems)
+        found = [each for each in self._problems.items() if any(_is_in(name, each[0]) for name in names)]
+        if found:
+            raise InvalidConfiguration([FileProblem(path, message) for path, message in found])
 
     def note(self, text: str) -> None:
         """Add a remark about something that is allowed and may be a mistake."""
@@ -123,6 +123,12 @@ class Plan:
             )
         return self._in_use[section.name]
 
+    def unlisted(self, section: Section) -> list[Any]:
+        """Return the rows in use that stay although the file has their section and does not list them."""
+        listed = self.listed.get(section.name, {})
+        rows = [row for key, row in self.stored(section).items() if key not in listed and not is_retired(row)]
+        return [row for row in rows if section.may_be_unlisted(row)]
+
 
 def _is_in(outer: str, path: str) -> bool:
     return path == outer or path.startswith((f"{outer}.", f"{outer}["))
@@ -132,7 +138,7 @@ def plan_changes(document: Mapping[str, Any]) -> ChangePlan:
     """Compare a file with the stored configuration. Reads only, with a number of queries that rows do not change.
 
     Raises:
-        InvalidConfiguration: with all problems of the first section that has any.
+        InvalidConfiguration: with the problems of the first section that has any.
     """
     plan = Plan(document)
     _check_top_level(plan)
@@ -160,16 +166,18 @@ def _check_top_level(plan: Plan) -> None:
         else:
             known = ", ".join(["version", *plan.sections])
             plan.problem(name, _("is not known here; known are %(known)s", known=known))
-    for name in ("version", *unknown):
-        plan.raise_problems(name)
+    plan.raise_problems("version", *unknown)
 
 
 def _find_used_retirements(plan: Plan, changes: Sequence[Change]) -> Iterator[FileProblem]:
-    """Yield a problem for each row that the file retires although a section outside the file refers to it."""
+    """Yield a problem for each row that the file retires although a row that the file does not list refers to it."""
     retired = {(each.section.name, each.label) for each in changes if each.verb == "retired"}
-    absent = [section for name, section in plan.sections.items() if name not in plan.document]
-    for section in [each for each in absent if each.has_references] if retired else ():
-        for row in plan.in_use(section.model).values():
+    models = {each.section.model for each in changes if each.verb == "retired"}
+    for section in plan.sections.values():
+        if not models & section.referred_models:
+            continue
+        given = section.name in plan.listed
+        for row in plan.unlisted(section) if given else plan.in_use(section.model).values():
             for _place, model, key in section.list_references(row):
                 name = plan.section_of[model].name
                 if (name, key) in retired:

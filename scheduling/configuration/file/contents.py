@@ -103,6 +103,10 @@ class Communities(Section):
     def may_be_unlisted(self, row: Any) -> bool:
         return not row.name and not row.targets
 
+    def export(self, *, with_secrets: bool) -> Any:
+        """Leave out rows that a person cleared: they are as those that were only counted."""
+        return [entry for entry in super().export(with_secrets=with_secrets) if entry.keys() != {"chat_id"}]
+
     def check_values(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
         kinds = plan.once("channel kinds", lambda: self._map_kinds(plan))
         validation.check_community(values, kinds)
@@ -149,7 +153,8 @@ class Templates(Section):
             first = listed.setdefault(one.key, one)
             if first is one:
                 one.row.listed_texts = {}
-            for field in self.choose_fields(one.row):
+            comparable = [field for field in self.choose_fields(one.row) if field.name not in first.wrong | one.wrong]
+            for field in comparable:
                 if field.path in entry and field.get(one.row) != field.get(first.row):
                     plan.problem(f"{path}.{field.path}", _("must be the same as at %(path)s", path=first.path))
             values, wrong = read_fields(entry, self.further, path, plan, rest=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
@@ -60,6 +62,7 @@ class Calendars(Section):
     name = "calendars"
     noun = "calendar"
     model = Calendar
+    refers = (Calendar,)
     notations = {"closed": list_of(text(10)), "open": list_of(text(10)), "send_window": SEND_WINDOWS}
 
     def own_defaults(self, values: Mapping[str, Any], position: int, stored: Any = None) -> dict[str, Any]:
@@ -122,6 +125,7 @@ class Nodes(Section):
     name = "nodes"
     noun = "node"
     model = Node
+    refers = (Node, Template, Calendar)
     paths = {
         "rollout_": "rollout.", "canary_": "canary.", "goal_": "goal.", "guard_": "guards.",
         "holdout_percent": "holdout",
@@ -143,7 +147,8 @@ class Nodes(Section):
     def check_among(self, one: Listed, plan: Plan) -> None:
         row = one.row
         followed = plan.once("followed nodes", lambda: self._map_followed(plan))
-        if problem := find_follow_problem(row.key, row.from_nodes, followed, settings.AFTERTOUCH_JOURNEY_DEPTH):
+        depth = settings.AFTERTOUCH_JOURNEY_DEPTH
+        if row.from_nodes and (problem := find_follow_problem(row.key, row.from_nodes, followed, depth)):
             plan.problem(f"{one.path}.from_nodes", problem)
         conditions = conditions_in({"when": row.when, "variants": row.variants})
         if conditions:
@@ -188,11 +193,12 @@ class GlobalHoldout(SingleRow):
 
 
 class HarassmentRules(Section):
-    """Rules, which have no key: the first cap for customers of the file is the first stored one, and so on."""
+    """Rules, which have no key."""
 
     name = "harassment_rules"
     noun = "anti-harassment rule"
     model = HarassmentRule
+    refers = (ChannelConfig,)
     identity = ("kind",)
     required = frozenset({"limit", "window", "quiet_from", "quiet_to"})
     paths = {"quiet_": ""}
@@ -222,26 +228,53 @@ class HarassmentRules(Section):
         return super().read_entry(entry, position, path, earlier, plan)
 
     def identify(self, entry: Mapping[str, Any], earlier: Mapping[Key, Listed]) -> Key:
-        kind, scope = entry["kind"], str(entry.get("scope", HarassmentRule.Subject.USER.value))
-        return kind, scope, sum(key[:2] == (kind, scope) for key in earlier)
+        return "new", len(earlier)
 
     def key_rows(self, rows: Iterable[Any]) -> dict[Key, Any]:
-        counts: Counter[Key] = Counter()
-        found: dict[Key, Any] = {}
-        for row in sorted(rows, key=lambda row: (row.retired_at is not None, row.pk)):
-            found[row.kind, row.scope, counts[row.kind, row.scope]] = row
-            counts[row.kind, row.scope] += 1
-        return found
+        return {(row.pk,): row for row in rows}
+
+    def read(self, given: Any, plan: Plan) -> dict[Key, Listed]:
+        """Read the rules, and take an active row with equal values for each, else the next one of its kind and scope.
+
+        Without the first step a rule that is left out would change all that follow it.
+        """
+        wanted = list(super().read(given, plan).values())
+        rows = sorted(plan.stored(self).values(), key=lambda row: (row.retired_at is not None, row.pk))
+        pairs = self._pair(
+            wanted, [row for row in rows if row.retired_at is None], lambda row: repr(self.write_entry(row))
+        )
+        paired = {row.pk for row in pairs.values()}
+        others, left = [one for one in wanted if one.key not in pairs], [row for row in rows if row.pk not in paired]
+        pairs |= self._pair(others, left, lambda row: (row.kind, row.scope))
+        return {one.key: one for one in (self._adopt(one, pairs.get(one.key)) for one in wanted)}
+
+    def _pair(self, wanted: Iterable[Listed], rows: Iterable[Any], kind_of: Callable[[Any], Any]) -> dict[Key, Any]:
+        """Return a row for each rule of its kind, in order, by the key of the rule."""
+        free: dict[Any, deque[Any]] = {}
+        for row in rows:
+            free.setdefault(kind_of(row), deque()).append(row)
+        return {one.key: queue.popleft() for one in wanted if (queue := free.get(kind_of(one.row)))}
+
+    def _adopt(self, one: Listed, stored: Any) -> Listed:
+        if stored is None:
+            return one
+        row = copy(stored)
+        row.retired_at = None
+        for field in self.choose_fields(one.row):
+            field.put(row, field.get(one.row))
+        return replace(one, key=(stored.pk,), row=row, stored=stored)
 
     def label(self, row: Any) -> str:
         return f"{row.kind} ({row.scope})"
 
     def check_values(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
-        validation.check_rule_channel(values.get("channel", ""), {key for (key,) in plan.in_use(ChannelConfig)})
+        known = plan.once("channel keys", lambda: {key for (key,) in plan.in_use(ChannelConfig)})
+        validation.check_rule_channel(values.get("channel", ""), known)
 
     def check_among(self, one: Listed, plan: Plan) -> None:
         tag = one.row.tag
-        if tag and not any(tag in row.tags for row in plan.in_use(Node).values()):
+        known = plan.once("tags of nodes", lambda: {tag for row in plan.in_use(Node).values() for tag in row.tags})
+        if tag and tag not in known:
             plan.note(f"{one.path}.tag: no node has the tag “{tag}” yet")
 
     def list_references(self, row: Any) -> Iterator[Reference]:

@@ -101,11 +101,11 @@ def _write_clock(stored: time) -> str:
 def _read_instant(given: Any) -> datetime:
     try:
         at = datetime.fromisoformat(given)
-    except (TypeError, ValueError):
-        at = None
-    if at is None or at.tzinfo is None:
-        raise ValueError(_('must be an instant like "2026-11-11T00:00:00+08:00"'))
-    return at.astimezone(UTC)
+        if at.tzinfo is not None:
+            return at.astimezone(UTC)
+    except (TypeError, ValueError, OverflowError):  # the last for an offset beyond the first or the last year
+        pass
+    raise ValueError(_('must be an instant like "2026-11-11T00:00:00+08:00"'))
 
 
 FLAG = Notation("`true` or `false`", _read_flag)

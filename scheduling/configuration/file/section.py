@@ -152,6 +152,7 @@ class Section:
     notations: ClassVar[Mapping[str, Notation]] = {}  #: of columns whose type is not enough
     further: ClassVar[tuple[Field, ...]] = ()  #: keys that are no columns: members of a column, or words of the format
     settings: ClassVar[str] = ""  #: encrypted column with all keys of an entry that no field has
+    refers: ClassVar[tuple[type[models.Model], ...]] = ()  #: models of references that are no foreign keys
     scope: ClassVar[str] = ""  #: that an API key needs beside `config.write` to change it
 
     # --- derived from the model ---
@@ -209,10 +210,9 @@ class Section:
             if field.related and (key := field.get(row)) is not None:
                 yield field.path, field.related, key
 
-    @property
-    def has_references(self) -> bool:
-        own = type(self).list_references is not Section.list_references
-        return own or any(field.related for field in self.fields)
+    @cached_property
+    def referred_models(self) -> set[type[models.Model]]:
+        return {*self.refers, *(field.related for field in self.fields if field.related)}
 
     def find_secrets(self, entry: Mapping[str, Any]) -> Iterable[Place]:
         """Return the places of secrets in an entry."""
@@ -392,6 +392,8 @@ class Section:
             row, [each for each in fields if values[each.name] != defaults.get(each.name, REQUIRED)]
         )
         try:
+            if self.settings and isinstance(sealed := getattr(row, self.settings), Sealed):
+                sealed.open()  # its members have no names that could be marked
             for place in self.find_secrets(entry):
                 if not with_secrets and find_value(entry, place):
                     put_value(entry, place, KEPT)

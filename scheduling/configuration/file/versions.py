@@ -69,7 +69,7 @@ def publish_document(
 
     Raises:
         OutdatedVersion: the stored version is not `expected`. Nothing was stored.
-        InvalidConfiguration: with every problem of the document.
+        InvalidConfiguration: with the problems of its first section that has any.
         OperationalError: another transaction held a lock for 10 s (see `sql.is_lock_timeout`).
     """
     with transaction.atomic():

@@ -13,7 +13,8 @@ from django.db import connection
 from django.test import Client
 
 from scheduling.configuration import snapshot
-from scheduling.models import AlertReceiver, ChannelConfig, Community
+from scheduling.configuration.file.sections import sections
+from scheduling.models import AlertReceiver, ChannelConfig, Community, WebhookSubscription
 from scheduling.models.encrypted import Sealed, Unreadable
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.tables import each_row
@@ -139,6 +140,18 @@ def test_export_config_unreadable_names_row_and_keeps_file(hook: ChannelConfig, 
     with pytest.raises(CommandError, match=r"channel “ops”: none of the keys can read .* nothing was written"):
         call_command("export_config", str(file))
     assert file.read_text("utf-8") == "old"
+
+
+def test_export_of_a_webhook_or_channel_of_unknown_kind_marks_no_unreadable_secret(hook: ChannelConfig) -> None:
+    """The mark would be a setting of the name `config`."""
+    WebhookSubscription.objects.create(key="crm", config=OURS, events=["job.ended"])
+    break_secret()
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE scheduling_webhooksubscription SET config = 'x'")
+    for name in ("webhooks", "channels"):
+        ChannelConfig.objects.update(kind="gone")
+        with pytest.raises(Unreadable):
+            sections()[name].export(with_secrets=False)
 
 
 def test_apply_config_unreadable_needs_a_new_secret(hook: ChannelConfig, tmp_path: Path) -> None:

@@ -337,9 +337,48 @@ def test_apply_matches_rules_by_kind_and_scope(apply: Apply) -> None:
     three.refresh_from_db()
     conversation.refresh_from_db()
     assert (three.limit, three.version, conversation.retired_at is None) == (4, 2, False)
+    assert (
+        apply("harassment_rules: [{kind: cap, limit: 9, window: 7d}, {kind: cap, limit: 4, window: 24h}]")
+        == "no changes\n"
+    )
     apply("harassment_rules: [{kind: conversation}]")
     assert list(HarassmentRule.objects.filter(retired_at=None)) == [conversation]
     assert HarassmentRule.objects.count() == 3
+
+
+def test_rule_that_is_left_out_changes_no_other_rule(apply: Apply, export: Apply) -> None:
+    first, second = "{kind: cap, limit: 1, window: 1d}", "{kind: cap, limit: 2, window: 2d}"
+    apply(f"harassment_rules: [{first}, {second}]")
+    assert apply(f"harassment_rules: [{second}]") == out("harassment_rules", "  - cap (user) (retired)", "applied")
+    other = f"harassment_rules: [{second}, {{kind: cap, limit: 9, window: 9d}}]"
+    assert "(was retired)" in apply(other)
+    assert apply(other) == "no changes\n"
+    assert apply(export()) == "no changes\n"
+    apply(f"harassment_rules: [{second}]")
+    given = document.parse_document(f"harassment_rules: [{second}]".encode())
+    assert plan.store_additions(given, Stamp("again")).changes == []
+
+
+def test_delay_rules_without_their_defaults_are_no_edit(apply: Apply, base_config: str) -> None:
+    text = base_config.replace("delay: 15m", "dynamic: true, delay_rules: {default: 1h}")
+    apply(text)
+    Node.objects.update(delay_rules={"default": 3600, "by_level": {}})
+    said = apply(text.replace("key: presale-download", "key: presale-download, name: 下载"))
+    assert "node presale-download (changed): 0 waiting touches\n" in said
+
+
+def test_cleared_community_is_left_out(apply: Apply, export: Apply) -> None:
+    Community.objects.create(chat_id="c1", name="", targets={})
+    assert "c1" not in export()
+    assert apply("communities: []") == "no changes\n"
+
+
+def test_calendar_of_the_unlisted_default_policy_is_kept(apply: Apply, refusal_of: Callable[..., list[str]]) -> None:
+    hours = "{from: '9:00', to: '18:00', calendar: china}"
+    apply(f"calendars: [{{key: china}}]\nsilence_policies: [{{key: default, threshold: 1m, hours: {hours}}}]")
+    assert refusal_of("calendars: []\nsilence_policies: []")[0] == (
+        "calendars: calendar “china” is not listed, but silence policy “default” still uses it"
+    )
 
 
 def test_apply_keeps_marked_secrets_and_prints_none(apply: Apply, export: Apply) -> None:

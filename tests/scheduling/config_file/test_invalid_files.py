@@ -125,6 +125,15 @@ BAD_SECTIONS = [
     ("harassment_rules: [{kind: quiet_hours, from: '22:00', to: '08:00', tag: sale}]",
      "harassment_rules[0].tag: is not known here; known are enabled, from, kind, scope, timezone, to"),
     ("holdout: 5", "holdout: must be a mapping"),
+    (
+        "templates: [{key: a, content_type: t, category: spam, body: x}, {key: a, content_type: t, category: service,"
+        " body: y, locale: en}]",
+        "templates[0].category: must be one of marketing, service",
+    ),
+    (
+        "campaigns: [{key: a, threshold: 1m, starts_at: '0001-01-01T00:00:00+08:00', ends_at: '2026-01-01T00:00Z'}]",
+        'campaigns[0].starts_at: must be an instant like "2026-11-11T00:00:00+08:00"',
+    ),
     ("holdout: {percent: 101}", "holdout.percent: must be between 0 and 100"),
     ("holdout: {percent: five}", "holdout.percent: must be a number"),
     ("holdout: {share: 5}", "holdout.share: is not known here; known are key, percent"),
@@ -172,6 +181,10 @@ BAD_NODES = [
      "nodes[0].goal.within: is missing: a goal is an event and the time within which it counts"),
     ("goal: {within: 7d}",
      "nodes[0].goal.event: is missing: a goal is an event and the time within which it counts"),
+    (
+        "goal: {event: ' ', within: 7d}",
+        "nodes[0].goal.event: is missing: a goal is an event and the time within which it counts",
+    ),
     ("holdout: -1", "nodes[0].holdout: must be between 0 and 100"),
     ("guards: {cap: off}", "nodes[0].guards.cap: must be one of apply, count_only, ignore"),
     ("guards: {dedupe: count_only}", "nodes[0].guards.dedupe: must be one of apply, ignore"),

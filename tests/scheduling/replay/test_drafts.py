@@ -273,3 +273,22 @@ def test_replay_of_outdated_draft_fails_with_reason(two_customers_node: Node, ma
     draft.refresh_from_db()
     assert draft.state == "failed"
     assert [*map(ErrorText.load, draft.problems)] == ["nodes[0].channel: there is no channel “log”"]
+
+
+def test_edit_of_a_rule_survives_the_retirement_of_an_earlier_one(two_customers_node: Node, ops: User) -> None:
+    """The rule that stayed moved into the row of the retired one, and its edit was lost with its own row."""
+    HarassmentRule.objects.all().delete()
+    first = HarassmentRule.objects.create(kind="cap", limit=1, window=timedelta(days=1))
+    second = HarassmentRule.objects.create(kind="cap", limit=2, window=timedelta(days=2))
+
+    def save(row: HarassmentRule, **values: Any) -> bool:
+        row = HarassmentRule.objects.get(pk=row.pk)
+        for name, value in values.items():
+            setattr(row, name, value)
+        row.save()
+        return True
+
+    assert drafts.capture_edit(ops, lambda: save(first, retired_at=now()))
+    assert drafts.capture_edit(ops, lambda: save(second, limit=7))
+    given = yaml.safe_load(ConfigDraft.objects.get(owner=ops).document)
+    assert [rule["limit"] for rule in given["harassment_rules"]] == [7]
