@@ -14,6 +14,7 @@ from rpa_tasks.models import Evidence, Flow, Job, LoginState, Platform, Run, Sho
 from scheduling.ledger.anonymization import Identity
 from scheduling.models import FailedTask, Pause
 from tests.rpa_tasks.admin.conftest import Market, messages_of, text, url
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -31,8 +32,8 @@ def test_job_list_shows_progress_and_refreshes_open_jobs(viewer: Client, market:
     assert "Ended with exit code 65" in fresh
 
 
-@pytest.mark.parametrize(
-    ("query", "found"),
+@each_row(
+    "query, found",
     [("q=s2", 1), ("q=k1", 1), ("q=s", 0), ("task_type=sync_order", 2), ("task_type=other", 0), ("reason=exit_65", 1),
      ("state__exact=failed", 1), ("priority__exact=0", 1), ("platform=x", 2)],
 )  # fmt: skip

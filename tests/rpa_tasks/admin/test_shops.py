@@ -25,6 +25,7 @@ from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Platfor
 from rpa_tasks.takeover.leases import start_take_over
 from scheduling.models import AuditEntry
 from tests.rpa_tasks.admin.conftest import Market, messages_of, text, url
+from tests.support.tables import each_row
 
 
 @pytest.fixture
@@ -304,8 +305,8 @@ def test_flow_form_reads_and_keeps_line_format(editor: Client, market: Market) -
     assert flow.version == 1, "saving it as it stands changes nothing"
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "words"),
+@each_row(
+    "field, value, words",
     [("command", "sh\n-c\nrun {param}", "a word of its own"), ("command", "true", "must contain {param}"),
      ("command", "true\n{param}\n{nonsense}", "is not a placeholder"), ("command", '"open', "not a JSON text"),
      ("timeout", "2d", "must be between"), ("exit_codes", "business=65, session=65", "listed already"),

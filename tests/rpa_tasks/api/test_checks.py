@@ -15,6 +15,7 @@ from rpa_tasks.browsers import chromium
 from rpa_tasks.models import Flow
 from rpa_tasks.worker import runner
 from tests.rpa_tasks.api.conftest import Market
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -58,8 +59,8 @@ def test_check_during_upgrade_reports_nothing(market: Market, monkeypatch: pytes
     assert found("default") == []
 
 
-@pytest.mark.parametrize(
-    ("uid", "isolated", "namespaces", "expected"),
+@each_row(
+    "uid, isolated, namespaces, expected",
     [
         (0, False, True, ["rpa_tasks.W006"]), (0, True, True, []), (1000, False, True, []),
         (0, True, False, ["rpa_tasks.W006"]), (1000, True, False, ["rpa_tasks.W006"]),

@@ -17,6 +17,7 @@ from scheduling.ids import new_id
 from scheduling.operations import commands
 from tests.rpa_tasks.api.conftest import Market, send_until_free
 from tests.scheduling.api.serving import Client, run_concurrently
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -158,8 +159,8 @@ def test_concurrent_publish_requests_create_one_job(api: Client) -> None:
     assert {answer["task_id"] for answer in answers} == {str(Job.objects.get().task_id)}
 
 
-@pytest.mark.parametrize(
-    ("changes", "field"),
+@each_row(
+    "changes, field",
     [
         ({"platform": "temu"}, "platform"),
         ({"shop_id": "s9"}, "shop_id"),

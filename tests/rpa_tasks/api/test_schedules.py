@@ -45,6 +45,7 @@ from tests.scheduling.api.serving import WAIT_LIMIT, run_concurrently
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
 from tests.support.integrations import replace_sockets
 from tests.support.second_connection import act_on_second_connection
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -217,8 +218,8 @@ def test_spread_delay_is_stable_and_differs_by_task_type() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "field"),
+@each_row(
+    "changes, field",
     [
         ({"platform": "temu"}, "platform"),
         ({"platform": None}, "platform"),

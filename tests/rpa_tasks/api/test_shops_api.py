@@ -12,6 +12,7 @@ from rpa_tasks.models import Breaker, ExecutionNode, Job, Lane, Platform, Shop
 from scheduling.ids import new_id
 from tests.rpa_tasks.api.conftest import Market, send_until_free
 from tests.scheduling.api.serving import Client, run_concurrently
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -127,8 +128,8 @@ def test_rebalance_releases_shops_without_running_job(api: Client, market: Marke
     assert [lane.home for lane in Lane.objects.order_by("shop_id")] == ["", "n1"]
 
 
-@pytest.mark.parametrize(
-    ("wish", "status"),
+@each_row(
+    "wish, status",
     [
         ({}, 422),
         ({"shop_ids": ["s1"]}, 422),

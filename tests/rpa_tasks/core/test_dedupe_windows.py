@@ -28,6 +28,7 @@ from scheduling.operations.failed_tasks import Actor, retry_failed_task
 from scheduling.operations.retention import delete_expired_in_table
 from tests.rpa_tasks.core.conftest import Market
 from tests.support.second_connection import Race
+from tests.support.tables import each_row
 
 DAY = timedelta(days=1)
 ORDER = {"platform": "pdd", "task_type": "sync_order"}
@@ -344,8 +345,8 @@ def daily(market: Market) -> Flow:
     return Flow.objects.get()
 
 
-@pytest.mark.parametrize(
-    ("period", "zone", "at", "name", "ends_at"),
+@each_row(
+    "period, zone, at, name, ends_at",
     [
         ("day", "Asia/Shanghai", "2026-11-26T15:59:59", "2026-11-26", "2026-11-26T16:00:00"),
         ("day", "Asia/Shanghai", "2026-11-26T16:00:00", "2026-11-27", "2026-11-27T16:00:00"),

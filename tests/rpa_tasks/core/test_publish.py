@@ -22,6 +22,7 @@ from scheduling.errors import Conflict, InvalidInput, NotFound
 from scheduling.ledger.transitions import Settlement
 from tests.rpa_tasks.core.conftest import Market
 from tests.support.second_connection import Race
+from tests.support.tables import each_row
 
 
 @pytest.fixture(autouse=True)
@@ -115,8 +116,8 @@ def test_concurrent_publishes_create_one_job(market: Market, race: Race) -> None
     assert Job.objects.get().requests == 16
 
 
-@pytest.mark.parametrize(
-    ("changes", "field"),
+@each_row(
+    "changes, field",
     [
         ({"platform": "nowhere"}, "platform"),
         ({"shop_id": "nobody"}, "shop_id"),
@@ -319,7 +320,7 @@ def test_publish_with_reserved_key_is_refused(market: Market) -> None:
     assert [error.field for error in caught.value.errors] == ["dedupe_key"]
 
 
-@pytest.mark.parametrize("name", command.RUN_MEMBERS)
+@each_row("name", command.RUN_MEMBERS)
 def test_publish_refuses_payload_with_member_of_run_by_name(market: Market, name: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         market.publish(payload={"page": 1, name: "own"})

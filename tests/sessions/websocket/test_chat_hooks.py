@@ -17,6 +17,7 @@ from pytest_django import Settings
 from sessions.store import stats
 from sessions.store.sessions import live_store
 from tests.sessions.refusing_server import refuse_writes
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -98,7 +99,7 @@ def test_chatwoot_messages_of_both_sides_count_once() -> None:
     assert session("chatwoot-3-17").last_agent_at
 
 
-@pytest.mark.parametrize(
+@each_row(
     "change",
     [{"private": True}, {"message_type": "activity"}, {"message_type": "template"}, {"event": "message_updated"},
      {"event": "conversation_typing_on", "is_private": True}, {"event": "webwidget_triggered"},
@@ -119,7 +120,7 @@ def test_chatwoot_typing_renews_and_resolved_closes() -> None:
     assert session("chatwoot-3-17").state == "closed"
 
 
-@pytest.mark.parametrize("forged", [{"secret": "other"}, {"age": 301}, {"age": -301}, {"signed": "{}"}])
+@each_row("forged", [{"secret": "other"}, {"age": 301}, {"age": -301}, {"signed": "{}"}])
 def test_chatwoot_hook_with_wrong_signature_is_refused(forged: dict[str, Any]) -> None:
     assert chatwoot(CHATWOOT_MESSAGE, **forged).status_code == 401
     assert not session("chatwoot-3-17").armed_at
@@ -155,8 +156,8 @@ def test_hook_with_wrong_token_or_without_secret_is_refused(settings: Settings) 
     assert rocketchat(ROCKETCHAT, token="").status_code == 404
 
 
-@pytest.mark.parametrize(
-    ("payload", "field"),
+@each_row(
+    "payload, field",
     [
         (ROCKETCHAT | {"visitor": None, "type": "LivechatSession"}, "visitor"),
         (ROCKETCHAT | {"messages": [said("x")]}, "messages.ts"),

@@ -19,6 +19,7 @@ from sessions.store import sessions, stats
 from sessions.store.inbox import live_inbox as inbox
 from tests.scheduling.api.serving import WAIT_LIMIT, cloud_event, eventually
 from tests.sessions.websocket.web_processes import Page, token
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -294,8 +295,8 @@ def test_invalid_frame_closes_only_its_connection(open_page: Open, sent: str | b
     bob.receive_until("pong")
 
 
-@pytest.mark.parametrize(
-    ("secret", "reason"),
+@each_row(
+    "secret, reason",
     [
         (lambda: token()[:-1] + "x", "bad"),
         (lambda: "rubbish", "bad"),

@@ -24,6 +24,7 @@ from tests.sessions.refusing_server import REFUSALS, refuse_writes
 from tests.sessions.websocket.test_catch_up import RecordedSocket
 from tests.sessions.websocket.test_limits import HeldWriter, held_writer, run, until
 from tests.sessions.websocket.web_processes import Page, address_of, listening, web_on
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 __all__ = ["held_writer"]
@@ -72,7 +73,7 @@ def test_batches_are_acknowledged_with_their_outcomes(open_stream: Open) -> None
     assert refused == {0: "kind", 1: "user_id", 2: "knd", 3: "frame"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     ['{"n": 3, "frames": []}', '{"n": "4", "frames": []}', '{"n": 4}', "[]", "x", '{"n": 4, "frames": ["\\u0000"]}',
      json.dumps({"n": 4, "frames": [ANN] * 501})],
@@ -85,7 +86,7 @@ def test_invalid_batch_closes_stream(open_stream: Open, text: str) -> None:
     assert stream.close_code()[0] == 4400
 
 
-@pytest.mark.parametrize(
+@each_row(
     "member", [{"session_id": 7}, {"kind": []}, {"from": {}}, {"seq": True}, {"epoch": {}}, {"tags": 1}, {"spoken": 1}]
 )
 def test_frame_with_member_of_wrong_type_is_refused(open_stream: Open, member: dict[str, Any]) -> None:

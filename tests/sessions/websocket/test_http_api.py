@@ -23,6 +23,7 @@ from tests.sessions.conftest import Chats
 from tests.sessions.refusing_server import REFUSALS, refuse_writes
 from tests.sessions.websocket.test_consumer import deadline
 from tests.sessions.websocket.web_processes import Page, web
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -69,8 +70,8 @@ def test_activity_batch_size_is_limited(api: Client, count: int, status: int) ->
     assert api("POST", "/sessions/activity", frames).status_code == status
 
 
-@pytest.mark.parametrize(
-    ("change", "field"),
+@each_row(
+    "change, field",
     [
         ({"user_id": ""}, "user_id"),
         ({"user_id": "x" * 201}, "user_id"),
@@ -113,8 +114,8 @@ def test_token_admits_its_session_user_and_role(api: Client, address: str) -> No
         assert page.receive()["role"] == "agent"
 
 
-@pytest.mark.parametrize(
-    ("change", "field"),
+@each_row(
+    "change, field",
     [
         ({"ttl_seconds": 3601}, "ttl_seconds"),
         ({"ttl_seconds": 0}, "ttl_seconds"),
@@ -275,8 +276,8 @@ def test_posted_message_of_agent_appears_and_counts(api: Client, open_page: Call
     assert len(inbox().since("s1", "0-0")) == 3
 
 
-@pytest.mark.parametrize(
-    ("body", "field"),
+@each_row(
+    "body, field",
     [({"text": " "}, "text"), ({"text": "x" * 4097}, "text"), ({}, "text"), ({"text": "x", "from": "user"}, "from"),
      ({"text": "x", "id": "x" * 65}, "id")],
 )  # fmt: skip
