@@ -22,7 +22,7 @@ from celery.signals import (
     worker_shutting_down,
 )
 
-from config.celery import guards
+from config.celery import guards, metrics  # noqa: F401  (metrics connects to signals)
 from config.environment import ROOT
 from config.local.endpoints import adopt_stack_settings
 from scheduling.queue_names import CORE_QUEUES

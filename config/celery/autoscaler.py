@@ -164,7 +164,7 @@ class PoolScaler(Autoscaler):  # type: ignore[misc]
             pool._busy_workers.add(child.inqW_fd)
             pool._processes -= 1
             pool._putlock.shrink()
-            child.terminate_controlled()  # runs `config.celery.application.finish_sending`
+            child.terminate_controlled()  # runs `config.celery.application.drain_sender`
             log.info("pool_shrinks", pid=child.pid, processes=self.processes)
 
 

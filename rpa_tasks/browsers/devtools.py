@@ -1,4 +1,4 @@
-"""DevTools commands of the pool: identify, show, close pages, clear cookies, close the browser.
+"""DevTools commands of the pool: identify, show, close pages, read cookies, close the browser.
 
 It uses HTTP where possible, otherwise one WebSocket per command. All connections go to the loopback, without a proxy.
 """

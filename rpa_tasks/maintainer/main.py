@@ -88,7 +88,7 @@ def run_passes(worker: ParentWorker, queues: list[str]) -> None:
         if housekeeping.is_database_available():
             run_steps(housekeeping.steps)
 
-    for task in (keep_house, lambda: run_steps([end_unsupervised])):
+    for task in (keep_house, end_unsupervised):
         threading.Thread(target=_repeat, args=(task,), daemon=True).start()
     take_overs = TakeOverHost()
     take_overs.start()
@@ -104,7 +104,7 @@ def run_passes(worker: ParentWorker, queues: list[str]) -> None:
 
 def _repeat(task: Callable[[], object]) -> None:
     while True:
-        task()
+        run_steps([task])
         time.sleep(PASS_INTERVAL)
 
 

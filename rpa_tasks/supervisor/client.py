@@ -55,7 +55,7 @@ class RunSpec:
     #: Seconds between SIGTERM and SIGKILL for an end other than the timeout.
     grace: float = 15.0
     #: As in `SupervisedCommand.extend`: by `clock()`, counted from the instant before the claim; infinite: no lease.
-    extend_until: float = float("inf")
+    extend_until: float
     #: Words before the command: its sandbox, see `rpa_tasks.isolation`.
     prefix: Sequence[str] = ()
 

@@ -88,7 +88,9 @@ def _worker_records() -> Iterator[tuple[dict[str, Any], bool]]:
             pid, ticks = map(int, path.stem.split("-"))
             runs = is_alive(pid, ticks)
             if _is_current(path, runs):
-                yield json.loads(path.read_bytes()), runs
+                note = json.loads(path.read_bytes())
+                if isinstance(note, dict) and note.keys() >= {"queues", "processes"}:  # else no worker of ours wrote it
+                    yield note, runs
 
 
 def _is_current(path: Path, runs: bool) -> bool:

@@ -150,8 +150,6 @@ class JobRun:
 
     def _execute_command(self) -> RunResult:
         flow, claim = self.job.flow, self.pick.claim
-        if self.browser and flow.clear_cookies:
-            self.browser.clear_cookies()
         with ExitStack() as prepared:
             try:
                 order = self._build_run_spec(prepared)
@@ -160,6 +158,8 @@ class JobRun:
             except OSError as error:  # no working directory or no log
                 reason = DISK_FULL if is_disk_full(error) else "not_started"
                 return self._result_without_start(Verdict(RunOutcome.DEFERRED, reason), detail=str(error))
+            if self.browser and flow.clear_cookies:  # a run that cannot start keeps the login
+                self.browser.clear_cookies()
             if not self.renew_lease() or self.job.pk not in jobs.mark_sending([claim]):
                 self.claim_valid = False
                 return self._result_without_start(Verdict(RunOutcome.DEFERRED, "stale"))
@@ -319,6 +319,7 @@ class JobRun:
             cwd=cwd,
             prefix=isolation.isolate_run(shop.profile, _list_flow_folders(flow), cwd),
             timeout=flow.timeout.total_seconds(),
+            extend_until=self.renewed_at + EXTENSION,
             log_path=str(self._log_path()),
             mask=command.secrets_in(environment),
         )

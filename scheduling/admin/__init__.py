@@ -10,7 +10,7 @@ from scheduling.admin.system import access, alert, audit, schedule, webhook
 from scheduling.admin.touches import complaint, customer, customer_import, event, pause, touch
 
 __all__ = [
-    "access", "accounts", "alert", "audit", "bulk_action", "channel", "community", "complaint", "customer",
+    "access", "alert", "audit", "bulk_action", "channel", "community", "complaint", "customer",
     "customer_import", "draft", "event", "failed_task", "grid", "invitation", "node", "pause", "rules",
     "schedule", "site_pages", "template", "touch", "user", "webhook",
 ]  # fmt: skip

@@ -70,8 +70,9 @@ def check_node(values: Mapping[str, Any]) -> None:
     found.texts(values, "tags", longest=MAX_TAG)
     _check_followed(values, found)
     _check_canary(values, found)
-    if bool(values.get("goal_event", "").strip()) != (values.get("goal_within") is not None):
-        missing = "goal_within" if values.get("goal_event", "").strip() else "goal_event"
+    goal_event = (values.get("goal_event") or "").strip()
+    if bool(goal_event) != (values.get("goal_within") is not None):
+        missing = "goal_within" if goal_event else "goal_event"
         if missing in values:
             found.add(missing, _("is missing: a goal is an event and the time within which it counts"))
     if values.get("delay_rules") is not None:

@@ -58,7 +58,8 @@ class Machine:
         for name in names:
             os.kill(self.programs[name].pid, signal.SIGTERM)
         for name in names:
-            self.programs.pop(name).await_exit(WITHIN)
+            self.programs[name].await_exit(WITHIN)
+            del self.programs[name]
 
     def end(self) -> None:
         for program in self.programs.values():

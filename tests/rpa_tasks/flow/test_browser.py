@@ -121,7 +121,7 @@ def build_run_spec(flows: Flows, tmp_path: Path, name: str, param: str, timeout:
     words = [sys.executable, "-m", "rpa_tasks.flow_sdk", "run", "--flow", name, "--param", param]
     words += ["--timeout", str(flow_timeout)]
     log = str(tmp_path / "run.log")
-    return RunSpec(argv=words, env=flows.environment, timeout=timeout, log_path=log)
+    return RunSpec(argv=words, env=flows.environment, timeout=timeout, log_path=log, extend_until=float("inf"))
 
 
 def events(supervised: SupervisedCommand, until: Callable[[Any], bool]) -> list[Any]:

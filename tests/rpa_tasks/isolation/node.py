@@ -56,7 +56,8 @@ def main(database: str) -> None:
             }  # fmt: skip
             order = RunSpec(
                 argv=[sys.executable, str(ATTEMPTS), json.dumps(param)],
-                env=environment, timeout=LIMIT, log_path=str(state / "run.log"), cwd=str(folder),
+                env=environment, timeout=LIMIT, extend_until=float("inf"), log_path=str(state / "run.log"),
+                cwd=str(folder),
                 prefix=isolation.isolate_run("p-s1", [], str(folder)),
             )  # fmt: skip
             with SupervisedCommand(order) as supervised:

@@ -43,6 +43,7 @@ def test_killed_supervisor_leaves_no_hidden_descendant(kind: str, tmp_path: Path
     folder = make_run_directory("p-s1", os.getpid())
     order = RunSpec(
         argv=[sys.executable, "-c", HIDES, word], env={"PATH": "/usr/bin:/bin", "HOME": str(folder)}, timeout=600,
+        extend_until=float("inf"),
         log_path=str(tmp_path / "log"), cwd=str(folder),
         prefix=isolation.isolate_run("p-s1", [], str(folder)),
     )  # fmt: skip

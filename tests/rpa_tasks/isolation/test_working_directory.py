@@ -22,6 +22,7 @@ def run_in(cwd: Path, tmp_path: Path) -> CommandResult:
     try:
         order = RunSpec(
             argv=["ls", "-d", os.curdir, "here"], env={"PATH": "/usr/bin:/bin", "HOME": str(folder)}, timeout=60,
+            extend_until=float("inf"),
             log_path=str(tmp_path / "log"), cwd=str(cwd), prefix=isolation.isolate_run("p-s1", [], str(cwd)),
         )  # fmt: skip
         with SupervisedCommand(order) as supervised:

@@ -90,7 +90,8 @@ class TaskCommands:
         }
 
     def order(self, *argv: str, **changes: Any) -> RunSpec:
-        return RunSpec(**{"argv": argv, "env": self.env, "log_path": str(self.log), "timeout": LONG} | changes)
+        usual = {"env": self.env, "log_path": str(self.log), "timeout": LONG, "extend_until": float("inf")}
+        return RunSpec(**{"argv": argv} | usual | changes)
 
     def shell(self, script: str, **changes: Any) -> RunSpec:
         return self.order("/bin/sh", "-c", script, **changes)

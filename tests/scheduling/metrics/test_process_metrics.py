@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import time
 import uuid
 from datetime import UTC, datetime
@@ -15,6 +17,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.registry import REGISTRY
 
 from config.celery import metrics as measuring
+from config.environment import ROOT
 from scheduling import metrics
 from scheduling.models import Touch
 from tests.scheduling.core.conftest import deliver
@@ -125,3 +128,15 @@ def test_queue_wait_excludes_time_before_eta(routing_key: str | None, queue: str
         measuring.observe_wait(task=SimpleNamespace(name="m", request=request))
     after = [sample("celery_task_queue_wait_time_bucket", **labels, le=bound) for bound in ("30.0", "300.0", "900.0")]
     assert [b - a for a, b in zip(before, after, strict=True)] == [0, 1, 2]
+
+
+def test_celery_programs_measure_by_their_signals() -> None:
+    """Here other modules import the one of metrics. The programs import the application only."""
+    script = """if True:
+        from config.celery import application
+        from celery import signals
+        names = "before_task_publish task_prerun task_success task_failure celeryd_init beat_init"
+        print([name for name in names.split() if not getattr(signals, name).receivers])
+    """
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, text=True, capture_output=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
