@@ -197,6 +197,7 @@ def test_node_form_refuses_cycle_and_unknown_nodes(
     assert [each for each, (_, complaint) in zip(errors, wrong, strict=True) if complaint not in str(each)] == []
 
 
+@pytest.mark.django_db(transaction=True)
 def test_concurrent_saves_close_no_cycle(
     matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]], race: Race
 ) -> None:
