@@ -44,7 +44,7 @@ REQUESTS = st.builds(
     priority=st.sampled_from([0, 1, 2]),
     delay=st.sampled_from([timedelta(0), timedelta(hours=1)]),
     dedupe_key=st.sampled_from([None, None, None, "", "k"]),
-    deadline=st.sampled_from([None, None, DAY]),
+    deadline=st.sampled_from([None, DAY, 2 * DAY]),
 )
 ODD_REQUESTS = st.builds(
     dict,
@@ -111,7 +111,8 @@ def describe(platform: str, results: Sequence[PublishResult]) -> Any:
     kinds = {
         row.pk: (
             row.shop.shop_id, row.flow.task_type, row.state, row.priority, row.payload, row.requests, row.attempt,
-            row.root_id == row.pk, row.deadline is None, round((row.due_at - now()) / timedelta(minutes=30)),
+            row.root_id == row.pk, row.deadline and round((row.deadline - now()) / DAY),
+            round((row.due_at - now()) / timedelta(minutes=30)),
             row.dedupe_key if not row.dedupe_key.startswith("@task:") else "@task",
         )
         for row in rows
