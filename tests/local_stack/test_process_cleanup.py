@@ -53,7 +53,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def start_run(folder: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Start a run in a process group of its own, as a shell does."""
+    """Start a run in a process group of its own, as a shell does. A script's job in the background ignores SIGINT."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start_run(*words: str, **env: str) -> subprocess.Popen[bytes]:
@@ -68,6 +68,7 @@ def start_run(folder: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
+                    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
                 )
             )
         return started[-1]
