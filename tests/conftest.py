@@ -24,7 +24,8 @@ pytest_plugins = [
     f"tests.support.{name}"
     for name in (
         "tiers", "second_look", "time_limits", "staff_users", "log_capture", "fault_runs", "parallel_processes",
-        "fixed_hour", "table_cleanup", "static_files", "matrix", "second_connection", "integrations", "web_process",
+        "fixed_hour", "page_contexts", "table_cleanup", "static_files", "matrix", "second_connection", "integrations",
+        "web_process",
     )
 ]  # fmt: skip
 

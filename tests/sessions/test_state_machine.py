@@ -535,7 +535,7 @@ class Machine(RuleBasedStateMachine):
 @pytest.fixture
 def machine(store_url: str) -> Iterator[type[Machine]]:
     server = StoppedClockServer(store_url)
-    yield type("Machine", (Machine,), {"server": server, "examples": 40 if is_cluster(store_url) else 150})
+    yield type("Machine", (Machine,), {"server": server, "examples": 25 if is_cluster(store_url) else 80})
     server.client.close()
 
 

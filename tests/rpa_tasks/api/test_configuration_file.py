@@ -380,7 +380,7 @@ def apply_market(market: dict[str, Any]) -> plan.ChangePlan:
     return planned
 
 
-@settings(max_examples=40, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, database=None, suppress_health_check=list(HealthCheck))
 @given(first=markets(), second=markets())
 def test_apply_of_generated_export_changes_nothing(first: dict[str, Any], second: dict[str, Any]) -> None:
     with transaction.atomic():

@@ -532,11 +532,11 @@ def test_apply_exported_person_channels_changes_nothing(apply: Apply, export: Ap
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("encoding", ["gbk", "ascii"])
-def test_export_is_utf_8_on_any_terminal(tmp_path: Path, encoding: str) -> None:
+def test_export_is_utf_8_on_any_terminal(tmp_path: Path) -> None:
+    """GBK has no letter for the emoji."""
     Stage.objects.create(key="presale", name="售前 🎁")
     env = {
-        **os.environ, "DATABASE_URL": database_url(), "REDIS_URL": environment().redis, "PYTHONIOENCODING": encoding,
+        **os.environ, "DATABASE_URL": database_url(), "REDIS_URL": environment().redis, "PYTHONIOENCODING": "gbk",
         "DJANGO_SETTINGS_MODULE": "config.settings.test",
     }  # fmt: skip
 

@@ -414,7 +414,7 @@ def test_random_histories_end_each_touch_once() -> None:
     run_state_machine_as_test(
         RandomLifecycles,
         settings=settings(
-            max_examples=40,
+            max_examples=25,
             stateful_step_count=30,
             deadline=None,
             derandomize=True,
