@@ -19,16 +19,15 @@ from ninja import NinjaAPI
 from ninja.parser import Parser
 
 from scheduling.api import bulk_actions, events, failed_tasks, pauses, receipts, receivers, scaling, touches
-from scheduling.api.auth import admit_body
+from scheduling.api.auth import admit_body, in_database_thread
 from scheduling.api.config import publication as config
 from scheduling.api.customers import imports as customer_imports
 from scheduling.api.customers import rows as customers
-from scheduling.api.errors import MEDIA_TYPE, Problem, problem_response, register_problem_handlers
-from scheduling.api.threads import in_database_thread
+from scheduling.api.schemas import MEDIA_TYPE, Problem, problem_response, register_problem_handlers
 from scheduling.api.webhooks import subscriptions as webhooks
 from scheduling.planning import request_metrics
 from scheduling.strict_text import decode_json
-from scheduling.web.csp import NOT_A_PAGE, POLICY, set_security_headers
+from scheduling.web.middleware import NOT_A_PAGE, POLICY, set_security_headers
 
 
 class StrictParser(Parser):

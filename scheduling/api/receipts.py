@@ -12,8 +12,7 @@ from pydantic import AfterValidator
 from scheduling.api.auth import ApiKeyAuth, charge_in_thread, get_principal
 from scheduling.api.schemas import PastInstant, ProblemOut, Request, Text, check_storable
 from scheduling.errors import FieldError, InvalidInput
-from scheduling.receipts.bounce_mail import record_bounce
-from scheduling.receipts.recording import BATCH, DETAIL, RecordingResult, Report, record_reports
+from scheduling.receipts import BATCH, DETAIL, RecordingResult, Report, record_bounce, record_reports
 
 router = Router(tags=["receipts"], auth=ApiKeyAuth("receipts"))
 PROBLEMS = (400, 401, 403, 413, 422, 429, 503)

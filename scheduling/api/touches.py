@@ -12,15 +12,24 @@ from pydantic import AfterValidator
 
 from scheduling import sql
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor
-from scheduling.api.cloudevents import read_events
-from scheduling.api.events import EVENT_BODY
-from scheduling.api.pagination import Page, build_page, limit_list_time
-from scheduling.api.schemas import PreviewOut, ProblemOut, Request, Text, TouchesOut, TouchOut, check_storable
+from scheduling.api.events import EVENT_BODY, read_events
+from scheduling.api.schemas import (
+    Page,
+    PreviewOut,
+    ProblemOut,
+    Request,
+    Text,
+    TouchesOut,
+    TouchOut,
+    build_page,
+    check_storable,
+    limit_list_time,
+)
 from scheduling.errors import InvalidInput, NotFound
 from scheduling.models import Touch, TouchState
 from scheduling.operations import commands, queries
 from scheduling.operations.preview import PreviewedTouch, imagine_customer, preview_event
-from scheduling.receipts.recording import load_receipts
+from scheduling.receipts import load_receipts
 from scheduling.strict_text import InvalidText, read_json
 
 router = Router(tags=["touches"], auth=ApiKeyAuth("touches"))

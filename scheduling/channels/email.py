@@ -50,9 +50,8 @@ from scheduling.channels.base import (
     Transient,
     Unknown,
 )
-from scheduling.channels.http_client import excerpt, resolve_host
+from scheduling.channels.http_client import PrivateHosts, excerpt, resolve_host
 from scheduling.channels.kinds import thread_pool
-from scheduling.channels.ssrf import PrivateHosts
 from scheduling.error_text import ErrorText as _
 
 AT_ONCE = 32  #: concurrent mails of one channel
@@ -301,7 +300,7 @@ UTF8.body_encoding = BASE64  # avoids 8-bit bytes and long lines, which some rel
 
 class Email:
     """Mail. Config: `from` and `reply_to` (addresses; `from` may have a name), `url` of a relay, and `bounces_to`, the
-    envelope's sender, which gets the bounces that `receipts.bounce_mail` reads.
+    envelope's sender, which gets the bounces that `receipts` reads.
 
     Defaults: `DEFAULT_FROM_EMAIL`, none, `AFTERTOUCH_EMAIL_URL`. Only the latter may lead into the private network
     without `AFTERTOUCH_ALLOWED_PRIVATE_HOSTS`. A user who edits a channel must not scan that network.

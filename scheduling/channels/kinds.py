@@ -1,17 +1,26 @@
-"""Load the channel kinds from dotted paths in `settings.CHANNELS`, so that other apps can add kinds."""
+"""Load the channel kinds from dotted paths in `settings.CHANNELS`, so that other apps can add kinds.
+
+`send_once` sends without the ledger and its guards, for tests of a channel and alerts.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
+import structlog
 from django.conf import settings
 from django.utils.module_loading import import_string
 
-from scheduling.channels.base import Channel, SecretSender
+from scheduling.channels.base import Channel, Message, Outcome, SecretSender, Unknown
+from scheduling.channels.http_client import close_shared_transport
+
+log = structlog.get_logger(__name__)
 
 
 @cache
@@ -40,3 +49,25 @@ def thread_pool(name: str, most: int) -> ThreadPoolExecutor:
 @cache
 def _process_thread_pool(process: int, name: str, most: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(most, thread_name_prefix=name)
+
+
+def send_once(channel: Channel, message: Message, timeout: timedelta) -> Outcome:
+    """Send and block until there is an outcome. The calling thread must not run an event loop.
+
+    A defect of the channel counts as `Unknown`, as in delivery.
+    """
+    try:
+        return asyncio.run(_send_and_close(channel, message, timeout))
+    except TimeoutError:
+        return Unknown("timeout", f"no end after {timeout.total_seconds():g} s")
+    except Exception as error:
+        log.exception("channel_call_failed", channel=channel.kind)
+        return Unknown("channel_error", f"{type(error).__name__}: {error}"[:500])
+
+
+async def _send_and_close(channel: Channel, message: Message, timeout: timedelta) -> Outcome:
+    try:
+        # The channel enforces the deadline itself. This timeout covers one that does not.
+        return await asyncio.wait_for(channel.send(message, datetime.now(UTC) + timeout), timeout.total_seconds() + 1)
+    finally:
+        await close_shared_transport()

@@ -15,7 +15,7 @@ from django.db import transaction
 from django.db.models.functions import Now
 from django.utils.timezone import now
 
-from scheduling.audit.audit_log import record_action
+from scheduling.audit import record_action
 from scheduling.models import RecoveryCode, TotpDevice
 from scheduling.models.encrypted import Unreadable
 

@@ -111,7 +111,7 @@ class FailedLogin(models.Model):
 
 
 class AuditEntry(models.Model):
-    """An action of a user, an API client or the system. `scheduling.audit.audit_log` inserts them.
+    """An action of a user, an API client or the system. `scheduling.audit` inserts them.
 
     A trigger refuses updates, and deletions within a year. Entries refer to no other row, so that nothing changes them.
     """

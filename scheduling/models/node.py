@@ -13,10 +13,9 @@ from django.db import models, transaction
 from django.utils.translation import gettext_lazy as _
 from simple_history.models import HistoricalRecords
 
-from scheduling.models.checked import Checked
 from scheduling.models.encrypted import EncryptedJSONField, Sealed
-from scheduling.models.ledger import Priority
-from scheduling.models.versioned import Versioned
+from scheduling.models.touch import Priority
+from scheduling.models.versioned import Checked, Versioned
 
 
 def digest_address(address: object) -> str:
@@ -180,7 +179,7 @@ class ChannelConfig(Addressed, Versioned):
 class DisabledTarget(models.Model):
     """A receiver that answered 410 Gone.
 
-    Its deletion enables the receiver again: `scheduling.planning.disabled_targets`.
+    Its deletion enables the receiver again: `scheduling.delivery.receivers`.
     """
 
     channel = models.ForeignKey(ChannelConfig, on_delete=models.CASCADE, verbose_name=_("channel"))
@@ -238,7 +237,7 @@ class Node(Versioned):
     name = models.CharField(_("name"), max_length=100, blank=True, default="", db_default="")
     stage = models.ForeignKey(Stage, on_delete=models.PROTECT, related_name="nodes", verbose_name=_("stage"))
     trigger = models.CharField(_("trigger event"), max_length=120)
-    #: Keys of the nodes whose touches it follows, if the trigger is an event of a touch (`policy.journeys`).
+    #: Keys of the nodes whose touches it follows, if the trigger is an event of a touch (`policy.matrix`).
     from_nodes = models.JSONField(_("follows these nodes"), default=list, blank=True)
     delay = models.DurationField(_("delay"), default=timedelta(0))
     dynamic = models.BooleanField(_("dynamic delay"), default=False)
@@ -287,7 +286,7 @@ class Node(Versioned):
     at = models.TimeField(_("at this time"), null=True, blank=True)
     at_day = models.CharField(_("on this day"), max_length=12, choices=AtDay, default=AtDay.ANY)
     not_before = models.TimeField(_("not before"), null=True, blank=True)
-    #: A list in the form of `scheduling.policy.window_forms`; None: those of the default calendar; []: at any time.
+    #: A list in the form of `scheduling.policy.send_times`; None: those of the default calendar; []: at any time.
     send_window = models.JSONField(_("send windows"), null=True, blank=True)
     retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
     history = HistoricalRecords()

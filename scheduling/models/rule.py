@@ -121,7 +121,7 @@ class Calendar(Versioned):
     #: Days like "2026-10-01" that differ from the country's.
     closed = models.JSONField(_("own days off"), default=list, blank=True)
     open = models.JSONField(_("own working days"), default=list, blank=True)
-    #: A list in the form of `scheduling.policy.window_forms`.
+    #: A list in the form of `scheduling.policy.send_times`.
     send_window = models.JSONField(_("default send windows"), default=list, blank=True)
     retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
     history = HistoricalRecords()

@@ -24,11 +24,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from scheduling.channels.base import Channel, Delivered, Message, Outcome, Permanent, Transient
-from scheduling.channels.once import send_once
+from scheduling.channels.kinds import send_once
 from scheduling.channels.quota import UNAVAILABLE_DELAY, QuotaGate, receiver_key
 from scheduling.configuration import snapshot
 from scheduling.db_timeouts import Deadline
-from scheduling.delivery import routing
+from scheduling.delivery import receivers
 from scheduling.experiments.rollouts import withdrawn_canaries
 from scheduling.ids import new_id
 from scheduling.models import Alert, AlertReceiver
@@ -293,13 +293,13 @@ def resolve_target(receiver: AlertReceiver) -> tuple[ChannelSpec, Channel, dict[
         Unreadable: a secret cannot be decrypted on this server.
     """
     spec = snapshot.channel_spec(receiver.channel)
-    channel = routing.channel_of(spec)
+    channel = receivers.channel_of(spec)
     place = receiver.community
     who = CustomerSpec(0, "", addresses={channel.address_key: receiver.address} if receiver.address else {})
     chat_id, communities = (place.chat_id, {place.chat_id: place.targets}) if place else ("", {})
-    target = routing.target_for(spec, channel, who, chat_id, communities)
+    target = receivers.target_for(spec, channel, who, chat_id, communities)
     if not target and not spec.config.get("url"):
-        raise routing.NoTarget("no_target", f"no {spec.kind} target")
+        raise receivers.NoTarget("no_target", f"no {spec.kind} target")
     return spec, channel, dict(target)
 
 
@@ -317,7 +317,7 @@ def send_alert_message(receiver: AlertReceiver, subject: str, body: str, now: da
             event={"source": "aftertouch", "id": str(key), "type": "aftertouch.alert", "time": now.isoformat()},
         )  # fmt: skip
         slot = receiver_key(channel, message)
-    except routing.NoTarget as error:
+    except receivers.NoTarget as error:
         return Permanent(error.reason, str(error))
     except Unreadable as error:
         return Permanent("secrets_unreadable", str(error))

@@ -23,6 +23,7 @@ from scheduling import sql
 from scheduling.app_integrations import integrations
 from scheduling.configuration import snapshot
 from scheduling.customers import imports
+from scheduling.delivery import receivers
 from scheduling.ids import first_id_at
 from scheduling.ledger import ends, partitions
 from scheduling.ledger.deletion import delete_ended
@@ -38,7 +39,6 @@ from scheduling.models import (
     VendorMessage,
 )
 from scheduling.operations.undo import KEPT_FOR
-from scheduling.planning import disabled_targets, vendor_ids
 
 log = structlog.get_logger(__name__)
 
@@ -134,7 +134,7 @@ def _created_between(kind: RetentionTable, after: UUID, end: UUID) -> list[UUID]
 def _delete_expired_targets(ends_at: datetime) -> int:
     deleted = 0
     while True:
-        gone = disabled_targets.delete_expired_targets(BATCH)
+        gone = receivers.delete_expired_targets(BATCH)
         deleted += gone
         if gone < BATCH or datetime.now(UTC) >= ends_at:
             return deleted
@@ -208,7 +208,7 @@ VENDOR_IDS = RetentionTable(
     VendorMessage._meta.db_table,
     "id",
     lambda: timedelta(days=settings.AFTERTOUCH_VENDOR_IDS_DAYS),
-    vendor_ids.delete_vendor_ids,
+    receivers.delete_vendor_ids,
 )
 BULK_ACTIONS = RetentionTable(BulkAction._meta.db_table, "id", _retention_time, _delete_bulk_actions)
 IMPORTS = RetentionTable(CustomerImport._meta.db_table, "id", _retention_time, _delete_ended_imports)

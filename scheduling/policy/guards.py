@@ -21,6 +21,8 @@ The order is fixed. Permanent reasons come first, so that no slot is used in vai
 
 An unsettled slot may still be released. If the cap is full only because of such slots, the touch is deferred. It waits
 until the first of their leases ends and is never suppressed.
+
+Find the end of quiet hours. Pure.
 """
 
 from __future__ import annotations
@@ -32,9 +34,8 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from scheduling.durations import format_duration
-from scheduling.policy.journeys import read_depth
+from scheduling.policy.matrix import read_depth
 from scheduling.policy.node_conditions import Facts
-from scheduling.policy.quiet_hours import quiet_until
 from scheduling.policy.send_times import is_open, next_opening, spread_for, spread_opening
 from scheduling.policy.specs import CustomerSpec, NodeSpec, RuleSpec, TemplateSpec, in_holdout, in_rollout
 
@@ -399,3 +400,26 @@ _CONDITIONS: Mapping[Check, _Condition] = {
     _judge_community_cap: _has_rule("cap", "community"),
     _judge_slot_hold: _has_rule("cap", "user"),
 }
+
+
+def quiet_until(rule: RuleSpec, zone: ZoneInfo, now: datetime) -> datetime | None:
+    """Return when the quiet hours around `now` end, or None outside of them.
+
+    If a clock change repeats the end, the later one counts, so that the repeated hour wakes no customer. A clock change
+    can skip all the time between the end and the next start. The quiet hours then continue until the next day's end.
+    """
+    over_midnight = rule.quiet_from > rule.quiet_to
+    at, until = now, None
+    while True:
+        local = at.astimezone(zone)
+        wall = local.time().replace(tzinfo=None)
+        if over_midnight:
+            quiet = wall >= rule.quiet_from or wall < rule.quiet_to
+        else:
+            quiet = rule.quiet_from <= wall < rule.quiet_to
+        if not quiet:
+            return until
+        end_day = local.date() + timedelta(days=1) if over_midnight and wall >= rule.quiet_from else local.date()
+        end = datetime.combine(end_day, rule.quiet_to, tzinfo=zone)
+        later = max(end.astimezone(now.tzinfo), end.replace(fold=1).astimezone(now.tzinfo))
+        at = until = max(later, at + timedelta(seconds=1))

@@ -17,8 +17,7 @@ from ninja import Query, Router, Schema
 from psycopg.errors import QueryCanceled
 
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, require_scope
-from scheduling.api.errors import Problem
-from scheduling.api.schemas import ProblemOut, Reason
+from scheduling.api.schemas import Problem, ProblemOut, Reason
 from scheduling.configuration.file import apply, document, versions
 from scheduling.configuration.file.apply import FileProblem
 from scheduling.configuration.file.section import Stamp
@@ -27,8 +26,7 @@ from scheduling.errors import Conflict, FieldError, InvalidInput
 from scheduling.experiments.drafts import serialize_change
 from scheduling.models.encrypted import Unreadable
 from scheduling.planning import rescheduling
-from scheduling.planning.impacts import CUSTOMERS, RuleImpact, list_rule_impacts
-from scheduling.planning.rescheduling import Impact, MoveCounts
+from scheduling.planning.rescheduling import CUSTOMERS, Impact, MoveCounts, RuleImpact, list_rule_impacts
 from scheduling.strict_text import MAX_SIZE, InvalidText, read_json
 
 log = structlog.get_logger(__name__)

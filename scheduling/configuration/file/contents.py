@@ -31,8 +31,7 @@ from scheduling.models import (
     WebhookEvent,
     WebhookSubscription,
 )
-from scheduling.templating.engine import MAX_SOURCE
-from scheduling.templating.rendering import read_locale
+from scheduling.templating import MAX_SOURCE, read_locale
 
 if TYPE_CHECKING:
     from scheduling.configuration.file.apply import Plan

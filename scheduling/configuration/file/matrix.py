@@ -40,11 +40,11 @@ from scheduling.models import (
     Stage,
     Template,
 )
-from scheduling.policy.journeys import find_follow_problem
+from scheduling.policy.matrix import find_follow_problem
 from scheduling.policy.node_conditions import JOINS
 from scheduling.policy.profile import MAX_TAG
 from scheduling.policy.rollout import PLAN_DEFAULTS
-from scheduling.policy.window_forms import list_calendars
+from scheduling.policy.send_times import list_calendars
 
 if TYPE_CHECKING:
     from scheduling.configuration.file.apply import Plan

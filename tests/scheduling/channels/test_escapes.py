@@ -11,7 +11,7 @@ from scheduling.channels.kinds import channel_kinds
 from scheduling.channels.markup import escape_markdown, escape_mentions
 from scheduling.channels.vendors.declared import DeclaredHttp
 from scheduling.policy.specs import CustomerSpec, EventSpec, TextSpec
-from scheduling.templating.rendering import render_message
+from scheduling.templating import render_message
 from tests.scheduling.channels.http_receivers import MessageFactory
 from tests.scheduling.core.sample_data import ann, event, template
 from tests.support.tables import each_row
