@@ -67,7 +67,7 @@ def _find_bounced_address(bounce: Bounce) -> tuple[ChannelSpec | None, str, str]
     kind = channel_kinds().get(node.channel.kind) if node else None
     if node is None or kind is None:
         return None, "", ""
-    field = kind.address_key or _read_address_key(node.channel)
+    field = kind.address_key or str(node.channel.config.get("address") or "")  # of a declared HTTP channel
     row = Customer.objects.filter(pk=customer_id).first()
     present = str(row.addresses.get(field) or "") if row and field and isinstance(row.addresses, dict) else ""
     if given:
@@ -83,11 +83,6 @@ def _encode_domain(address: str) -> str:
         return f"{name}{at}{punycode(domain)}"
     except UnicodeError:  # no domain
         return f"{name}{at}{domain}"
-
-
-def _read_address_key(spec: ChannelSpec) -> str:
-    """Return the key of a declared HTTP channel's address."""
-    return str(spec.config.get("address") or "")
 
 
 def load_receipts(delivery_keys: Iterable[UUID]) -> dict[UUID, list[dict[str, Any]]]:
@@ -194,7 +189,8 @@ def record_reports(reports: Sequence[Report]) -> RecordingResult:
     first: dict[tuple[UUID, str], FoundReport] = {}
     for each in sorted(found, key=lambda one: one.at):
         first.setdefault((each.touch.task_id, each.report.kind), each)
-    stored = _find_stored({key for key, _ in first})
+    keys = sorted({key for key, _ in first})
+    stored = {(row[0], row[1]) for row in sql.rows(_STORED, {"keys": sql.UuidArray(keys)})} if keys else set()
     new = [each for key, each in first.items() if key not in stored]
     _record_consequences(config, new)
     lasting = {each.touch.task_id: each for each in found if each.report.permanent}
@@ -234,11 +230,6 @@ def _load_touches(keys: Iterable[UUID]) -> dict[UUID, ReportedTouch]:
     wanted = sorted(keys)
     rows = sql.rows(_TOUCHES, {"keys": sql.UuidArray(wanted)}) if wanted else []
     return {row[0]: ReportedTouch._make(row) for row in rows}
-
-
-def _find_stored(keys: Iterable[UUID]) -> set[tuple[UUID, str]]:
-    wanted = sorted(keys)
-    return {(row[0], row[1]) for row in sql.rows(_STORED, {"keys": sql.UuidArray(wanted)})} if wanted else set()
 
 
 def _record_consequences(config: Snapshot, new: Sequence[FoundReport]) -> None:

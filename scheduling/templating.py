@@ -337,16 +337,14 @@ class Expression(FilterExpression):
         for function, arguments in self.filters:
             arguments[:] = [(is_path, parser.read_path(each) if is_path else each) for is_path, each in arguments]
             if function is not default:
-                self._check_arguments(function._filter_name, arguments)
+                name = function._filter_name
+                for is_path, each in arguments:
+                    if is_path and each.lookups is not None:
+                        raise InvalidTemplate(_("“%(name)s” takes a text in quotes or a number", name=name))
+                    if not ARGUMENTS[name].fullmatch(argument := str(each.literal if is_path else each)):
+                        raise InvalidTemplate(_("“%(name)s” does not take “%(given)s”", name=name, given=argument[:60]))
         if any(function._filter_name == "join" for function, *_arguments in self.filters[:-1]):
             raise InvalidTemplate(_("“join” must be the last filter: it escapes the entries"))
-
-    def _check_arguments(self, name: str, arguments: list[tuple[bool, Any]]) -> None:
-        for is_path, each in arguments:
-            if is_path and each.lookups is not None:
-                raise InvalidTemplate(_("“%(name)s” takes a text in quotes or a number", name=name))
-            if not ARGUMENTS[name].fullmatch(argument := str(each.literal if is_path else each)):
-                raise InvalidTemplate(_("“%(name)s” does not take “%(given)s”", name=name, given=argument[:60]))
 
     def resolve(self, context: Any, ignore_failures: bool = False) -> Any:
         """Return the value, also in `if`. Raises `CannotRender` if it is missing or null, or a filter fails."""

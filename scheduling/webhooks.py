@@ -83,7 +83,7 @@ def collect_messages(most: int = MOST_COLLECTED) -> bool:
             return False
         gone = WebhookEndpoint.objects.filter(disabled_at__isnull=False).values_list("pk", flat=True)
         hooks = [hook for hook in config.webhooks.values() if hook.id not in set(gone)]
-        found = _take_facts(most)
+        found = [Occurrence(new_id(), *row[1:]) for row in sorted(sql.rows(_TAKE_FACTS, {"most": most}))]
         more = len(found) == most
         if TOUCH_ENDED in config.webhook_events:
             batch = ends.take_ends(READER, most=most)
@@ -125,11 +125,6 @@ def write_messages(wanted: Iterable[tuple[int, Occurrence]]) -> int:
     ]
     sql.copy_rows(_COPY_MESSAGES, records, tuple(_MESSAGE_COLUMNS.values()))
     return len(records)
-
-
-def _take_facts(most: int) -> list[Occurrence]:
-    rows = sorted(sql.rows(_TAKE_FACTS, {"most": most}))
-    return [Occurrence(new_id(), *row[1:]) for row in rows]
 
 
 def _describe_ends(found: Sequence[ends.EndedTouch], config: snapshot.Snapshot) -> list[Occurrence]:

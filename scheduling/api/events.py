@@ -264,7 +264,12 @@ def _combine_binary_event(request: HttpRequest, media_type: str) -> dict[str, An
         if name.startswith("HTTP_CE_"):
             attribute = name.removeprefix("HTTP_CE_").lower()
             try:
-                raw[attribute] = _decode_header_value(value)
+                # Decode a header by the binding: unquote, then percent-decode. Django decodes headers as Latin-1;
+                # the bytes may be UTF-8.
+                text = value.encode("latin-1").decode("utf-8")
+                if quoted := QUOTED.match(text):
+                    text = re.sub(r"\\(.)", r"\1", quoted[1], flags=re.DOTALL)
+                raw[attribute] = unquote(text, errors="strict")
             except UnicodeDecodeError:
                 errors.append(FieldError(attribute, "is not percent-encoded UTF-8"))
     if errors:
@@ -292,17 +297,6 @@ def _find_repeated_headers(request: HttpRequest) -> list[FieldError]:
         for name, count in sent.items()
         if count > 1 and name.startswith(b"ce-")
     ]
-
-
-def _decode_header_value(value: str) -> str:
-    """Decode a header by the binding: unquote, then percent-decode.
-
-    Django decodes headers as Latin-1; the bytes may be UTF-8.
-    """
-    text = value.encode("latin-1").decode("utf-8")
-    if quoted := QUOTED.match(text):
-        text = re.sub(r"\\(.)", r"\1", quoted[1], flags=re.DOTALL)
-    return unquote(text, errors="strict")
 
 
 RESPONSE_TIMEOUT = 10  #: seconds

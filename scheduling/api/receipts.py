@@ -58,7 +58,13 @@ def post_receipts(request: HttpRequest, batch: ReceiptsIn) -> dict[str, Any]:
     Receipts about unknown messages are listed in `refused`; the others are stored. A malformed receipt refuses the
     request.
     """
-    _check_receipts(batch.receipts)
+    errors = [
+        FieldError(f"receipts.{position}.{field}", message)
+        for position, each in enumerate(batch.receipts)
+        for field, message in _list_receipt_errors(each)
+    ]
+    if errors:
+        raise InvalidInput(*errors)
     charge_in_thread(get_principal(request), "receipts", len(batch.receipts))
     result = record_reports(
         [
@@ -89,16 +95,6 @@ def post_bounce(request: HttpRequest) -> dict[str, Any]:
 def _serialize_result(result: RecordingResult) -> dict[str, Any]:
     refused = [each._asdict() for each in result.refused]
     return {"accepted": result.accepted, "duplicates": result.duplicates, "refused": refused}
-
-
-def _check_receipts(receipts: list[ReceiptIn]) -> None:
-    errors = [
-        FieldError(f"receipts.{position}.{field}", message)
-        for position, each in enumerate(receipts)
-        for field, message in _list_receipt_errors(each)
-    ]
-    if errors:
-        raise InvalidInput(*errors)
 
 
 def _list_receipt_errors(each: ReceiptIn) -> list[tuple[str, str]]:

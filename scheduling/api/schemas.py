@@ -390,7 +390,8 @@ def _convert_exception(error: BaseException) -> Problem | None:  # noqa: C901, P
         case Conflict():
             return Problem(409, str(error))
         case ValidationError():
-            return _convert_validation_error(error)
+            # Field names omit the view's argument, which clients do not know.
+            return Problem(422, "The input does not fit.", *(_convert_field_error(each) for each in error.errors))
         case AuthenticationError():
             return Problem(401, "An API key is required.", headers={"WWW-Authenticate": 'Bearer realm="aftertouch"'})
         case HttpError() if error.__cause__ is not None and (cause := _convert_exception(error.__cause__)):
@@ -406,11 +407,6 @@ def _convert_exception(error: BaseException) -> Problem | None:  # noqa: C901, P
             log.warning("database_unavailable", error=str(error))
             return build_unavailable_problem()
     return None
-
-
-def _convert_validation_error(error: ValidationError) -> Problem:
-    """Convert a validation error of ninja. Field names omit the view's argument, which clients do not know."""
-    return Problem(422, "The input does not fit.", *(_convert_field_error(each) for each in error.errors))
 
 
 def _convert_field_error(raw: Mapping[str, Any]) -> FieldError:
@@ -472,8 +468,7 @@ def build_page(items: Sequence[Any], ids: Sequence[UUID], limit: int, last: UUID
     """
     if len(items) > limit:
         last = ids[limit - 1]
-    return {"items": list(items[:limit]), "next": _encode_cursor(last) if last else None}
-
-
-def _encode_cursor(last: UUID) -> str:
-    return base64.urlsafe_b64encode(last.bytes).decode().rstrip("=")
+    return {
+        "items": list(items[:limit]),
+        "next": base64.urlsafe_b64encode(last.bytes).decode().rstrip("=") if last else None,
+    }

@@ -135,7 +135,12 @@ class Conversation:
             ready = await smtp.execute_command(b"DATA")
             if ready.code != START_MAIL_INPUT:
                 return self._refused(*ready)
-            code, said = await self._send_content(smtp, content)
+            protocol = smtp.protocol
+            if protocol is None or not protocol.is_connected:
+                raise aiosmtplib.SMTPServerDisconnected("Connection lost")
+            self._stage = ConversationStage.CONTENT
+            protocol.write(_dot_stuff(content))
+            code, said = await protocol.read_response()
             return Delivered(excerpt(_encode(said)), code) if code == 250 else self._refused(code, said)
         except DestinationRefused as refused:
             return refused.outcome()
@@ -172,14 +177,6 @@ class Conversation:
                     raise
                 await smtp.helo()
         return smtp
-
-    async def _send_content(self, smtp: aiosmtplib.SMTP, content: bytes) -> aiosmtplib.SMTPResponse:
-        protocol = smtp.protocol
-        if protocol is None or not protocol.is_connected:
-            raise aiosmtplib.SMTPServerDisconnected("Connection lost")
-        self._stage = ConversationStage.CONTENT
-        protocol.write(_dot_stuff(content))
-        return await protocol.read_response()
 
     def _refused(self, code: int, said: str) -> Outcome:
         """Return the outcome of a refusal: 4xx is transient, 5xx permanent.

@@ -81,7 +81,13 @@ class StoredCustomer:
         """
         for name, value in fields.items():
             if name == "attributes":
-                self._change_attributes(value)
+                stored = self.values["attributes"]
+                merged = merge_attributes(stored, value)
+                names = sorted(name for name in value if not is_same_json(stored.get(name), merged.get(name)))
+                if names:
+                    self.before["attributes"] = {name: stored.get(name) for name in names}
+                    self.after["attributes"] = {name: merged.get(name) for name in names}
+                    self.values["attributes"] = merged
             elif name == "address_kinds":
                 self._set("addresses", _merge_addresses(self.values["addresses"], value))
             elif name not in ("opted_out", "objection", "consent"):
@@ -116,15 +122,6 @@ class StoredCustomer:
             self.values["opted_out_at"] = None
             if consent:
                 self._set("consent", {"given_at": consent["given_at"].isoformat(), "source": consent["source"]})
-
-    def _change_attributes(self, changes: Mapping[str, Any]) -> None:
-        stored = self.values["attributes"]
-        merged = merge_attributes(stored, changes)
-        names = sorted(name for name in changes if not is_same_json(stored.get(name), merged.get(name)))
-        if names:
-            self.before["attributes"] = {name: stored.get(name) for name in names}
-            self.after["attributes"] = {name: merged.get(name) for name in names}
-            self.values["attributes"] = merged
 
 
 def _write_value(value: Any) -> Any:

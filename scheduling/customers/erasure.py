@@ -253,7 +253,7 @@ def _continue_erasure(erasure: CustomerErasure) -> None:
     while _erase_batch(erasure.pk):
         pass
     anonymous = not sql.rows(_HISTORY, {"customer": erasure.customer_id})[0][0]
-    who = _read_identity(erasure)
+    who = Identity(erasure.user_id, **{kind: tuple(words) for kind, words in erasure.identifiers.items()})
     if not anonymous or is_in_stored_file(who.user_id, erasure.requested_at):
         return  # the next pass: the erasers scan whole tables, and the id may belong to a new customer by then
     delays = []
@@ -266,10 +266,6 @@ def _continue_erasure(erasure: CustomerErasure) -> None:
         raise delays[0]
     erase_messages_of_customer(who)  # last: ends of jobs become messages
     _end_erasure(erasure.pk, who)
-
-
-def _read_identity(erasure: CustomerErasure) -> Identity:
-    return Identity(erasure.user_id, **{kind: tuple(words) for kind, words in erasure.identifiers.items()})
 
 
 def _erase_batch(erasure_id: UUID) -> bool:

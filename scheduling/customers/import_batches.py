@@ -252,7 +252,10 @@ KeptValue = tuple[int, str, str]
 
 def undo_changes(row: CustomerImport) -> tuple[Counter[str], list[KeptValue], bool]:
     """Undo the next changes of an import. Return counts, the values that stay, and whether none are left."""
-    changes = _read_changes(row)
+    found = CustomerChange.objects.filter(import_id=row.pk, is_undo=False).select_related("customer")
+    if row.undo_position:
+        found = found.filter(pk__lt=row.undo_position)
+    changes = list(found.order_by("-pk")[:BATCH])
     users = {each.customer_id: each.customer.user_id for each in changes}
     locked = {spec.id for spec in transitions.lock_users(list(users.values())).values()}  # without erased customers
     at = sql.now()
@@ -285,13 +288,6 @@ def _change_back(row: StoredCustomer, fields: Mapping[str, Any], at: datetime) -
         except InvalidValue as error:
             kept.append((row.id, name, str(error)))
     return kept
-
-
-def _read_changes(row: CustomerImport) -> list[CustomerChange]:
-    found = CustomerChange.objects.filter(import_id=row.pk, is_undo=False).select_related("customer")
-    if row.undo_position:
-        found = found.filter(pk__lt=row.undo_position)
-    return list(found.order_by("-pk")[:BATCH])
 
 
 def _read_later_changes(row: CustomerImport, changes: Sequence[CustomerChange]) -> Mapping[int, list[CustomerChange]]:

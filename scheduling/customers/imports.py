@@ -471,7 +471,7 @@ def store_part(import_id: UUID, start: int, content: bytes) -> CustomerImport:
 def _read_header(row: CustomerImport) -> None:
     """Detect encoding and delimiter, map the header, and request the check; or note why the file cannot be read."""
     try:
-        sample = _read_sample(row)
+        sample = b"".join(bytes(each.content) for each in row.parts.filter(start__lt=SAMPLE).order_by("start"))
         row.encoding, offset = detect_encoding(sample, row.encoding)
         row.delimiter = find_delimiter(sample[offset:].partition(b"\n")[0])
         row.first_position, row.first_line = offset, 1
@@ -490,10 +490,6 @@ def _read_header(row: CustomerImport) -> None:
         row.header, row.first_position, row.first_line = list(header.cells), header.end, header.next_line
         row.state = State.CHECKING
         rewind_file(row)
-
-
-def _read_sample(row: CustomerImport) -> bytes:
-    return b"".join(bytes(each.content) for each in row.parts.filter(start__lt=SAMPLE).order_by("start"))
 
 
 def _refuse_file(row: CustomerImport, errors: Sequence[FieldError]) -> None:

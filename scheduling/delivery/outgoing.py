@@ -271,22 +271,18 @@ def _replace_links(text: str, replace: Callable[[int, str], str]) -> str:
 
     def act(match: re.Match[str]) -> str:
         nonlocal count
-        target = _cut_end(match[0])
+        # Without the end of the sentence, or of the Markdown link around it.
+        link, depth = match[0], 0
+        for place, letter in enumerate(link):
+            depth += (letter == "(") - (letter == ")")
+            if depth < 0:
+                link = link[:place]
+                break
+        target = link.rstrip(ENDS)
         count += 1
         return replace(count, target) + match[0][len(target) :]
 
     return LINK.sub(act, text)
-
-
-def _cut_end(link: str) -> str:
-    """Return a link without the end of the sentence, or of the Markdown link around it."""
-    depth = 0
-    for place, letter in enumerate(link):
-        depth += (letter == "(") - (letter == ")")
-        if depth < 0:
-            link = link[:place]
-            break
-    return link.rstrip(ENDS)
 
 
 # --- tokens -----------------------------------------------------------------------------------------------------------

@@ -103,7 +103,9 @@ def reserve_quota_slots(task_ids: Sequence[UUID], config: Snapshot) -> QuotaSlot
                 waits[task_id] = request.longest if wait is None else wait
     passed = timedelta(seconds=time.monotonic() - clock)
     fresh = {row[0]: row[6] + passed + waits[row[0]] if waits[row[0]] else row[6] for row in found if row[0] in waits}
-    _remember_quota_slots(fresh, clock)
+    # Keep the latest slots. A batch that is halved, repeated or left for later must not reserve its slots again.
+    recent_quota_slots.update({task_id: (slot, clock) for task_id, slot in fresh.items()})
+    forget_quota_slots(list(islice(recent_quota_slots, max(len(recent_quota_slots) - MOST_REMEMBERED, 0))))
     return known | fresh
 
 
@@ -111,12 +113,6 @@ def _recall_quota_slot(task_id: UUID, clock: float) -> datetime | None:
     """Return the slot that a lost batch reserved moments ago."""
     slot, reserved_at = recent_quota_slots.get(task_id, (None, 0.0))
     return slot if clock - reserved_at <= SLOT_MEMORY else None
-
-
-def _remember_quota_slots(slots: QuotaSlots, clock: float) -> None:
-    """Keep the latest slots. A batch that is halved, repeated or left for later must not reserve its slots again."""
-    recent_quota_slots.update({task_id: (slot, clock) for task_id, slot in slots.items()})
-    forget_quota_slots(list(islice(recent_quota_slots, max(len(recent_quota_slots) - MOST_REMEMBERED, 0))))
 
 
 def forget_quota_slots(task_ids: Iterable[UUID]) -> None:
@@ -191,7 +187,8 @@ def admit_batch(batch: DueBatch, slots: QuotaSlots, waits: LaneWaits) -> tuple[D
             if (slot := slots.get(task_id, batch.locked_at)) > batch.locked_at:
                 postponed[task_id] = (QUOTA, slot)
                 continue
-            route = _find_route(batch, row)
+            spec, customer = batch.config.nodes[row.node_id].channel, batch.customers[row.customer_id]
+            route = find_route(spec, customer, row.event.chat_id, batch.communities, batch.disabled)
             wait = waits.get(task_id) or (
                 route
                 and sender().lanes.find_wait(
@@ -219,11 +216,6 @@ def report_deferrals(batch: DueBatch, postponed: Postponed) -> None:
     for (kind, reason), count in found.items():
         log.info("touches_deferred", kind=kind, reason=reason, count=count)
     measure_deferrals(found)
-
-
-def _find_route(batch: DueBatch, row: Due) -> Route | None:
-    spec, customer = batch.config.nodes[row.node_id].channel, batch.customers[row.customer_id]
-    return find_route(spec, customer, row.event.chat_id, batch.communities, batch.disabled)
 
 
 def _round_up(at: datetime) -> datetime:

@@ -512,17 +512,15 @@ class ReceiverLanes:
         lane = self._lanes.get(receiver)
         if lane is None:
             if len(self._lanes) >= REMEMBERED:
-                self._forget_lanes()
+                # Forget the first lanes. Those that hold deliveries move to the end, so that the next call sees
+                # others.
+                for key in list(islice(self._lanes, FORGOTTEN_AT_ONCE)):
+                    if self._lanes[key].held:
+                        self._lanes.move_to_end(key)
+                    else:
+                        del self._lanes[key]
             lane = self._lanes[receiver] = ReceiverLane(getattr(channel, "at_once", IN_FLIGHT_PER_TARGET))
         return lane
-
-    def _forget_lanes(self) -> None:
-        """Forget the first lanes. Those that hold deliveries move to the end, so that the next call sees others."""
-        for key in list(islice(self._lanes, FORGOTTEN_AT_ONCE)):
-            if self._lanes[key].held:
-                self._lanes.move_to_end(key)
-            else:
-                del self._lanes[key]
 
 
 DEAD_REASONS = frozenset({"dns", "connect", "connect_timeout", "proxy", "tls", "timeout"})

@@ -556,11 +556,6 @@ class Sender:
             self._results.append((delivery, result))
             self._changed.notify_all()
 
-    def _decrement_pending(self, count: int) -> None:
-        with self._changed:
-            self._pending -= count
-            self._changed.notify_all()
-
     def _settle_loop(self) -> None:
         while True:
             with self._changed:
@@ -569,7 +564,9 @@ class Sender:
             with self._changed:
                 results, self._results = self._results[:CHUNK], self._results[CHUNK:]
             self._settle_with_retry(results)
-            self._decrement_pending(len(results))
+            with self._changed:
+                self._pending -= len(results)
+                self._changed.notify_all()
 
     def _settle_with_retry(self, results: list[DeliveryResult]) -> None:
         """Settle results whose effect may have happened.

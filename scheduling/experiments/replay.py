@@ -419,7 +419,14 @@ class Simulation:
         elif problem := self.prepare(node, template, customer, event):
             self._end_touch(touch, "failed", problem)
         else:
-            self._send_touch(touch, node, template)
+            slot = CapSlot(
+                touch.task_id, self.now, template.content_type, node.guard_cap != "ignore", settled=True,
+                node_id=node.id, template_id=template.id,
+            )  # fmt: skip
+            touch.customer.slots.append(slot)
+            if self._counts_communities and touch.event.chat_id:
+                self.communities[touch.event.chat_id].append(slot)
+            self._end_touch(touch, "delivered", "")
 
     def _build_context(self, touch: SimulatedTouch) -> GuardContext:
         oldest, hold = self.now - self._window, settings.AFTERTOUCH_SLOT_HOLD
@@ -438,16 +445,6 @@ class Simulation:
             soon = each.due_at <= self.now + hold and each.judged_at != self.now
             if soon and each.priority < touch.priority and node.enabled and node.guard_cap != "ignore":
                 yield AwaitedTouch(each.due_at, each.node_id)
-
-    def _send_touch(self, touch: SimulatedTouch, node: NodeSpec, template: TemplateSpec) -> None:
-        slot = CapSlot(
-            touch.task_id, self.now, template.content_type, node.guard_cap != "ignore", settled=True,
-            node_id=node.id, template_id=template.id,
-        )  # fmt: skip
-        touch.customer.slots.append(slot)
-        if self._counts_communities and touch.event.chat_id:
-            self.communities[touch.event.chat_id].append(slot)
-        self._end_touch(touch, "delivered", "")
 
     def _end_touch(self, touch: SimulatedTouch, state: str, reason: str) -> None:
         del touch.customer.waiting[touch.number]

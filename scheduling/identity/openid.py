@@ -60,7 +60,11 @@ def find_or_create_user(claims: Mapping[str, Any]) -> User:
 
 @transaction.atomic
 def _find_user(claims: Mapping[str, Any]) -> User:
-    roles = _read_roles(claims)
+    given = claims.get(settings.AFTERTOUCH_OIDC_GROUP_CLAIM) or []
+    # A single group may be a text.
+    groups = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+    wanted = settings.AFTERTOUCH_OIDC_GROUP_MAP
+    roles = [wanted[group] for group in groups if isinstance(group, str) and group in wanted]
     issuer, subject = settings.AFTERTOUCH_OIDC_ISSUER, str(claims["sub"])
     link = IdentityLink.objects.select_related("user").filter(issuer=issuer, subject=subject).first()
     user = link.user if link else _link_local_user(claims) or _create_user(claims, roles)
@@ -74,14 +78,6 @@ def _find_user(claims: Mapping[str, Any]) -> User:
         IdentityLink.objects.create(user=user, issuer=issuer, subject=subject)
         log.info("identity_linked", user=user.get_username())
     return user
-
-
-def _read_roles(claims: Mapping[str, Any]) -> list[str]:
-    """Return the roles of the provider's groups. A single group may be a text."""
-    given = claims.get(settings.AFTERTOUCH_OIDC_GROUP_CLAIM) or []
-    groups = [given] if isinstance(given, str) else given if isinstance(given, list) else []
-    wanted = settings.AFTERTOUCH_OIDC_GROUP_MAP
-    return [wanted[group] for group in groups if isinstance(group, str) and group in wanted]
 
 
 def _read_verified_email(claims: Mapping[str, Any]) -> str:

@@ -75,7 +75,13 @@ def take_ends(reader: str, *, most: int = 500, since: datetime | None = None) ->
         sql.execute(_START, {"reader": reader, "first": FIRST, "since": since, "lag": WRITE_LAG})
         return EndBatch([], more=False)
     newest, own, oldest = read_horizon(WRITE_LAG)
-    _repair_mark(mark, newest, own)
+    # Move a mark back that the clock or the transaction ids have not reached yet.
+    if mark.ceiling_xid > own:  # a transaction id of another cluster: this database was restored from it
+        mark.ceiling_xid = own
+    if newest < mark.ceiling:
+        log.warning("clock_went_back", reader=mark.reader, seconds=(mark.ceiling - newest).total_seconds())
+        mark.settled_at, mark.task_id = min(mark.settled_at, newest - READ_AGAIN), FIRST
+        mark.ceiling, mark.ceiling_xid = newest, own
     ends: list[EndedTouch] = []
     if oldest >= mark.ceiling_xid:
         ends = _read_ends(mark, most)
@@ -105,16 +111,6 @@ def find_oldest_mark() -> datetime | None:
 def list_mark_ages() -> list[tuple[str, float]]:
     """Return each reader with the seconds since the last end that it may have read. Without load about ten seconds."""
     return [(row[0], row[1]) for row in sql.rows(_AGES, {})]
-
-
-def _repair_mark(mark: EndMark, newest: datetime, own: int) -> None:
-    """Move a mark back that the clock or the transaction ids have not reached yet."""
-    if mark.ceiling_xid > own:  # a transaction id of another cluster: this database was restored from it
-        mark.ceiling_xid = own
-    if newest < mark.ceiling:
-        log.warning("clock_went_back", reader=mark.reader, seconds=(mark.ceiling - newest).total_seconds())
-        mark.settled_at, mark.task_id = min(mark.settled_at, newest - READ_AGAIN), FIRST
-        mark.ceiling, mark.ceiling_xid = newest, own
 
 
 def _read_ends(mark: EndMark, most: int) -> list[EndedTouch]:

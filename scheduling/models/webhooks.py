@@ -60,16 +60,17 @@ class WebhookSubscription(Versioned):
             WebhookEndpoint.objects.get_or_create(subscription=self)
             if former and self.retired_at is None and former.config != self.config:
                 if former.retired_at:
-                    self._forget_receiver()
+                    # Start as a new subscription: what waited for the former receiver must not reach another one.
+                    self.messages.filter(state="waiting").update(state="given_up", ended_at=Now())
+                    fresh = {
+                        field.attname: field.get_default()
+                        for field in WebhookEndpoint._meta.fields
+                        if not field.primary_key
+                    }
+                    WebhookEndpoint.objects.filter(pk=self.pk).update(**fresh)
                 else:  # a rest concerns the former address or secret
                     rested = WebhookEndpoint.objects.filter(pk=self.pk)
                     rested.update(rest_until=None, failures=0, failing_since=None)
-
-    def _forget_receiver(self) -> None:
-        """Start as a new subscription: what waited for the former receiver must not reach another one."""
-        self.messages.filter(state="waiting").update(state="given_up", ended_at=Now())
-        fresh = {field.attname: field.get_default() for field in WebhookEndpoint._meta.fields if not field.primary_key}
-        WebhookEndpoint.objects.filter(pk=self.pk).update(**fresh)
 
 
 class WebhookEndpoint(models.Model):

@@ -54,7 +54,8 @@ class HourlyCache(Generic[T]):
         found: dict[datetime, T | None] = {}
         missing = []
         for hour in sorted(wanted, reverse=True):
-            found[hour] = self._get_cached(hour, now)
+            read_at, tally = self._hours.get(hour, (now, None))
+            found[hour] = tally if now - read_at < self.KEPT else None
             if found[hour] is None:
                 missing.append(hour)
         for block in _group_hours(missing, self.BLOCK):
@@ -71,10 +72,6 @@ class HourlyCache(Generic[T]):
         for each in cls._all:
             with each._lock:
                 each._hours.clear()
-
-    def _get_cached(self, hour: datetime, now: datetime) -> T | None:
-        read_at, tally = self._hours.get(hour, (now, None))
-        return tally if now - read_at < self.KEPT else None
 
     def _store_cached(self, counted: dict[datetime, T], now: datetime) -> None:
         with self._lock:

@@ -225,7 +225,10 @@ def _filter_failed(term: str, by: datetime | None, filter_words: Callable[[Q, Q]
     if not term:
         return Q()
     named = Q(task_id__in={*_failed_of_customer(term), *_touches_of_events(term), *_touches_of_key(term)})
-    latest = _filter_latest(by)
+    had_failed = FailedTask.objects.filter(failed_at__lte=by) if by else FailedTask.objects.all()
+    keys = had_failed.order_by("-pk").values_list("pk", flat=True)
+    first = keys[SEARCHED_ROWS : SEARCHED_ROWS + 1].first()
+    latest = Q(pk__gt=first) if first else Q()
     return named | latest & _filter_by_content(term) | filter_words(latest, Q(detail__icontains=term))
 
 
@@ -249,13 +252,6 @@ def _touches_of_events(term: str) -> list[UUID]:
 def _touches_of_key(term: str) -> Iterator[UUID]:
     with suppress(ValueError):
         yield from iterate_retries(UUID(term))
-
-
-def _filter_latest(by: datetime | None) -> Q:
-    had_failed = FailedTask.objects.filter(failed_at__lte=by) if by else FailedTask.objects.all()
-    keys = had_failed.order_by("-pk").values_list("pk", flat=True)
-    first = keys[SEARCHED_ROWS : SEARCHED_ROWS + 1].first()
-    return Q(pk__gt=first) if first else Q()
 
 
 def _filter_by_content(term: str) -> Q:

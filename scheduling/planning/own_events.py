@@ -175,16 +175,12 @@ def update_last_active(seen: Mapping[str, datetime]) -> set[str]:
         unknown = {user_id: (at, None) for user_id, at in seen.items() if user_id not in customers}
         if unknown:
             new = transitions.insert_customers(unknown)
-            _delete_erased(new, seen)
+            erased = [new[user_id] for user_id, at in read_erasure_times(new).items() if seen[user_id] <= at]
+            if erased:
+                sql.execute(_DELETE, {"ids": erased})
             customers |= new
         sql.execute(_RAISE, {"ids": list(customers.values()), "at": [seen[user_id] for user_id in customers]})
     return set(customers)
-
-
-def _delete_erased(new: Mapping[str, int], seen: Mapping[str, datetime]) -> None:
-    erased = [new[user_id] for user_id, at in read_erasure_times(new).items() if seen[user_id] <= at]
-    if erased:
-        sql.execute(_DELETE, {"ids": erased})
 
 
 _DELETE = "DELETE FROM scheduling_customer WHERE id = ANY(%(ids)b)"

@@ -202,16 +202,12 @@ def move_waiting(nodes: Sequence[NodeSpec], rules: DelayRulesSpec, within: timed
             if monotonic() > ends_at:
                 return replace(moved, left=_count_unchecked(nodes[place:], after))
             if batch:
-                _move_batch(batch, node)
+                with transaction.atomic():
+                    task_ids = [each.task_id for each in batch]
+                    transitions.lock_customers(task_ids)  # before the touches, as in every writer
+                    touches.reschedule(task_ids, [each.due_at for each in batch], expires_after=node.expires_after)
             moved += _count_moves(batch)
     return moved
-
-
-def _move_batch(batch: Sequence[Movement], node: NodeSpec) -> None:
-    with transaction.atomic():
-        task_ids = [each.task_id for each in batch]
-        transitions.lock_customers(task_ids)  # before the touches, as in every writer
-        touches.reschedule(task_ids, [each.due_at for each in batch], expires_after=node.expires_after)
 
 
 def _count_unchecked(nodes: Sequence[NodeSpec], after: UUID) -> int:
@@ -305,7 +301,8 @@ def list_impacts(planned: ChangePlan, within: timedelta | None = None) -> list[I
         TimeoutError: the count takes longer than `within`.
     """
     snapshot = current()
-    affected = _affected_nodes(planned, snapshot)
+    by_rules = {node.id: "changed" for node in _nodes_with_new_delay(planned, snapshot)}
+    affected = by_rules | {each.before.pk: each.verb for each in planned.of("nodes") if each.before is not None}
     counts = dict(
         Touch.objects.filter(node__in=affected, state__in=WAITING).values_list("node").annotate(Count("pk")).order_by()
     )
@@ -331,11 +328,6 @@ def _count_failing(planned: ChangePlan, counts: Mapping[int, int]) -> dict[int, 
             if condition:
                 found[before.pk] = count_failing(before.pk, condition)
     return found
-
-
-def _affected_nodes(planned: ChangePlan, snapshot: Snapshot) -> dict[int, str]:
-    by_rules = {node.id: "changed" for node in _nodes_with_new_delay(planned, snapshot)}
-    return by_rules | {each.before.pk: each.verb for each in planned.of("nodes") if each.before is not None}
 
 
 def _nodes_with_new_delay(planned: ChangePlan, snapshot: Snapshot) -> list[NodeSpec]:

@@ -112,7 +112,17 @@ def judge_touch(touch: Candidate, context: GuardContext, now: datetime) -> Guard
     for check in context.checks or CHECKS:
         verdict = check(touch, context, now)
         if verdict is not None:
-            return _limit_deferral_to_expiry(verdict, touch)
+            # Turn a deferral beyond the touch's expiry into a suppression: it would only wake up to expire.
+            if verdict.decision == HOLD and verdict.next_eligible_at and verdict.next_eligible_at > touch.expires_at:
+                return GuardVerdict(
+                    SUPPRESS,
+                    verdict.rule,
+                    verdict.rule_version,
+                    verdict.observed,
+                    verdict.limit,
+                    verdict.next_eligible_at,
+                )
+            return verdict
     return _SENT
 
 
@@ -122,15 +132,6 @@ def checks_for(node: NodeSpec, rules: Sequence[RuleSpec], paused: frozenset[str]
     The verdict is the same with all checks.
     """
     return tuple(check for check in CHECKS if check not in _CONDITIONS or _CONDITIONS[check](node, rules, paused))
-
-
-def _limit_deferral_to_expiry(verdict: GuardVerdict, touch: Candidate) -> GuardVerdict:
-    """Turn a deferral beyond the touch's expiry into a suppression: it would only wake up to expire."""
-    if verdict.decision == HOLD and verdict.next_eligible_at and verdict.next_eligible_at > touch.expires_at:
-        return GuardVerdict(
-            SUPPRESS, verdict.rule, verdict.rule_version, verdict.observed, verdict.limit, verdict.next_eligible_at
-        )
-    return verdict
 
 
 def _judge_cancelled(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
@@ -233,17 +234,13 @@ def _judge_quiet_hours(touch: Candidate, context: GuardContext, now: datetime) -
             until = quiet_until(rule, zone, now)
             if until is not None:
                 span = f"{rule.quiet_from:%H:%M}–{rule.quiet_to:%H:%M} {zone.key}"
-                resumes_at = _spread_end(touch, rule, zone, until)
+                # The customer's instant after their end. It is not quiet and not later than the expiry.
+                later = until + spread_for(touch.customer.user_id)
+                resumes_at = until if later >= touch.expires_at or quiet_until(rule, zone, later) else later
                 return GuardVerdict(
                     HOLD, "quiet_hours", rule.version, f"{now.astimezone(zone):%H:%M}", span, resumes_at
                 )
     return None
-
-
-def _spread_end(touch: Candidate, rule: RuleSpec, zone: ZoneInfo, until: datetime) -> datetime:
-    """Return the customer's instant after the end of quiet hours. It is not quiet and not later than the expiry."""
-    later = until + spread_for(touch.customer.user_id)
-    return until if later >= touch.expires_at or quiet_until(rule, zone, later) else later
 
 
 def _judge_send_window(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:

@@ -227,7 +227,11 @@ def follow_link(request: HttpRequest, token: str) -> HttpResponse:
     if not target:
         return _render_missing(request)
     if request.method == "GET" and not is_prefetch(request):
-        _record_click(delivery_key)
+        # Record a click. A database that is unavailable must not keep the customer from the page.
+        try:
+            record_reports([Report("clicked", delivery_key=delivery_key)])
+        except DatabaseError as error:
+            log.warning("click_not_recorded", delivery_key=str(delivery_key), error=str(error))
     response = HttpResponseRedirect(target)
     response["Referrer-Policy"] = "no-referrer"
     response["X-Robots-Tag"] = "noindex"
@@ -252,14 +256,6 @@ def _find_target(delivery_key: UUID, number: int) -> tuple[str, bool]:
         if attempt.body and (target := find_link(attempt.body, number)):
             return target, False
     return "", any(touch.state in SETTLING for touch in touches)
-
-
-def _record_click(delivery_key: UUID) -> None:
-    """Record a click. A database that is unavailable must not keep the customer from the page."""
-    try:
-        record_reports([Report("clicked", delivery_key=delivery_key)])
-    except DatabaseError as error:
-        log.warning("click_not_recorded", delivery_key=str(delivery_key), error=str(error))
 
 
 def _render_missing(request: HttpRequest) -> HttpResponse:

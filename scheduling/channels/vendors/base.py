@@ -463,11 +463,13 @@ def _hide_in_body(body: bytes, *secret: str) -> bytes:
 def _list_forms(secrets: Iterable[str]) -> Iterator[str]:
     for each in secrets:
         if len(each) >= SHORTEST_HIDDEN:
-            yield from (each, quote(each, safe=""), quote_plus(each), json.dumps(each)[1:-1], _encode_base64(each))
-
-
-def _encode_base64(text: str) -> str:
-    return b64encode(text.encode()).decode().rstrip("=")
+            yield from (
+                each,
+                quote(each, safe=""),
+                quote_plus(each),
+                json.dumps(each)[1:-1],
+                b64encode(each.encode()).decode().rstrip("="),
+            )
 
 
 def hide_in_outcome(outcome: Outcome, *secret: str) -> Outcome:

@@ -168,7 +168,11 @@ class WeChatCallbacks:
         """Return what a genuine call reports. Raises `CallbackRefused`, and `ValueError` for unreadable content."""
         if not self.settings["callback_token"] or request.path_token:
             raise CallbackRefused
-        _check_age(request)
+        given = request.query.get("timestamp", "")
+        if not (given.isascii() and given.isdecimal() and len(given) <= 10):
+            raise CallbackRefused
+        if abs(request.now - datetime.fromtimestamp(int(given), UTC)) > LONGEST_AGE:
+            raise CallbackRefused
         if request.body is None:
             return CallbackResult(text=self._open_echo(request.query))
         result = CallbackResult()
@@ -323,11 +327,3 @@ def read_china_time(text: object, now: datetime) -> datetime:
 
 def _clean(text: object) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in str(text or "")[:300])
-
-
-def _check_age(request: CallbackRequest) -> None:
-    given = request.query.get("timestamp", "")
-    if not (given.isascii() and given.isdecimal() and len(given) <= 10):
-        raise CallbackRefused
-    if abs(request.now - datetime.fromtimestamp(int(given), UTC)) > LONGEST_AGE:
-        raise CallbackRefused
