@@ -28,7 +28,7 @@ from django.db import transaction
 from django.utils.encoding import punycode
 
 from scheduling import sql
-from scheduling.channels.kinds import channel_kinds
+from scheduling.channels.base import channel_kinds
 from scheduling.channels.vendors.callbacks import CallbackResult, CustomerMessage
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot

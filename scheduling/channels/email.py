@@ -49,9 +49,9 @@ from scheduling.channels.base import (
     Quota,
     Transient,
     Unknown,
+    thread_pool,
 )
 from scheduling.channels.http_client import PrivateHosts, excerpt, resolve_host
-from scheduling.channels.kinds import thread_pool
 from scheduling.error_text import ErrorText as _
 
 AT_ONCE = 32  #: concurrent mails of one channel

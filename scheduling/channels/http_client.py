@@ -3,6 +3,8 @@
 Channel editors set URLs, so a URL must not reach hosts that only this machine can reach (OWASP A10). Two checks are
 both needed: `check_url` checks the text first, `is_public` checks every resolved address. The checked text is the text
 that is sent; no second parser reads the URL. A proxy of a channel is checked in the same way, by `check_proxy`.
+
+`send_once` sends a message without the ledger and its guards, for tests of a channel and alerts.
 """
 
 from __future__ import annotations
@@ -25,13 +27,16 @@ from typing import Any, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
 import aiohttp
+import structlog
 from aiohttp.abc import AbstractResolver, ResolveResult
 from django.conf import settings
 from yarl import URL
 
 from scheduling.channels.base import (
+    Channel,
     Delivered,
     DestinationRefused,
+    Message,
     NoAnswer,
     NotSent,
     Outcome,
@@ -41,6 +46,8 @@ from scheduling.channels.base import (
 )
 from scheduling.error_text import ErrorText as _
 from scheduling.strict_text import storable_text
+
+log = structlog.get_logger(__name__)
 
 REPLY_LENGTH = 1_000  # characters
 LONGEST_RETRY_AFTER = timedelta(days=1)
@@ -696,3 +703,25 @@ def trace_flights() -> aiohttp.TraceConfig:
     trace.on_connection_queued_end.append(dequeued)
     trace.on_request_headers_sent.append(writing)
     return trace
+
+
+def send_once(channel: Channel, message: Message, timeout: timedelta) -> Outcome:
+    """Send and block until there is an outcome. The calling thread must not run an event loop.
+
+    A defect of the channel counts as `Unknown`, as in delivery.
+    """
+    try:
+        return asyncio.run(_send_and_close(channel, message, timeout))
+    except TimeoutError:
+        return Unknown("timeout", f"no end after {timeout.total_seconds():g} s")
+    except Exception as error:
+        log.exception("channel_call_failed", channel=channel.kind)
+        return Unknown("channel_error", f"{type(error).__name__}: {error}"[:500])
+
+
+async def _send_and_close(channel: Channel, message: Message, timeout: timedelta) -> Outcome:
+    try:
+        # The channel enforces the deadline itself. This timeout covers one that does not.
+        return await asyncio.wait_for(channel.send(message, datetime.now(UTC) + timeout), timeout.total_seconds() + 1)
+    finally:
+        await close_shared_transport()

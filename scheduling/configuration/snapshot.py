@@ -13,8 +13,7 @@ from typing import Any
 from django.conf import settings
 from django.db import connection
 
-from scheduling.channels.base import CalendarQuota
-from scheduling.channels.kinds import channel_kinds
+from scheduling.channels.base import CalendarQuota, channel_kinds
 from scheduling.models import (
     Calendar,
     ChannelConfig,

@@ -10,8 +10,7 @@ from collections.abc import Container, Mapping
 from datetime import date, timedelta
 from typing import Any
 
-from scheduling.channels.base import Channel, InvalidSetting
-from scheduling.channels.kinds import channel_kinds
+from scheduling.channels.base import Channel, InvalidSetting, channel_kinds
 from scheduling.durations import format_duration
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import TICK, ErrorCollector, FieldError, InvalidInput, is_number

@@ -37,8 +37,7 @@ import structlog
 from django.conf import settings
 
 from scheduling import sql
-from scheduling.channels.base import Channel, Message, Outcome, Transient, Unknown, find_escape
-from scheduling.channels.kinds import channel_kinds
+from scheduling.channels.base import Channel, Message, Outcome, Transient, Unknown, channel_kinds, find_escape
 from scheduling.channels.quota import receiver_key
 from scheduling.delivery.outgoing import Delivery
 from scheduling.ids import new_id

@@ -23,7 +23,7 @@ from django.utils.translation import gettext_lazy
 from scheduling.audit import record_action
 from scheduling.channels.base import Channel, Delivered, Message
 from scheduling.channels.email import Email
-from scheduling.channels.kinds import send_once
+from scheduling.channels.http_client import send_once
 from scheduling.models import Invitation, Role
 
 log = structlog.get_logger(__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 
 from django.conf import settings
@@ -64,6 +65,14 @@ class ApiKey(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+def digest_api_key(key: str) -> str:
+    """Return the SHA-256 digest of a key.
+
+    256 random bits need no slow hash. A slow one would cost more than storing the event.
+    """
+    return hashlib.sha256(key.encode()).hexdigest()
 
 
 class Pause(models.Model):

@@ -24,7 +24,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from scheduling.channels.base import Channel, Delivered, Message, Outcome, Permanent, Transient
-from scheduling.channels.kinds import send_once
+from scheduling.channels.http_client import send_once
 from scheduling.channels.quota import UNAVAILABLE_DELAY, QuotaGate, receiver_key
 from scheduling.configuration import snapshot
 from scheduling.db_timeouts import Deadline

@@ -18,8 +18,7 @@ import structlog
 from django.conf import settings
 
 from scheduling import sql
-from scheduling.channels.base import Quota, Quotas
-from scheduling.channels.kinds import channel_kinds
+from scheduling.channels.base import Quota, Quotas, channel_kinds
 from scheduling.channels.quota import QuotaGate, QuotaState
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot

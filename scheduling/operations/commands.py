@@ -5,7 +5,6 @@ Events are in `planning.ingest`, failed tasks in `failed_tasks`.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -37,6 +36,7 @@ from scheduling.models import (
     TouchState,
     UndoableAct,
 )
+from scheduling.models.api_key import digest_api_key
 from scheduling.operations.failed_tasks import Actor
 from scheduling.operations.undo import MOST_ROWS
 
@@ -233,11 +233,3 @@ def create_api_key(
         )
         record_action("added", row, label=name, actor=actor, changes=[("scopes", None, row.scopes)])
     return key
-
-
-def digest_api_key(key: str) -> str:
-    """Return the SHA-256 digest of a key.
-
-    256 random bits need no slow hash. A slow one would cost more than storing the event.
-    """
-    return hashlib.sha256(key.encode()).hexdigest()

@@ -26,7 +26,7 @@ from scheduling.admin.matrix.community import list_known_communities
 from scheduling.admin.optimistic_lock import VERSION_FIELD, OptimisticLockForm
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.channels.base import Delivered, Message, Outcome, Unknown, find_escape
-from scheduling.channels.kinds import send_once
+from scheduling.channels.http_client import send_once
 from scheduling.configuration import snapshot
 from scheduling.delivery import receivers
 from scheduling.ids import new_id

@@ -31,7 +31,17 @@ from django.conf import settings
 
 from scheduling.channels import options
 from scheduling.channels.answers import TOKEN_EXPIRED, CodedAnswers, parse_answer, read_path
-from scheduling.channels.base import Failure, InvalidSetting, Message, NotSent, Outcome, Permanent, Quotas, Transient
+from scheduling.channels.base import (
+    Failure,
+    InvalidSetting,
+    Message,
+    NotSent,
+    Outcome,
+    Permanent,
+    Quotas,
+    Transient,
+    thread_pool,
+)
 from scheduling.channels.http_client import (
     PrivateHosts,
     Response,
@@ -41,7 +51,6 @@ from scheduling.channels.http_client import (
     excerpt,
     shared_transport,
 )
-from scheduling.channels.kinds import thread_pool
 from scheduling.channels.markup import BadContent
 from scheduling.error_text import ErrorText as _
 from scheduling.models.encrypted import Unreadable, decrypt_text, encrypt_text

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django.db.models import F
 from django.db.models.functions import Length
 
-from scheduling.channels.kinds import channel_kinds, redirects_secret
+from scheduling.channels.base import channel_kinds, redirects_secret
 from scheduling.configuration import validation
 from scheduling.configuration.file.notation import ANY_MAPPING, REQUIRED, SECONDS, choice, list_of, map_of, text
 from scheduling.configuration.file.section import (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 
-from scheduling.channels.kinds import channel_kinds
+from scheduling.channels.base import channel_kinds
 from scheduling.configuration import validation
 from scheduling.configuration.condition_fields import FieldCatalogue, conditions_in
 from scheduling.configuration.file.notation import (

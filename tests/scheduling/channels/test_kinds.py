@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import structlog
 
-from scheduling.channels.base import Channel, Delivered
+from scheduling.channels.base import Channel, Delivered, channel_kinds
 from scheduling.channels.email import Email
-from scheduling.channels.kinds import channel_kinds
 from scheduling.channels.log import Log
 from scheduling.channels.robots import DingTalk, Feishu, WeCom
 from scheduling.channels.vendors.declared import DeclaredHttp

@@ -19,8 +19,7 @@ from prometheus_client.registry import REGISTRY
 from pytest_django import Settings
 
 from config.local.processes import select_port, wait_until
-from scheduling.channels.base import CalendarQuota, Delivered, Outcome, Quota, Transient
-from scheduling.channels.kinds import channel_kinds
+from scheduling.channels.base import CalendarQuota, Delivered, Outcome, Quota, Transient, channel_kinds
 from scheduling.channels.quota import QuotaGate
 from scheduling.channels.webhook import Webhook
 from scheduling.delivery import pipeline, receivers

@@ -122,7 +122,7 @@ def test_no_outside_call_in_a_transaction(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """I4: neither a channel, nor the broker, nor Redis, nor Presence, from intake to the last rescue."""
-    from scheduling.channels.kinds import channel_kinds
+    from scheduling.channels.base import channel_kinds
 
     settings.CHANNELS = settings.CHANNELS | {"limited": "tests.scheduling.core.fake_channels.Limited"}
     integrate(presence=(SilentProvider(),))

@@ -23,8 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pytest_django import Settings
 
 from scheduling import dispatch
-from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
-from scheduling.channels.kinds import channel_kinds
+from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown, channel_kinds
 from scheduling.delivery import pipeline
 from scheduling.delivery.outgoing import Delivery, DeliveryResult
 from scheduling.delivery.sender import sender, settle_results
