@@ -14,7 +14,7 @@ from scheduling.customers import erasure, import_batches, imports
 from scheduling.delivery import pipeline
 from scheduling.dispatch import publication_headers
 from scheduling.experiments import drafts, rollouts
-from scheduling.identity.session_store import SessionStore
+from scheduling.identity.sign_ins import SessionStore
 from scheduling.operations import bulk_actions, retention
 from scheduling.planning import own_events
 from scheduling.redis_client import UNREACHABLE_ERRORS

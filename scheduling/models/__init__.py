@@ -13,13 +13,16 @@ from scheduling.models.customer import (
     RefusedLines,
 )
 from scheduling.models.event import DeliveryReceipt, Event, EventType, ReceiptKind, VendorMessage
-from scheduling.models.failed_task import FailedTask, FailedTaskComment
 from scheduling.models.node import (
     AtDay,
+    Calendar,
     CapSwitch,
     Category,
     ChannelConfig,
+    DelayRule,
     DisabledTarget,
+    HarassmentRule,
+    Holdout,
     Node,
     OnRepeat,
     OverCap,
@@ -38,8 +41,17 @@ from scheduling.models.operations import (
     UndoableAct,
 )
 from scheduling.models.people import IdentityLink, Invitation, RecoveryCode, Role, SignIn, TotpDevice
-from scheduling.models.rule import Calendar, DelayRule, HarassmentRule, Holdout
-from scheduling.models.touch import LEASED, WAITING, EndMark, LedgerRow, Priority, Touch, TouchState
+from scheduling.models.touch import (
+    LEASED,
+    WAITING,
+    EndMark,
+    FailedTask,
+    FailedTaskComment,
+    LedgerRow,
+    Priority,
+    Touch,
+    TouchState,
+)
 from scheduling.models.touch_log import Attempt, AttemptOutcome, GuardDecision, Verdict
 from scheduling.models.versioned import Configuration
 from scheduling.models.webhooks import (
