@@ -36,17 +36,13 @@ def record_action(
 ) -> None:  # fmt: skip
     """Store one entry. `target` is a row, or a kind with an id. Secrets and personal numbers are hidden."""
     kind, key = (target._meta.label_lower, target.pk) if isinstance(target, Model) else target
+    request: HttpRequest | None = getattr(HistoricalRecords.context, "request", None)
+    address = str(request.META.get("REMOTE_ADDR") or "")[:45] if request is not None else ""
     AuditEntry.objects.create(
         action=action, kind=kind, object_id=str(key)[:100], label=redact_text(label)[:200], actor=actor[:150],
-        address=_find_request_address(), reason=redact_text(reason)[:500],
+        address=address, reason=redact_text(reason)[:500],
         changes=[[name, *(_redact_value(name, value) for value in values)] for name, *values in changes[:MOST_CHANGES]],
     )  # fmt: skip
-
-
-def _find_request_address() -> str:
-    """Return the address of the request that this thread or task serves; empty outside of requests."""
-    request: HttpRequest | None = getattr(HistoricalRecords.context, "request", None)
-    return str(request.META.get("REMOTE_ADDR") or "")[:45] if request is not None else ""
 
 
 def _redact_value(name: str, value: Any) -> str | None:

@@ -294,22 +294,17 @@ def _store(config: Snapshot, first: Mapping[tuple[UUID, str], FoundReport], last
         )
         inserted = {(row[0], row[1]) for row in written if row[2]}
         new = [each for each in ordered if (each.touch.task_id, each.report.kind) in inserted]
-        gone = {each.touch.task_id for each in new if each.report.permanent} | _replace_details(lasting)
+        # The details of permanent bounces replace others. A repeated report differs in nothing: it must not disable
+        # an address that an operator has enabled since.
+        given = {"keys": list(lasting), "details": [_detail_of(each) for each in lasting.values()]}
+        differing = {row[0] for row in sql.rows(_REPLACE_DETAILS, given)} if lasting else set()
+        gone = {each.touch.task_id for each in new if each.report.permanent} | differing
         disable_bounced_targets(
             (each.touch.node_id, each.touch.customer_id, each.touch.created_at, each.report.address, _detail_of(each))
             for each in map(lasting.__getitem__, sorted(gone))
         )
         note_facts([_compose_fact(config, each) for each in new])
     return len(new)
-
-
-def _replace_details(lasting: Mapping[UUID, FoundReport]) -> set[UUID]:
-    """Store the details of permanent bounces in place of others. Return the messages whose detail differed.
-
-    A repeated report differs in nothing: it must not disable an address that an operator has enabled since.
-    """
-    given = {"keys": list(lasting), "details": [_detail_of(each) for each in lasting.values()]}
-    return {row[0] for row in sql.rows(_REPLACE_DETAILS, given)} if lasting else set()
 
 
 def _compose_fact(config: Snapshot, found: FoundReport) -> WebhookFact:

@@ -12,7 +12,7 @@ from asgiref.sync import iscoroutinefunction
 from django.conf import settings
 from django.core.handlers.asgi import ASGIHandler, ASGIRequest, get_script_prefix
 from django.core.handlers.exception import convert_exception_to_response
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix, set_urlconf
 from ninja import NinjaAPI
@@ -109,7 +109,10 @@ class ApiHandler(ASGIHandler):
         route = request.resolver_match.route if request.resolver_match else "unknown"
         set_security_headers(request, response)
         if response.status_code >= 400 and not str(response.get("Content-Type", "")).startswith(MEDIA_TYPE):
-            return _convert_to_problem(response), route
+            kept = {name: value for name, value in response.items() if name in ("Allow", "Retry-After")}
+            status = response.status_code
+            detail = DETAILS.get(status, "The request cannot be answered.")
+            return problem_response(status, detail, headers=kept), route
         return response, route
 
     async def get_response_async(self, request: HttpRequest) -> HttpResponseBase:
@@ -135,12 +138,6 @@ class ApiHandler(ASGIHandler):
             return await in_database_thread(view, request, *args, **kwargs)
 
         return run
-
-
-def _convert_to_problem(response: HttpResponseBase) -> HttpResponse:
-    kept = {name: value for name, value in response.items() if name in ("Allow", "Retry-After")}
-    status = response.status_code
-    return problem_response(status, DETAILS.get(status, "The request cannot be answered."), headers=kept)
 
 
 async def _read_request_body(scope: Any, receive: Any) -> bytes:

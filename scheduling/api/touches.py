@@ -102,20 +102,14 @@ def preview(request: HttpRequest, imagined: Query[ImaginedCustomer]) -> dict[str
     events = read_events(request)
     if len(events) != 1:
         raise InvalidInput.of("", "one event at a time")
-    who = imagine_customer(
-        events[0].user_id, level=imagined.level, tags=imagined.tag, attributes=_read_attributes(imagined.attributes)
-    )
-    return {"items": [_serialize_preview(each) for each in preview_event(events[0], customer=who)]}
-
-
-def _read_attributes(text: str) -> dict[str, Any]:
     try:
-        found = read_json(text) if text else {}
+        found = read_json(imagined.attributes) if imagined.attributes else {}
     except InvalidText as error:
         raise InvalidInput.of("attributes", f"is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise InvalidInput.of("attributes", "must be a JSON object")
-    return found
+    who = imagine_customer(events[0].user_id, level=imagined.level, tags=imagined.tag, attributes=found)
+    return {"items": [_serialize_preview(each) for each in preview_event(events[0], customer=who)]}
 
 
 def _read_touch(task_id: UUID) -> dict[str, Any]:

@@ -139,7 +139,11 @@ class Conversation:
             if protocol is None or not protocol.is_connected:
                 raise aiosmtplib.SMTPServerDisconnected("Connection lost")
             self._stage = ConversationStage.CONTENT
-            protocol.write(_dot_stuff(content))
+            # Dot-stuffed and terminated (RFC 5321, 4.5.2). `content` already has CRLF line ends.
+            stuffed = content.replace(b"\r\n.", b"\r\n..")
+            if stuffed.startswith(b"."):
+                stuffed = b"." + stuffed
+            protocol.write(stuffed + (b"" if stuffed.endswith(b"\r\n") else b"\r\n") + b".\r\n")
             code, said = await protocol.read_response()
             return Delivered(excerpt(_encode(said)), code) if code == 250 else self._refused(code, said)
         except DestinationRefused as refused:
@@ -237,14 +241,6 @@ def _encode(said: str) -> bytes:
 def mail_threads() -> ThreadPoolExecutor:
     """Return a pool large enough that slow lookups and backends do not delay each other."""
     return thread_pool("mail", THREADS)
-
-
-def _dot_stuff(content: bytes) -> bytes:
-    """Return the content dot-stuffed and terminated (RFC 5321, 4.5.2). `content` already has CRLF line ends."""
-    body = content.replace(b"\r\n.", b"\r\n..")
-    if body.startswith(b"."):
-        body = b"." + body
-    return body + (b"" if body.endswith(b"\r\n") else b"\r\n") + b".\r\n"
 
 
 SALT = "unsubscribe"
@@ -358,7 +354,8 @@ class Email:
 
     def compose(self, message: Message) -> EmailMessage:
         """Return the mail. Line breaks and control characters become spaces, so that no text can add a header."""
-        headers = {"Message-ID": f"<{message.delivery_key}@{self._domain()}>", "Auto-Submitted": "auto-generated"}
+        domain = urlsplit(settings.AFTERTOUCH_BASE_URL).hostname or parseaddr(self._from)[1].rpartition("@")[2]
+        headers = {"Message-ID": f"<{message.delivery_key}@{domain}>", "Auto-Submitted": "auto-generated"}
         link = unsubscribe_url(message.user_id) if message.category == MARKETING else ""
         if link:
             headers |= {"List-Unsubscribe": f"<{link}>", "List-Unsubscribe-Post": "List-Unsubscribe=One-Click"}
@@ -372,9 +369,6 @@ class Email:
         )
         mail.encoding = UTF8
         return mail
-
-    def _domain(self) -> str:
-        return urlsplit(settings.AFTERTOUCH_BASE_URL).hostname or parseaddr(self._from)[1].rpartition("@")[2]
 
 
 def one_line(text: str) -> str:

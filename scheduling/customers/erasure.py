@@ -207,10 +207,12 @@ def request_erasure(user_id: str, *, actor: str) -> CustomerErasure:
 
 
 def _erase_own_rows(row: Customer, erasure_id: str) -> dict[str, int]:
+    kind = ContentType.objects.get_for_model(Customer)
+    log_entries = LogEntry.objects.filter(content_type=kind, object_id=str(row.pk))
     counts = {
         "profiles": CustomerProfile.objects.filter(pk=row.pk).delete()[0],
         "changes": CustomerChange.objects.filter(customer=row).delete()[0],
-        "log entries": _anonymize_log_entries(row),
+        "log entries": log_entries.update(object_repr="", change_message=""),
     }
     deletion.cancel_unsent(row.pk)
     row.user_id = f"erased:{erasure_id}"
@@ -219,11 +221,6 @@ def _erase_own_rows(row: Customer, erasure_id: str) -> dict[str, int]:
     row.last_active_at = row.conversation_at = row.inactive_since = None
     row.save()
     return counts | {"customers": 1}
-
-
-def _anonymize_log_entries(row: Customer) -> int:
-    kind = ContentType.objects.get_for_model(Customer)
-    return LogEntry.objects.filter(content_type=kind, object_id=str(row.pk)).update(object_repr="", change_message="")
 
 
 # --- pass -------------------------------------------------------------------------------------------------------------

@@ -197,7 +197,8 @@ def admit_batch(batch: DueBatch, slots: QuotaSlots, waits: LaneWaits) -> tuple[D
             )
             if wait:
                 waits[task_id] = wait
-                postponed[task_id] = (wait[0], min(_round_up(batch.instant(wait[1])), row.expires_at))
+                steps = math.ceil(batch.instant(wait[1]).timestamp() / LANE_STEP)
+                postponed[task_id] = (wait[0], min(datetime.fromtimestamp(steps * LANE_STEP, UTC), row.expires_at))
                 continue
             if route:
                 taken[route.receiver] += 1
@@ -216,10 +217,6 @@ def report_deferrals(batch: DueBatch, postponed: Postponed) -> None:
     for (kind, reason), count in found.items():
         log.info("touches_deferred", kind=kind, reason=reason, count=count)
     measure_deferrals(found)
-
-
-def _round_up(at: datetime) -> datetime:
-    return datetime.fromtimestamp(math.ceil(at.timestamp() / LANE_STEP) * LANE_STEP, UTC)
 
 
 # The columns of `_WANTING`. Each touch ends its wait when its slot comes.

@@ -143,6 +143,7 @@ class TouchLedger(Ledger):
         whose node is off stay unchanged. Return how many were written.
         """
         task_ids = [task_id for task_ids in decisions.values() for task_id in task_ids]
+        contents = [each.settlement.content for each in decisions]
         written = sql.rows(
             SETTLE_BATCH,
             {
@@ -153,7 +154,10 @@ class TouchLedger(Ledger):
                 "ids": sql.UuidArray(task_ids),
                 "numbers": [number for number, each in enumerate(decisions.values(), 1) for _ in each],
                 **_settlement_columns(each.settlement for each in decisions),
-                **_content_columns(each.settlement for each in decisions),
+                "types": [each and each.content_type for each in contents],
+                "templates": [each and each.template_id for each in contents],
+                "versions": [each and each.template_version for each in contents],
+                "counts": [each and each.counts for each in contents],
                 "verdicts": [_format_verdict(each.verdict, at) for each in decisions],
             },
         )
@@ -283,16 +287,6 @@ def _settlement_columns(settlements: Iterable[Settlement]) -> dict[str, list[Any
         "due": [each.due_at for each in settlements],
         "paused_by": [each.paused_by for each in settlements],
         "frees": [each.releases_cap_slot for each in settlements],
-    }
-
-
-def _content_columns(settlements: Iterable[Settlement]) -> dict[str, list[Any]]:
-    contents = [each.content for each in settlements]
-    return {
-        "types": [each and each.content_type for each in contents],
-        "templates": [each and each.template_id for each in contents],
-        "versions": [each and each.template_version for each in contents],
-        "counts": [each and each.counts for each in contents],
     }
 
 

@@ -38,7 +38,12 @@ class Checked(models.Model):
         if rules is None:
             return
         try:
-            rules(self._collect_values())
+            values = {}  # by column, without those that cannot be read here; references are not loaded
+            for field in self._meta.concrete_fields:
+                value = self._state.fields_cache.get(field.name) or getattr(self, field.attname)
+                if not isinstance(value, (Sealed, DatabaseDefault)):
+                    values[field.name] = value
+            rules(values)
         except InvalidInput as error:
             found: dict[str, list[str]] = {}
             for each in error.errors:
@@ -46,15 +51,6 @@ class Checked(models.Model):
                 text = each.message if isinstance(each.message, ErrorText) else ErrorText(each.message)
                 found.setdefault(each.field, []).append(text)
             raise ValidationError(found) from None
-
-    def _collect_values(self) -> dict[str, Any]:
-        """Return the values by column, without those that cannot be read here. References are not loaded."""
-        values = {}
-        for field in self._meta.concrete_fields:
-            value = self._state.fields_cache.get(field.name) or getattr(self, field.attname)
-            if not isinstance(value, (Sealed, DatabaseDefault)):
-                values[field.name] = value
-        return values
 
 
 def rules_of(model: type[Checked]) -> Callable[[SomeRules], SomeRules]:

@@ -205,7 +205,12 @@ def evaluate_alerts(now: datetime) -> None:
         due = list(Alert.objects.select_for_update(skip_locked=True).filter(message_at__lte=now))
         Alert.objects.filter(pk__in=[alert.pk for alert in due]).update(tried=True, message_at=now + RETRY)
     if due:
-        settle_message(receiver, due, _send_due_alerts(receiver, due, now), now)
+        with translation.override(settings.LANGUAGE_CODE):
+            subject, body = compose_message(due, now)
+        # The same for a repeated message, so that the receiver can drop the duplicate.
+        parts = [f"{alert}|{alert.since}|{alert.notified_at}|{alert.ended_at is not None}" for alert in due]
+        outcome = send_alert_message(receiver, subject, body, now, uuid5(NAMESPACE, "\n".join(sorted(parts))))
+        settle_message(receiver, due, outcome, now)
 
 
 def read_values() -> dict[str, Values]:
@@ -251,14 +256,6 @@ def _store_values(beyond: Mapping[str, Values], now: datetime) -> None:
         if (key, subject) not in rows
     ]
     Alert.objects.bulk_create(new, ignore_conflicts=True)  # another pass may have stored it
-
-
-def _send_due_alerts(receiver: AlertReceiver, due: Sequence[Alert], now: datetime) -> Outcome:
-    with translation.override(settings.LANGUAGE_CODE):
-        subject, body = compose_message(due, now)
-    # The same for a repeated message, so that the receiver can drop the duplicate.
-    parts = [f"{alert}|{alert.since}|{alert.notified_at}|{alert.ended_at is not None}" for alert in due]
-    return send_alert_message(receiver, subject, body, now, uuid5(NAMESPACE, "\n".join(sorted(parts))))
 
 
 def settle_message(receiver: AlertReceiver, due: Sequence[Alert], outcome: Outcome, now: datetime) -> None:

@@ -153,7 +153,13 @@ class LedgerCollector(Collector):
         yield from _collect_touches()
         yield from _collect_failed_tasks()
         yield from _collect_pauses()
-        yield _collect_erasures()
+        family = GaugeMetricFamily(
+            "aftertouch_erasures_oldest_age_seconds",
+            "Age of the oldest erasure of a customer under way, in seconds; 0 if there is none.",
+        )
+        ((age,),) = sql.rows(_ERASURES, {})
+        family.add_metric([], age)
+        yield family
 
 
 def _collect_touches() -> Iterator[Metric]:
@@ -206,16 +212,6 @@ def _collect_pauses() -> Iterator[Metric]:
         ages.add_metric([scope], age)
     yield counts
     yield ages
-
-
-def _collect_erasures() -> Metric:
-    family = GaugeMetricFamily(
-        "aftertouch_erasures_oldest_age_seconds",
-        "Age of the oldest erasure of a customer under way, in seconds; 0 if there is none.",
-    )
-    ((age,),) = sql.rows(_ERASURES, {})
-    family.add_metric([], age)
-    return family
 
 
 _ERASURES = """
@@ -291,15 +287,11 @@ class BrokerCollector(Collector):
                 age.add_metric([queue.name], queue.oldest_age)
             if queue.unacked is not None:
                 unacked.add_metric([queue.name], queue.unacked)
-        yield from (length, age, unacked, _detect_blocked_broker())
-
-
-def _detect_blocked_broker() -> Metric:
-    """Detect a blocked broker by publishing, because RabbitMQ notifies only publishers."""
-    blocked = GaugeMetricFamily("aftertouch_broker_blocked", "1 while the broker accepts no messages.")
-    if (takes := broker_accepts_messages()) is not None:
-        blocked.add_metric([], float(not takes))
-    return blocked
+        # Detect a blocked broker by publishing, because RabbitMQ notifies only publishers.
+        blocked = GaugeMetricFamily("aftertouch_broker_blocked", "1 while the broker accepts no messages.")
+        if (takes := broker_accepts_messages()) is not None:
+            blocked.add_metric([], float(not takes))
+        yield from (length, age, unacked, blocked)
 
 
 MOST_OF_REST = 100_000  #: rows counted; this value means this many or more

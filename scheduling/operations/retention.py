@@ -78,7 +78,10 @@ def delete_expired_rows() -> dict[str, int]:
         close_old_connections()
     try:
         partitions.create_partitions()
-        deleted["scheduling_touch_ended"] = partitions.drop_expired_partitions(_cutoff_time_of_ends())
+        before, read = _cutoff_time(_retention_time()), ends.find_oldest_mark()
+        # What a reader has not read stays.
+        cutoff = min(before, read) if read else before
+        deleted["scheduling_touch_ended"] = partitions.drop_expired_partitions(cutoff)
     except Exception:
         log.exception("retention_failed", table="scheduling_touch_ended")
         close_old_connections()
@@ -144,12 +147,6 @@ def _retention_time() -> timedelta:
     """Return the retention time. It covers the longest window of a rule and the longest goal of a node."""
     goal = Node.objects.aggregate(longest=Max("goal_within"))["longest"] or timedelta(0)
     return max(timedelta(days=settings.AFTERTOUCH_RETENTION_DAYS), snapshot.current().window, goal)
-
-
-def _cutoff_time_of_ends() -> datetime:
-    """Return the instant before which ended touches expire. What a reader has not read stays."""
-    before, read = _cutoff_time(_retention_time()), ends.find_oldest_mark()
-    return min(before, read) if read else before
 
 
 def _events_retention_time() -> timedelta:

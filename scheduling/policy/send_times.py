@@ -409,7 +409,14 @@ def parse_window_line(line: str) -> dict[str, Any]:
         ValueError: with the notation.
     """
     options = {_OPTION_NAMES.get(name, name): value for name, value in _OPTION.findall(line)}
-    match = _LINE.fullmatch(_plain_notation(_OPTION.sub("", line)))
+    # Replace the Chinese words and full-width signs that ops type.
+    plain = _OPTION.sub("", line).strip().lower()
+    for typed, meant in {"工作日": "working", "休息日": "free", "每天": "daily", "周末": "weekend"}.items():
+        plain = plain.replace(typed, meant)
+    for place, sign in enumerate(_CHINESE_DAYS):
+        plain = re.sub(f"(?:周|星期){sign}", DAY_NAMES[place], plain)
+    plain = re.sub("[至到–—~－]", "-", plain).replace("：", ":").replace("，", ",").replace("、", ",")
+    match = _LINE.fullmatch(plain)
     if match is None:
         raise ValueError(_("must be like “mon-fri 09:00-18:00”, “working 09:00-18:00” or “daily 10:00-24:00”"))
     given = {"days": list(_read_days(match["days"])), "from": match["begin"], "to": match["end"], **options}
@@ -417,16 +424,6 @@ def parse_window_line(line: str) -> dict[str, Any]:
         return read_window(given)
     except InvalidInput as error:
         raise ValueError(error.errors[0].message) from None
-
-
-def _plain_notation(text: str) -> str:
-    """Replace the Chinese words and full-width signs that ops type."""
-    plain = text.strip().lower()
-    for typed, meant in {"工作日": "working", "休息日": "free", "每天": "daily", "周末": "weekend"}.items():
-        plain = plain.replace(typed, meant)
-    for place, sign in enumerate(_CHINESE_DAYS):
-        plain = re.sub(f"(?:周|星期){sign}", DAY_NAMES[place], plain)
-    return re.sub("[至到–—~－]", "-", plain).replace("：", ":").replace("，", ",").replace("、", ",")
 
 
 def _read_days(text: str) -> Iterator[str]:
