@@ -84,7 +84,10 @@ def take_ends(reader: str, *, most: int = 500, since: datetime | None = None) ->
         mark.ceiling, mark.ceiling_xid = newest, own
     ends: list[EndedTouch] = []
     if oldest >= mark.ceiling_xid:
-        ends = _read_ends(mark, most)
+        span = {"at": mark.settled_at, "task_id": mark.task_id, "ceiling": mark.ceiling, "most": most}
+        ends = [EndedTouch(*row) for row in sql.rows(_ENDS, span)]
+        if ends:
+            mark.settled_at, mark.task_id = ends[-1].settled_at, ends[-1].task_id
         if len(ends) < most:
             mark.settled_at, mark.task_id = mark.ceiling, LAST
             mark.ceiling, mark.ceiling_xid = newest, own
@@ -111,14 +114,6 @@ def find_oldest_mark() -> datetime | None:
 def list_mark_ages() -> list[tuple[str, float]]:
     """Return each reader with the seconds since the last end that it may have read. Without load about ten seconds."""
     return [(row[0], row[1]) for row in sql.rows(_AGES, {})]
-
-
-def _read_ends(mark: EndMark, most: int) -> list[EndedTouch]:
-    span = {"at": mark.settled_at, "task_id": mark.task_id, "ceiling": mark.ceiling, "most": most}
-    ends = [EndedTouch(*row) for row in sql.rows(_ENDS, span)]
-    if ends:
-        mark.settled_at, mark.task_id = ends[-1].settled_at, ends[-1].task_id
-    return ends
 
 
 _AGES = """

@@ -46,7 +46,7 @@ from scheduling.planning.cancellation import Cancellation, Planned
 from scheduling.policy import matrix
 from scheduling.policy.matrix import PASSIVE_TYPES
 from scheduling.policy.node_conditions import EventTimes, add_event_time, count_recent
-from scheduling.policy.specs import CustomerSpec, EventSpec, NodeSpec
+from scheduling.policy.specs import CustomerSpec, EventSpec
 
 log = structlog.get_logger(__name__)
 
@@ -127,7 +127,13 @@ class _EventBatch:
         self.activity: dict[str, Activity] = {}
         #: The same for inserted customers, if no event turns out to be a duplicate: it saves an update of each row.
         self.inserted: dict[str, Activity] = {}
-        self.events = [_event_spec(each, at) for each in new_events]
+        self.events = [
+            EventSpec(
+                new_id(), event.source, event.event_id, event.type, event.occurred_at or at, event.user_id,
+                event.chat_id, event.data, event.trace_id,
+            )
+            for event in new_events
+        ]  # fmt: skip
         #: By customer id: times of events of counted types, with the events planned so far.
         self.event_times: dict[int, EventTimes] = {}
         self.duplicates: dict[UUID, EventSpec] = {}
@@ -166,7 +172,13 @@ class _EventBatch:
         self.event_times = cancellation.load_event_times(concerned.values(), counted, oldest)
 
     def insert_events(self) -> None:
-        self._register_types()
+        unseen = sorted({event.type for event in self.events} - self.config.activity_types.keys())
+        if unseen and len(self.config.activity_types) + len(unseen) > MAX_EVENT_TYPES:
+            raise InvalidInput.of("type", f"{unseen[0]} is not known, and no more than {MAX_EVENT_TYPES} types can be")
+        if unseen:
+            EventType.objects.bulk_create(
+                [EventType(key=key, is_activity=_is_activity(key)) for key in unseen], ignore_conflicts=True
+            )
         ordered = sorted(self.events, key=lambda event: (event.source, event.event_id, event.id))
         ids = [event.id for event in ordered]
         # The touches of the batch get the time of its events. It follows the customers' locks: only events of later
@@ -195,22 +207,18 @@ class _EventBatch:
             self.config, self.accepted_events, {user_id: customer.id for user_id, customer in self.customers.items()}
         )
 
-    def _register_types(self) -> None:
-        unseen = sorted({event.type for event in self.events} - self.config.activity_types.keys())
-        if not unseen:
-            return
-        if len(self.config.activity_types) + len(unseen) > MAX_EVENT_TYPES:
-            raise InvalidInput.of("type", f"{unseen[0]} is not known, and no more than {MAX_EVENT_TYPES} types can be")
-        EventType.objects.bulk_create(
-            [EventType(key=key, is_activity=_is_activity(key)) for key in unseen], ignore_conflicts=True
-        )
-
     def plan(self) -> None:
         """Plan in order of arrival. An event sees the activity of earlier events, not its own."""
-        triggered = self._lock_triggered()
+        types = {event.type for event in self.accepted_events}
+        named = {each: self.config.triggered.get(each, ()) for each in types}
+        # The snapshot may name a node that was deleted since.
+        kept = transitions.lock_nodes({node.id for nodes in named.values() for node in nodes})
+        triggered = {each: [node for node in nodes if node.id in kept] for each, nodes in named.items()}
         self.cancellation.cancel_waiting()
         for event in self.accepted_events:
-            customer = self._customer_before(event)
+            customer = self.customers[event.user_id]
+            if activity := self.activity.get(event.user_id):  # of the batch's earlier events
+                customer = customer._replace(last_active_at=activity[0], conversation_at=activity[1])
             earlier = count_recent(self.event_times.get(customer.id, {}), event.occurred_at)
             planned = matrix.plan_touches(
                 event, customer, triggered[event.type], self.config.delay_rules, earlier=earlier,
@@ -221,20 +229,6 @@ class _EventBatch:
             if self.config.counting_earlier:
                 add_event_time(self.event_times.setdefault(customer.id, {}), event.type, event.occurred_at)
         self.rows = self.cancellation.apply_to_planned(self.rows)
-
-    def _lock_triggered(self) -> dict[str, list[NodeSpec]]:
-        """Return the nodes that each event type triggers, locked. The snapshot may name one that was deleted since."""
-        types = {event.type for event in self.accepted_events}
-        triggered = {each: self.config.triggered.get(each, ()) for each in types}
-        kept = transitions.lock_nodes({node.id for nodes in triggered.values() for node in nodes})
-        return {each: [node for node in nodes if node.id in kept] for each, nodes in triggered.items()}
-
-    def _customer_before(self, event: EventSpec) -> CustomerSpec:
-        """Return the event's customer with the activity of the batch's earlier events."""
-        customer, activity = self.customers[event.user_id], self.activity.get(event.user_id)
-        if activity is None:
-            return customer
-        return customer._replace(last_active_at=activity[0], conversation_at=activity[1])
 
     def _update_activity(self, activity: dict[str, Activity], event: EventSpec, customer: CustomerSpec) -> None:
         active_at, talking_at = activity.get(event.user_id, (customer.last_active_at, customer.conversation_at))
@@ -339,13 +333,6 @@ class _EventBatch:
             (source, event_id): Receipt(key, True, tuple(task_ids))
             for source, event_id, key, task_ids in sql.rows(_EARLIER, parameters, replan=True)
         }
-
-
-def _event_spec(event: NewEvent, received_at: datetime) -> EventSpec:
-    return EventSpec(
-        new_id(), event.source, event.event_id, event.type, event.occurred_at or received_at, event.user_id,
-        event.chat_id, event.data, event.trace_id,
-    )  # fmt: skip
 
 
 def _is_activity(event_type: str) -> bool:

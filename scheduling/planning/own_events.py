@@ -83,7 +83,11 @@ def build_end_events(ended: Sequence[EndedTouch], config: Snapshot) -> list[NewE
         return []
     sql.limit_lock_waits(settings.TIMEOUTS.event_lock)
     users = transitions.lock_remaining(each.customer_id for each in ended)
-    taken_back = _find_taken_back(ended)  # after the lock, which an undo holds until its commit
+    # Cancelled and suppressed touches that were planned again: the new touch has an end of its own. Read after the
+    # lock, which an undo holds until its commit.
+    unsent = [each.task_id for each in ended if each.state in ("cancelled", "suppressed")]
+    again = Touch.objects.filter(retry_of__in=unsent).values_list("retry_of", flat=True)
+    taken_back = set(again) if unsent else set()
     causes = load_causes({each.event_id for each in ended})
     found = []
     for each in ended:
@@ -96,12 +100,6 @@ def build_end_events(ended: Sequence[EndedTouch], config: Snapshot) -> list[NewE
         data = compose_end_data(node, each.task_id, each.root_id, each.reason, cause)
         found.append(NewEvent(SOURCE, f"{kind}:{each.root_id}", kind, user_id, each.chat_id, at, data, cause.trace))
     return found
-
-
-def _find_taken_back(ended: Sequence[EndedTouch]) -> set[UUID | None]:
-    """Return the cancelled and suppressed touches that were planned again. The new touch has an end of its own."""
-    unsent = [each.task_id for each in ended if each.state in ("cancelled", "suppressed")]
-    return set(Touch.objects.filter(retry_of__in=unsent).values_list("retry_of", flat=True)) if unsent else set()
 
 
 def load_causes(event_ids: set[UUID]) -> dict[UUID, EventSpec]:

@@ -66,7 +66,12 @@ def list_rule_impacts(planned: ChangePlan) -> list[RuleImpact]:
     Changes that concern no waiting touch are left out.
     """
     snapshot = current()
-    found = [_measure_rule(change, snapshot) for change in planned.of("harassment_rules")]
+    found = []
+    for change in planned.of("harassment_rules"):
+        rows = [row for row in (change.before, change.after) if row is not None and row.enabled]
+        specs = [rule_spec(row, snapshot.nodes, snapshot.templates) for row in rows]
+        waiting = count_limited_touches(specs, snapshot)
+        found.append(RuleImpact(f"rule {change.label}", change.verb, waiting, TOUCHES))
     for change in planned.of("holdout"):
         after = holdout_spec(change.after)
         waiting = sum(after.includes(each) for each in list_waiting_users()) if after else 0
@@ -74,25 +79,17 @@ def list_rule_impacts(planned: ChangePlan) -> list[RuleImpact]:
     return [each for each in found if each.waiting]
 
 
-def _measure_rule(change: Change, snapshot: Snapshot) -> RuleImpact:
-    rows = [row for row in (change.before, change.after) if row is not None and row.enabled]
-    specs = [rule_spec(row, snapshot.nodes, snapshot.templates) for row in rows]
-    return RuleImpact(f"rule {change.label}", change.verb, count_limited_touches(specs, snapshot), TOUCHES)
-
-
 def count_limited_touches(rules: Iterable[RuleSpec], snapshot: Snapshot, most: int | None = None) -> int:
     """Count the waiting touches that any of these rules may limit, up to `most`."""
     nodes: set[int] = set()
     in_chats = True
     for rule in rules:
-        nodes |= {node.id for node in snapshot.nodes.values() if _is_limited(node, rule)}
+        for node in snapshot.nodes.values():
+            if getattr(node, f"guard_{rule.kind}") == "apply" and rule.may_cover(node.id):
+                nodes.add(node.id)
         in_chats &= rule.scope == "community"
     found = Touch.objects.filter(node__in=nodes, state__in=WAITING)
     return (found.exclude(chat_id="") if in_chats else found)[:most].count()
-
-
-def _is_limited(node: NodeSpec, rule: RuleSpec) -> bool:
-    return getattr(node, f"guard_{rule.kind}") == "apply" and rule.may_cover(node.id)
 
 
 def list_waiting_users(most: int | None = None) -> list[str]:
@@ -301,15 +298,16 @@ def list_impacts(planned: ChangePlan, within: timedelta | None = None) -> list[I
         TimeoutError: the count takes longer than `within`.
     """
     snapshot = current()
-    by_rules = {node.id: "changed" for node in _nodes_with_new_delay(planned, snapshot)}
+    delayed = _nodes_with_new_delay(planned, snapshot)
+    by_rules = {node.id: "changed" for node in delayed}
     affected = by_rules | {each.before.pk: each.verb for each in planned.of("nodes") if each.before is not None}
     counts = dict(
         Touch.objects.filter(node__in=affected, state__in=WAITING).values_list("node").annotate(Count("pk")).order_by()
     )
-    delayed = _nodes_with_new_delay(planned, snapshot)
-    moves = preview_moves(
-        [node for node in delayed if counts.get(node.id)], _new_delay_rules(planned, snapshot), within
-    )
+    rules = snapshot.delay_rules
+    for change in planned.of("delay_rules")[:1]:
+        rules = delay_rules_spec(change.after)
+    moves = preview_moves([node for node in delayed if counts.get(node.id)], rules, within)
     moved = {node.id: moves.get(node.id, MoveCounts()) for node in delayed}
     failing = _count_failing(planned, counts)
     return [
@@ -359,12 +357,6 @@ def _edited_node(node: NodeSpec, row: Node, calendars: CalendarsSpec) -> NodeSpe
         expires_after=row.expires_after,
         timing=timing_spec(row, calendars),
     )
-
-
-def _new_delay_rules(planned: ChangePlan, snapshot: Snapshot) -> DelayRulesSpec:
-    for change in planned.of("delay_rules"):
-        return delay_rules_spec(change.after)
-    return snapshot.delay_rules
 
 
 def move_after_plan(planned: ChangePlan, within: timedelta | None = None) -> MoveCounts:
