@@ -207,7 +207,9 @@ def _find_touches(
     by_vendor = [(channels[each.channel], each.vendor_id) for each in reports if each.channel in channels]
     keys = find_delivery_keys(by_vendor)
     named = [each.delivery_key or keys.get((channels.get(each.channel, 0), each.vendor_id)) for each in reports]
-    touches = _load_touches({key for key in named if key})
+    wanted = sorted({key for key in named if key})
+    rows = sql.rows(_TOUCHES, {"keys": sql.UuidArray(wanted)}) if wanted else []
+    touches = {row[0]: ReportedTouch._make(row) for row in rows}
     found = []
     for position, (report, key) in enumerate(zip(reports, named, strict=True)):
         if report.channel and report.channel not in channels:
@@ -224,12 +226,6 @@ def _find_touches(
         else:
             found.append(FoundReport(report, touches[key], report.at or now))
     return found
-
-
-def _load_touches(keys: Iterable[UUID]) -> dict[UUID, ReportedTouch]:
-    wanted = sorted(keys)
-    rows = sql.rows(_TOUCHES, {"keys": sql.UuidArray(wanted)}) if wanted else []
-    return {row[0]: ReportedTouch._make(row) for row in rows}
 
 
 def _record_consequences(config: Snapshot, new: Sequence[FoundReport]) -> None:

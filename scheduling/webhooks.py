@@ -567,7 +567,7 @@ class _Turns:
                         limit = 1 if each.probing else MOST_IN_FLIGHT
                         self._lanes[spec.id] = asyncio.create_task(self._drain(spec, limit))
                 await asyncio.sleep(PACE if more else IDLE)
-                if more or not self._is_idle():
+                if more or not all(lane.done() for lane in self._lanes.values()):
                     self._busy_at = time.monotonic()
                 elif time.monotonic() - self._busy_at > self._linger:
                     break
@@ -576,9 +576,6 @@ class _Turns:
             await self._transport.close()
             self._statements.submit(connections.close_all)
             self._statements.shutdown()
-
-    def _is_idle(self) -> bool:
-        return all(lane.done() for lane in self._lanes.values())
 
     async def _call(self, act: Callable[[], R], default: R) -> R:
         try:

@@ -318,7 +318,11 @@ class Email:
         if self._bounces_to:
             _check_address(self._bounces_to, "bounces_to")
         own = options.read_text(config, "url")
-        self._relay = _parse_relay_setting(own or settings.AFTERTOUCH_EMAIL_URL, guarded=bool(own))
+        url = own or settings.AFTERTOUCH_EMAIL_URL
+        try:
+            self._relay = replace(parse_relay(url), guarded=bool(own)) if url else None
+        except ValueError as error:
+            raise InvalidSetting("url", str(error)) from None
         self._timeout = options.check_positive(timeout)
 
     @classmethod
@@ -384,13 +388,6 @@ async def _send_by_django(mail: EmailMessage, seconds: float) -> Outcome:
         return Unknown("timeout", "the mail backend did not return in time")
     error = sending.exception()
     return Unknown("mail_backend", type(error).__name__) if error else Delivered("handed to the mail backend")
-
-
-def _parse_relay_setting(url: str, *, guarded: bool) -> Relay | None:
-    try:
-        return replace(parse_relay(url), guarded=guarded) if url else None
-    except ValueError as error:
-        raise InvalidSetting("url", str(error)) from None
 
 
 def _check_address(address: str, field: str) -> None:

@@ -72,6 +72,9 @@ def export_customer(row: Customer) -> dict[str, Any]:
     rows = list(touches[:MOST_ENTRIES])
     receipts = load_receipts({each.root_id for each in rows})
     messages = find_messages_of_customer(who.user_id, MOST_ENTRIES)
+    failed = deletion.find_failed_tasks_of_customer(who, [each.pk for each in rows], MOST_ENTRIES)
+    addresses = {digest_address(each): each for each in who.addresses}
+    disabled = DisabledTarget.objects.filter(target_digest__in=addresses)
     found: dict[str, list[Any]] = {
         "events": [_serialize(each, "source event_id type occurred_at received_at chat_id data") for each in events],
         "touches": [
@@ -86,8 +89,15 @@ def export_customer(row: Customer) -> dict[str, Any]:
             for each in CustomerChange.objects.filter(customer=row).order_by("-pk")[:MOST_ENTRIES]
         ],
         "complaints": list(Complaint.objects.filter(customer=row).values_list("complained_at", flat=True)),
-        "failed_tasks": _export_failed_tasks(who, [each.pk for each in rows]),
-        "disabled_addresses": _export_disabled_addresses(who),
+        "failed_tasks": [
+            _serialize(each, "origin task_id state reason detail payload failed_at")
+            for each in FailedTask.objects.filter(pk__in=failed).order_by("-pk")
+        ],
+        "disabled_addresses": [
+            {"address": addresses[each.target_digest], "channel": each.channel.key,
+             **_serialize(each, "reason disabled_at")}
+            for each in disabled.select_related("channel").order_by("pk")
+        ],
         "webhook_messages": [
             _serialize(each, "message_id type occurred_at state data")
             for each in WebhookMessage.objects.filter(pk__in=messages).order_by("-pk")
@@ -99,21 +109,6 @@ def export_customer(row: Customer) -> dict[str, Any]:
         silent |= entries is None
         found[name] = entries or []
     return found | {"complete": not silent and all(len(each) < MOST_ENTRIES for each in found.values())}
-
-
-def _export_failed_tasks(who: Identity, task_ids: Sequence[UUID]) -> list[dict[str, Any]]:
-    found = FailedTask.objects.filter(pk__in=deletion.find_failed_tasks_of_customer(who, task_ids, MOST_ENTRIES))
-    return [_serialize(each, "origin task_id state reason detail payload failed_at") for each in found.order_by("-pk")]
-
-
-def _export_disabled_addresses(who: Identity) -> list[dict[str, Any]]:
-    addresses = {digest_address(each): each for each in who.addresses}
-    found = DisabledTarget.objects.filter(target_digest__in=addresses).select_related("channel").order_by("pk")
-    return [
-        {"address": addresses[each.target_digest], "channel": each.channel.key,
-         **_serialize(each, "reason disabled_at")}
-        for each in found
-    ]  # fmt: skip
 
 
 def _serialize(row: Any, names: str) -> dict[str, Any]:

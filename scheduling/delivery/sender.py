@@ -335,7 +335,13 @@ class Sender:
         """Take over these deliveries. Never waits: `pipeline.admit_batch` bounds what this process holds."""
         if not deliveries:
             return
-        loop = self._running_loop()
+        with self._starting:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="sender", daemon=True).start()
+                threading.Thread(target=self._settle_loop, name="settler", daemon=True).start()
+                threading.Thread(target=report_lanes, args=(self.lanes,), name="reporter", daemon=True).start()
+            loop = self._loop
         with self._changed:
             self._pending += len(deliveries)
         accepted = []
@@ -369,15 +375,6 @@ class Sender:
                 marking.thread.shutdown()
             self._throttle_threads.shutdown()
         return drained
-
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
-        with self._starting:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="sender", daemon=True).start()
-                threading.Thread(target=self._settle_loop, name="settler", daemon=True).start()
-                threading.Thread(target=report_lanes, args=(self.lanes,), name="reporter", daemon=True).start()
-            return self._loop
 
     # --- in the sending thread ------------------------------------------------------------------------------------
 

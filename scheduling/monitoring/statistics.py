@@ -63,7 +63,11 @@ class HourlyCache(Generic[T]):
             if counted is None:
                 break
             found.update(counted)
-            self._store_cached(counted, now)
+            with self._lock:
+                kept = {hour: (now, tally) for hour, tally in counted.items() if hour + HOUR + self.CLOSED < now}
+                self._hours |= kept
+                for hour in [hour for hour, (read_at, _) in self._hours.items() if now - read_at >= self.KEPT]:
+                    del self._hours[hour]
         return found
 
     @classmethod
@@ -72,12 +76,6 @@ class HourlyCache(Generic[T]):
         for each in cls._all:
             with each._lock:
                 each._hours.clear()
-
-    def _store_cached(self, counted: dict[datetime, T], now: datetime) -> None:
-        with self._lock:
-            self._hours |= {hour: (now, tally) for hour, tally in counted.items() if hour + HOUR + self.CLOSED < now}
-            for hour in [hour for hour, (read_at, _) in self._hours.items() if now - read_at >= self.KEPT]:
-                del self._hours[hour]
 
 
 def hours_between(since: datetime, until: datetime) -> list[datetime]:

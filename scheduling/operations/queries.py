@@ -228,7 +228,10 @@ def _filter_failed(term: str, by: datetime | None, filter_words: Callable[[Q, Q]
     failed_of_customer = list(failed.order_by("-pk").values_list("pk", flat=True)[:SEARCHED_ROWS])
     events = find_events_by_term(term)
     touches_of_events = list(Touch.objects.filter(event_id__in=events).values_list("pk", flat=True)) if events else []
-    named = Q(task_id__in={*failed_of_customer, *touches_of_events, *_touches_of_key(term)})
+    touches_of_key: list[UUID] = []
+    with suppress(ValueError):
+        touches_of_key = list(iterate_retries(UUID(term)))
+    named = Q(task_id__in={*failed_of_customer, *touches_of_events, *touches_of_key})
     had_failed = FailedTask.objects.filter(failed_at__lte=by) if by else FailedTask.objects.all()
     keys = had_failed.order_by("-pk").values_list("pk", flat=True)
     first = keys[SEARCHED_ROWS : SEARCHED_ROWS + 1].first()
@@ -246,8 +249,3 @@ def _filter_shown(term: str, matches: Q) -> Q:
     found = FailedTask.objects.filter(matches).order_by("-pk").values_list("pk", "detail")
     shown, hidden = split_by_shown_term(term, found.iterator())
     return matches & Q(pk__range=(shown[-1], shown[0])) & ~Q(pk__in=hidden) if shown else Q(pk__in=())
-
-
-def _touches_of_key(term: str) -> Iterator[UUID]:
-    with suppress(ValueError):
-        yield from iterate_retries(UUID(term))

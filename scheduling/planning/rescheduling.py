@@ -197,7 +197,10 @@ def move_waiting(nodes: Sequence[NodeSpec], rules: DelayRulesSpec, within: timed
     for place, node in enumerate(nodes):
         for after, batch in _iterate_batches(node, rules):
             if monotonic() > ends_at:
-                return replace(moved, left=_count_unchecked(nodes[place:], after))
+                # The waiting touches of this node after `after`, and all of the other nodes, up to `MOST_LEFT`.
+                behind = Q(node_id=node.id, task_id__gt=after) | Q(node_id__in=[each.id for each in nodes[place + 1 :]])
+                left = Touch.objects.filter(behind, state__in=WAITING, attempt=0, retry_of=None, reserved_at=None)
+                return replace(moved, left=left[:MOST_LEFT].count())
             if batch:
                 with transaction.atomic():
                     task_ids = [each.task_id for each in batch]
@@ -205,14 +208,6 @@ def move_waiting(nodes: Sequence[NodeSpec], rules: DelayRulesSpec, within: timed
                     touches.reschedule(task_ids, [each.due_at for each in batch], expires_after=node.expires_after)
             moved += _count_moves(batch)
     return moved
-
-
-def _count_unchecked(nodes: Sequence[NodeSpec], after: UUID) -> int:
-    """Count the waiting touches of the first node after `after`, and all of the other nodes, up to `MOST_LEFT`."""
-    first, *others = [node.id for node in nodes]
-    behind = Q(node_id=first, task_id__gt=after) | Q(node_id__in=others)
-    first_turn = Touch.objects.filter(state__in=("scheduled", "queued"), attempt=0, retry_of=None, reserved_at=None)
-    return first_turn.filter(behind)[:MOST_LEFT].count()
 
 
 def _deadline_after(within: timedelta | None) -> float:
