@@ -34,6 +34,10 @@ from scheduling.queue_names import TOUCH_QUEUES
 
 log = structlog.get_logger(__name__)
 
+
+# --- passes -----------------------------------------------------------------------------------------------------------
+
+
 PASS_LIMIT = 1000
 DISPATCH_LIMIT = 5_000  #: touches per statement
 POLL = 0.1  #: seconds between two looks at a backlog; the window holds more than workers take in this time
@@ -186,6 +190,9 @@ def resume_unpaused() -> int:
 
 #: Wake-ups that it loses: the leases of their rows expire, and the rescue dispatches them again.
 background_publisher = BackgroundBatcher(publish_wakeups, name="wakeups")
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
 
 
 #: Touches that fall due within this span share a message, at the instant of the last one.

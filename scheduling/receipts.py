@@ -32,11 +32,12 @@ from scheduling.channels.base import channel_kinds
 from scheduling.channels.vendors.callbacks import CallbackResult, CustomerMessage
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
-from scheduling.delivery.receivers import digest_address, find_delivery_keys, store_disabled_targets
+from scheduling.delivery.receivers import find_delivery_keys, store_disabled_targets
 from scheduling.ids import new_id
 from scheduling.ledger import transitions
 from scheduling.models import Customer, CustomerChange, DeliveryReceipt, ReceiptKind, WebhookEvent, WebhookFact
 from scheduling.models.customer import REPLYING
+from scheduling.models.node import digest_address
 from scheduling.planning.ingest import NewEvent, record_and_publish
 from scheduling.planning.own_events import load_causes
 from scheduling.policy.matrix import RECEIPT_TYPES, SOURCE, compose_end_data, read_depth
@@ -114,6 +115,9 @@ _DELIVERED = """
 SELECT count(*) FROM scheduling_touch_ended
 WHERE settled_at > statement_timestamp() - %(span)s::interval AND node_id = %(node)s AND state = 'delivered'
 """
+
+
+# --- recording --------------------------------------------------------------------------------------------------------
 
 
 BATCH = 500
@@ -351,6 +355,9 @@ def erase_receipts(delivery_keys: Sequence[UUID]) -> int:
     return sql.execute("UPDATE scheduling_deliveryreceipt SET detail = '' WHERE delivery_key = ANY(%(keys)b)", keys)
 
 
+# --- callbacks of vendors ---------------------------------------------------------------------------------------------
+
+
 REPLY_WITHIN = timedelta(days=7)  #: a later message is no reply to a touch
 #: A vendor may report before the batch of its message is settled, and repeats a call that gets an error.
 EARLY = timedelta(seconds=30)
@@ -476,6 +483,9 @@ CROSS JOIN LATERAL (
     ORDER BY reserved_at DESC LIMIT 1
 ) AS t
 """
+
+
+# --- mail about sent mail ---------------------------------------------------------------------------------------------
 
 
 LARGEST_MAIL = 1_048_576  #: bytes; the rest of a larger one is not read

@@ -285,6 +285,9 @@ def build_for(parser: Any, token: Any) -> Any:
     return node
 
 
+# --- engine -----------------------------------------------------------------------------------------------------------
+
+
 MAX_SOURCE = 32_768  #: characters
 MAX_TAGS = 500
 MAX_TAG = 500  #: characters
@@ -500,6 +503,9 @@ class Text(Template):
         except ERRORS as error:
             raise CannotRender(f"{type(error).__name__}: {error}") from None
         return check_length(text)
+
+
+# --- rendering --------------------------------------------------------------------------------------------------------
 
 
 TRADITIONAL = frozenset(("tw", "hk", "mo"))  #: regions that write Chinese in traditional characters

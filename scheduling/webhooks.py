@@ -48,6 +48,10 @@ from scheduling.policy.specs import WebhookSpec
 
 log = structlog.get_logger(__name__)
 
+
+# --- collecting -------------------------------------------------------------------------------------------------------
+
+
 READER = "webhooks"  #: of ends of touches
 MOST_COLLECTED = 500  #: of each source in a transaction
 _COLLECTING = 5_104_231  #: advisory lock: ids of messages ascend in the order of events of an object
@@ -164,6 +168,9 @@ _MESSAGE_COLUMNS = {
 _COPY_MESSAGES = f"COPY {WebhookMessage._meta.db_table} ({', '.join(_MESSAGE_COLUMNS)}) FROM STDIN (FORMAT BINARY)"
 
 
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
 MOST_REPLAYED = 100_000  #: messages in one request
 TEST_EVENT = "webhook.test"
 DELETED_AT_ONCE = 5_000
@@ -277,6 +284,9 @@ _ERASE_WAITING = f"UPDATE scheduling_webhookmessage {_ERASED} WHERE {_WAITING_OF
 _ERASE_FACTS = f"UPDATE scheduling_webhookfact {_ERASED} WHERE data ->> 'user_id' = %(user_id)s"
 
 
+# --- subscriptions ----------------------------------------------------------------------------------------------------
+
+
 SECRET_SETTINGS = ("url", "secret")
 
 
@@ -323,6 +333,9 @@ def retire_subscription(key: str, *, actor: str) -> None:
         row.retired_at = now()
         row._change_reason = actor[:100]  # type: ignore[attr-defined]
         row.save()
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------
 
 
 LEASE = timedelta(seconds=60)
@@ -493,6 +506,9 @@ SET problem = %(problem)s, problem_at = statement_timestamp(),
     rest_until = GREATEST(rest_until, statement_timestamp() + %(asked)s::interval)
 WHERE {_OF_VERSION}
 """  # noqa: S608  (only our own words)
+
+
+# --- sending ----------------------------------------------------------------------------------------------------------
 
 
 R = TypeVar("R")

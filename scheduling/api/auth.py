@@ -37,6 +37,10 @@ log = structlog.get_logger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
 THREADS = 8
 AUTH_THREADS = 2  #: for keys and rates: a look-up every few seconds, a lease every few hundred requests
 
@@ -69,6 +73,9 @@ def _call_with_connection(call: Callable[[], R]) -> R:
         return call()
     finally:
         close_old_connections()
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
 
 
 CACHE_SECONDS = 3.0  #: seconds that a looked-up key stays cached

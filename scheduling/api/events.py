@@ -299,6 +299,9 @@ def _find_repeated_headers(request: HttpRequest) -> list[FieldError]:
     ]
 
 
+# --- views ------------------------------------------------------------------------------------------------------------
+
+
 RESPONSE_TIMEOUT = 10  #: seconds
 
 router = Router(tags=["events"])

@@ -312,6 +312,9 @@ class ResolveIn(ActionIn):
     delivered: bool
 
 
+# --- problem documents ------------------------------------------------------------------------------------------------
+
+
 MEDIA_TYPE = "application/problem+json"
 ERRORS_SHOWN = 100  #: more would make the response as large as the request
 RETRY_AFTER = 2  #: seconds of `Retry-After` while the database is unavailable or the queue is full
@@ -417,6 +420,9 @@ def _convert_field_error(raw: Mapping[str, Any]) -> FieldError:
     elif location[:1] in (["query"], ["path"], ["header"]):
         location = location[1:]
     return FieldError(".".join(location), str(raw.get("msg", "")))
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
 
 
 LIST_RETRY_AFTER = 30  #: seconds of `Retry-After` for a list that took too long

@@ -379,6 +379,9 @@ async def close_shared_transport() -> None:
         await transport.close()
 
 
+# --- destinations -----------------------------------------------------------------------------------------------------
+
+
 Address = IPv4Address | IPv6Address
 MAX_URL = 2_048  # characters
 HOST_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*")
@@ -639,6 +642,9 @@ def _parse_address(host: str) -> Address | None:
 before_first_byte: ContextVar[Callable[[], Awaitable[None]] | None] = ContextVar("before_first_byte", default=None)
 
 
+# --- a request in flight ----------------------------------------------------------------------------------------------
+
+
 @dataclass(slots=True)
 class Flight:
     """The state of one request in flight."""
@@ -703,6 +709,9 @@ def trace_flights() -> aiohttp.TraceConfig:
     trace.on_connection_queued_end.append(dequeued)
     trace.on_request_headers_sent.append(writing)
     return trace
+
+
+# --- one message ------------------------------------------------------------------------------------------------------
 
 
 def send_once(channel: Channel, message: Message, timeout: timedelta) -> Outcome:

@@ -202,6 +202,9 @@ def _flag_halves_before(text: str, place: int) -> int:
     return place - start
 
 
+# --- WeCom ------------------------------------------------------------------------------------------------------------
+
+
 WECOM_LIMITS = {"text": 2_048, "markdown": 4_096}  # bytes of `content` in UTF-8
 CARD_TITLE, CARD_TEXT, CARD_LABEL = 26, 112, 13  # characters that the vendor recommends at most
 CARD_BUTTONS = 3
@@ -262,6 +265,9 @@ def _build_notice_card(card: Card) -> dict[str, Any]:
         ],
         "card_action": {"type": 1, "url": card.buttons[0][1]},
     }
+
+
+# --- DingTalk ---------------------------------------------------------------------------------------------------------
 
 
 DINGTALK_LIMIT = 20_000  # bytes of the whole request
@@ -343,6 +349,9 @@ def sign_url(url: str, secret: str, now: datetime) -> str:
     sign = quote(base64.b64encode(digest), safe="")
     base, _, _ = url.partition("#")
     return f"{base}{'&' if '?' in base else '?'}timestamp={timestamp}&sign={sign}"
+
+
+# --- Feishu -----------------------------------------------------------------------------------------------------------
 
 
 FEISHU_LIMIT = 20_000  # bytes of the whole request; the vendor documents 20 KB

@@ -141,6 +141,9 @@ Untried = (Deferred, SendRefused)
 DeliveryResult = tuple[Delivery, Outcome | Deferred | SendRefused]
 
 
+# --- presence ---------------------------------------------------------------------------------------------------------
+
+
 class PresenceQuestion(NamedTuple):
     """A touch about which the providers are asked."""
 
@@ -217,6 +220,9 @@ def note_sending(notes: Sequence[SendingNote]) -> None:
             provider.note_sending([question for question, _ in own], [sent for _, sent in own])
         except Exception:
             log.warning("sending_not_recorded", questions=len(own), exc_info=True)
+
+
+# --- links ------------------------------------------------------------------------------------------------------------
 
 
 SALT = "scheduling.links"

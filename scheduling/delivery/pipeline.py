@@ -65,6 +65,10 @@ from scheduling.templating import CannotRender, choose_text, render_message
 
 log = structlog.get_logger(__name__)
 
+
+# --- admission --------------------------------------------------------------------------------------------------------
+
+
 QUOTA = "quota"
 LANE_STEP = 0.5  #: seconds; the touches of a lane return in groups, because each message to a worker has a price
 MOST_REMEMBERED = 20_000  #: slots
@@ -240,6 +244,9 @@ ORDER BY t.priority, t.due_at
 """
 
 
+# --- judging ----------------------------------------------------------------------------------------------------------
+
+
 LONGEST_JUDGING = 3.0  #: seconds per batch, during which its customers are locked
 
 
@@ -370,6 +377,9 @@ def _render(batch: DueBatch, row: Due, candidate: Candidate, route: Route) -> tu
     if known:
         return known.subject, known.body, choose_text(candidate.template, candidate.customer.locale).locale
     return render_message(candidate.template, candidate.customer, row.event, find_escape(route.channel))
+
+
+# --- a batch ----------------------------------------------------------------------------------------------------------
 
 
 #: Deferral while an operator changes keys node by node. Another node may have the key and deliver the touch.

@@ -51,6 +51,9 @@ from scheduling.redis_client import RedisError, connect_once
 log = structlog.get_logger(__name__)
 
 
+# --- channels and addresses -------------------------------------------------------------------------------------------
+
+
 class NoTarget(Exception):
     """A touch has no usable address. `reason` is the code of its failure."""
 
@@ -192,15 +195,8 @@ def load_community_targets(chat_ids: Iterable[str]) -> dict[str, Mapping[str, An
     return {chat_id: cast(Mapping[str, Any], targets) for chat_id, targets in rows}
 
 
-__all__ = [
-    "Target",
-    "TargetLookup",
-    "channels_with_disabled",
-    "delete_expired_targets",
-    "digest_address",
-    "find_disabled",
-    "store_disabled_targets",
-]  # fmt: skip
+# --- disabled addresses -----------------------------------------------------------------------------------------------
+
 
 Target = tuple[int, str]  #: channel id and digest of the address
 
@@ -289,6 +285,9 @@ DELETE FROM scheduling_disabledtarget WHERE id IN (
 """
 
 
+# --- vendors' ids of messages -----------------------------------------------------------------------------------------
+
+
 VendorId = tuple[int, str]  #: channel id and the vendor's id
 
 
@@ -332,6 +331,9 @@ FROM unnest(%(channels)b::bigint[], %(vendor_ids)b::text[]) AS v(channel_id, ven
 JOIN scheduling_vendormessage AS m ON m.channel_id = v.channel_id AND m.vendor_id = v.vendor_id
 """
 _DELETE = "DELETE FROM scheduling_vendormessage WHERE id = ANY(%(ids)b)"
+
+
+# --- lanes ------------------------------------------------------------------------------------------------------------
 
 
 IN_FLIGHT_PER_TARGET = 200  #: unless the channel sets `at_once`
@@ -522,6 +524,9 @@ class ReceiverLanes:
         return lane
 
 
+# --- circuit breaker --------------------------------------------------------------------------------------------------
+
+
 DEAD_REASONS = frozenset({"dns", "connect", "connect_timeout", "proxy", "tls", "timeout"})
 
 
@@ -600,6 +605,9 @@ class Breaker:
             for key, row in self._rows.items()
             if row.failures >= self._limit and row.shut_until > now
         }
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
 
 
 PROCESSES = "at:receivers"  #: set of the processes that report; each has a key of its own

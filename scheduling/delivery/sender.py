@@ -48,6 +48,10 @@ from scheduling.strict_text import storable_text
 
 log = structlog.get_logger(__name__)
 
+
+# --- settling ---------------------------------------------------------------------------------------------------------
+
+
 FAILED_ENDS = ("failed", "unknown")  #: each has a failed task
 RETRY_JITTER = 0.1  #: share of a retry's delay, so that touches that failed together are not retried together
 
@@ -270,6 +274,9 @@ def disable_targets(results: Sequence[DeliveryResult]) -> None:
 
 
 _OUTCOMES = {Delivered: "delivered", Transient: "transient", Permanent: "permanent", Unknown: "unknown"}
+
+
+# --- sending ----------------------------------------------------------------------------------------------------------
 
 
 CHUNK = 500

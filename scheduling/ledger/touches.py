@@ -428,6 +428,9 @@ SELECT task_id, stop, scope, version, conversation_at FROM judged
 touches = TouchLedger("scheduling_touch_live", route="node_id")
 
 
+# --- statements that settle -------------------------------------------------------------------------------------------
+
+
 def _compose_settling(matched: str, changes: Mapping[str, str]) -> str:
     """Return the parts of a statement that change live rows and move those that end.
 
@@ -555,6 +558,9 @@ WITH locked AS MATERIALIZED ({{locked}}), moved AS (
 )
 SELECT has_quota_slot, task_id, node_id, customer_id, chat_id, priority, due_at FROM moved
 """
+
+
+# --- new touches ------------------------------------------------------------------------------------------------------
 
 
 def insert_planned(rows: list[tuple[Any, ...]]) -> None:

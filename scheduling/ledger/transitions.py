@@ -380,6 +380,9 @@ WHERE row.task_id = ANY(ARRAY(SELECT task_id FROM lost))
 """
 
 
+# --- locks ------------------------------------------------------------------------------------------------------------
+
+
 POLL = 0.02  #: seconds
 #: The times of a customer's last activity and conversation.
 Activity = tuple[datetime | None, datetime | None]

@@ -163,6 +163,9 @@ def _read_declared_length(connection: Any, name: str) -> int | None:
     return length
 
 
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
 WORKER_REPORTS = "at:workers"
 REPORT_LIFETIME = 20.0  #: seconds; a worker reports every five
 
@@ -237,6 +240,9 @@ def _read_reports() -> tuple[float, dict[bytes, bytes]]:
         pipe.hgetall(WORKER_REPORTS)
         (seconds, micros), found = pipe.execute()
     return seconds + micros / 1e6, found
+
+
+# --- wanted numbers ---------------------------------------------------------------------------------------------------
 
 
 BUSY_GOAL = 0.7  #: share of processes or slots that may be busy: above it queues grow quickly

@@ -407,6 +407,9 @@ JOIN scheduling_event AS e ON e.source = v.source AND e.event_id = v.event_id
 """
 
 
+# --- early dispatch ---------------------------------------------------------------------------------------------------
+
+
 @dataclass(slots=True)
 class _Ahead:
     """The dispatched touches of a priority by second of their due time, as far as they are not due."""
@@ -451,6 +454,9 @@ class EarlyDispatch:
 
 
 early_dispatch = EarlyDispatch()
+
+
+# --- groups of requests -----------------------------------------------------------------------------------------------
 
 
 GROUP_LIMIT = 500  #: events in a transaction; a single larger request is stored alone

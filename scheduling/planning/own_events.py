@@ -116,6 +116,9 @@ FROM scheduling_event WHERE id = ANY(%(ids)b::uuid[])
 """
 
 
+# --- inactive customers -----------------------------------------------------------------------------------------------
+
+
 LONGEST_SCAN = 3.0  #: seconds after which a scan starts no further batch, so that the worker can run other passes
 
 

@@ -267,6 +267,9 @@ def _instant(day: date, wall: time, zone: ZoneInfo, *, fold: int = 0) -> datetim
     return datetime.combine(day, wall.replace(fold=fold), tzinfo=zone).astimezone(UTC)
 
 
+# --- forms of a window ------------------------------------------------------------------------------------------------
+
+
 MOST_WINDOWS = 14
 CUSTOMER = "customer"  #: as a time zone: the customer's own
 DAY_NAMES = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")

@@ -197,6 +197,9 @@ def _render_unsubscribe_page(request: HttpRequest, step: str, *, status: int = 2
     return response
 
 
+# --- links of messages ------------------------------------------------------------------------------------------------
+
+
 #: Headers by which browsers and scanners mark a request that no person made.
 PREFETCH_HEADERS = ("Sec-Purpose", "Purpose", "X-Purpose", "X-Moz")
 PREFETCH = re.compile(r"prefetch|preview|prerender", re.IGNORECASE)
@@ -263,6 +266,9 @@ def _render_missing(request: HttpRequest) -> HttpResponse:
     response["Referrer-Policy"] = "no-referrer"
     response["X-Robots-Tag"] = "noindex"
     return response
+
+
+# --- callbacks of vendors ---------------------------------------------------------------------------------------------
 
 
 LARGEST_BODY = 1_048_576  #: bytes

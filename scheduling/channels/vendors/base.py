@@ -57,6 +57,9 @@ from scheduling.models.encrypted import Unreadable, decrypt_text, encrypt_text
 from scheduling.redis_client import Redis, RedisError, connect_redis
 from scheduling.templating import escape_line
 
+# --- access tokens ----------------------------------------------------------------------------------------------------
+
+
 FAILURE_KEPT = timedelta(seconds=10)  #: a failed fetch is not repeated within this time
 YOUNGEST_REFRESHED = timedelta(seconds=10)  #: a refused token that is younger is not fetched again
 EARLY = timedelta(minutes=5)  #: a token is replaced this long before its end, or after nine tenths of its life
@@ -203,6 +206,9 @@ def shared_tokens() -> TokenCache:
 def connect_tokens(process: int) -> TokenCache:
     """Return a token cache with a connection of its own for a process id, since a fork must not share one."""
     return TokenCache(connect_redis(settings.REDIS_URL, timeout=settings.TIMEOUTS.redis_quota))
+
+
+# --- channels ---------------------------------------------------------------------------------------------------------
 
 
 JSON_HEADERS = {"content-type": "application/json; charset=utf-8"}

@@ -47,6 +47,11 @@ from scheduling.templating import read_locale
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 TEMPLATE, SUBSCRIPTION = "template", "subscription"
+
+
+# --- official accounts and mini-programs ------------------------------------------------------------------------------
+
+
 RESERVED = ("template_id", "url", "page")  #: first lines of a text that are no values
 STATES = ("formal", "trial", "developer")
 
@@ -170,6 +175,9 @@ class MiniProgram(WeChatVendor):
             "lang": "zh_CN" if read_locale(message.locale).language == "zh" else "en_US",
         }
         return found | ({"page": own["page"]} if own.get("page") else {})
+
+
+# --- WeCom and its customer service -----------------------------------------------------------------------------------
 
 
 TEXT_LIMIT = 2_048  # bytes
@@ -349,6 +357,11 @@ class WeChatService(WeComVendor):
 
 
 LIMIT, MOST_PAGES = 1_000, 5
+
+
+# --- messages of customers --------------------------------------------------------------------------------------------
+
+
 LONGEST_SYNC = timedelta(seconds=4)  #: WeCom waits five seconds for the answer
 CUSTOMER = 3  #: origin of a message from the customer
 
