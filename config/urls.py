@@ -10,7 +10,7 @@ from rpa_tasks.api import jobs, nodes, shop_browsers
 from scheduling.admin.dashboard.first_hour import dismiss_checklist
 from scheduling.admin.global_search import answer_search
 from scheduling.api.app import api
-from scheduling.web import hooks, redirects, views
+from scheduling.web import views
 from sessions import api as live_chats
 from sessions.chat_hooks import receive_chat_hook
 
@@ -32,10 +32,10 @@ urlpatterns = [
     path("health/ready", views.report_readiness, name="ready"),
     path("gate/administrators", views.check_administrator, name="administrators"),
     path("metrics", views.export_metrics, name="metrics"),
-    path("hooks/<str:channel>/", hooks.receive_callback, name="vendor_callback"),
-    path("hooks/<str:channel>/<str:token>", hooks.receive_callback, name="vendor_report"),
+    path("hooks/<str:channel>/", views.receive_callback, name="vendor_callback"),
+    path("hooks/<str:channel>/<str:token>", views.receive_callback, name="vendor_report"),
     path("chat-hooks/<str:system>", receive_chat_hook, name="chat_hook"),
-    path("l/<str:token>", redirects.follow_link, name="link"),
+    path("l/<str:token>", views.follow_link, name="link"),
     path("u/<str:token>", views.unsubscribe, name="unsubscribe"),
 ]
 

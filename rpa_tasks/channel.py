@@ -16,8 +16,17 @@ from django.db import connection
 from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish_job
 from scheduling import sql
 from scheduling.channels import options
-from scheduling.channels.base import Delivered, InvalidSetting, Message, Outcome, Permanent, Quota, Transient, Unknown
-from scheduling.channels.kinds import thread_pool
+from scheduling.channels.base import (
+    Delivered,
+    InvalidSetting,
+    Message,
+    Outcome,
+    Permanent,
+    Quota,
+    Transient,
+    Unknown,
+    thread_pool,
+)
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import InvalidInput
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from scheduling.admin.global_search import Finder
     from scheduling.admin.sidebar import Group
     from scheduling.db_timeouts import Deadline
-    from scheduling.delivery.presence import Presence
-    from scheduling.ledger.anonymization import Identity
+    from scheduling.delivery.outgoing import Presence
+    from scheduling.ledger.deletion import Identity
     from scheduling.models import FailedTask
-    from scheduling.monitoring.worker_reports import WorkerReport
-    from scheduling.operations.bulk_lists import BulkList
+    from scheduling.monitoring.wanted_numbers import WorkerReport
+    from scheduling.operations.bulk_actions import BulkList
     from scheduling.operations.failed_tasks import Republisher
     from scheduling.operations.retention import RetentionTable
     from scheduling.operations.undo import Reversal

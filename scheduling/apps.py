@@ -11,12 +11,14 @@ class SchedulingConfig(AppConfig):
     verbose_name = _("Outreach")
 
     def ready(self) -> None:
-        from scheduling import checks  # noqa: F401  (registers the system checks)
-        from scheduling.audit import feeds  # noqa: F401  (connects the signals)
+        from scheduling import (
+            audit,  # noqa: F401  (connects the signals)
+            checks,  # noqa: F401  (registers the system checks)
+        )
         from scheduling.configuration import validation, webhook_validation  # noqa: F401  (give the models their rules)
-        from scheduling.delivery import admission
+        from scheduling.delivery import pipeline
         from scheduling.ledger.touches import quota_slots_freed
         from scheduling.operations.periodic_rows import allow_unknown_time_zones
 
         allow_unknown_time_zones()
-        quota_slots_freed.connect(admission.return_quota_slots)
+        quota_slots_freed.connect(pipeline.return_quota_slots)

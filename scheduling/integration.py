@@ -5,17 +5,26 @@ from __future__ import annotations
 from scheduling.admin.matrix import card_actions
 from scheduling.app_integrations import FailedTaskOrigin, Integration
 from scheduling.experiments import rollouts
-from scheduling.models import Touch
-from scheduling.monitoring import collectors, complaint_stats, history_stats, wanted_numbers
-from scheduling.operations import failed_tasks, reversals
+from scheduling.models import BulkAction, FailedTask, Pause, Touch
+from scheduling.monitoring import collectors, complaint_stats, wanted_numbers
+from scheduling.operations import bulk_actions, commands, failed_tasks
+from scheduling.operations.undo import Reversal
 
 INTEGRATION = Integration(
     failed_tasks={"touch": FailedTaskOrigin(Touch, failed_tasks.REPUBLISHER)},
     reversals={
-        "touch.cancel": reversals.CANCELLATION,
-        "failed_task.retry": reversals.RETRY,
-        "bulk.start": reversals.BULK_START,
-        "pause": reversals.PAUSE,
+        "touch.cancel": Reversal(
+            Touch._meta.label_lower, "scheduling.change_touch", commands.plan_touch_again, commands.lock_customers_of
+        ),
+        "failed_task.retry": Reversal(
+            FailedTask._meta.label_lower,
+            "scheduling.act_on_failedtask",
+            failed_tasks.withdraw_retry,
+            failed_tasks.lock_retried,
+        ),
+        # The user had the permission of the action when it started.
+        "bulk.start": Reversal(BulkAction._meta.label_lower, "scheduling.view_bulkaction", bulk_actions.undo_start),
+        "pause": Reversal(Pause._meta.label_lower, "scheduling.delete_pause", commands.end_own_pause),
         "node.off": card_actions.REVERSAL,
     },
     metrics=(
@@ -25,7 +34,7 @@ INTEGRATION = Integration(
         complaint_stats.ComplaintCollector,
         wanted_numbers.ScalingCollector,
         collectors.WebhookCollector,
-        history_stats.HistoryCollector,
+        collectors.HistoryCollector,
     ),
     scaling={"workers": wanted_numbers.measure_workers},
 )

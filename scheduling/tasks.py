@@ -8,19 +8,17 @@ from uuid import UUID
 import structlog
 from celery import shared_task
 
-from scheduling import sql
+from scheduling import dispatch, sql, webhooks
 from scheduling.configuration import snapshot
 from scheduling.customers import erasure, import_batches, imports
 from scheduling.delivery import pipeline
-from scheduling.dispatch import dispatcher
-from scheduling.dispatch.publisher import publication_headers
+from scheduling.dispatch import publication_headers
 from scheduling.experiments import drafts, rollouts
-from scheduling.identity.session_store import SessionStore
+from scheduling.identity.sign_ins import SessionStore
 from scheduling.operations import bulk_actions, retention
-from scheduling.planning import follow_ups, inactivity
+from scheduling.planning import own_events
 from scheduling.redis_client import UNREACHABLE_ERRORS
-from scheduling.webhooks import message_history, outbox
-from scheduling.webhooks.outbox_sender import outbox_sender
+from scheduling.webhooks import outbox_sender
 
 log = structlog.get_logger(__name__)
 
@@ -41,23 +39,23 @@ def deliver(task_ids: list[str]) -> None:
 
 @shared_task(name="scheduling.dispatch_due", is_tick=True)
 def dispatch_due() -> None:
-    dispatcher.dispatch_due_touches()
+    dispatch.dispatch_due_touches()
 
 
 @shared_task(name="scheduling.rescue", is_tick=True)
 def rescue() -> None:
-    if any(dispatcher.rescue_lost_work()):
-        dispatcher.dispatch_waiting_touches()  # touches with a lost wake-up have waited long enough
+    if any(dispatch.rescue_lost_work()):
+        dispatch.dispatch_waiting_touches()  # touches with a lost wake-up have waited long enough
 
 
 @shared_task(name="scheduling.scan_inactive", is_tick=True)
 def scan_inactive() -> None:
-    inactivity.scan_inactive_customers()
+    own_events.scan_inactive_customers()
 
 
 @shared_task(name="scheduling.follow_touches", is_tick=True)
 def follow_touches() -> None:
-    follow_ups.record_ends()
+    own_events.record_ends()
 
 
 @shared_task(name="scheduling.delete_expired", is_tick=True)
@@ -65,7 +63,7 @@ def delete_expired_data() -> None:
     retention.delete_expired_rows()
     imports.discard_stale_imports()
     SessionStore.clear_expired()
-    message_history.delete_old_messages()
+    webhooks.delete_old_messages()
 
 
 @shared_task(name="scheduling.erase_customers", is_tick=True)
@@ -77,7 +75,7 @@ def erase_customers() -> None:
 def request_webhooks() -> None:
     """Wake the sender of one worker of touches. Its thread runs on, so a further message costs nothing."""
     if not snapshot.current().webhooks:
-        outbox.forget_events()
+        webhooks.forget_events()
         return
     try:
         send_webhooks.apply_async(

@@ -15,8 +15,7 @@ from ninja import Field, Router, Schema, Status
 from pydantic import ConfigDict
 
 from scheduling.api.auth import ApiKeyAuth, charge, get_principal
-from scheduling.api.errors import RETRY_AFTER, Problem
-from scheduling.api.schemas import FieldErrorOut, ProblemOut, Request
+from scheduling.api.schemas import RETRY_AFTER, FieldErrorOut, Problem, ProblemOut, Request
 from scheduling.batching import BatcherOverloaded
 from scheduling.errors import FieldError, InvalidInput, NotFound
 from scheduling.ids import new_id

@@ -11,8 +11,8 @@ from typing import Any
 
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector
-from scheduling.models.checked import rules_of
-from scheduling.policy.window_forms import check_windows
+from scheduling.models.versioned import rules_of
+from scheduling.policy.send_times import check_windows
 from sessions.frames import MOST_TAGS, TAG_LENGTH, has_control_characters
 from sessions.models import Campaign, SilencePolicy
 from sessions.policy import AFTER, ALL, ANY, DEFAULT_KEY, GRACE_FOR

@@ -26,8 +26,7 @@ def _measure_outbox(bench: Bench, url: str, count: int) -> None:
     from scheduling import sql
     from scheduling.ids import new_id
     from scheduling.models import WebhookMessage, WebhookSubscription
-    from scheduling.webhooks.outbox import Occurrence, write_messages
-    from scheduling.webhooks.outbox_sender import OutboxSender
+    from scheduling.webhooks import Occurrence, OutboxSender, write_messages
 
     WebhookMessage.objects.all().delete()
     WebhookSubscription.objects.all().delete()

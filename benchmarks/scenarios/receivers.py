@@ -19,7 +19,7 @@ from benchmarks.peers.call import SECRET
 from benchmarks.results import percentile
 from benchmarks.scenarios.webhook import is_answering, read_counts
 from config.local.processes import select_port
-from scheduling.channels.robots.dingtalk import DingTalk
+from scheduling.channels.robots import DingTalk
 from scheduling.models import ChannelConfig, Community, Node
 
 GOAL_FAST, GOAL_VERDICTS, GOAL_PLAN = 300.0, 1.05, 5.0

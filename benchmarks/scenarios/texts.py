@@ -23,7 +23,7 @@ def texts(bench: Bench) -> None:
 
     from scheduling.ids import new_id
     from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
-    from scheduling.templating.rendering import render_message
+    from scheduling.templating import render_message
 
     data = {"item": "茶具", "lines": [{"sku": f"tea-{number}"} for number in range(20)]}
     event = EventSpec(new_id(), "shop", "1", "order.paid", now(), "u-1", "c-1", data)

@@ -9,7 +9,7 @@ from django.db import connection, transaction
 
 from benchmarks import comparison, workload
 from benchmarks.environment import Bench
-from scheduling.dispatch.dispatcher import PASS_LIMIT
+from scheduling.dispatch import PASS_LIMIT
 from scheduling.ledger.touches import touches
 
 GOAL_STATEMENT = 50.0

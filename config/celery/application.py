@@ -152,7 +152,7 @@ def drain_sender(**_: Any) -> None:
     """Settle sent touches before a child process exits. The leases return the others."""
     from scheduling.delivery.outgoing import BATCH_DEADLINE
     from scheduling.delivery.sender import sender
-    from scheduling.webhooks.outbox_sender import TIMEOUT, outbox_sender
+    from scheduling.webhooks import TIMEOUT, outbox_sender
 
     if outbox_sender.cache_info().currsize:
         outbox_sender().finish(TIMEOUT.total_seconds())

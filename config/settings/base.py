@@ -37,19 +37,19 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
-    "scheduling.web.csp.page_headers_middleware",
+    "scheduling.web.middleware.page_headers_middleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
-    "scheduling.web.csp.refuse_nul_middleware",
+    "scheduling.web.middleware.refuse_nul_middleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "simple_history.middleware.HistoryRequestMiddleware",
-    "scheduling.web.own_writes.own_writes_middleware",
+    "scheduling.web.middleware.own_writes_middleware",
 ]
 
 ROOT_URLCONF = "config.urls"
@@ -134,7 +134,7 @@ AFTERTOUCH_OIDC_GROUP_CLAIM = ENV.aftertouch_oidc_group_claim
 AFTERTOUCH_OIDC_GROUP_MAP = ENV.aftertouch_oidc_group_map
 AFTERTOUCH_OIDC_LINK_BY_EMAIL = ENV.aftertouch_oidc_link_by_email
 AFTERTOUCH_OIDC_ONLY = ENV.aftertouch_oidc_only
-SESSION_ENGINE = "scheduling.identity.session_store"
+SESSION_ENGINE = "scheduling.identity.sign_ins"
 SESSION_COOKIE_AGE = 8 * 3600
 SESSION_COOKIE_HTTPONLY = True
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1_048_576
@@ -215,11 +215,11 @@ AFTERTOUCH_RPA_SECRETS_KEYS = [key.get_secret_value() for key in ENV.aftertouch_
 
 CHANNELS = {
     "webhook": "scheduling.channels.webhook.Webhook",
-    "wecom": "scheduling.channels.robots.wecom.WeCom",
-    "dingtalk": "scheduling.channels.robots.dingtalk.DingTalk",
-    "feishu": "scheduling.channels.robots.feishu.Feishu",
-    "wecom_app": "scheduling.channels.vendors.wecom_app.WeComApp",
-    "wechat_kf": "scheduling.channels.vendors.wecom_app.WeChatService",
+    "wecom": "scheduling.channels.robots.WeCom",
+    "dingtalk": "scheduling.channels.robots.DingTalk",
+    "feishu": "scheduling.channels.robots.Feishu",
+    "wecom_app": "scheduling.channels.vendors.wechat.WeComApp",
+    "wechat_kf": "scheduling.channels.vendors.wechat.WeChatService",
     "wechat_official": "scheduling.channels.vendors.wechat.OfficialAccount",
     "wechat_miniprogram": "scheduling.channels.vendors.wechat.MiniProgram",
     "sms_aliyun": "scheduling.channels.vendors.sms.AliyunSms",

@@ -39,9 +39,7 @@ from rpa_tasks.worker.evidence import unpack_text
 from scheduling import sql
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, charge_in_thread, get_principal, require_scope
 from scheduling.api.bulk_actions import BulkActionOut, serialize_bulk_action
-from scheduling.api.errors import Problem
-from scheduling.api.pagination import build_page, limit_list_time
-from scheduling.api.schemas import ProblemOut, Text
+from scheduling.api.schemas import Problem, ProblemOut, Text, build_page, limit_list_time
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import InvalidInput, NotFound
 from scheduling.models import Priority, Scope

@@ -17,8 +17,7 @@ from rpa_tasks.jobs.pick import NODE_SILENT
 from rpa_tasks.models import ExecutionNode
 from scheduling import sql
 from scheduling.api.auth import build_api_key_actor
-from scheduling.api.pagination import limit_list_time
-from scheduling.api.schemas import ProblemOut, Text
+from scheduling.api.schemas import ProblemOut, Text, limit_list_time
 
 router = Router(tags=["RPA"], auth=READ)
 

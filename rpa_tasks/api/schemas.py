@@ -11,8 +11,7 @@ from pydantic import AfterValidator
 
 from rpa_tasks.jobs.publish import MAX_DELAY
 from rpa_tasks.models import JobState, LoginState
-from scheduling.api.pagination import Page
-from scheduling.api.schemas import ActionIn, Instant, Request, Text, check_storable
+from scheduling.api.schemas import ActionIn, Instant, Page, Request, Text, check_storable
 from scheduling.operations.bulk_actions import FASTEST, SLOWEST
 
 ShortText = Annotated[str, Field(max_length=200), AfterValidator(check_storable)]

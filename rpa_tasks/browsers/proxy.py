@@ -17,7 +17,7 @@ from rpa_tasks.browsers import devtools
 from rpa_tasks.browsers.browser_errors import PROXY_FAILED, NoBrowser
 from rpa_tasks.browsers.launch_settings import LaunchSettings
 from scheduling.channels.base import DestinationRefused
-from scheduling.channels.ssrf import PrivateHosts
+from scheduling.channels.http_client import PrivateHosts
 
 PROOF_TIMEOUT = 15.0  #: seconds for the echo page through the proxy
 DIRECT_TIMEOUT = 5.0  #: seconds for the echo page without the proxy

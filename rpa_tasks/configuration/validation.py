@@ -23,7 +23,7 @@ from rpa_tasks.supervisor.runs import MARKERS
 from scheduling.configuration.validation import check_retry_delays
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector
-from scheduling.models.checked import rules_of
+from scheduling.models.versioned import rules_of
 from scheduling.strict_text import find_unstorable_text
 
 MIN_TIMEOUT, MAX_TIMEOUT = timedelta(seconds=1), timedelta(hours=24)

@@ -30,7 +30,7 @@ from scheduling.error_lines import find_error_line
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, InvalidInput
 from scheduling.ids import new_id
-from scheduling.ledger.dead_letters import failure_fingerprint
+from scheduling.ledger.ends import failure_fingerprint
 from scheduling.models import WAITING, FailedTask
 from scheduling.operations.failed_tasks import Actor, Republisher, Retry
 from scheduling.operations.undo import Reversal

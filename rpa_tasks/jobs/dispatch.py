@@ -20,7 +20,7 @@ from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.models import Job, Run
 from rpa_tasks.outcomes import retry_delay
 from scheduling import sql
-from scheduling.dispatch.publisher import oldest_message_at
+from scheduling.dispatch import oldest_message_at
 from scheduling.ledger.transitions import Claim, Settlement
 
 log = structlog.get_logger(__name__)

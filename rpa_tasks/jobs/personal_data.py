@@ -23,8 +23,8 @@ from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.models import Job
 from scheduling import sql
 from scheduling.customers.erasure import ErasureDelayed
-from scheduling.ledger import anonymization
-from scheduling.ledger.anonymization import Identity, build_json_search
+from scheduling.ledger import deletion
+from scheduling.ledger.deletion import Identity, build_json_search
 
 
 def export_jobs(who: Identity, delivery_keys: Sequence[UUID], most: int) -> list[dict[str, Any]]:
@@ -96,7 +96,7 @@ def _cancel_jobs(condition: str, given: dict[str, Any]) -> tuple[list[UUID], Era
     found = {task_id: stage for task_id, *stage in sql.rows(_FIND_JOBS.format(condition=condition), given)}
     waiting = [task_id for task_id, (state, _) in found.items() if state in ("scheduled", "queued")]
     own = [task_id for task_id in waiting if not found[task_id][1]]
-    cancelled = jobs.cancel(own, reason=anonymization.REASON) if own else set()
+    cancelled = jobs.cancel(own, reason=deletion.REASON) if own else set()
     if len(cancelled) < len(waiting) or any(state == "running" for state, _ in found.values()):
         return list(found), ErasureDelayed("a job that names the customer runs, or waits for further requests too")
     return list(found), None
@@ -107,8 +107,8 @@ def _empty_jobs(task_ids: list[UUID]) -> int:
     if task_ids:
         for statement in (_EMPTY_JOBS, _EMPTY_WINDOWS, _EMPTY_RUNS, _DELETE_EVIDENCE_OF_JOBS):
             sql.execute(statement, {"ids": sql.UuidArray(task_ids)})
-        anonymization.empty_failed_tasks(task_ids)
-        anonymization.blank_log_entries(task_ids)
+        deletion.empty_failed_tasks(task_ids)
+        deletion.blank_log_entries(task_ids)
     return len(task_ids)
 
 

@@ -19,7 +19,7 @@ from rpa_tasks.jobs import circuit_breaker
 from rpa_tasks.jobs.pick import NODE_SILENT
 from rpa_tasks.jobs.wakeups import wake_for_shops
 from rpa_tasks.models import ExecutionNode, Lane, LoginState, Platform, Shop
-from scheduling.audit.audit_log import record_action
+from scheduling.audit import record_action
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, InvalidInput, NotFound
 

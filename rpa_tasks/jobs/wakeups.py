@@ -21,8 +21,8 @@ from rpa_tasks.jobs.pick import NODE_SILENT, TIERS
 from rpa_tasks.models import Job, Platform, Shop
 from scheduling import sql
 from scheduling.batching import BackgroundBatcher
-from scheduling.dispatch.broker_health import broker_alarm
-from scheduling.dispatch.publisher import publication_headers
+from scheduling.broker_health import broker_alarm
+from scheduling.dispatch import publication_headers
 from scheduling.ledger.transitions import WakeUp
 from scheduling.server_addresses import is_rabbitmq
 

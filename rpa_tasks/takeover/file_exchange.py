@@ -22,7 +22,7 @@ from rpa_tasks.takeover.browser_view import BrowserView, FileChooser
 from rpa_tasks.takeover.kept_files import IncomingFile, KeptFiles, make_file_name
 from rpa_tasks.takeover.wire import FILES_LIMIT
 from scheduling import sql
-from scheduling.audit.audit_log import record_action
+from scheduling.audit import record_action
 
 log = structlog.get_logger(__name__)
 

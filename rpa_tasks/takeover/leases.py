@@ -19,7 +19,7 @@ from rpa_tasks.configuration.browser_settings import uses_browser_elsewhere
 from rpa_tasks.jobs.pick import NODE_SILENT, TIERS
 from rpa_tasks.jobs.wakeups import queue_of
 from rpa_tasks.models import ExecutionNode, Job, Lane, TakeOver, TakeOverEnd
-from scheduling.audit.audit_log import record_action
+from scheduling.audit import record_action
 
 log = structlog.get_logger(__name__)
 

@@ -48,7 +48,7 @@ from scheduling.errors import AftertouchError, InvalidInput
 from scheduling.ids import reveal_odd_characters
 from scheduling.operations.failed_tasks import Actor
 from scheduling.policy.node_conditions import compile_condition
-from scheduling.policy.window_forms import format_window
+from scheduling.policy.send_times import format_window
 
 # Unfold writes 500 bytes of classes into each cell of a list, two thirds of the page. `ops.css` styles the cells.
 unfold_list.ROW_CLASSES[:] = ()

@@ -19,7 +19,7 @@ from scheduling.admin.labels import translate_error
 from scheduling.durations import format_duration, from_seconds, parse_duration, to_seconds
 from scheduling.error_text import ErrorText
 from scheduling.models import EventType
-from scheduling.policy.window_forms import format_window, parse_window_line
+from scheduling.policy.send_times import format_window, parse_window_line
 from scheduling.strict_text import FIELD_SIZE, InvalidText, read_json, read_yaml, write_yaml
 
 DURATION_HELP = gettext_lazy("Like 30s, 15m, 2h, 7d or 1h30m.")

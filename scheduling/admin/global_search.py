@@ -33,7 +33,7 @@ from scheduling.admin.shown_values import format_instant
 from scheduling.admin.sidebar import Text, iterate_open_entries
 from scheduling.admin.touches.pause import describe_scope
 from scheduling.app_integrations import integrations
-from scheduling.customers.search import MAX_TERM, find_first_customers
+from scheduling.customers.changes import MAX_TERM, find_first_customers
 from scheduling.ids import reveal_odd_characters
 from scheduling.models import ChannelConfig, Community, Customer, Event, FailedTask, Node, Pause, Template, Touch
 from scheduling.operations.queries import find_events_by_term

@@ -32,9 +32,8 @@ from xlsxwriter import Workbook
 
 from scheduling import replica
 from scheduling.admin.count_time_limits import count_within
-from scheduling.audit.audit_log import record_action
-from scheduling.audit.feeds import EXPORT
-from scheduling.web.own_writes import read_own_position
+from scheduling.audit import EXPORT, record_action
+from scheduling.web.middleware import read_own_position
 
 log = structlog.get_logger(__name__)
 

@@ -11,7 +11,7 @@ from django.template.response import SimpleTemplateResponse
 
 from scheduling import replica
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.web.own_writes import SAFE_METHODS, read_own_position
+from scheduling.web.middleware import SAFE_METHODS, read_own_position
 
 T = TypeVar("T")
 

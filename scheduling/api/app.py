@@ -12,23 +12,22 @@ from asgiref.sync import iscoroutinefunction
 from django.conf import settings
 from django.core.handlers.asgi import ASGIHandler, ASGIRequest, get_script_prefix
 from django.core.handlers.exception import convert_exception_to_response
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix, set_urlconf
 from ninja import NinjaAPI
 from ninja.parser import Parser
 
 from scheduling.api import bulk_actions, events, failed_tasks, pauses, receipts, receivers, scaling, touches
-from scheduling.api.auth import admit_body
+from scheduling.api.auth import admit_body, in_database_thread
 from scheduling.api.config import publication as config
 from scheduling.api.customers import imports as customer_imports
 from scheduling.api.customers import rows as customers
-from scheduling.api.errors import MEDIA_TYPE, Problem, problem_response, register_problem_handlers
-from scheduling.api.threads import in_database_thread
+from scheduling.api.schemas import MEDIA_TYPE, Problem, problem_response, register_problem_handlers
 from scheduling.api.webhooks import subscriptions as webhooks
 from scheduling.planning import request_metrics
 from scheduling.strict_text import decode_json
-from scheduling.web.csp import NOT_A_PAGE, POLICY, set_security_headers
+from scheduling.web.middleware import NOT_A_PAGE, POLICY, set_security_headers
 
 
 class StrictParser(Parser):
@@ -110,7 +109,10 @@ class ApiHandler(ASGIHandler):
         route = request.resolver_match.route if request.resolver_match else "unknown"
         set_security_headers(request, response)
         if response.status_code >= 400 and not str(response.get("Content-Type", "")).startswith(MEDIA_TYPE):
-            return _convert_to_problem(response), route
+            kept = {name: value for name, value in response.items() if name in ("Allow", "Retry-After")}
+            status = response.status_code
+            detail = DETAILS.get(status, "The request cannot be answered.")
+            return problem_response(status, detail, headers=kept), route
         return response, route
 
     async def get_response_async(self, request: HttpRequest) -> HttpResponseBase:
@@ -136,12 +138,6 @@ class ApiHandler(ASGIHandler):
             return await in_database_thread(view, request, *args, **kwargs)
 
         return run
-
-
-def _convert_to_problem(response: HttpResponseBase) -> HttpResponse:
-    kept = {name: value for name, value in response.items() if name in ("Allow", "Retry-After")}
-    status = response.status_code
-    return problem_response(status, DETAILS.get(status, "The request cannot be answered."), headers=kept)
 
 
 async def _read_request_body(scope: Any, receive: Any) -> bytes:

@@ -2,31 +2,81 @@
 
 Keys are cached for `CACHE_SECONDS` seconds. Redis counts the rates of each key by the minute. A process takes slices of
 a minute, so that most requests cost no round trip. While Redis is unavailable, requests are not limited.
+
+The API's database calls run in threads that keep their connections. Under ASGI, Django uses a new thread for each
+request. Its connection ends with it, so each request would cost a login to PostgreSQL.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 import structlog
 from django.conf import settings
+from django.db import close_old_connections, reset_queries
 from django.http import HttpRequest
 from ninja.security.http import HttpAuthBase
 
-from scheduling.api.errors import Problem
-from scheduling.api.threads import in_auth_thread
+from scheduling.api.schemas import Problem
 from scheduling.models import ApiKey, expand_scopes
-from scheduling.operations.commands import digest_api_key
+from scheduling.models.api_key import digest_api_key
 from scheduling.operations.failed_tasks import Actor
 from scheduling.redis_client import RedisError, connect_redis
 
 log = structlog.get_logger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+THREADS = 8
+AUTH_THREADS = 2  #: for keys and rates: a look-up every few seconds, a lease every few hundred requests
+
+_threads = ThreadPoolExecutor(THREADS, thread_name_prefix="api")
+_auth_threads = ThreadPoolExecutor(AUTH_THREADS, thread_name_prefix="api-auth")
+
+
+async def in_database_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run `function` in a thread that may use the ORM. Cancelling the wait does not stop the function."""
+    return await _run_in_pool(_threads, partial(function, *args, **kwargs))
+
+
+async def in_auth_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run `function` in the threads for authentication.
+
+    Events use no other threads, so they must not wait for reading requests.
+    """
+    return await _run_in_pool(_auth_threads, partial(function, *args, **kwargs))
+
+
+async def _run_in_pool(pool: ThreadPoolExecutor, call: Callable[[], R]) -> R:
+    context = contextvars.copy_context()
+    return await asyncio.get_running_loop().run_in_executor(pool, context.run, partial(_call_with_connection, call))
+
+
+def _call_with_connection(call: Callable[[], R]) -> R:
+    reset_queries()
+    close_old_connections()
+    try:
+        return call()
+    finally:
+        close_old_connections()
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
 
 CACHE_SECONDS = 3.0  #: seconds that a looked-up key stays cached
 CACHED_KEYS = 10_000  #: bounded, because a client can invent keys

@@ -14,8 +14,7 @@ from scheduling.api.schemas import ActionIn, ProblemOut, Request, Text
 from scheduling.errors import InvalidInput, NotFound
 from scheduling.models import BulkAction, Scope
 from scheduling.operations import bulk_actions
-from scheduling.operations.bulk_lists import find_row_action, get_list
-from scheduling.operations.row_actions import ROW_ACTIONS
+from scheduling.operations.bulk_actions import ROW_ACTIONS, find_row_action, get_list
 
 router = Router(tags=["failed tasks"], auth=ApiKeyAuth("failed-tasks"))
 PROBLEMS = (400, 401, 403, 404, 409, 413, 422, 429, 503)

@@ -1,33 +1,314 @@
-"""`POST /events`: record events over HTTP."""
+"""`POST /events`: record CloudEvents over HTTP: structured (in the body), binary (headers and body), or a batch."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from itertools import islice
+from typing import Annotated, Any, Literal, TypeVar, cast
+from urllib.parse import unquote
+from uuid import UUID
 
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
+from django.utils.http import parse_header_parameters
 from ninja import Router
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
+from pydantic_core import ErrorDetails
+from typing_extensions import TypedDict  # pydantic wants it before Python 3.12
 
 from scheduling.api.auth import ApiKeyAuth, charge, get_principal
-from scheduling.api.cloudevents import BATCH, BATCH_LIMIT, PLAIN, STRUCTURED, CloudEvent, read_each_event, read_events
-from scheduling.api.errors import RETRY_AFTER, Problem, build_unavailable_problem
-from scheduling.api.schemas import EventsOut, PartialOut, ProblemOut
-from scheduling.errors import InvalidInput
+from scheduling.api.schemas import (
+    RETRY_AFTER,
+    EventsOut,
+    PartialOut,
+    PastInstant,
+    Problem,
+    ProblemOut,
+    build_unavailable_problem,
+    check_characters,
+)
+from scheduling.error_text import ErrorText as _
+from scheduling.errors import FieldError, InvalidInput
+from scheduling.ids import find_user_id_problem
 from scheduling.planning import request_metrics
-from scheduling.planning.group_commit import DatabaseUnavailable, IngestOverloaded, submit
-from scheduling.planning.ingest import NewEvent, Receipt
+from scheduling.planning.ingest import DatabaseUnavailable, IngestOverloaded, NewEvent, Receipt, submit
+from scheduling.strict_text import ERRORS_SHOWN, PATH_SHOWN, decode_json, decode_json_items
+from scheduling.tracing import read_traceparent
+
+T = TypeVar("T")
+
+STRUCTURED = "application/cloudevents+json"
+BATCH = "application/cloudevents-batch+json"
+PLAIN = "application/json"
+BATCH_LIMIT = 500
+#: As OpenAPI takes them within another schema, without references.
+DATA_SCHEMA = {"type": "object", "properties": {"chat_id": {"type": "string", "maxLength": 200}}}
+BASE64_SCHEMA = {"type": "string", "format": "byte"}
+
+JSON_MEDIA_TYPE = re.compile(r"application/([\w.+-]+\+)?json\s*(;.*)?\Z", re.ASCII | re.IGNORECASE)
+
+
+def _check_text(text: str) -> str:
+    if not text or text.isspace():
+        raise ValueError("must not be empty")
+    return check_characters(text)
+
+
+def _check_chat_id(text: str) -> str:
+    return _check_text(text) if text else text
+
+
+def _check_user_id(text: str) -> str:
+    _check_text(text)
+    if problem := find_user_id_problem(text):
+        raise ValueError(problem)
+    return text
+
+
+def _check_media_type(text: str) -> str:
+    if not JSON_MEDIA_TYPE.match(text):
+        raise ValueError("must be application/json")
+    return text
+
+
+def _check_extension(value: Any) -> Any:
+    if isinstance(value, dict | list | float):
+        raise ValueError("must be a string, an integer or a boolean")
+    return value
+
+
+def _decode_base64(text: Any) -> Any:
+    if text is None:
+        return None
+    try:
+        return decode_json(b64decode(text, validate=True))
+    except (TypeError, ValueError):
+        raise ValueError("must hold a JSON object in Base64") from None
+    except InvalidInput as error:
+        raise ValueError(str(error)) from None
+
+
+class EventData(TypedDict, total=False):
+    """The data of an event, of any members."""
+
+    __pydantic_config__ = ConfigDict(extra="allow", strict=True)  # type: ignore[misc]
+
+    chat_id: Annotated[str, Field(max_length=200), AfterValidator(_check_chat_id)] | None
+
+
+class CloudEvent(BaseModel):
+    """CloudEvents 1.0. `subject` is the user id. Of extension attributes only the trace of `traceparent` is stored."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    __pydantic_extra__: dict[
+        Annotated[str, Field(pattern="^[a-z0-9]{1,64}$")], Annotated[Any, AfterValidator(_check_extension)]
+    ]
+
+    specversion: Literal["1.0"]
+    id: Annotated[str, Field(max_length=255), AfterValidator(_check_text)]
+    source: Annotated[str, Field(max_length=255), AfterValidator(_check_text)]
+    type: Annotated[str, Field(max_length=120), AfterValidator(_check_text)]
+    subject: Annotated[str, Field(max_length=200), AfterValidator(_check_user_id)]
+    time: PastInstant | None = None
+    datacontenttype: Annotated[str, AfterValidator(_check_media_type)] | None = None
+    data: Annotated[EventData, WithJsonSchema(DATA_SCHEMA)] | None = None
+    data_base64: Annotated[EventData | None, BeforeValidator(_decode_base64), WithJsonSchema(BASE64_SCHEMA)] = None
+
+    @field_validator("data_base64")
+    @classmethod
+    def _stands_alone(cls, value: EventData | None, info: ValidationInfo) -> EventData | None:
+        if value is not None and info.data.get("data") is not None:
+            raise ValueError("must not stand beside “data”")
+        return value
+
+    def to_event(self, trace_id: UUID | None) -> NewEvent:
+        """Return the event to store. `trace_id` is that of the request, for an event without its own."""
+        data = cast("dict[str, Any]", self.data or self.data_base64 or {})
+        return NewEvent(
+            source=self.source, event_id=self.id, type=self.type, user_id=self.subject,
+            chat_id=data.get("chat_id") or "", occurred_at=self.time, data=data,
+            trace_id=read_traceparent((self.__pydantic_extra__ or {}).get("traceparent")) or trace_id,
+        )  # fmt: skip
+
+
+_EVENT = TypeAdapter(CloudEvent)
+_EVENTS = TypeAdapter(list[CloudEvent])
+
+
+def _validate(adapter: TypeAdapter[T], raw: Any, prefix: str) -> T:
+    try:
+        return adapter.validate_python(raw)
+    except ValidationError as error:
+        raise InvalidInput(
+            *(
+                FieldError(".".join(filter(None, (prefix, *map(str, each["loc"]))))[:PATH_SHOWN], _get_message(each))
+                for each in islice(error.errors(include_url=False, include_input=False), ERRORS_SHOWN)
+            )
+        ) from None
+
+
+def _get_message(error: ErrorDetails) -> str:
+    """Return our own text if there is one: pydantic puts “Value error, ” before it."""
+    return str(error.get("ctx", {}).get("error", error["msg"]))
+
+
+def parse_event(raw: Any, *, prefix: str = "", trace_id: UUID | None = None) -> NewEvent:
+    """Parse one event in the JSON format.
+
+    Raises:
+        InvalidInput: all errors of the event, each field prefixed with `prefix`.
+    """
+    return _validate(_EVENT, raw, prefix).to_event(trace_id)
+
+
+QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"\Z', re.DOTALL)
+
+
+def read_events(request: HttpRequest) -> list[NewEvent]:
+    """Return the events of a request.
+
+    A batch is accepted only if all its events are valid. An event without its own trace gets that of the request.
+
+    Raises:
+        Problem: the request is of another media type or too large.
+        InvalidText: the body is not JSON.
+        InvalidInput: an event is invalid.
+    """
+    media_type = _read_media_type(request)
+    trace_id = read_traceparent(request.META.get("HTTP_TRACEPARENT"))
+    is_binary = "HTTP_CE_SPECVERSION" in request.META or "HTTP_CE_ID" in request.META
+    if media_type in (BATCH, STRUCTURED) or not is_binary:
+        if media_type not in (BATCH, STRUCTURED, PLAIN):
+            raise Problem(415, f"Send {STRUCTURED}, {BATCH}, or {PLAIN} with or without ce- headers.")
+        raw = decode_json(request.body, array="events")
+    else:
+        raw = _combine_binary_event(request, media_type)
+    if media_type != BATCH:
+        return [parse_event(raw, trace_id=trace_id)]
+    _check_batch_size(raw)
+    return [each.to_event(trace_id) for each in _validate(_EVENTS, raw, "events")]
+
+
+def read_each_event(request: HttpRequest) -> list[NewEvent | InvalidInput]:
+    """Return the valid events of a request, and the errors in place of the others.
+
+    Raises:
+        Problem: the request is of another media type or too large.
+        InvalidText: the body is not JSON.
+        InvalidInput: the request holds no events.
+    """
+    if _read_media_type(request) != BATCH:
+        try:
+            return list(read_events(request))
+        except InvalidInput as error:
+            return [error]
+    raw = decode_json_items(request.body, array="events")
+    _check_batch_size(raw)
+    trace_id = read_traceparent(request.META.get("HTTP_TRACEPARENT"))
+    results: list[NewEvent | InvalidInput] = []
+    for place, each in enumerate(raw):
+        if isinstance(each, InvalidInput):
+            results.append(each)
+            continue
+        try:
+            results.append(parse_event(each, prefix=f"events.{place}", trace_id=trace_id))
+        except InvalidInput as error:
+            results.append(error)
+    return results
+
+
+def _read_media_type(request: HttpRequest) -> str:
+    if request.META.get("HTTP_CONTENT_ENCODING", "identity").strip().lower() not in ("", "identity"):
+        raise Problem(415, "A compressed body is not accepted.", headers={"Accept-Encoding": "identity"})
+    media_type, parameters = parse_header_parameters(request.META.get("CONTENT_TYPE", ""))
+    if parameters.get("charset", "utf-8").lower() not in ("utf-8", "utf8"):
+        raise Problem(415, "The charset must be UTF-8.")
+    return str(media_type)
+
+
+def _check_batch_size(raw: Any) -> None:
+    if not isinstance(raw, list):
+        raise InvalidInput.of("", "a batch must be an array of events")
+    if not raw:
+        raise InvalidInput.of("", "the batch is empty")
+    if len(raw) > BATCH_LIMIT:
+        raise Problem(413, f"A batch may have {BATCH_LIMIT} events; this one has {len(raw)}.")
+
+
+def _combine_binary_event(request: HttpRequest, media_type: str) -> dict[str, Any]:
+    """Combine the attributes of the headers and the data of the body to one event.
+
+    Without a `Content-Type` the data is JSON: the official SDKs send none by default.
+    """
+    if media_type and media_type != PLAIN and not media_type.endswith("+json"):
+        raise Problem(415, "The data must be application/json.")
+    raw: dict[str, Any] = {}
+    errors: list[FieldError] = _find_repeated_headers(request)
+    for name, value in request.META.items():
+        if name.startswith("HTTP_CE_"):
+            attribute = name.removeprefix("HTTP_CE_").lower()
+            try:
+                # Decode a header by the binding: unquote, then percent-decode. Django decodes headers as Latin-1;
+                # the bytes may be UTF-8.
+                text = value.encode("latin-1").decode("utf-8")
+                if quoted := QUOTED.match(text):
+                    text = re.sub(r"\\(.)", r"\1", quoted[1], flags=re.DOTALL)
+                raw[attribute] = unquote(text, errors="strict")
+            except UnicodeDecodeError:
+                errors.append(FieldError(attribute, "is not percent-encoded UTF-8"))
+    if errors:
+        raise InvalidInput(*errors)
+    for misplaced in {"data", "data_base64"} & raw.keys():
+        raise InvalidInput.of(misplaced, "belongs in the body")
+    if request.body.strip():
+        try:
+            raw["data"] = decode_json(request.body)
+        except InvalidInput as error:
+            raise InvalidInput(
+                *(FieldError(f"data.{each.field}".rstrip("."), each.message) for each in error.errors)
+            ) from error
+    return raw
+
+
+def _find_repeated_headers(request: HttpRequest) -> list[FieldError]:
+    """Return an error for each header that was sent twice.
+
+    Joined by a comma they would form an event that the client did not mean.
+    """
+    sent = Counter(name for name, _value in getattr(request, "scope", {}).get("headers", ()))
+    return [
+        FieldError(name.decode("latin-1").removeprefix("ce-"), _("is given twice"))
+        for name, count in sent.items()
+        if count > 1 and name.startswith(b"ce-")
+    ]
+
+
+# --- views ------------------------------------------------------------------------------------------------------------
+
 
 RESPONSE_TIMEOUT = 10  #: seconds
 
 router = Router(tags=["events"])
 
-_EVENT = CloudEvent.model_json_schema()
-_ONE: dict[str, Any] = {STRUCTURED: {"schema": _EVENT}, PLAIN: {"schema": _EVENT}}
-_MANY = {BATCH: {"schema": {"type": "array", "items": _EVENT, "minItems": 1, "maxItems": BATCH_LIMIT}}}
+_EVENT_SCHEMA = CloudEvent.model_json_schema()
+_ONE: dict[str, Any] = {STRUCTURED: {"schema": _EVENT_SCHEMA}, PLAIN: {"schema": _EVENT_SCHEMA}}
+_MANY = {BATCH: {"schema": {"type": "array", "items": _EVENT_SCHEMA, "minItems": 1, "maxItems": BATCH_LIMIT}}}
 EVENT_BODY = {"requestBody": {"required": True, "content": _ONE}}
 EVENTS_BODY = {"requestBody": {"required": True, "content": _ONE | _MANY}}
 

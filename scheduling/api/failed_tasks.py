@@ -10,17 +10,19 @@ from ninja import Query, Router
 
 from scheduling import sql
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, require_scope
-from scheduling.api.pagination import Page, build_page, limit_list_time
 from scheduling.api.schemas import (
     ActionIn,
     AssignIn,
     CommentIn,
     FailedTaskOut,
     FailedTasksOut,
+    Page,
     ProblemOut,
     ResolveIn,
     RetryIn,
     Text,
+    build_page,
+    limit_list_time,
 )
 from scheduling.errors import InvalidInput
 from scheduling.models import FailedTask, Scope

@@ -12,8 +12,7 @@ from pydantic import AfterValidator
 from scheduling.api.auth import ApiKeyAuth, charge_in_thread, get_principal
 from scheduling.api.schemas import PastInstant, ProblemOut, Request, Text, check_storable
 from scheduling.errors import FieldError, InvalidInput
-from scheduling.receipts.bounce_mail import record_bounce
-from scheduling.receipts.recording import BATCH, DETAIL, RecordingResult, Report, record_reports
+from scheduling.receipts import BATCH, DETAIL, RecordingResult, Report, record_bounce, record_reports
 
 router = Router(tags=["receipts"], auth=ApiKeyAuth("receipts"))
 PROBLEMS = (400, 401, 403, 413, 422, 429, 503)
@@ -59,7 +58,13 @@ def post_receipts(request: HttpRequest, batch: ReceiptsIn) -> dict[str, Any]:
     Receipts about unknown messages are listed in `refused`; the others are stored. A malformed receipt refuses the
     request.
     """
-    _check_receipts(batch.receipts)
+    errors = [
+        FieldError(f"receipts.{position}.{field}", message)
+        for position, each in enumerate(batch.receipts)
+        for field, message in _list_receipt_errors(each)
+    ]
+    if errors:
+        raise InvalidInput(*errors)
     charge_in_thread(get_principal(request), "receipts", len(batch.receipts))
     result = record_reports(
         [
@@ -90,16 +95,6 @@ def post_bounce(request: HttpRequest) -> dict[str, Any]:
 def _serialize_result(result: RecordingResult) -> dict[str, Any]:
     refused = [each._asdict() for each in result.refused]
     return {"accepted": result.accepted, "duplicates": result.duplicates, "refused": refused}
-
-
-def _check_receipts(receipts: list[ReceiptIn]) -> None:
-    errors = [
-        FieldError(f"receipts.{position}.{field}", message)
-        for position, each in enumerate(receipts)
-        for field, message in _list_receipt_errors(each)
-    ]
-    if errors:
-        raise InvalidInput(*errors)
 
 
 def _list_receipt_errors(each: ReceiptIn) -> list[tuple[str, str]]:

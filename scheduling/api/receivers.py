@@ -9,8 +9,7 @@ from django.http import HttpRequest
 from ninja import Query, Router, Schema
 
 from scheduling.api.auth import ApiKeyAuth
-from scheduling.api.pagination import Page, limit_list_time
-from scheduling.api.schemas import ProblemOut
+from scheduling.api.schemas import Page, ProblemOut, limit_list_time
 from scheduling.errors import InvalidInput
 from scheduling.monitoring.receivers import ReceiverStatus, list_receivers
 

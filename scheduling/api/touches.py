@@ -12,15 +12,24 @@ from pydantic import AfterValidator
 
 from scheduling import sql
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor
-from scheduling.api.cloudevents import read_events
-from scheduling.api.events import EVENT_BODY
-from scheduling.api.pagination import Page, build_page, limit_list_time
-from scheduling.api.schemas import PreviewOut, ProblemOut, Request, Text, TouchesOut, TouchOut, check_storable
+from scheduling.api.events import EVENT_BODY, read_events
+from scheduling.api.schemas import (
+    Page,
+    PreviewOut,
+    ProblemOut,
+    Request,
+    Text,
+    TouchesOut,
+    TouchOut,
+    build_page,
+    check_storable,
+    limit_list_time,
+)
 from scheduling.errors import InvalidInput, NotFound
 from scheduling.models import Touch, TouchState
 from scheduling.operations import commands, queries
 from scheduling.operations.preview import PreviewedTouch, imagine_customer, preview_event
-from scheduling.receipts.recording import load_receipts
+from scheduling.receipts import load_receipts
 from scheduling.strict_text import InvalidText, read_json
 
 router = Router(tags=["touches"], auth=ApiKeyAuth("touches"))
@@ -93,20 +102,14 @@ def preview(request: HttpRequest, imagined: Query[ImaginedCustomer]) -> dict[str
     events = read_events(request)
     if len(events) != 1:
         raise InvalidInput.of("", "one event at a time")
-    who = imagine_customer(
-        events[0].user_id, level=imagined.level, tags=imagined.tag, attributes=_read_attributes(imagined.attributes)
-    )
-    return {"items": [_serialize_preview(each) for each in preview_event(events[0], customer=who)]}
-
-
-def _read_attributes(text: str) -> dict[str, Any]:
     try:
-        found = read_json(text) if text else {}
+        found = read_json(imagined.attributes) if imagined.attributes else {}
     except InvalidText as error:
         raise InvalidInput.of("attributes", f"is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise InvalidInput.of("attributes", "must be a JSON object")
-    return found
+    who = imagine_customer(events[0].user_id, level=imagined.level, tags=imagined.tag, attributes=found)
+    return {"items": [_serialize_preview(each) for each in preview_event(events[0], customer=who)]}
 
 
 def _read_touch(task_id: UUID) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Define the interface of a channel and its four outcomes.
+"""Define the interface of a channel and its four outcomes, and load the kinds of `settings.CHANNELS`.
 
 A channel is a class with one coroutine. It never raises for the receiver's behaviour: it returns an outcome, and the
 outcome alone decides the next step of the ledger. An exception from a defect of the channel counts as `Unknown`.
@@ -6,11 +6,20 @@ outcome alone decides the next step of the ledger. An exception from a defect of
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 from uuid import UUID
+
+import structlog
+from django.conf import settings
+from django.utils.module_loading import import_string
+
+log = structlog.get_logger(__name__)
 
 
 class Message(NamedTuple):
@@ -207,3 +216,31 @@ class NoAnswer(Failure):
 
     def outcome(self) -> Unknown:
         return Unknown(self.reason, self.detail)
+
+
+@cache
+def channel_kinds() -> dict[str, type[Channel]]:
+    return {kind: import_string(path) for kind, path in settings.CHANNELS.items()}
+
+
+def list_secret_names() -> list[str]:
+    """Return the names that are secret in any kind."""
+    return sorted({name for kind in channel_kinds().values() for name in kind.secret_fields})
+
+
+def redirects_secret(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Return whether the settings `after` send the secret to a host that did not get it with `before`."""
+    found = channel_kinds().get(kind)
+    if found is None or not issubclass(found, SecretSender):
+        return False
+    return not found.list_secret_hosts(after) <= found.list_secret_hosts(before)
+
+
+def thread_pool(name: str, most: int) -> ThreadPoolExecutor:
+    """Return the thread pool of this name in this process. It is created on first use."""
+    return _process_thread_pool(os.getpid(), name, most)  # a pool does not survive a fork
+
+
+@cache
+def _process_thread_pool(process: int, name: str, most: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(most, thread_name_prefix=name)

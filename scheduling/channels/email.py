@@ -49,10 +49,9 @@ from scheduling.channels.base import (
     Quota,
     Transient,
     Unknown,
+    thread_pool,
 )
-from scheduling.channels.http_client import excerpt, resolve_host
-from scheduling.channels.kinds import thread_pool
-from scheduling.channels.ssrf import PrivateHosts
+from scheduling.channels.http_client import PrivateHosts, excerpt, resolve_host
 from scheduling.error_text import ErrorText as _
 
 AT_ONCE = 32  #: concurrent mails of one channel
@@ -136,7 +135,16 @@ class Conversation:
             ready = await smtp.execute_command(b"DATA")
             if ready.code != START_MAIL_INPUT:
                 return self._refused(*ready)
-            code, said = await self._send_content(smtp, content)
+            protocol = smtp.protocol
+            if protocol is None or not protocol.is_connected:
+                raise aiosmtplib.SMTPServerDisconnected("Connection lost")
+            self._stage = ConversationStage.CONTENT
+            # Dot-stuffed and terminated (RFC 5321, 4.5.2). `content` already has CRLF line ends.
+            stuffed = content.replace(b"\r\n.", b"\r\n..")
+            if stuffed.startswith(b"."):
+                stuffed = b"." + stuffed
+            protocol.write(stuffed + (b"" if stuffed.endswith(b"\r\n") else b"\r\n") + b".\r\n")
+            code, said = await protocol.read_response()
             return Delivered(excerpt(_encode(said)), code) if code == 250 else self._refused(code, said)
         except DestinationRefused as refused:
             return refused.outcome()
@@ -173,14 +181,6 @@ class Conversation:
                     raise
                 await smtp.helo()
         return smtp
-
-    async def _send_content(self, smtp: aiosmtplib.SMTP, content: bytes) -> aiosmtplib.SMTPResponse:
-        protocol = smtp.protocol
-        if protocol is None or not protocol.is_connected:
-            raise aiosmtplib.SMTPServerDisconnected("Connection lost")
-        self._stage = ConversationStage.CONTENT
-        protocol.write(_dot_stuff(content))
-        return await protocol.read_response()
 
     def _refused(self, code: int, said: str) -> Outcome:
         """Return the outcome of a refusal: 4xx is transient, 5xx permanent.
@@ -243,14 +243,6 @@ def mail_threads() -> ThreadPoolExecutor:
     return thread_pool("mail", THREADS)
 
 
-def _dot_stuff(content: bytes) -> bytes:
-    """Return the content dot-stuffed and terminated (RFC 5321, 4.5.2). `content` already has CRLF line ends."""
-    body = content.replace(b"\r\n.", b"\r\n..")
-    if body.startswith(b"."):
-        body = b"." + body
-    return body + (b"" if body.endswith(b"\r\n") else b"\r\n") + b".\r\n"
-
-
 SALT = "unsubscribe"
 
 
@@ -301,7 +293,7 @@ UTF8.body_encoding = BASE64  # avoids 8-bit bytes and long lines, which some rel
 
 class Email:
     """Mail. Config: `from` and `reply_to` (addresses; `from` may have a name), `url` of a relay, and `bounces_to`, the
-    envelope's sender, which gets the bounces that `receipts.bounce_mail` reads.
+    envelope's sender, which gets the bounces that `receipts` reads.
 
     Defaults: `DEFAULT_FROM_EMAIL`, none, `AFTERTOUCH_EMAIL_URL`. Only the latter may lead into the private network
     without `AFTERTOUCH_ALLOWED_PRIVATE_HOSTS`. A user who edits a channel must not scan that network.
@@ -326,7 +318,11 @@ class Email:
         if self._bounces_to:
             _check_address(self._bounces_to, "bounces_to")
         own = options.read_text(config, "url")
-        self._relay = _parse_relay_setting(own or settings.AFTERTOUCH_EMAIL_URL, guarded=bool(own))
+        url = own or settings.AFTERTOUCH_EMAIL_URL
+        try:
+            self._relay = replace(parse_relay(url), guarded=bool(own)) if url else None
+        except ValueError as error:
+            raise InvalidSetting("url", str(error)) from None
         self._timeout = options.check_positive(timeout)
 
     @classmethod
@@ -362,7 +358,8 @@ class Email:
 
     def compose(self, message: Message) -> EmailMessage:
         """Return the mail. Line breaks and control characters become spaces, so that no text can add a header."""
-        headers = {"Message-ID": f"<{message.delivery_key}@{self._domain()}>", "Auto-Submitted": "auto-generated"}
+        domain = urlsplit(settings.AFTERTOUCH_BASE_URL).hostname or parseaddr(self._from)[1].rpartition("@")[2]
+        headers = {"Message-ID": f"<{message.delivery_key}@{domain}>", "Auto-Submitted": "auto-generated"}
         link = unsubscribe_url(message.user_id) if message.category == MARKETING else ""
         if link:
             headers |= {"List-Unsubscribe": f"<{link}>", "List-Unsubscribe-Post": "List-Unsubscribe=One-Click"}
@@ -376,9 +373,6 @@ class Email:
         )
         mail.encoding = UTF8
         return mail
-
-    def _domain(self) -> str:
-        return urlsplit(settings.AFTERTOUCH_BASE_URL).hostname or parseaddr(self._from)[1].rpartition("@")[2]
 
 
 def one_line(text: str) -> str:
@@ -394,13 +388,6 @@ async def _send_by_django(mail: EmailMessage, seconds: float) -> Outcome:
         return Unknown("timeout", "the mail backend did not return in time")
     error = sending.exception()
     return Unknown("mail_backend", type(error).__name__) if error else Delivered("handed to the mail backend")
-
-
-def _parse_relay_setting(url: str, *, guarded: bool) -> Relay | None:
-    try:
-        return replace(parse_relay(url), guarded=guarded) if url else None
-    except ValueError as error:
-        raise InvalidSetting("url", str(error)) from None
 
 
 def _check_address(address: str, field: str) -> None:

@@ -35,16 +35,14 @@ def list_period_starts(period: str, now: datetime, longest: timedelta) -> list[d
     day = (now - SKEW).astimezone(get_default_timezone()).date()
     found = [_start_of(day if period == "day" else day.replace(day=1))]
     while found[-1] <= latest:
-        found.append(_start_of(_next_period(found[-1].date(), period)))
+        day = found[-1].date()
+        following = day + timedelta(days=1) if period == "day" else (day + timedelta(days=32)).replace(day=1)
+        found.append(_start_of(following))
     return found
 
 
 def _start_of(day: date) -> datetime:
     return datetime(day.year, day.month, day.day, tzinfo=get_default_timezone())
-
-
-def _next_period(day: date, period: str) -> date:
-    return day + timedelta(days=1) if period == "day" else (day.replace(day=1) + timedelta(days=32)).replace(day=1)
 
 
 log = structlog.get_logger(__name__)

@@ -13,7 +13,7 @@ from typing import Any
 from scheduling import sql
 from scheduling.error_text import ErrorText as _
 from scheduling.models import EventType, Node
-from scheduling.policy.journeys import END_FIELDS, TOUCH_TYPES
+from scheduling.policy.matrix import END_FIELDS, TOUCH_TYPES
 from scheduling.policy.node_conditions import (
     ATTRIBUTE,
     COUNT_PREFIX,

@@ -13,8 +13,7 @@ from typing import Any
 from django.conf import settings
 from django.db import connection
 
-from scheduling.channels.base import CalendarQuota
-from scheduling.channels.kinds import channel_kinds
+from scheduling.channels.base import CalendarQuota, channel_kinds
 from scheduling.models import (
     Calendar,
     ChannelConfig,
@@ -28,9 +27,9 @@ from scheduling.models import (
     WebhookSubscription,
 )
 from scheduling.policy.guards import Check, checks_for, pause_scopes
-from scheduling.policy.journeys import END_TYPES
+from scheduling.policy.matrix import END_TYPES
 from scheduling.policy.node_conditions import NodeCondition, compile_condition
-from scheduling.policy.send_times import CalendarSpec, CalendarsSpec, TimingSpec
+from scheduling.policy.send_times import CalendarSpec, CalendarsSpec, TimingSpec, compile_windows
 from scheduling.policy.specs import (
     ChannelSpec,
     DelayRulesSpec,
@@ -42,8 +41,7 @@ from scheduling.policy.specs import (
     TextSpec,
     WebhookSpec,
 )
-from scheduling.policy.window_forms import compile_windows
-from scheduling.templating.rendering import reads_profile
+from scheduling.templating import reads_profile
 
 DEFAULT_RETRY_DELAYS = (10, 60, 300, 1800, 7200)
 

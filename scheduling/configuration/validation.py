@@ -10,8 +10,7 @@ from collections.abc import Container, Mapping
 from datetime import date, timedelta
 from typing import Any
 
-from scheduling.channels.base import Channel, InvalidSetting
-from scheduling.channels.kinds import channel_kinds
+from scheduling.channels.base import Channel, InvalidSetting, channel_kinds
 from scheduling.durations import format_duration
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import TICK, ErrorCollector, FieldError, InvalidInput, is_number
@@ -27,14 +26,13 @@ from scheduling.models import (
     Template,
     TemplateText,
 )
-from scheduling.models.checked import rules_of
-from scheduling.policy.journeys import TOUCH_TYPES
+from scheduling.models.versioned import rules_of
+from scheduling.policy.matrix import TOUCH_TYPES
 from scheduling.policy.node_conditions import MOST_VARIANTS, check_condition
 from scheduling.policy.profile import MAX_TAG
 from scheduling.policy.rollout import read_plan
-from scheduling.policy.send_times import is_country
-from scheduling.policy.window_forms import check_windows, is_time_zone
-from scheduling.templating.rendering import LOCALE, check_text
+from scheduling.policy.send_times import check_windows, is_country, is_time_zone
+from scheduling.templating import LOCALE, check_text
 
 MAX_TIMEOUT = timedelta(seconds=20)  #: a batch of touches ends at 20 s, inside its lease of 45 s
 MAX_RETRY_DELAY = timedelta(days=7)

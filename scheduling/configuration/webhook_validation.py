@@ -11,7 +11,7 @@ from scheduling.configuration.validation import split_message
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector, FieldError
 from scheduling.models import WebhookEvent, WebhookSubscription
-from scheduling.models.checked import rules_of
+from scheduling.models.versioned import rules_of
 
 WEBHOOK_FILTERS = {"node", "platform", "shop"}
 

@@ -1,4 +1,4 @@
-"""Create and change customers, a batch in one transaction, and store what changed.
+"""Find, create and change customers, a batch in one transaction, and store what changed.
 
 Locks follow the order of all writers: known customers by id, then unknown ones are inserted in the order of their user
 ids. Nothing waits for a customer's lock after an insert (see `planning.ingest`). The profile is covered by that lock.
@@ -6,6 +6,7 @@ ids. Nothing waits for a customer's lock after an insert (see `planning.ingest`)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,14 +15,16 @@ from typing import Any
 from uuid import UUID
 
 from django.db import transaction
+from django.db.models import QuerySet
+from django.db.models.expressions import RawSQL
 from psycopg.types.json import Jsonb
 
 from scheduling import sql
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.ids import new_id
-from scheduling.ledger import locks
-from scheduling.models import CustomerChange
+from scheduling.ledger import transitions
+from scheduling.models import Customer, CustomerChange
 from scheduling.models.node import enable_targets
 from scheduling.policy.profile import InvalidValue, merge_attributes
 from scheduling.strict_text import is_same_json
@@ -78,7 +81,13 @@ class StoredCustomer:
         """
         for name, value in fields.items():
             if name == "attributes":
-                self._change_attributes(value)
+                stored = self.values["attributes"]
+                merged = merge_attributes(stored, value)
+                names = sorted(name for name in value if not is_same_json(stored.get(name), merged.get(name)))
+                if names:
+                    self.before["attributes"] = {name: stored.get(name) for name in names}
+                    self.after["attributes"] = {name: merged.get(name) for name in names}
+                    self.values["attributes"] = merged
             elif name == "address_kinds":
                 self._set("addresses", _merge_addresses(self.values["addresses"], value))
             elif name not in ("opted_out", "objection", "consent"):
@@ -113,15 +122,6 @@ class StoredCustomer:
             self.values["opted_out_at"] = None
             if consent:
                 self._set("consent", {"given_at": consent["given_at"].isoformat(), "source": consent["source"]})
-
-    def _change_attributes(self, changes: Mapping[str, Any]) -> None:
-        stored = self.values["attributes"]
-        merged = merge_attributes(stored, changes)
-        names = sorted(name for name in changes if not is_same_json(stored.get(name), merged.get(name)))
-        if names:
-            self.before["attributes"] = {name: stored.get(name) for name in names}
-            self.after["attributes"] = {name: merged.get(name) for name in names}
-            self.values["attributes"] = merged
 
 
 def _write_value(value: Any) -> Any:
@@ -185,9 +185,9 @@ class _CustomersInserted(Exception):
 
 
 def _lock_or_insert(user_ids: Sequence[str]) -> dict[str, StoredCustomer]:
-    ids = {user_id: spec.id for user_id, spec in locks.lock_users(user_ids).items()}
+    ids = {user_id: spec.id for user_id, spec in transitions.lock_users(user_ids).items()}
     unknown = [user_id for user_id in user_ids if user_id not in ids]
-    inserted = locks.insert_customers(dict.fromkeys(unknown, (None, None))) if unknown else {}
+    inserted = transitions.insert_customers(dict.fromkeys(unknown, (None, None))) if unknown else {}
     if len(inserted) < len(unknown):
         raise _CustomersInserted
     stored = {row.user_id: row for row in read_locked([*ids.values(), *inserted.values()])}
@@ -286,4 +286,57 @@ INSERT INTO scheduling_customerprofile AS p (customer_id, attributes, tags, name
 SELECT v.id, v.attributes, ARRAY(SELECT jsonb_array_elements_text(v.tags)), ''
 FROM unnest(%(ids)b::bigint[], %(attributes)b::jsonb[], %(tags)b::jsonb[]) AS v(id, attributes, tags)
 ON CONFLICT (customer_id) DO UPDATE SET attributes = EXCLUDED.attributes, tags = EXCLUDED.tags
+"""
+
+
+MAX_TERM = 100  #: characters
+
+
+def filter_customers(term: str = "", tag: str = "") -> QuerySet[Customer]:
+    """Return the customers that match all given conditions. Letters match in either case."""
+    found = match_term(Customer.objects.all(), term)
+    return found.filter(profile__tags__contains=[tag]) if tag else found
+
+
+def match_term(customers: QuerySet[Customer], term: str) -> QuerySet[Customer]:
+    """Return those of the customers whose name contains the term or whose user id starts with it."""
+    term = term.strip()[:MAX_TERM]
+    if not term:
+        return customers
+    return customers.filter(pk__in=RawSQL(_MATCHING, build_search_parameters(term)))  # noqa: S611 (a constant)
+
+
+def find_first_customers(term: str, most: int) -> list[int]:
+    """Return the ids of up to `most` customers by the start of their user id, and as many by name.
+
+    A term may match each customer. So each way reads no more rows than it returns.
+    """
+    parts, name, user_id = build_search_parameters(term.strip()[:MAX_TERM])
+    given = {"parts": parts, "name": name, "user_id": user_id, "most": most}
+    return [row[0] for row in sql.rows(_FIRST, given, replan=True)]  # a kept plan cannot use the start of a pattern
+
+
+def build_search_parameters(term: str) -> tuple[list[str], str, str]:
+    """Return the parts of two letters, which the index finds, and the patterns for name and user id."""
+    lower = term.lower()
+    parts = sorted({lower[at : at + 2] for at in range(len(lower) - 1)} or {lower})
+    return parts, f"%{_escape_pattern(lower)}%", f"{_escape_pattern(term)}%"
+
+
+def _escape_pattern(text: str) -> str:
+    return re.sub(r"([\\%_])", r"\\\1", text)
+
+
+# The order is that of the index for LIKE, so a whole user id comes before longer ones.
+_FIRST = """
+(SELECT id FROM scheduling_customer WHERE user_id LIKE %(user_id)s ORDER BY user_id USING ~<~ LIMIT %(most)s)
+UNION ALL
+(SELECT customer_id FROM scheduling_customerprofile
+ WHERE scheduling_name_parts(name) @> %(parts)s::text[] AND lower(name) LIKE %(name)s LIMIT %(most)s)
+"""
+_MATCHING = """
+SELECT p.customer_id FROM scheduling_customerprofile AS p
+WHERE scheduling_name_parts(p.name) @> %s::text[] AND lower(p.name) LIKE %s
+UNION ALL
+SELECT c.id FROM scheduling_customer AS c WHERE c.user_id LIKE %s
 """

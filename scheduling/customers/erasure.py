@@ -1,4 +1,4 @@
-"""Erase a customer: remove personal data from every table, keep an anonymous history and a log of the erasure.
+"""Export a customer, or erase it: remove personal data from every table, keep an anonymous history and a log.
 
 The request empties the customer's own rows, cancels unsent touches and frees the user id: a later event creates a new
 customer. A pass then works through the events, a batch in one transaction, after the last touch that was being sent has
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 from uuid import UUID
 
 import structlog
@@ -21,18 +22,98 @@ from simple_history.models import HistoricalChanges
 
 from scheduling import sql
 from scheduling.app_integrations import integrations
-from scheduling.audit.audit_log import record_action
-from scheduling.customers.export import collect_identity
+from scheduling.audit import record_action
 from scheduling.customers.imports import is_in_stored_file
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import NotFound
-from scheduling.ledger import anonymization, locks
-from scheduling.ledger.anonymization import Identity
-from scheduling.models import Customer, CustomerChange, CustomerErasure, CustomerProfile
+from scheduling.ledger import deletion, transitions
+from scheduling.ledger.deletion import Identity
+from scheduling.models import (
+    Complaint,
+    Customer,
+    CustomerChange,
+    CustomerErasure,
+    CustomerProfile,
+    DisabledTarget,
+    Event,
+    FailedTask,
+    Touch,
+    WebhookMessage,
+)
 from scheduling.models.customer import digest_user_id
-from scheduling.models.node import enable_targets
-from scheduling.receipts.recording import erase_receipts
-from scheduling.webhooks.message_history import erase_messages_of_customer
+from scheduling.models.node import digest_address, enable_targets
+from scheduling.receipts import erase_receipts, load_receipts
+from scheduling.webhooks import erase_messages_of_customer, find_messages_of_customer
+
+log = structlog.get_logger(__name__)
+
+
+def collect_identity(row: Customer) -> Identity:
+    """Return the user id with the present and the former addresses and names."""
+    addresses, names = row.stored_addresses(), {row.name}
+    for change in CustomerChange.objects.filter(customer=row).values_list("before", "after"):
+        for values in change:
+            addresses |= Customer(addresses=values.get("addresses")).stored_addresses()
+            names.add(values.get("name") or "")
+    return Identity(row.user_id, tuple(sorted(addresses - {""})), tuple(sorted(names - {""})))
+
+
+MOST_ENTRIES = 10_000  #: latest events, and as many of each other list
+
+
+def export_customer(row: Customer) -> dict[str, Any]:
+    """Return the customer's data without its profile fields, for JSON.
+
+    `complete` is false if a list is cut or if a store does not answer.
+    """
+    who = collect_identity(row)
+    events = list(Event.objects.filter(customer=row).order_by("-pk")[:MOST_ENTRIES])
+    touches = Touch.objects.filter(event__customer=row).select_related("node").order_by("-pk")
+    rows = list(touches[:MOST_ENTRIES])
+    receipts = load_receipts({each.root_id for each in rows})
+    messages = find_messages_of_customer(who.user_id, MOST_ENTRIES)
+    failed = deletion.find_failed_tasks_of_customer(who, [each.pk for each in rows], MOST_ENTRIES)
+    addresses = {digest_address(each): each for each in who.addresses}
+    disabled = DisabledTarget.objects.filter(target_digest__in=addresses)
+    found: dict[str, list[Any]] = {
+        "events": [_serialize(each, "source event_id type occurred_at received_at chat_id data") for each in events],
+        "touches": [
+            {"node": each.node.key, **_serialize(each, "task_id state reason due_at settled_at chat_id content_type"),
+             "verdicts": [each._asdict() for each in each.verdicts],
+             "messages": [_serialize(attempt, "started_at outcome subject body") for attempt in each.attempts],
+             "receipts": receipts.get(each.root_id, [])}
+            for each in rows
+        ],
+        "changes": [
+            _serialize(each, "at actor before after")
+            for each in CustomerChange.objects.filter(customer=row).order_by("-pk")[:MOST_ENTRIES]
+        ],
+        "complaints": list(Complaint.objects.filter(customer=row).values_list("complained_at", flat=True)),
+        "failed_tasks": [
+            _serialize(each, "origin task_id state reason detail payload failed_at")
+            for each in FailedTask.objects.filter(pk__in=failed).order_by("-pk")
+        ],
+        "disabled_addresses": [
+            {"address": addresses[each.target_digest], "channel": each.channel.key,
+             **_serialize(each, "reason disabled_at")}
+            for each in disabled.select_related("channel").order_by("pk")
+        ],
+        "webhook_messages": [
+            _serialize(each, "message_id type occurred_at state data")
+            for each in WebhookMessage.objects.filter(pk__in=messages).order_by("-pk")
+        ],
+    }  # fmt: skip
+    silent = False
+    for name, export in [entry for app in integrations() for entry in app.user_exporters.items()]:
+        entries = export(who, [each.root_id for each in rows], MOST_ENTRIES)
+        silent |= entries is None
+        found[name] = entries or []
+    return found | {"complete": not silent and all(len(each) < MOST_ENTRIES for each in found.values())}
+
+
+def _serialize(row: Any, names: str) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in names.split()}
+
 
 #: Columns that are emptied as a whole, besides the reasons of versions.
 TEXTS = (
@@ -80,8 +161,6 @@ WHERE EXISTS (SELECT FROM jsonb_each_text(b.filter) WHERE {_NAMED})
 """  # noqa: S608 (made of constants)
 
 
-log = structlog.get_logger(__name__)
-
 BATCH = 500  #: events per transaction
 State = CustomerErasure.State
 
@@ -105,7 +184,7 @@ def request_erasure(user_id: str, *, actor: str) -> CustomerErasure:
     """
     digest = digest_user_id(user_id)
     with transaction.atomic():
-        locked = locks.lock_users([user_id])
+        locked = transitions.lock_users([user_id])
         if not locked:
             past = CustomerErasure.objects.filter(digest=digest).first()
             if past is None:
@@ -123,23 +202,20 @@ def request_erasure(user_id: str, *, actor: str) -> CustomerErasure:
 
 
 def _erase_own_rows(row: Customer, erasure_id: str) -> dict[str, int]:
+    kind = ContentType.objects.get_for_model(Customer)
+    log_entries = LogEntry.objects.filter(content_type=kind, object_id=str(row.pk))
     counts = {
         "profiles": CustomerProfile.objects.filter(pk=row.pk).delete()[0],
         "changes": CustomerChange.objects.filter(customer=row).delete()[0],
-        "log entries": _anonymize_log_entries(row),
+        "log entries": log_entries.update(object_repr="", change_message=""),
     }
-    anonymization.cancel_unsent(row.pk)
+    deletion.cancel_unsent(row.pk)
     row.user_id = f"erased:{erasure_id}"
     row.name = row.locale = row.timezone = ""
     row.addresses = row.consent = {}
     row.last_active_at = row.conversation_at = row.inactive_since = None
     row.save()
     return counts | {"customers": 1}
-
-
-def _anonymize_log_entries(row: Customer) -> int:
-    kind = ContentType.objects.get_for_model(Customer)
-    return LogEntry.objects.filter(content_type=kind, object_id=str(row.pk)).update(object_repr="", change_message="")
 
 
 # --- pass -------------------------------------------------------------------------------------------------------------
@@ -169,7 +245,7 @@ def _continue_erasure(erasure: CustomerErasure) -> None:
     while _erase_batch(erasure.pk):
         pass
     anonymous = not sql.rows(_HISTORY, {"customer": erasure.customer_id})[0][0]
-    who = _read_identity(erasure)
+    who = Identity(erasure.user_id, **{kind: tuple(words) for kind, words in erasure.identifiers.items()})
     if not anonymous or is_in_stored_file(who.user_id, erasure.requested_at):
         return  # the next pass: the erasers scan whole tables, and the id may belong to a new customer by then
     delays = []
@@ -184,10 +260,6 @@ def _continue_erasure(erasure: CustomerErasure) -> None:
     _end_erasure(erasure.pk, who)
 
 
-def _read_identity(erasure: CustomerErasure) -> Identity:
-    return Identity(erasure.user_id, **{kind: tuple(words) for kind, words in erasure.identifiers.items()})
-
-
 def _erase_batch(erasure_id: UUID) -> bool:
     """Anonymize one batch of events with all that belongs to them. Return whether more are left.
 
@@ -198,8 +270,8 @@ def _erase_batch(erasure_id: UUID) -> bool:
         erasure = mine.filter(pk=erasure_id, state=State.RUNNING).first()
         if erasure is None or erasure.customer is None:
             return False
-        locks.lock_users([erasure.customer.user_id])
-        if anonymization.cancel_unsent(erasure.customer.pk):
+        transitions.lock_users([erasure.customer.user_id])
+        if deletion.cancel_unsent(erasure.customer.pk):
             return False
         counts: Counter[str] = Counter(erasure.counts)
         events = [row[0] for row in sql.rows(_EVENTS, {"customer": erasure.customer.pk, "most": BATCH})]
@@ -212,12 +284,12 @@ def _erase_batch(erasure_id: UUID) -> bool:
 
 def _erase_events(row: Customer, events: Sequence[UUID], counts: Counter[str]) -> None:
     """Anonymize events with their touches, failed tasks and jobs."""
-    counts["chats"] += locks.delete_personal_chats(events)
-    anonymization.lock_failed_tasks(events)
-    task_ids, keys = anonymization.anonymize_touches(events)
+    counts["chats"] += transitions.delete_personal_chats(events)
+    deletion.lock_failed_tasks(events)
+    task_ids, keys = deletion.anonymize_touches(events)
     counts["touches"] += len(task_ids)
-    counts["failed tasks"] += anonymization.empty_failed_tasks(task_ids)
-    counts["log entries"] += anonymization.blank_log_entries([*events, *task_ids])
+    counts["failed tasks"] += deletion.empty_failed_tasks(task_ids)
+    counts["log entries"] += deletion.blank_log_entries([*events, *task_ids])
     counts["receipts"] += erase_receipts(keys)
     for erase in [erase for app in integrations() for erase in app.delivery_erasers]:
         counts["jobs"] += erase(keys)
@@ -235,7 +307,7 @@ def _end_erasure(erasure_id: UUID, who: Identity) -> None:
         if erasure is None or is_in_stored_file(who.user_id, erasure.requested_at):
             return
         counts: Counter[str] = Counter(erasure.counts)
-        counts["failed tasks"] += anonymization.empty_failed_tasks_of_customer(who)
+        counts["failed tasks"] += deletion.empty_failed_tasks_of_customer(who)
         counts["operators' texts"] += erase_operator_texts(who)
         enable_targets(who.addresses)
         erasure.state, erasure.ended_at = State.DONE, sql.now()

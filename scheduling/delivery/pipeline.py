@@ -1,43 +1,251 @@
 """Deliver a batch of touches: ask presence, reserve slots → lock → admit → judge → settle → commit → send.
 
 One transaction locks, judges and writes, each row once. It makes no external call. The sender settles the results of
-its calls by `settlement.settle_results`.
+its calls by `settle_results`.
+
+Admission lets the due touches pass that their receivers take now. Each of the others gets an instant of its own. A
+deferral is one write of the row: no claim, no verdict, no message. Judging decides about everything else when a touch
+is admitted. It ends an expired touch too. A wrong estimate costs another deferral.
 """
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
-from typing import NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import structlog
 from django.db import transaction
 
 from scheduling import batching, metrics, sql, tracing
-from scheduling.channels.base import Message, find_escape
+from scheduling.batching import BackgroundBatcher
+from scheduling.channels.base import Message, Quotas, find_escape
+from scheduling.channels.quota import SlotRequest
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
-from scheduling.delivery import admission, due_batch, presence, settlement
+from scheduling.delivery import due_batch, outgoing
 from scheduling.delivery.due_batch import Announcement, Due, DueBatch, read_announced
-from scheduling.delivery.links import tracks_links
-from scheduling.delivery.outgoing import LEASE, Delivery
-from scheduling.delivery.routing import NoTarget, Route, channel_of, target_for
-from scheduling.delivery.sender import sender
-from scheduling.delivery.settlement import FAILED_ENDS
-from scheduling.dispatch.publisher import publish_touches
-from scheduling.ledger import dead_letters
-from scheduling.ledger.touches import TouchDecision, touches
+from scheduling.delivery.outgoing import LEASE, Delivery, tracks_links
+from scheduling.delivery.receivers import (
+    NoTarget,
+    Route,
+    channel_of,
+    find_disabled_targets,
+    find_route,
+    load_community_targets,
+    target_for,
+)
+from scheduling.delivery.sender import (
+    FAILED_ENDS,
+    decision_for,
+    keep_outcome_unknown,
+    log_failed,
+    measure_deferrals,
+    measure_ends,
+    measure_verdicts,
+    sender,
+)
+from scheduling.dispatch import publish_touches
+from scheduling.ledger.ends import record_failed_touches
+from scheduling.ledger.touches import FreedSlot, TouchDecision, touches
 from scheduling.ledger.transitions import Content, Settlement
 from scheduling.models.encrypted import Unreadable
 from scheduling.policy import guards
 from scheduling.policy.guards import NODE_DISABLED, Candidate, CapSlot, GuardVerdict
-from scheduling.templating.library import CannotRender
-from scheduling.templating.rendering import choose_text, render_message
+from scheduling.policy.specs import CustomerSpec
+from scheduling.templating import CannotRender, choose_text, render_message
+
+log = structlog.get_logger(__name__)
+
+
+# --- admission --------------------------------------------------------------------------------------------------------
+
+
+QUOTA = "quota"
+LANE_STEP = 0.5  #: seconds; the touches of a lane return in groups, because each message to a worker has a price
+MOST_REMEMBERED = 20_000  #: slots
+SLOT_MEMORY = 10.0  #: seconds; a slot that no commit used in this time may have passed
+NEARLY_DUE = timedelta(milliseconds=50)  #: longer than from the question about slots to the lock
+
+
+QuotaSlots = Mapping[UUID, datetime]  #: reserved slots ahead, by PostgreSQL's clock
+Postponed = dict[UUID, tuple[str, datetime]]  #: reason and new due time
+LaneWaits = dict[UUID, tuple[str, float]]  #: reason and instant in monotonic time
+#: In the order of reservation: the slot, and when it was reserved in monotonic seconds.
+recent_quota_slots: dict[UUID, tuple[datetime, float]] = {}
+_Wanted = dict[tuple[str, int], list[tuple[UUID, SlotRequest]]]  #: by receiver and priority
+
+
+def reserve_quota_slots(task_ids: Sequence[UUID], config: Snapshot) -> QuotaSlots:
+    """Reserve a quota slot for each touch that needs one, in Redis. Call it before the transaction.
+
+    Return the slots that lie ahead, by PostgreSQL's clock. A touch whose slot would lie after its expiry takes none. It
+    waits until it expires, and judging ends it. A touch that is cancelled gives its slot back.
+    """
+    if not config.counting_quotas:
+        return {}
+    clock = time.monotonic()
+    found = sql.rows(_WANTING, {"ids": list(task_ids), "nodes": list(config.counting_quotas), "nearly": NEARLY_DUE})
+    known = {row[0]: slot for row in found if row[7] != QUOTA and (slot := _recall_quota_slot(row[0], clock))}
+    found = [row for row in found if row[0] not in known]
+    groups, lanes = _group_by_receiver(found, config)
+    sending = sender()
+    in_transit = {key: sum(map(sending.lanes.count_ungranted, receivers)) for key, receivers in lanes.items()}
+    waits: dict[UUID, timedelta] = {}
+    for quotas, wanted in groups.items():
+        requests = {key: [request for _, request in group] for key, group in wanted.items()}
+        for key, slots in sending.quotas.reserve(quotas, requests, in_transit).items():
+            for (task_id, request), wait in zip(wanted[key], slots, strict=True):
+                waits[task_id] = request.longest if wait is None else wait
+    passed = timedelta(seconds=time.monotonic() - clock)
+    fresh = {row[0]: row[6] + passed + waits[row[0]] if waits[row[0]] else row[6] for row in found if row[0] in waits}
+    # Keep the latest slots. A batch that is halved, repeated or left for later must not reserve its slots again.
+    recent_quota_slots.update({task_id: (slot, clock) for task_id, slot in fresh.items()})
+    forget_quota_slots(list(islice(recent_quota_slots, max(len(recent_quota_slots) - MOST_REMEMBERED, 0))))
+    return known | fresh
+
+
+def _recall_quota_slot(task_id: UUID, clock: float) -> datetime | None:
+    """Return the slot that a lost batch reserved moments ago."""
+    slot, reserved_at = recent_quota_slots.get(task_id, (None, 0.0))
+    return slot if clock - reserved_at <= SLOT_MEMORY else None
+
+
+def forget_quota_slots(task_ids: Iterable[UUID]) -> None:
+    """Forget the slots of touches that are claimed or wait for their slot. Their next wake-up reserves again.
+
+    Call it after the commit. A touch that waits half a second for its lane keeps its slot, for `SLOT_MEMORY`.
+    """
+    for task_id in task_ids:
+        recent_quota_slots.pop(task_id, None)
+
+
+def _group_by_receiver(
+    found: Sequence[tuple[Any, ...]], config: Snapshot
+) -> tuple[dict[Quotas, _Wanted], dict[str, set[str]]]:
+    """Return the touches by quotas, and the lanes of each receiver. Leave out touches with an unknown receiver."""
+    communities = load_community_targets(row[2] for row in found)
+    asked = [
+        (config.nodes[row[1]].channel, CustomerSpec(0, "", addresses=row[3], conversation_at=row[8]), row[2])
+        for row in found
+    ]
+    disabled = find_disabled_targets(asked, communities)
+    groups: dict[Quotas, _Wanted] = {}
+    lanes: dict[str, set[str]] = {}
+    for (task_id, _, _, _, priority, expires_at, at, reason, _), touch in zip(found, asked, strict=True):
+        route = find_route(*touch, communities, disabled)
+        if route and route.channel.quotas:
+            wanted = groups.setdefault(route.channel.quotas, {}).setdefault((route.vendor_key, priority), [])
+            wanted.append((task_id, SlotRequest(expires_at - at, slot_came=reason == QUOTA)))
+            if not getattr(route.channel, "counts_addresses", False):  # else the lane's deliveries have other keys
+                lanes.setdefault(route.vendor_key, set()).add(route.receiver)
+    return groups, lanes
+
+
+def return_quota_slots(slots: list[FreedSlot], **_: object) -> None:
+    """Give the slots of cancelled touches back, so that later touches need not wait behind them.
+
+    A thread of its own does it: the commit of intake waits for neither PostgreSQL nor Redis. A return that is lost
+    leaves its slot unused. None is repeated.
+    """
+    freed_slots.submit(slots)
+
+
+def _give_back(slots: Sequence[FreedSlot]) -> None:
+    config = snapshot.current()
+    wanted = {"nodes": list(config.counting_quotas)}
+    wanted |= {f"each_{name}": [getattr(each, name) for each in slots] for name in FreedSlot._fields}
+    groups, _lanes = _group_by_receiver(sql.rows(_FREED, wanted), config)
+    for found in groups.values():
+        sender().quotas.give_back({key: [(each, slot.longest) for each, slot in group] for key, group in found.items()})
+
+
+freed_slots = BackgroundBatcher(_give_back, name="freed_slots")
+
+
+def admit_batch(batch: DueBatch, slots: QuotaSlots, waits: LaneWaits) -> tuple[DueBatch, Postponed]:
+    """Admit the touches that their receivers have room for, the most important first. Change no row.
+
+    `waits` keeps the instants of lanes for the tries and halves of one batch: a second question takes a second instant.
+
+    Return the batch without the postponed touches, and these.
+    Touches with an unknown receiver are admitted: judging reports the error. So are touches of idle nodes, which
+    judging defers or ends.
+    """
+    idle = batch.config.idle_nodes
+    admitted: list[Due] = []
+    routes: dict[UUID, Route] = {}
+    postponed: Postponed = {}
+    taken: Counter[str] = Counter()
+    for row in sorted(batch.due, key=lambda row: (row.priority, row.due_at)):
+        task_id = row.task_id
+        if row.node_id not in idle and row.expires_at > batch.locked_at:
+            if (slot := slots.get(task_id, batch.locked_at)) > batch.locked_at:
+                postponed[task_id] = (QUOTA, slot)
+                continue
+            spec, customer = batch.config.nodes[row.node_id].channel, batch.customers[row.customer_id]
+            route = find_route(spec, customer, row.event.chat_id, batch.communities, batch.disabled)
+            wait = waits.get(task_id) or (
+                route
+                and sender().lanes.find_wait(
+                    route.receiver, route.channel, row.priority, own=taken[route.receiver], total=len(routes)
+                )
+            )
+            if wait:
+                waits[task_id] = wait
+                steps = math.ceil(batch.instant(wait[1]).timestamp() / LANE_STEP)
+                postponed[task_id] = (wait[0], min(datetime.fromtimestamp(steps * LANE_STEP, UTC), row.expires_at))
+                continue
+            if route:
+                taken[route.receiver] += 1
+                routes[task_id] = route
+        admitted.append(row)
+    return replace(batch, due=admitted, routes=routes), postponed
+
+
+def report_deferrals(batch: DueBatch, postponed: Postponed) -> None:
+    """Log and measure the postponed touches of a batch. Call it after the commit."""
+    found = Counter(
+        (batch.config.nodes[row.node_id].channel.kind, postponed[row.task_id][0])
+        for row in batch.due
+        if row.task_id in postponed
+    )
+    for (kind, reason), count in found.items():
+        log.info("touches_deferred", kind=kind, reason=reason, count=count)
+    measure_deferrals(found)
+
+
+# The columns of `_WANTING`. Each touch ends its wait when its slot comes.
+_FREED = """
+SELECT v.task_id, v.node_id, v.chat_id, c.addresses, v.priority, v.due_at, statement_timestamp(), '', c.conversation_at
+FROM unnest(%(each_task_id)b::uuid[], %(each_node_id)b::bigint[], %(each_customer_id)b::bigint[],
+            %(each_chat_id)b::text[], %(each_priority)b::int[], %(each_due_at)b::timestamptz[])
+    AS v(task_id, node_id, customer_id, chat_id, priority, due_at)
+JOIN scheduling_customer AS c ON c.id = v.customer_id
+WHERE v.node_id = ANY(%(nodes)b::bigint[]) AND v.due_at > statement_timestamp()
+"""
+
+_WANTING = """
+SELECT t.task_id, t.node_id, t.chat_id, c.addresses, t.priority, t.expires_at, statement_timestamp(), t.reason,
+    c.conversation_at
+FROM scheduling_touch_live AS t JOIN scheduling_customer AS c ON c.id = t.customer_id
+WHERE t.task_id = ANY(%(ids)b) AND t.node_id = ANY(%(nodes)b::bigint[])
+  AND COALESCE(t.state, '') IN ('scheduled', 'queued') AND COALESCE(t.paused_by, '') = ''
+  AND t.due_at <= statement_timestamp() + %(nearly)s AND t.expires_at > statement_timestamp()
+ORDER BY t.priority, t.due_at
+"""
+
+
+# --- judging ----------------------------------------------------------------------------------------------------------
+
 
 LONGEST_JUDGING = 3.0  #: seconds per batch, during which its customers are locked
 
@@ -72,7 +280,7 @@ def _judge(batch: DueBatch, row: Due) -> Judged:
     verdict = guards.judge_touch(candidate, batch.build_context(row), batch.locked_at)
     if verdict.decision == guards.SEND:
         return _prepare_send(batch, row, candidate, verdict)
-    return Judged(row, verdict, _without_attempt(batch, row, settlement.decision_for(verdict)))
+    return Judged(row, verdict, _without_attempt(batch, row, decision_for(verdict)))
 
 
 def _prepare_send(batch: DueBatch, row: Due, candidate: Candidate, verdict: GuardVerdict) -> Judged:
@@ -105,7 +313,7 @@ def _claim(content_type: str, template_id: int, version: int, counts: bool) -> S
 
 
 def _without_attempt(batch: DueBatch, row: Due, ended: Settlement) -> Settlement:
-    return settlement.keep_outcome_unknown(ended) if row.task_id in batch.history.with_unknown_outcome else ended
+    return keep_outcome_unknown(ended) if row.task_id in batch.history.with_unknown_outcome else ended
 
 
 def _route_of(batch: DueBatch, row: Due, candidate: Candidate) -> Route:
@@ -171,7 +379,8 @@ def _render(batch: DueBatch, row: Due, candidate: Candidate, route: Route) -> tu
     return render_message(candidate.template, candidate.customer, row.event, find_escape(route.channel))
 
 
-log = structlog.get_logger(__name__)
+# --- a batch ----------------------------------------------------------------------------------------------------------
+
 
 #: Deferral while an operator changes keys node by node. Another node may have the key and deliver the touch.
 UNREADABLE_DELAY = timedelta(minutes=1)
@@ -208,7 +417,7 @@ def _give_up(task_id: UUID, error: Exception) -> None:
     log.exception("touch_judgement_failed", task_id=str(task_id))
     with transaction.atomic():
         claimed = _settle_without_attempt(task_id, Settlement("failed", "internal_error"))
-        dead_letters.record_failed_touches(claimed, details={task_id: traceback.format_exc(limit=-5)})
+        record_failed_touches(claimed, details={task_id: traceback.format_exc(limit=-5)})
 
 
 def _settle_without_attempt(task_id: UUID, end: Settlement) -> list[UUID]:
@@ -217,22 +426,18 @@ def _settle_without_attempt(task_id: UUID, end: Settlement) -> list[UUID]:
     Return the claimed id, or nothing if the claim failed.
     """
     claims = touches.claim([task_id], lease=LEASE)
-    end = (
-        settlement.keep_outcome_unknown(end)
-        if touches.with_unknown_outcome([task_id])
-        else end._replace(releases_cap_slot=True)
-    )
+    end = keep_outcome_unknown(end) if touches.with_unknown_outcome([task_id]) else end._replace(releases_cap_slot=True)
     touches.settle(dict.fromkeys(claims, end))
     return [claim.task_id for claim in claims]
 
 
-def _deliver_batch(task_ids: Sequence[UUID], waits: admission.LaneWaits) -> None:
+def _deliver_batch(task_ids: Sequence[UUID], waits: LaneWaits) -> None:
     config = snapshot.current()
     announced = read_announced(task_ids, config)
-    slots = admission.reserve_quota_slots(task_ids, config)
+    slots = reserve_quota_slots(task_ids, config)
     with transaction.atomic():
         locked = due_batch.lock(announced, config)
-        batch, deferred = admission.admit_batch(locked, slots, waits) if locked else (None, {})
+        batch, deferred = admit_batch(locked, slots, waits) if locked else (None, {})
         if deferred:
             touches.defer(deferred)
         judged = judge_batch(batch) if batch else []
@@ -240,14 +445,14 @@ def _deliver_batch(task_ids: Sequence[UUID], waits: admission.LaneWaits) -> None
     judged = [each for alike in decisions.values() for each in alike]
     settled = {each.row.task_id for each in judged}
     rest = [*batch.rest, *(each.wakeup for each in batch.due if each.task_id not in settled)] if batch else []
-    keep = {task_id for task_id, (reason, _) in deferred.items() if reason != admission.QUOTA}
+    keep = {task_id for task_id, (reason, _) in deferred.items() if reason != QUOTA}
     keep |= {each.task_id for each in rest}  # they are published at once and use the slots that they have
-    admission.forget_quota_slots(set(task_ids) - keep)
+    forget_quota_slots(set(task_ids) - keep)
     _submit(judged)  # before any statement that may fail: the touches are claimed
-    presence.note_sending(_list_stopped_notes(judged, announced))
+    outgoing.note_sending(_list_stopped_notes(judged, announced))
     _log_unsent(decisions, config)
     if locked and deferred:
-        admission.report_deferrals(locked, deferred)
+        report_deferrals(locked, deferred)
     if batch:
         _measure(decisions)
     publish_touches(rest, config.nodes)  # at once, without waiting for its lease; the lease covers a lost message
@@ -275,7 +480,7 @@ def _settle(batch: DueBatch, judged: Sequence[Judged]) -> Decided:
         decisions = {each: alike for each, alike in decisions.items() if each.settlement.reason != NODE_DISABLED}
     failed = [each for alike in decisions.values() for each in alike if each.settlement.state in FAILED_ENDS]
     details = {each.row.task_id: each.detail for each in failed}
-    dead_letters.record_failed_touches(list(details), details=details)
+    record_failed_touches(list(details), details=details)
     return decisions
 
 
@@ -285,13 +490,13 @@ def _submit(judged: Sequence[Judged]) -> None:
         sender().submit(deliveries)
 
 
-def _list_stopped_notes(judged: Sequence[Judged], announced: Announcement) -> list[presence.SendingNote]:
+def _list_stopped_notes(judged: Sequence[Judged], announced: Announcement) -> list[outgoing.SendingNote]:
     """Return the questions about events of presence providers whose touches stop here, after an earlier claim.
 
     A worker that was killed before the mark may have asked the last question. A touch that was marked before may have
     been sent, so it is left out.
     """
-    types = presence.provider_event_types()
+    types = outgoing.provider_event_types()
     stopped = [each.row for each in judged if not each.delivery and each.row.attempt == 0 and each.row.lease_no > 1]
     questions = [announced.questions.get(row.task_id) for row in stopped]
     return [(question, False) for question in questions if question and question.event_type in types]
@@ -303,7 +508,7 @@ def _log_unsent(decisions: Decided, config: Snapshot) -> None:
     for (end, _), alike in decisions.items():
         if end.state in FAILED_ENDS:
             for row in (each.row for each in alike):
-                settlement.log_failed(row.task_id, row.event.trace, end, node=config.nodes[row.node_id].key)
+                log_failed(row.task_id, row.event.trace, end, node=config.nodes[row.node_id].key)
         elif not alike[0].delivery:
             names[end.state, end.reason] += [
                 tracing.trace_label(each.row.event.trace, each.row.task_id) for each in alike
@@ -318,5 +523,5 @@ def _measure(decisions: Decided) -> None:
     ends: Counter[tuple[str, str]] = Counter()
     for (end, _), alike in decisions.items():
         ends[end.state, end.reason] += len(alike)
-    settlement.measure_ends(ends)
-    settlement.measure_verdicts((verdict, len(alike)) for (_, verdict), alike in decisions.items())
+    measure_ends(ends)
+    measure_verdicts((verdict, len(alike)) for (_, verdict), alike in decisions.items())

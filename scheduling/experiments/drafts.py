@@ -279,7 +279,14 @@ def run_next_replay() -> bool:
         return False
     outcome: dict[str, Any] = {"state": State.FAILED}
     try:
-        outcome = {"state": State.DONE, "result": _replay_draft(draft)}
+        configs = {"live": snapshot.current(), "draft": build_draft_snapshot(draft)}
+        until = sql.now()
+        # The replica holds all that happened before the replay's window ends, or the primary answers.
+        result = replica.read_from_replica(
+            lambda age: replay_events(configs, choose_window(until - timedelta(days=DAYS), until)),
+            after=replica.read_primary_position(), wait=REPLICA_WAIT,
+        )  # fmt: skip
+        outcome = {"state": State.DONE, "result": result}
     except (AftertouchError, InvalidDocument) as error:
         outcome["problems"] = [ErrorText.dump(str(each)) for each in getattr(error, "problems", [error])]
     except Exception as error:
@@ -306,16 +313,6 @@ def _claim_replay() -> ConfigDraft | None:
         draft.state, draft.state_at = State.RUNNING, at
         draft.save(update_fields=["state", "state_at"])
         return draft
-
-
-def _replay_draft(draft: ConfigDraft) -> dict[str, Any]:
-    configs = {"live": snapshot.current(), "draft": build_draft_snapshot(draft)}
-    until = sql.now()
-    # The replica holds all that happened before the replay's window ends, or the primary answers.
-    return replica.read_from_replica(
-        lambda age: replay_events(configs, choose_window(until - timedelta(days=DAYS), until)),
-        after=replica.read_primary_position(), wait=REPLICA_WAIT,
-    )  # fmt: skip
 
 
 def build_draft_snapshot(draft: ConfigDraft) -> Snapshot:

@@ -24,21 +24,19 @@ from django.conf import settings
 
 from scheduling import sql
 from scheduling.configuration.snapshot import Snapshot
-from scheduling.delivery.routing import NoTarget, channel_of, load_community_targets, target_for
+from scheduling.delivery.receivers import NoTarget, TargetLookup, channel_of, load_community_targets, target_for
 from scheduling.ids import first_id_at
-from scheduling.ledger import locks
+from scheduling.ledger import transitions
 from scheduling.models import Customer, Event, EventType
 from scheduling.models.encrypted import Unreadable
-from scheduling.planning.disabled_targets import TargetLookup
 from scheduling.planning.ingest import ACTIVITY_GRAIN
 from scheduling.policy import guards, matrix
-from scheduling.policy.event_counts import MOST_EARLIER, EventTimes, add_event_time, count_recent
 from scheduling.policy.guards import AwaitedTouch, Candidate, CapSlot, GuardContext
-from scheduling.policy.journeys import END_TYPES, PASSIVE_TYPES, SOURCE, compose_end_data
+from scheduling.policy.matrix import END_TYPES, PASSIVE_TYPES, SOURCE, compose_end_data
+from scheduling.policy.node_conditions import MOST_EARLIER, EventTimes, add_event_time, count_recent
 from scheduling.policy.profile import NO_PROFILE
 from scheduling.policy.specs import CustomerSpec, EventSpec, NodeSpec, TemplateSpec, template_for
-from scheduling.templating.library import CannotRender
-from scheduling.templating.rendering import render_message
+from scheduling.templating import CannotRender, render_message
 
 MOST_EVENTS = 50_000  #: per replay; with more, the replay starts later
 CHUNK = 2_000
@@ -96,7 +94,7 @@ def _load_customers(
 ) -> dict[str, SimulatedCustomer]:
     """Load customers as of `since`: their cap slots of the `memory` before it, and the times of `counted` events."""
     rows = Customer.objects.filter(user_id__in=user_ids)
-    profiles = locks.load_profiles(row.pk for row in rows)
+    profiles = transitions.load_profiles(row.pk for row in rows)
     found: dict[int, SimulatedCustomer] = {}
     for row in rows:
         active_at = row.last_active_at if row.last_active_at and row.last_active_at < since else None
@@ -421,7 +419,14 @@ class Simulation:
         elif problem := self.prepare(node, template, customer, event):
             self._end_touch(touch, "failed", problem)
         else:
-            self._send_touch(touch, node, template)
+            slot = CapSlot(
+                touch.task_id, self.now, template.content_type, node.guard_cap != "ignore", settled=True,
+                node_id=node.id, template_id=template.id,
+            )  # fmt: skip
+            touch.customer.slots.append(slot)
+            if self._counts_communities and touch.event.chat_id:
+                self.communities[touch.event.chat_id].append(slot)
+            self._end_touch(touch, "delivered", "")
 
     def _build_context(self, touch: SimulatedTouch) -> GuardContext:
         oldest, hold = self.now - self._window, settings.AFTERTOUCH_SLOT_HOLD
@@ -440,16 +445,6 @@ class Simulation:
             soon = each.due_at <= self.now + hold and each.judged_at != self.now
             if soon and each.priority < touch.priority and node.enabled and node.guard_cap != "ignore":
                 yield AwaitedTouch(each.due_at, each.node_id)
-
-    def _send_touch(self, touch: SimulatedTouch, node: NodeSpec, template: TemplateSpec) -> None:
-        slot = CapSlot(
-            touch.task_id, self.now, template.content_type, node.guard_cap != "ignore", settled=True,
-            node_id=node.id, template_id=template.id,
-        )  # fmt: skip
-        touch.customer.slots.append(slot)
-        if self._counts_communities and touch.event.chat_id:
-            self.communities[touch.event.chat_id].append(slot)
-        self._end_touch(touch, "delivered", "")
 
     def _end_touch(self, touch: SimulatedTouch, state: str, reason: str) -> None:
         del touch.customer.waiting[touch.number]

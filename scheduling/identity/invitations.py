@@ -1,30 +1,71 @@
-"""Invite colleagues by a one-use link."""
+"""Invite colleagues by a one-use link, and read and assign the roles of users."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import cast
 from uuid import uuid4
 
 import structlog
 from django.conf import settings
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Group, User
 from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.urls import reverse
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
+from scheduling.audit import record_action
 from scheduling.channels.base import Channel, Delivered, Message
 from scheduling.channels.email import Email
-from scheduling.channels.once import send_once
-from scheduling.identity.roles import SHORT_LABELS, assign_roles
-from scheduling.models import Invitation
+from scheduling.channels.http_client import send_once
+from scheduling.models import Invitation, Role
 
 log = structlog.get_logger(__name__)
+
+SHORT_LABELS = {
+    "viewer": gettext_lazy("Viewer"),
+    "operator": gettext_lazy("Operator"),
+    "editor": gettext_lazy("Editor"),
+    "command editor": gettext_lazy("Command editor"),
+    "administrator": gettext_lazy("Administrator"),
+}
+GROUPS = tuple(role.value for role in Role if role != Role.ADMINISTRATOR)
+
+
+def find_role(user: User) -> str:
+    """Return the role of a user; "" for no role, or for a selection of rights that is none."""
+    if user.is_superuser:
+        return Role.ADMINISTRATOR.value
+    groups = [group.name for group in user.groups.all()]
+    own_rights = user.user_permissions.all()
+    return groups[0] if len(groups) == 1 and groups[0] in GROUPS and not own_rights else ""
+
+
+def assign_roles(user: User, roles: Iterable[str], *, by: str = "") -> None:
+    """Give a stored user these roles in place of other roles, and staff status. Groups that are no role stay.
+
+    Idempotent. A change is recorded in the audit log with the name of the user who gave the roles.
+    """
+    wanted, before = set(roles), _describe_roles(user)
+    user.is_staff, user.is_superuser = True, Role.ADMINISTRATOR.value in wanted
+    user.save(update_fields=["is_staff", "is_superuser"])
+    user.groups.remove(*Group.objects.filter(name__in=set(GROUPS) - wanted))
+    user.groups.add(*(Group.objects.get_or_create(name=role)[0] for role in GROUPS if role in wanted))
+    if (after := _describe_roles(user)) != before:
+        record_action("changed", user, label=user.get_username(), actor=by, changes=[("role", before, after)])
+
+
+def _describe_roles(user: User) -> str:
+    stored = User.objects.filter(pk=user.pk, is_superuser=True).exists()
+    groups = set(Group.objects.filter(user=user, name__in=GROUPS).values_list("name", flat=True))
+    return ", ".join(sorted(groups | ({Role.ADMINISTRATOR.value} if stored else set())))
+
 
 VALID_FOR = timedelta(hours=72)
 MAIL_TIMEOUT = timedelta(seconds=10)

@@ -15,7 +15,7 @@ from django.db import transaction
 from django.db.models.functions import Now
 from django.utils.timezone import now
 
-from scheduling.audit.audit_log import record_action
+from scheduling.audit import record_action
 from scheduling.models import RecoveryCode, TotpDevice
 from scheduling.models.encrypted import Unreadable
 
@@ -78,7 +78,11 @@ def accept_code(user: User, text: str) -> bool:
     if not code.isascii():
         return False
     if code.isdigit():
-        return _accept_app_code(user, code)
+        device = find_device(user)
+        step = _find_step(device, code) if device else None
+        if device is None or step is None:
+            return False
+        return bool(TotpDevice.objects.filter(pk=device.pk, last_step__lt=step).update(last_step=step))
     used = RecoveryCode.objects.filter(user=user, digest=_hash_code(code), used_at=None).update(used_at=Now())
     if used:
         record_action("acted", user, label=user.get_username(), actor=user.get_username(), reason="recovery code used")
@@ -105,14 +109,6 @@ def reset_totp(user: User) -> bool:
     RecoveryCode.objects.filter(user=user).delete()
     removed, _ = TotpDevice.objects.filter(user=user).delete()
     return bool(removed)
-
-
-def _accept_app_code(user: User, code: str) -> bool:
-    device = find_device(user)
-    step = _find_step(device, code) if device else None
-    if device is None or step is None:
-        return False
-    return bool(TotpDevice.objects.filter(pk=device.pk, last_step__lt=step).update(last_step=step))
 
 
 def _find_step(device: TotpDevice, code: str) -> int | None:

@@ -1,8 +1,10 @@
-"""Change states of touches. One write turns a verdict into the touch's state.
+"""Insert touches and change their states. One write turns a verdict into the touch's state.
 
 Dispatch is by priority and bounded. Workers fetch messages ahead and hold delayed ones in memory. Without a bound, a
 hundred thousand touches that are due at one moment delay every touch of a higher priority until they are delivered.
 Jobs need no bound, because a shop runs one at a time.
+
+A touch that ends moves to the partition of its end.
 """
 
 from __future__ import annotations
@@ -14,15 +16,17 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import transaction
+from django.db.models.functions import Now
 from django.dispatch import Signal
 
 from scheduling import sql, tracing
-from scheduling.ledger.settling import CANCEL, IN_DOUBT, SETTLE, SETTLE_BATCH
 from scheduling.ledger.transitions import WAKEUP_LEASE, Claim, Ledger, Settlement, WakeUp, fetch_wakeups
-from scheduling.models import Attempt, Verdict
-from scheduling.models.ledger import Priority
-from scheduling.models.touch_log import encode_entry
-from scheduling.policy.guards import GuardVerdict
+from scheduling.models import Attempt, Touch, Verdict
+from scheduling.models.touch import Priority
+from scheduling.models.touch_log import MOST_VERDICTS, encode_entry
+from scheduling.policy.guards import NODE_DISABLED, GuardVerdict
+from scheduling.policy.matrix import PlannedTouch
+from scheduling.policy.specs import EventSpec
 
 SLOT = timedelta(milliseconds=250)
 
@@ -139,6 +143,7 @@ class TouchLedger(Ledger):
         whose node is off stay unchanged. Return how many were written.
         """
         task_ids = [task_id for task_ids in decisions.values() for task_id in task_ids]
+        contents = [each.settlement.content for each in decisions]
         written = sql.rows(
             SETTLE_BATCH,
             {
@@ -149,7 +154,10 @@ class TouchLedger(Ledger):
                 "ids": sql.UuidArray(task_ids),
                 "numbers": [number for number, each in enumerate(decisions.values(), 1) for _ in each],
                 **_settlement_columns(each.settlement for each in decisions),
-                **_content_columns(each.settlement for each in decisions),
+                "types": [each and each.content_type for each in contents],
+                "templates": [each and each.template_id for each in contents],
+                "versions": [each and each.template_version for each in contents],
+                "counts": [each and each.counts for each in contents],
                 "verdicts": [_format_verdict(each.verdict, at) for each in decisions],
             },
         )
@@ -279,16 +287,6 @@ def _settlement_columns(settlements: Iterable[Settlement]) -> dict[str, list[Any
         "due": [each.due_at for each in settlements],
         "paused_by": [each.paused_by for each in settlements],
         "frees": [each.releases_cap_slot for each in settlements],
-    }
-
-
-def _content_columns(settlements: Iterable[Settlement]) -> dict[str, list[Any]]:
-    contents = [each.content for each in settlements]
-    return {
-        "types": [each and each.content_type for each in contents],
-        "templates": [each and each.template_id for each in contents],
-        "versions": [each and each.template_version for each in contents],
-        "counts": [each and each.counts for each in contents],
     }
 
 
@@ -428,3 +426,226 @@ SELECT task_id, stop, scope, version, conversation_at FROM judged
 """
 
 touches = TouchLedger("scheduling_touch_live", route="node_id")
+
+
+# --- statements that settle -------------------------------------------------------------------------------------------
+
+
+def _compose_settling(matched: str, changes: Mapping[str, str]) -> str:
+    """Return the parts of a statement that change live rows and move those that end.
+
+    `v` holds the new values, `matched` joins it with the table, `changes` are values by column. An end deletes the live
+    row and inserts it into the partition of its end. An UPDATE would move it too, but raise an error in a transaction
+    that waits for the row. That transaction finds no row here.
+    """
+    assigned = ", ".join(f"{column} = {value}" for column, value in changes.items())
+    columns = ", ".join(_COLUMNS)
+    return f"""
+kept AS (
+    UPDATE scheduling_touch_live AS row SET {assigned} FROM v
+    WHERE {matched} AND v.state IN ('scheduled', 'running')
+    RETURNING row.task_id, row.lease_no
+), moved AS (
+    DELETE FROM scheduling_touch_live AS row USING v
+    WHERE {matched} AND v.state NOT IN ('scheduled', 'running')
+    RETURNING {_compose_moved(changes)}
+), ended AS (
+    INSERT INTO scheduling_touch_ended ({columns}) SELECT {columns} FROM moved
+)"""
+
+
+def _compose_moved(changes: Mapping[str, str]) -> str:
+    return ", ".join(f"{changes.get(column, f'row.{column}')} AS {column}" for column in _COLUMNS)
+
+
+_COLUMNS = [str(field.column) for field in Touch._meta.concrete_fields]
+
+_ADD_VERDICT = f"""CASE WHEN v.verdict IS NULL THEN row.verdicts WHEN row.verdicts IS NULL THEN v.verdict
+    WHEN jsonb_array_length(row.verdicts) < {MOST_VERDICTS} THEN row.verdicts || v.verdict
+    ELSE (row.verdicts - 1) || v.verdict END"""
+# The clock of the write, after the transaction has its id: readers of ends rely on this order. A lock may have waited.
+_SETTLED_AT = "CASE WHEN v.state NOT IN ('scheduled', 'running') THEN clock_timestamp() END"
+
+# An earlier attempt, or the touch that this one repeats, may have had its effect. Written with EXISTS, PostgreSQL would
+# read all ended touches into a hash table. `strict` keeps the path from looking into the entries.
+IN_DOUBT = """(
+    row.attempts @? 'strict $[*] ? (@[4] == "unknown")'
+    OR COALESCE((
+        SELECT p.state FROM scheduling_touch_ended AS p
+        WHERE p.task_id = row.retry_of AND p.root_id = row.root_id LIMIT 1
+    ), '') = 'unknown'
+)"""
+
+# An operator confirmed a touch that is sent as new: a deferral does not return it to the cap and to dedupe.
+_KEEPS_SLOT = "(NOT v.frees_slot OR v.state = 'scheduled' AND row.retry_of IS NOT NULL AND row.root_id = row.task_id)"
+
+_BATCH_CHANGES = {
+    "lease_no": "row.lease_no + 1",
+    "wakeups": "0",
+    "state": "v.state",
+    "reason": "v.reason",
+    "paused_by": "v.paused_by",
+    "due_at": "COALESCE(v.due_at, row.due_at)",
+    "lease_until": "CASE WHEN v.state = 'running' THEN %(at)s + %(lease)s END",
+    "sending_at": "NULL::timestamptz",
+    "settled_at": _SETTLED_AT,
+    "reserved_at": f"""CASE WHEN v.state = 'running' THEN COALESCE(row.reserved_at, %(at)s)
+                            WHEN {_KEEPS_SLOT} THEN row.reserved_at END""",
+    "content_type": "COALESCE(v.content_type, row.content_type)",
+    "template_id": "COALESCE(v.template_id, row.template_id)",
+    "template_version": "COALESCE(v.template_version, row.template_version)",
+    "counts_toward_cap": "COALESCE(v.counts, row.counts_toward_cap)",
+    "verdicts": _ADD_VERDICT,
+}
+_BATCH_MATCHED = f"""row.task_id = v.task_id AND row.task_id = ANY(%(ids)b)
+    AND (v.reason <> '{NODE_DISABLED}' OR %(version)s::bigint IS NULL OR EXISTS (
+        SELECT FROM scheduling_configuration WHERE id = 1 AND version = %(version)s AND changed_at = %(changed_at)s
+    ))"""
+SETTLE_BATCH = f"""
+WITH v AS MATERIALIZED (
+    SELECT v.*, d.*
+    FROM unnest(%(ids)b::uuid[], %(numbers)b::int[]) AS v(task_id, decision),
+        unnest(%(states)b::text[], %(reasons)b::text[], %(due)b::timestamptz[], %(paused_by)b::text[],
+               %(frees)b::bool[], %(types)b::text[], %(templates)b::bigint[], %(versions)b::int[],
+               %(counts)b::bool[], %(verdicts)b::text[]::jsonb[])
+            WITH ORDINALITY AS d(state, reason, due_at, paused_by, frees_slot, content_type, template_id,
+                                 template_version, counts, verdict, number)
+    WHERE d.number = v.decision
+), {_compose_settling(_BATCH_MATCHED, _BATCH_CHANGES)}
+SELECT (SELECT count(*) FROM kept) + (SELECT count(*) FROM moved)
+"""
+
+_SETTLE_CHANGES = {
+    "state": "v.state",
+    "reason": "v.reason",
+    "paused_by": "v.paused_by",
+    "lease_until": "NULL::timestamptz",
+    "wakeups": "0",
+    "due_at": "COALESCE(v.due_at, row.due_at)",
+    "settled_at": _SETTLED_AT,
+    "reserved_at": f"CASE WHEN {_KEEPS_SLOT} THEN row.reserved_at END",
+    "verdicts": _ADD_VERDICT,
+    "attempts": "CASE WHEN v.attempt IS NULL THEN row.attempts ELSE COALESCE(row.attempts, '[]') || v.attempt END",
+}
+_SETTLE_MATCHED = """row.task_id = v.task_id AND row.task_id = ANY(%(ids)b)
+    AND COALESCE(row.state, '') = 'running' AND row.lease_no = v.lease_no"""
+SETTLE = f"""
+WITH v AS MATERIALIZED (
+    SELECT * FROM unnest(%(ids)b::uuid[], %(lease_nos)b::int[], %(states)b::text[], %(reasons)b::text[],
+                         %(due)b::timestamptz[], %(paused_by)b::text[], %(frees)b::bool[],
+                         %(verdicts)b::text[]::jsonb[], %(attempts)b::text[]::jsonb[])
+        AS v(task_id, lease_no, state, reason, due_at, paused_by, frees_slot, verdict, attempt)
+), {_compose_settling(_SETTLE_MATCHED, _SETTLE_CHANGES)}
+SELECT task_id, lease_no FROM kept UNION ALL SELECT task_id, lease_no FROM moved
+"""
+
+# A cancelled retry releases its cap slot, unless an attempt may have had its effect.
+_CANCEL_CHANGES = {
+    "state": "'cancelled'",
+    "reason": "%(reason)s",
+    "paused_by": "''",
+    "lease_until": "NULL::timestamptz",
+    "settled_at": "clock_timestamp()",
+    "reserved_at": f"CASE WHEN row.reserved_at IS NOT NULL AND {IN_DOUBT} THEN row.reserved_at END",
+}
+CANCEL = f"""
+WITH locked AS MATERIALIZED ({{locked}}), moved AS (
+    DELETE FROM scheduling_touch_live AS row WHERE row.task_id = ANY(ARRAY(SELECT task_id FROM locked))
+    RETURNING {_compose_moved(_CANCEL_CHANGES)}, row.state <> 'running' AND row.reason = 'quota'
+        AND row.due_at < row.expires_at - interval '1 second' AS has_quota_slot -- later: it waits without a slot
+), ended AS (
+    INSERT INTO scheduling_touch_ended ({", ".join(_COLUMNS)}) SELECT {", ".join(_COLUMNS)} FROM moved
+)
+SELECT has_quota_slot, task_id, node_id, customer_id, chat_id, priority, due_at FROM moved
+"""
+
+
+# --- new touches ------------------------------------------------------------------------------------------------------
+
+
+def insert_planned(rows: list[tuple[Any, ...]]) -> None:
+    """Insert rows of `planned_row` in one statement. Call it in the transaction of their events."""
+    sql.copy_rows(_COPY_TOUCHES, rows, list(_PLANNED_COLUMNS.values()))
+
+
+def planned_row(
+    event: EventSpec, planned: PlannedTouch, task_id: UUID, customer_id: int, *, at: datetime, dispatched: bool,
+    cancelled_as: str,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the columns of a touch that is planned at `at`.
+
+    `cancelled_as` is the reason if a later event of the same batch cancels it.
+    """
+    node, due_at = planned.node, planned.due_at
+    return (
+        task_id,
+        task_id,
+        "cancelled" if cancelled_as else "queued" if dispatched else "scheduled",
+        node.priority,
+        due_at,
+        due_at,
+        "",
+        0,
+        0,
+        max(due_at, at) + WAKEUP_LEASE if dispatched else None,
+        int(dispatched),
+        at if dispatched else None,
+        at if cancelled_as else None,
+        cancelled_as,
+        at,
+        event.id,
+        node.id,
+        node.version,
+        customer_id,
+        event.chat_id,
+        planned.expires_at,
+        "",
+        node.guard_cap != "ignore",
+    )
+
+
+def insert_retry(
+    old_id: UUID, task_id: UUID, due_at: datetime, *, as_new: bool, edited: bool = False, priority: int | None = None,
+    expires_at: datetime | None = None,
+) -> None:  # fmt: skip
+    """Insert a touch for the event and node of an ended touch.
+
+    With the same delivery key the cap slot moves to the new touch. A touch sent as new reserves its own slot at once.
+    No dedupe or cap then suppresses what the operator confirmed. An edited touch has a new delivery key, and the guards
+    check it as any retry. `expires_at` is that of the node, counted from `due_at`, unless given.
+    """
+    old = Touch.objects.select_related("node").get(pk=str(old_id))
+    reserved_at = Now() if as_new else old.reserved_at
+    if reserved_at and not as_new:
+        touches.release_cap_slot(old.task_id)
+    Touch.objects.create(
+        task_id=task_id,
+        root_id=task_id if as_new or edited else old.root_id,
+        retry_of=old.task_id,
+        created_at=Now(),
+        priority=old.priority if priority is None else priority,
+        due_at=due_at,
+        planned_at=due_at,
+        event_id=old.event_id,
+        node_id=old.node_id,
+        node_version=old.node.version,
+        customer_id=old.customer_id,
+        chat_id=old.chat_id,
+        expires_at=expires_at or due_at + old.node.expires_after,
+        reserved_at=reserved_at,
+        content_type=old.content_type,
+        template_id=old.template_id if reserved_at else None,
+        counts_toward_cap=old.counts_toward_cap,
+    )
+
+
+_PLANNED_COLUMNS = {
+    "task_id": "uuid", "root_id": "uuid", "state": "varchar", "priority": "int2", "due_at": "timestamptz",
+    "planned_at": "timestamptz", "paused_by": "varchar", "attempt": "int2", "lease_no": "int4",
+    "lease_until": "timestamptz", "wakeups": "int2", "queued_at": "timestamptz", "settled_at": "timestamptz",
+    "reason": "varchar", "created_at": "timestamptz", "event_id": "uuid", "node_id": "int8", "node_version": "int4",
+    "customer_id": "int8", "chat_id": "varchar", "expires_at": "timestamptz", "content_type": "varchar",
+    "counts_toward_cap": "bool",
+}  # fmt: skip
+
+_COPY_TOUCHES = f"COPY scheduling_touch ({', '.join(_PLANNED_COLUMNS)}) FROM STDIN (FORMAT BINARY)"

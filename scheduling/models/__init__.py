@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-from scheduling.models.alert import Alert, AlertReceiver
 from scheduling.models.api_key import INCLUDED, ApiKey, AuditEntry, FailedLogin, Pause, Scope, expand_scopes
-from scheduling.models.bulk_action import BulkAction, DismissedChecklist, UndoableAct
 from scheduling.models.customer import (
     Community,
     Complaint,
@@ -14,16 +12,17 @@ from scheduling.models.customer import (
     CustomerProfile,
     RefusedLines,
 )
-from scheduling.models.draft import ConfigDraft
-from scheduling.models.event import Event, EventType
-from scheduling.models.failed_task import FailedTask, FailedTaskComment
-from scheduling.models.ledger import LEASED, WAITING, LedgerRow, Priority
+from scheduling.models.event import DeliveryReceipt, Event, EventType, ReceiptKind, VendorMessage
 from scheduling.models.node import (
     AtDay,
+    Calendar,
     CapSwitch,
     Category,
     ChannelConfig,
+    DelayRule,
     DisabledTarget,
+    HarassmentRule,
+    Holdout,
     Node,
     OnRepeat,
     OverCap,
@@ -32,11 +31,27 @@ from scheduling.models.node import (
     Template,
     TemplateText,
 )
+from scheduling.models.operations import (
+    Alert,
+    AlertReceiver,
+    AutomaticRollout,
+    BulkAction,
+    ConfigDraft,
+    DismissedChecklist,
+    UndoableAct,
+)
 from scheduling.models.people import IdentityLink, Invitation, RecoveryCode, Role, SignIn, TotpDevice
-from scheduling.models.receipt import DeliveryReceipt, ReceiptKind, VendorMessage
-from scheduling.models.rollout import AutomaticRollout
-from scheduling.models.rule import Calendar, DelayRule, HarassmentRule, Holdout
-from scheduling.models.touch import EndMark, Touch, TouchState
+from scheduling.models.touch import (
+    LEASED,
+    WAITING,
+    EndMark,
+    FailedTask,
+    FailedTaskComment,
+    LedgerRow,
+    Priority,
+    Touch,
+    TouchState,
+)
 from scheduling.models.touch_log import Attempt, AttemptOutcome, GuardDecision, Verdict
 from scheduling.models.versioned import Configuration
 from scheduling.models.webhooks import (

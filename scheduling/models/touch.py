@@ -1,16 +1,95 @@
-"""Store touches."""
+"""Store touches and failed tasks, and define the columns that all rows of work share: touches and RPA jobs.
+
+Only `scheduling.ledger` and `rpa_tasks.jobs` write them. A claim increments `lease_no`, and no row leaves an end.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from django.conf import settings
 from django.db import models
 from django.db.models import Q
+from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
-from scheduling.models.ledger import WAITING, LedgerRow
+from scheduling.ids import new_id
 from scheduling.models.touch_log import Attempt, LogField, Verdict
+
+
+class Priority(models.IntegerChoices):
+    HIGH = 0, _("High")
+    NORMAL = 1, _("Normal")
+    LOW = 2, _("Low")
+
+
+WAITING = ("scheduled", "queued")  #: not started: a cancellation or an edit may still change it
+LEASED = ("queued", "running")  #: dispatched or claimed until `lease_until`
+RARE = ("failed", "unknown", "cancelled")  #: ends that may be few among millions of rows
+
+
+class LedgerRow(models.Model):
+    """One piece of work. The row is authoritative; a message about it is only a wake-up."""
+
+    task_id = models.UUIDField(_("task id"), primary_key=True, default=new_id, editable=False)
+    #: The first task of a chain of retries. Receivers see it as the idempotency key.
+    root_id = models.UUIDField(_("delivery key"), default=new_id, editable=False)
+    #: The task that this one publishes again.
+    retry_of = models.UUIDField(_("retry of"), null=True, editable=False)
+    state = models.CharField(_("state"), max_length=10, default="scheduled")
+    priority = models.SmallIntegerField(_("priority"), choices=Priority, default=Priority.NORMAL)
+    #: The earliest start, by the database's clock.
+    due_at = models.DateTimeField(_("due at"))
+    #: The first `due_at`, from which lateness is measured.
+    planned_at = models.DateTimeField(_("planned at"))
+    #: The pause that keeps this row from dispatch ("" for none): "all", "channel:hook", "node:x", "shop:pdd/s1".
+    paused_by = models.CharField(_("paused by"), max_length=120, default="", blank=True)
+    #: How many times the receiver was called or the flow was run.
+    attempt = models.SmallIntegerField(_("attempts"), default=0)
+    #: The fence: every claim increments it, every later write of the claimant names it.
+    lease_no = models.IntegerField(_("lease number"), default=0)
+    lease_until = models.DateTimeField(_("lease until"), null=True)
+    #: Wake-ups published for the current `due_at`; each doubles the wait for the next.
+    wakeups = models.SmallIntegerField(_("wake-ups"), default=0)
+    queued_at = models.DateTimeField(_("dispatched at"), null=True)
+    #: From now on the receiver may have seen it. An end without a response is `unknown`.
+    sending_at = models.DateTimeField(_("sending at"), null=True)
+    settled_at = models.DateTimeField(_("settled at"), null=True)
+    #: A short code: why it waits, or why it ended.
+    reason = models.CharField(_("reason"), max_length=64, default="", blank=True)
+    created_at = models.DateTimeField(_("created at"), default=now, editable=False)
+
+    class Meta:
+        abstract = True
+
+    @staticmethod
+    def indexes_for(table: str, due: Sequence[str] = ("due_at",)) -> list[models.Index]:
+        """Return the partial indexes that the ledger needs. Its statements repeat the state as a literal.
+
+        `due` names the columns by which the dispatch finds rows.
+        """
+        return [
+            models.Index(fields=due, name=f"{table}_due", condition=Q(state="scheduled", paused_by="")),
+            # Read by both rescues.
+            models.Index(fields=["lease_until"], name=f"{table}_leased", condition=Q(state__in=LEASED)),
+            # Read by the end of a pause.
+            models.Index(fields=["paused_by"], name=f"{table}_paused_by", condition=~Q(paused_by="")),
+            # Read by lists of these states, newest first. A row with a usual end has no entry.
+            models.Index(fields=["task_id", "state"], name=f"{table}_rare", condition=Q(state__in=RARE)),
+        ]
+
+    @staticmethod
+    def constraints_for(table: str) -> list[models.BaseConstraint]:
+        """Return the constraint that a row has a lease exactly while it is queued or running."""
+        leased = Q(state__in=LEASED)
+        return [
+            models.CheckConstraint(
+                name=f"{table}_leased_iff_lease",
+                condition=(leased & Q(lease_until__isnull=False)) | (~leased & Q(lease_until__isnull=True)),
+            )
+        ]
 
 
 class TouchState(models.TextChoices):
@@ -147,3 +226,97 @@ class EndMark(models.Model):
 
     def __str__(self) -> str:
         return f"{self.reader}: {self.settled_at}"
+
+
+class FailedTask(models.Model):
+    """Work that needs a person: the original, the failure and the action taken.
+
+    open → retried | resolved_delivered | resolved_not_delivered | ignored | archived; ignored → retried | archived;
+    retried → open, by an undo
+    """
+
+    class Origin(models.TextChoices):
+        TOUCH = "touch", _("Touch")
+        RPA_JOB = "rpa_job", _("RPA job")
+        MESSAGE = "message", _("Broker message")  #: it cannot be read or run
+
+    class State(models.TextChoices):
+        OPEN = "open", _("Open")  #: no person has acted on it
+        RETRIED = "retried", _("Published again")
+        RESOLVED_DELIVERED = "resolved_delivered", _("Resolved: delivered")
+        RESOLVED_NOT_DELIVERED = "resolved_not_delivered", _("Resolved: not delivered")
+        IGNORED = "ignored", _("Ignored")
+        ARCHIVED = "archived", _("Archived")
+
+    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
+    origin = models.CharField(_("origin"), max_length=10, choices=Origin)
+    task_id = models.UUIDField(_("task id"), null=True, unique=True)
+    root_id = models.UUIDField(_("delivery key"), null=True)
+    #: "failed" (certainly no effect), "unknown" (possibly an effect) or "unreadable".
+    failure = models.CharField(_("class"), max_length=12)
+    reason = models.CharField(_("reason"), max_length=64)
+    detail = models.TextField(_("detail"), blank=True)
+    #: The work as it was when it failed; never changed.
+    payload = models.JSONField(_("original"), default=dict)
+    attempts = models.JSONField(_("attempts"), default=list)
+    channel = models.CharField(_("channel"), max_length=64, blank=True)
+    #: Equal for failures with the same cause.
+    fingerprint = models.CharField(_("fingerprint"), max_length=32, db_index=True)
+    state = models.CharField(_("state"), max_length=24, choices=State, default=State.OPEN)
+    failed_at = models.DateTimeField(_("failed at"), default=now)
+    acted_at = models.DateTimeField(_("acted at"), null=True)
+    actor = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, verbose_name=_("actor"))
+    actor_name = models.CharField(_("actor"), max_length=150, blank=True)
+    action_reason = models.CharField(_("reason of the action"), max_length=500, blank=True)
+    retried_as = models.UUIDField(_("published again as"), null=True)
+    #: Of an edited retry: `{"before": payload, "after": payload}`. Empty again after the erasure of its customer.
+    difference = models.JSONField(_("difference"), null=True)
+    assignee = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        null=True,
+        on_delete=models.SET_NULL,
+        related_name="assigned_failed_tasks",
+        verbose_name=_("assignee"),
+    )
+
+    class Meta:
+        verbose_name = _("failed task")
+        verbose_name_plural = _("failed tasks")
+        ordering = ["-failed_at"]
+        indexes = [
+            models.Index(fields=["-failed_at"], name="failed_open", condition=Q(state="open")),
+            # Read by workers for the text of an edited touch.
+            models.Index(fields=["retried_as"], name="failed_edited", condition=Q(difference__isnull=False)),
+        ]
+        permissions = [("act_on_failedtask", _("Can retry, resolve, ignore and archive failed tasks"))]
+
+    def __str__(self) -> str:
+        return f"…{str(self.task_id or self.id)[-8:]}"
+
+    def get_state_display(self) -> str:  # type: ignore[no-redef]
+        """Return the label for the origin: a job is not delivered to a receiver."""
+        words = RESOLVED_JOBS.get(self.state) if self.origin == self.Origin.RPA_JOB else None
+        return str(words or self.State(self.state).label)
+
+
+class FailedTaskComment(models.Model):
+    """A note of a user or client about a failed task. Deleted with the task, and by the erasure of its customer."""
+
+    failed_task = models.ForeignKey(FailedTask, on_delete=models.CASCADE, related_name="comments")
+    author = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+")
+    author_name = models.CharField(_("author"), max_length=150)
+    text = models.TextField(_("comment"), max_length=2_000)
+    commented_at = models.DateTimeField(_("commented at"), default=now)
+
+    class Meta:
+        default_permissions = ()  # the page of the failed task shows them
+        ordering = ["pk"]
+
+    def __str__(self) -> str:
+        return f"{self.author_name}: {self.text[:50]}"
+
+
+RESOLVED_JOBS = {
+    FailedTask.State.RESOLVED_DELIVERED.value: _("Resolved: succeeded"),
+    FailedTask.State.RESOLVED_NOT_DELIVERED.value: _("Resolved: no effect"),
+}

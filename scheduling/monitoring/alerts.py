@@ -24,11 +24,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from scheduling.channels.base import Channel, Delivered, Message, Outcome, Permanent, Transient
-from scheduling.channels.once import send_once
+from scheduling.channels.http_client import send_once
 from scheduling.channels.quota import UNAVAILABLE_DELAY, QuotaGate, receiver_key
 from scheduling.configuration import snapshot
 from scheduling.db_timeouts import Deadline
-from scheduling.delivery import routing
+from scheduling.delivery import receivers
 from scheduling.experiments.rollouts import withdrawn_canaries
 from scheduling.ids import new_id
 from scheduling.models import Alert, AlertReceiver
@@ -205,7 +205,12 @@ def evaluate_alerts(now: datetime) -> None:
         due = list(Alert.objects.select_for_update(skip_locked=True).filter(message_at__lte=now))
         Alert.objects.filter(pk__in=[alert.pk for alert in due]).update(tried=True, message_at=now + RETRY)
     if due:
-        settle_message(receiver, due, _send_due_alerts(receiver, due, now), now)
+        with translation.override(settings.LANGUAGE_CODE):
+            subject, body = compose_message(due, now)
+        # The same for a repeated message, so that the receiver can drop the duplicate.
+        parts = [f"{alert}|{alert.since}|{alert.notified_at}|{alert.ended_at is not None}" for alert in due]
+        outcome = send_alert_message(receiver, subject, body, now, uuid5(NAMESPACE, "\n".join(sorted(parts))))
+        settle_message(receiver, due, outcome, now)
 
 
 def read_values() -> dict[str, Values]:
@@ -253,14 +258,6 @@ def _store_values(beyond: Mapping[str, Values], now: datetime) -> None:
     Alert.objects.bulk_create(new, ignore_conflicts=True)  # another pass may have stored it
 
 
-def _send_due_alerts(receiver: AlertReceiver, due: Sequence[Alert], now: datetime) -> Outcome:
-    with translation.override(settings.LANGUAGE_CODE):
-        subject, body = compose_message(due, now)
-    # The same for a repeated message, so that the receiver can drop the duplicate.
-    parts = [f"{alert}|{alert.since}|{alert.notified_at}|{alert.ended_at is not None}" for alert in due]
-    return send_alert_message(receiver, subject, body, now, uuid5(NAMESPACE, "\n".join(sorted(parts))))
-
-
 def settle_message(receiver: AlertReceiver, due: Sequence[Alert], outcome: Outcome, now: datetime) -> None:
     """Store what a message came to. Safe to repeat, and after another pass.
 
@@ -293,13 +290,13 @@ def resolve_target(receiver: AlertReceiver) -> tuple[ChannelSpec, Channel, dict[
         Unreadable: a secret cannot be decrypted on this server.
     """
     spec = snapshot.channel_spec(receiver.channel)
-    channel = routing.channel_of(spec)
+    channel = receivers.channel_of(spec)
     place = receiver.community
     who = CustomerSpec(0, "", addresses={channel.address_key: receiver.address} if receiver.address else {})
     chat_id, communities = (place.chat_id, {place.chat_id: place.targets}) if place else ("", {})
-    target = routing.target_for(spec, channel, who, chat_id, communities)
+    target = receivers.target_for(spec, channel, who, chat_id, communities)
     if not target and not spec.config.get("url"):
-        raise routing.NoTarget("no_target", f"no {spec.kind} target")
+        raise receivers.NoTarget("no_target", f"no {spec.kind} target")
     return spec, channel, dict(target)
 
 
@@ -317,7 +314,7 @@ def send_alert_message(receiver: AlertReceiver, subject: str, body: str, now: da
             event={"source": "aftertouch", "id": str(key), "type": "aftertouch.alert", "time": now.isoformat()},
         )  # fmt: skip
         slot = receiver_key(channel, message)
-    except routing.NoTarget as error:
+    except receivers.NoTarget as error:
         return Permanent(error.reason, str(error))
     except Unreadable as error:
         return Permanent("secrets_unreadable", str(error))

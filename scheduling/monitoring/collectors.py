@@ -18,14 +18,17 @@ from prometheus_client.registry import Collector
 from scheduling import sql
 from scheduling.app_integrations import integrations
 from scheduling.db_timeouts import Deadline
+from scheduling.ledger import ends, partitions
 from scheduling.monitoring import multiprocess
-from scheduling.monitoring.queue_stats import (
+from scheduling.monitoring.wanted_numbers import (
     broker_accepts_messages,
     list_known_queues,
     read_queue_stats,
     refresh_app_queues,
 )
-from scheduling.webhooks.leases import FAILURES_TO_REST
+from scheduling.webhooks import FAILURES_TO_REST
+
+log = structlog.get_logger(__name__)
 
 MOST_COUNTED = 10_000  #: messages of one subscription; this value means this many or more
 
@@ -84,7 +87,6 @@ WHERE s.enabled AND s.retired_at IS NULL
 """
 
 
-log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 MOST = 100_000  #: rows counted of each kind; this value means this many or more
@@ -151,7 +153,13 @@ class LedgerCollector(Collector):
         yield from _collect_touches()
         yield from _collect_failed_tasks()
         yield from _collect_pauses()
-        yield _collect_erasures()
+        family = GaugeMetricFamily(
+            "aftertouch_erasures_oldest_age_seconds",
+            "Age of the oldest erasure of a customer under way, in seconds; 0 if there is none.",
+        )
+        ((age,),) = sql.rows(_ERASURES, {})
+        family.add_metric([], age)
+        yield family
 
 
 def _collect_touches() -> Iterator[Metric]:
@@ -204,16 +212,6 @@ def _collect_pauses() -> Iterator[Metric]:
         ages.add_metric([scope], age)
     yield counts
     yield ages
-
-
-def _collect_erasures() -> Metric:
-    family = GaugeMetricFamily(
-        "aftertouch_erasures_oldest_age_seconds",
-        "Age of the oldest erasure of a customer under way, in seconds; 0 if there is none.",
-    )
-    ((age,),) = sql.rows(_ERASURES, {})
-    family.add_metric([], age)
-    return family
 
 
 _ERASURES = """
@@ -289,12 +287,30 @@ class BrokerCollector(Collector):
                 age.add_metric([queue.name], queue.oldest_age)
             if queue.unacked is not None:
                 unacked.add_metric([queue.name], queue.unacked)
-        yield from (length, age, unacked, _detect_blocked_broker())
+        # Detect a blocked broker by publishing, because RabbitMQ notifies only publishers.
+        blocked = GaugeMetricFamily("aftertouch_broker_blocked", "1 while the broker accepts no messages.")
+        if (takes := broker_accepts_messages()) is not None:
+            blocked.add_metric([], float(not takes))
+        yield from (length, age, unacked, blocked)
 
 
-def _detect_blocked_broker() -> Metric:
-    """Detect a blocked broker by publishing, because RabbitMQ notifies only publishers."""
-    blocked = GaugeMetricFamily("aftertouch_broker_blocked", "1 while the broker accepts no messages.")
-    if (takes := broker_accepts_messages()) is not None:
-        blocked.add_metric([], float(not takes))
-    return blocked
+MOST_OF_REST = 100_000  #: rows counted; this value means this many or more
+
+
+class HistoryCollector(Collector):
+    def collect(self) -> Iterator[Metric]:
+        unread = GaugeMetricFamily(
+            "aftertouch_ends_unread_seconds",
+            "Age of the ends of touches up to which a reader has read, in seconds.", labels=["reader"],
+        )  # fmt: skip
+        for reader, age in ends.list_mark_ages():
+            unread.add_metric([reader], age)
+        rest = GaugeMetricFamily(
+            "aftertouch_touches_rest", f"Ended touches in the partition `rest`. At most {MOST_OF_REST} are counted."
+        )
+        ((count,),) = sql.rows(_REST, {"most": MOST_OF_REST})
+        rest.add_metric([], count)
+        yield from (unread, rest)
+
+
+_REST = f"SELECT count(*) FROM (SELECT FROM {partitions.REST} LIMIT %(most)s) AS batch"  # noqa: S608 (a constant)

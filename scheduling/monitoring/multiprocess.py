@@ -110,7 +110,13 @@ def _merge_ended_if_free(folder: Path) -> None:
 def merge_ended_processes(folder: Path) -> None:
     """Add the values of ended processes to the totals and delete their files."""
     for total in folder.glob(f"*_{ENDED}.db"):
-        _quarantine_corrupt_totals(total)
+        # Move an unreadable file of totals aside. It would fail every later fold and scrape.
+        try:
+            multiprocess.MultiProcessCollector.merge([str(total)], accumulate=False)  # type: ignore[no-untyped-call]
+        except Exception:
+            aside = total.with_name(f"{total.name}.spoiled")  # not *.db, which would be read
+            log.exception("metrics_file_corrupt", file=total.name, kept_as=aside.name)
+            total.replace(aside)
     for path in folder.glob("*_*.db"):
         kind, _, owner = path.stem.rpartition("_")
         if not owner.isdecimal() or _is_writer_alive(int(owner), path):
@@ -118,16 +124,6 @@ def merge_ended_processes(folder: Path) -> None:
         if not kind.startswith("gauge"):
             _add_counts(path, folder / f"{kind}_{ENDED}.db")
         path.unlink()
-
-
-def _quarantine_corrupt_totals(total: Path) -> None:
-    """Move an unreadable file of totals aside. It would fail every later fold and scrape."""
-    try:
-        multiprocess.MultiProcessCollector.merge([str(total)], accumulate=False)  # type: ignore[no-untyped-call]
-    except Exception:
-        aside = total.with_name(f"{total.name}.spoiled")  # not *.db, which would be read
-        log.exception("metrics_file_corrupt", file=total.name, kept_as=aside.name)
-        total.replace(aside)
 
 
 def _is_writer_alive(pid: int, path: Path) -> bool:

@@ -54,7 +54,8 @@ class HourlyCache(Generic[T]):
         found: dict[datetime, T | None] = {}
         missing = []
         for hour in sorted(wanted, reverse=True):
-            found[hour] = self._get_cached(hour, now)
+            read_at, tally = self._hours.get(hour, (now, None))
+            found[hour] = tally if now - read_at < self.KEPT else None
             if found[hour] is None:
                 missing.append(hour)
         for block in _group_hours(missing, self.BLOCK):
@@ -62,7 +63,11 @@ class HourlyCache(Generic[T]):
             if counted is None:
                 break
             found.update(counted)
-            self._store_cached(counted, now)
+            with self._lock:
+                kept = {hour: (now, tally) for hour, tally in counted.items() if hour + HOUR + self.CLOSED < now}
+                self._hours |= kept
+                for hour in [hour for hour, (read_at, _) in self._hours.items() if now - read_at >= self.KEPT]:
+                    del self._hours[hour]
         return found
 
     @classmethod
@@ -71,16 +76,6 @@ class HourlyCache(Generic[T]):
         for each in cls._all:
             with each._lock:
                 each._hours.clear()
-
-    def _get_cached(self, hour: datetime, now: datetime) -> T | None:
-        read_at, tally = self._hours.get(hour, (now, None))
-        return tally if now - read_at < self.KEPT else None
-
-    def _store_cached(self, counted: dict[datetime, T], now: datetime) -> None:
-        with self._lock:
-            self._hours |= {hour: (now, tally) for hour, tally in counted.items() if hour + HOUR + self.CLOSED < now}
-            for hour in [hour for hour, (read_at, _) in self._hours.items() if now - read_at >= self.KEPT]:
-                del self._hours[hour]
 
 
 def hours_between(since: datetime, until: datetime) -> list[datetime]:

@@ -5,7 +5,6 @@ Events are in `planning.ingest`, failed tasks in `failed_tasks`.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -16,13 +15,13 @@ from django.contrib.auth.models import User
 from django.db import transaction
 
 from scheduling import sql
-from scheduling.audit.audit_log import record_action
+from scheduling.audit import record_action
 from scheduling.customers.changes import change_customer
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, InvalidInput, NotFound
 from scheduling.ids import new_id
-from scheduling.ledger import insertion, locks
-from scheduling.ledger.touches import touches
+from scheduling.ledger import transitions
+from scheduling.ledger.touches import insert_retry, touches
 from scheduling.models import (
     WAITING,
     ApiKey,
@@ -37,6 +36,7 @@ from scheduling.models import (
     TouchState,
     UndoableAct,
 )
+from scheduling.models.api_key import digest_api_key
 from scheduling.operations.failed_tasks import Actor
 from scheduling.operations.undo import MOST_ROWS
 
@@ -90,7 +90,7 @@ def plan_touch_again(task_id: str, actor: Actor) -> None:
         Conflict: an event of the customer has arrived since, or an earlier attempt may have had its effect.
     """
     old = Touch.objects.filter(pk=task_id, state__in=UNSENT).first()
-    if old is None or not old.settled_at or not locks.lock_remaining([old.customer_id]):
+    if old is None or not old.settled_at or not transitions.lock_remaining([old.customer_id]):
         raise Conflict(_("There is no touch %(touch)s that ended without being sent.", touch=task_id))
     later = Event.objects.filter(customer_id=old.customer_id, received_at__gte=old.settled_at - EVENT_WAIT)
     if later.exclude(pk=old.event_id).exists():
@@ -99,7 +99,7 @@ def plan_touch_again(task_id: str, actor: Actor) -> None:
     repeats_unknown = old.retry_of is not None and unknown.filter(pk=old.retry_of).exists()
     if repeats_unknown or any(each.outcome == AttemptOutcome.UNKNOWN for each in old.attempts or ()):
         raise Conflict(IN_DOUBT)
-    insertion.insert_retry(
+    insert_retry(
         old.task_id, new_id(), max(old.due_at, sql.now()), as_new=False, expires_at=old.expires_at
     )  # fmt: skip
 
@@ -112,7 +112,7 @@ def lock_customers_of(task_ids: Sequence[str]) -> Sequence[str]:
 
     Return the ids as given.
     """
-    locks.lock_remaining(Touch.objects.filter(pk__in=task_ids).values_list("customer_id", flat=True))
+    transitions.lock_remaining(Touch.objects.filter(pk__in=task_ids).values_list("customer_id", flat=True))
     return task_ids
 
 
@@ -121,7 +121,7 @@ def plan_suppressed_again(node_id: str, actor: Actor, *, version: int, since: st
 
     Call it after the commit of the switch: every other transaction locks customers before it reads the configuration.
     """
-    refusals: set[str] = set() if locks.await_customer_locks(DELIVERY_WAIT) else {STILL_HELD}
+    refusals: set[str] = set() if transitions.await_customer_locks(DELIVERY_WAIT) else {STILL_HELD}
     stopped = Touch.objects.filter(
         node_id=node_id, settled_at__gte=since, state="suppressed", reason="node_disabled"
     ).order_by("pk")  # fmt: skip
@@ -233,11 +233,3 @@ def create_api_key(
         )
         record_action("added", row, label=name, actor=actor, changes=[("scopes", None, row.scopes)])
     return key
-
-
-def digest_api_key(key: str) -> str:
-    """Return the SHA-256 digest of a key.
-
-    256 random bits need no slow hash. A slow one would cost more than storing the event.
-    """
-    return hashlib.sha256(key.encode()).hexdigest()

@@ -2,10 +2,14 @@
 
 Each action changes the row with one guarded update. Of two concurrent actions one raises `Conflict`. Assignments and
 comments leave the state as it is.
+
+An operator may edit the text of a failed touch before it is published again. The text is stored in the difference of
+the failed task. `delivery.due_batch` reads it when the touch is judged.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -20,16 +24,98 @@ from django.utils.translation import override
 
 from scheduling import sql
 from scheduling.app_integrations import FailedTaskOrigin, integrations
-from scheduling.audit.audit_log import record_action
+from scheduling.audit import record_action
+from scheduling.configuration import snapshot
+from scheduling.delivery.due_batch import load_edited_texts
+from scheduling.delivery.receivers import find_preview_escape
 from scheduling.error_text import ErrorText
 from scheduling.error_text import ErrorText as _
-from scheduling.errors import Conflict, InvalidInput, NotFound
+from scheduling.errors import Conflict, ErrorCollector, InvalidInput, NotFound
 from scheduling.ids import new_id
-from scheduling.ledger import deletion, insertion
-from scheduling.ledger.touches import touches
-from scheduling.models import FailedTask, FailedTaskComment
-from scheduling.operations import touch_texts
-from scheduling.strict_text import is_same_json
+from scheduling.ledger import deletion
+from scheduling.ledger.touches import insert_retry, touches
+from scheduling.models import FailedTask, FailedTaskComment, Touch
+from scheduling.policy.specs import EventSpec, template_for
+from scheduling.strict_text import find_unstorable_text, is_same_json
+from scheduling.templating import MAX_SOURCE, CannotRender, choose_text, render_message
+
+MAX_SUBJECT = 200  #: characters, as in a template
+MEMBERS = ("subject", "body")
+_VARIABLE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
+
+
+def read_touch_text(row: FailedTask) -> dict[str, str] | None:
+    """Return the subject and body that a retry would send; None if the touch has been deleted.
+
+    A text that cannot be rendered is returned with its variables. An operator replaces them by words.
+    """
+    assert row.task_id is not None
+    touch = Touch.objects.select_related("event", "node", "customer").filter(pk=str(row.task_id)).first()
+    if touch is None:
+        return None
+    for attempt in reversed(touch.attempts):
+        if attempt.body:
+            return {"subject": attempt.subject, "body": attempt.body}
+    return read_edited_text(touch.root_id) or _render_touch(touch)
+
+
+def read_edited_text(root_id: UUID) -> dict[str, str] | None:
+    """Return the edited text of a delivery key; None if no operator edited it."""
+    found = load_edited_texts([root_id]).get(root_id)
+    return {"subject": found.subject, "body": found.body} if found else None
+
+
+def check_touch_text(given: Mapping[str, Any]) -> dict[str, str]:
+    """Return the edited subject and body.
+
+    Raises:
+        InvalidInput: a member is unknown, is no text, is too long, cannot be stored or still has a variable.
+    """
+    found = ErrorCollector()
+    for name in sorted(set(given) - set(MEMBERS)):
+        found.add(f"payload.{name}"[:100], _("is no member of a message; “subject” and “body” are"))
+    text = {"subject": given.get("subject", ""), "body": given.get("body", "")}
+    for name, most in (("subject", MAX_SUBJECT), ("body", MAX_SOURCE)):
+        if problem := _find_problem(text[name], most):
+            found.add(f"payload.{name}", problem)
+    if text["body"] == "":
+        found.add("payload.body", _("must be given"))
+    found.raise_if_any()
+    return text
+
+
+def _find_problem(value: Any, most: int) -> str:
+    if not isinstance(value, str):
+        return _("must be a text")
+    if len(value) > most:
+        return _("must not be longer than %(most)s characters", most=most)
+    if problem := find_unstorable_text(value):
+        return problem
+    variable = _VARIABLE.search(value)
+    return _("still has the variable %(variable)s; write its value", variable=variable[0][:60]) if variable else ""
+
+
+def _render_touch(touch: Touch) -> dict[str, str]:
+    config = snapshot.current()
+    template = config.templates.get(touch.template_id) if touch.template_id else None
+    node = config.nodes[touch.node_id]
+    if template is None:
+        template = template_for(node, touch.chat_id, touch.customer.user_id, None)
+    event = EventSpec(
+        touch.event_id, touch.event.source, touch.event.event_id, touch.event.type, touch.event.occurred_at,
+        touch.customer.user_id, touch.chat_id, touch.event.data,
+    )  # fmt: skip
+    customer = touch.customer.spec()
+    try:
+        subject, body, _locale = render_message(template, customer, event, find_preview_escape(node.channel))
+    except CannotRender:
+        try:
+            text = choose_text(template, customer.locale)
+        except CannotRender:
+            return {"subject": "", "body": ""}
+        subject, body = text.subject, text.body
+    return {"subject": subject, "body": body}
+
 
 State = FailedTask.State
 RETRYABLE = (State.OPEN, State.IGNORED)
@@ -254,10 +340,10 @@ def republish_touch(row: FailedTask, retry: Retry) -> Mapping[str, Any] | None:
     assert row.task_id is not None
     text = retry.payload
     if text is not None:
-        text = touch_texts.check_touch_text(text)
+        text = check_touch_text(text)
     elif retry.as_new and row.root_id:
-        text = touch_texts.read_edited_text(row.root_id)
-    insertion.insert_retry(
+        text = read_edited_text(row.root_id)
+    insert_retry(
         row.task_id, retry.task_id, retry.due_at, as_new=retry.as_new, edited=text is not None, priority=retry.priority
     )
     return text
@@ -267,7 +353,7 @@ def withdraw_touch(row: FailedTask, task_id: UUID, as_new: bool) -> bool:
     return deletion.delete_unclaimed_retry(task_id, keeps_slot=not as_new)
 
 
-REPUBLISHER = Republisher(republish_touch, touch_texts.read_touch_text, "scheduling.change_template", withdraw_touch)
+REPUBLISHER = Republisher(republish_touch, read_touch_text, "scheduling.change_template", withdraw_touch)
 
 
 def find_republisher(origin: str) -> Republisher | None:

@@ -16,22 +16,20 @@ from django.utils.timezone import now
 from scheduling.configuration import snapshot
 from scheduling.delivery import due_batch
 from scheduling.delivery.due_batch import CustomerHistory
-from scheduling.delivery.routing import find_preview_escape
+from scheduling.delivery.receivers import find_preview_escape
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
 from scheduling.models import Customer
-from scheduling.planning.earlier_events import load_event_times
+from scheduling.planning.cancellation import load_event_times
 from scheduling.planning.ingest import NewEvent
 from scheduling.policy import guards, matrix
-from scheduling.policy.event_counts import count_recent
 from scheduling.policy.guards import SEND, Candidate, CapSlot, GuardContext, GuardVerdict
-from scheduling.policy.journeys import TOUCH_TYPES, is_followed
-from scheduling.policy.node_conditions import Facts
+from scheduling.policy.matrix import TOUCH_TYPES, is_followed
+from scheduling.policy.node_conditions import Facts, count_recent
 from scheduling.policy.profile import InvalidValue, check_attribute_name, normalize_tags, read_value, store_value
 from scheduling.policy.specs import CustomerSpec, EventSpec, NodeSpec, RuleSpec, TemplateSpec, template_for
-from scheduling.templating.library import CannotRender
-from scheduling.templating.rendering import render_message
+from scheduling.templating import CannotRender, render_message
 
 MAX_LEVEL = 40  #: characters, as stored
 #: Starts of the fields of conditions that the event does not set.

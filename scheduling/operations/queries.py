@@ -224,9 +224,24 @@ def _filter_failed(term: str, by: datetime | None, filter_words: Callable[[Q, Q]
     term = term.strip()
     if not term:
         return Q()
-    named = Q(task_id__in={*_failed_of_customer(term), *_touches_of_events(term), *_touches_of_key(term)})
-    latest = _filter_latest(by)
-    return named | latest & _filter_by_content(term) | filter_words(latest, Q(detail__icontains=term))
+    failed = Touch.objects.filter(event__customer__user_id=term, state__in=("failed", "unknown"))
+    failed_of_customer = list(failed.order_by("-pk").values_list("pk", flat=True)[:SEARCHED_ROWS])
+    events = find_events_by_term(term)
+    touches_of_events = list(Touch.objects.filter(event_id__in=events).values_list("pk", flat=True)) if events else []
+    touches_of_key: list[UUID] = []
+    with suppress(ValueError):
+        touches_of_key = list(iterate_retries(UUID(term)))
+    named = Q(task_id__in={*failed_of_customer, *touches_of_events, *touches_of_key})
+    had_failed = FailedTask.objects.filter(failed_at__lte=by) if by else FailedTask.objects.all()
+    keys = had_failed.order_by("-pk").values_list("pk", flat=True)
+    first = keys[SEARCHED_ROWS : SEARCHED_ROWS + 1].first()
+    latest = Q(pk__gt=first) if first else Q()
+    matches = Q(reason__icontains=term)
+    for key in ("user_id", "chat_id", "shop_id", "dedupe_key"):
+        matches |= Q(**{f"payload__{key}": term})
+    with suppress(ValueError):
+        matches |= Q(root_id=UUID(term))
+    return named | latest & matches | filter_words(latest, Q(detail__icontains=term))
 
 
 def _filter_shown(term: str, matches: Q) -> Q:
@@ -234,34 +249,3 @@ def _filter_shown(term: str, matches: Q) -> Q:
     found = FailedTask.objects.filter(matches).order_by("-pk").values_list("pk", "detail")
     shown, hidden = split_by_shown_term(term, found.iterator())
     return matches & Q(pk__range=(shown[-1], shown[0])) & ~Q(pk__in=hidden) if shown else Q(pk__in=())
-
-
-def _failed_of_customer(term: str) -> list[UUID]:
-    failed = Touch.objects.filter(event__customer__user_id=term, state__in=("failed", "unknown"))
-    return list(failed.order_by("-pk").values_list("pk", flat=True)[:SEARCHED_ROWS])
-
-
-def _touches_of_events(term: str) -> list[UUID]:
-    events = find_events_by_term(term)
-    return list(Touch.objects.filter(event_id__in=events).values_list("pk", flat=True)) if events else []
-
-
-def _touches_of_key(term: str) -> Iterator[UUID]:
-    with suppress(ValueError):
-        yield from iterate_retries(UUID(term))
-
-
-def _filter_latest(by: datetime | None) -> Q:
-    had_failed = FailedTask.objects.filter(failed_at__lte=by) if by else FailedTask.objects.all()
-    keys = had_failed.order_by("-pk").values_list("pk", flat=True)
-    first = keys[SEARCHED_ROWS : SEARCHED_ROWS + 1].first()
-    return Q(pk__gt=first) if first else Q()
-
-
-def _filter_by_content(term: str) -> Q:
-    matches = Q(reason__icontains=term)
-    for key in ("user_id", "chat_id", "shop_id", "dedupe_key"):
-        matches |= Q(**{f"payload__{key}": term})
-    with suppress(ValueError):
-        matches |= Q(root_id=UUID(term))
-    return matches

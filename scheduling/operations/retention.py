@@ -23,6 +23,7 @@ from scheduling import sql
 from scheduling.app_integrations import integrations
 from scheduling.configuration import snapshot
 from scheduling.customers import imports
+from scheduling.delivery import receivers
 from scheduling.ids import first_id_at
 from scheduling.ledger import ends, partitions
 from scheduling.ledger.deletion import delete_ended
@@ -38,7 +39,6 @@ from scheduling.models import (
     VendorMessage,
 )
 from scheduling.operations.undo import KEPT_FOR
-from scheduling.planning import disabled_targets, vendor_ids
 
 log = structlog.get_logger(__name__)
 
@@ -78,7 +78,10 @@ def delete_expired_rows() -> dict[str, int]:
         close_old_connections()
     try:
         partitions.create_partitions()
-        deleted["scheduling_touch_ended"] = partitions.drop_expired_partitions(_cutoff_time_of_ends())
+        before, read = _cutoff_time(_retention_time()), ends.find_oldest_mark()
+        # What a reader has not read stays.
+        cutoff = min(before, read) if read else before
+        deleted["scheduling_touch_ended"] = partitions.drop_expired_partitions(cutoff)
     except Exception:
         log.exception("retention_failed", table="scheduling_touch_ended")
         close_old_connections()
@@ -99,19 +102,14 @@ def delete_expired_in_table(kind: RetentionTable, *, ends_at: datetime) -> int:
     for start, end in ((began, newest), (START, min(began, newest))):
         after: UUID | None = start
         while after is not None:
-            after, gone = _delete_batch(kind, after, end, before)
-            deleted += gone
+            with transaction.atomic():
+                batch = _created_between(kind, after, end)
+                deleted += kind.delete(batch, before) if batch else 0
+            after = batch[-1] if batch else None
             if after is not None and datetime.now(UTC) >= ends_at:
                 reached[kind.table] = after
                 return deleted
     return deleted
-
-
-def _delete_batch(kind: RetentionTable, after: UUID, end: UUID, before: datetime) -> tuple[UUID | None, int]:
-    """Process one batch. Return its last key (None at the end) and the number of deleted rows."""
-    with transaction.atomic():
-        batch = _created_between(kind, after, end)
-        return (batch[-1], kind.delete(batch, before)) if batch else (None, 0)
 
 
 def _cutoff_time(kept: timedelta) -> datetime:
@@ -134,7 +132,7 @@ def _created_between(kind: RetentionTable, after: UUID, end: UUID) -> list[UUID]
 def _delete_expired_targets(ends_at: datetime) -> int:
     deleted = 0
     while True:
-        gone = disabled_targets.delete_expired_targets(BATCH)
+        gone = receivers.delete_expired_targets(BATCH)
         deleted += gone
         if gone < BATCH or datetime.now(UTC) >= ends_at:
             return deleted
@@ -144,16 +142,6 @@ def _retention_time() -> timedelta:
     """Return the retention time. It covers the longest window of a rule and the longest goal of a node."""
     goal = Node.objects.aggregate(longest=Max("goal_within"))["longest"] or timedelta(0)
     return max(timedelta(days=settings.AFTERTOUCH_RETENTION_DAYS), snapshot.current().window, goal)
-
-
-def _cutoff_time_of_ends() -> datetime:
-    """Return the instant before which ended touches expire. What a reader has not read stays."""
-    before, read = _cutoff_time(_retention_time()), ends.find_oldest_mark()
-    return min(before, read) if read else before
-
-
-def _events_retention_time() -> timedelta:
-    return max(_retention_time(), EVENTS_KNOWN_FOR)
 
 
 def _delete_failed_tasks(batch: list[UUID], before: datetime) -> int:
@@ -172,51 +160,54 @@ def _delete_events(batch: list[UUID], before: datetime) -> int:
     return sql.execute(_DELETE_EVENTS, {"ids": over})
 
 
-def _delete_bulk_actions(batch: list[UUID], before: datetime) -> int:
-    return sql.execute(_DELETE_BULK_ACTIONS, {"ids": batch, "before": before})
-
-
 def _delete_ended_imports(batch: list[UUID], before: datetime) -> int:
     over = CustomerImport.objects.filter(pk__in=batch, ended_at__lt=before)
     return imports.delete_imports(list(over.values_list("pk", flat=True)))
 
 
-def _delete_receipts(batch: list[UUID], before: datetime) -> int:
-    return sql.execute("DELETE FROM scheduling_deliveryreceipt WHERE id = ANY(%(ids)b)", {"ids": batch})
-
-
-def _delete_audit_entries(batch: list[UUID], before: datetime) -> int:
-    return sql.execute(
-        "DELETE FROM scheduling_auditentry WHERE id = ANY(%(ids)b) AND at < %(before)s",
-        {"ids": batch, "before": before},
-    )
-
-
-def _delete_undoable_acts(batch: list[UUID], before: datetime) -> int:
-    return sql.execute(
-        "DELETE FROM scheduling_undoableact WHERE id = ANY(%(ids)b) AND made_at < %(before)s",
-        {"ids": batch, "before": before},
-    )
+def _delete_by(statement: str) -> Callable[[list[UUID], datetime], int]:
+    """Return the deletion of rows that no other rows depend on."""
+    return lambda batch, before: sql.execute(statement, {"ids": batch, "before": before})
 
 
 FAILED_TASKS = RetentionTable(FailedTask._meta.db_table, "id", _retention_time, _delete_failed_tasks)
 #: Touches that a dropped partition left. Their failed task kept them, or the touch that repeats them.
 TOUCHES = RetentionTable(partitions.REST, "task_id", _retention_time, delete_ended)
-EVENTS = RetentionTable(Event._meta.db_table, "id", _events_retention_time, _delete_events)
-RECEIPTS = RetentionTable(DeliveryReceipt._meta.db_table, "id", _retention_time, _delete_receipts)
+EVENTS = RetentionTable(Event._meta.db_table, "id", lambda: max(_retention_time(), EVENTS_KNOWN_FOR), _delete_events)
+RECEIPTS = RetentionTable(
+    DeliveryReceipt._meta.db_table,
+    "id",
+    _retention_time,
+    _delete_by("DELETE FROM scheduling_deliveryreceipt WHERE id = ANY(%(ids)b)"),
+)
 VENDOR_IDS = RetentionTable(
     VendorMessage._meta.db_table,
     "id",
     lambda: timedelta(days=settings.AFTERTOUCH_VENDOR_IDS_DAYS),
-    vendor_ids.delete_vendor_ids,
+    receivers.delete_vendor_ids,
 )
-BULK_ACTIONS = RetentionTable(BulkAction._meta.db_table, "id", _retention_time, _delete_bulk_actions)
+BULK_ACTIONS = RetentionTable(
+    BulkAction._meta.db_table,
+    "id",
+    _retention_time,
+    _delete_by("""
+    DELETE FROM scheduling_bulkaction WHERE id = ANY(%(ids)b) AND state <> 'running' AND ended_at < %(before)s
+    """),
+)
 IMPORTS = RetentionTable(CustomerImport._meta.db_table, "id", _retention_time, _delete_ended_imports)
 
 AUDIT = RetentionTable(
-    AuditEntry._meta.db_table, "id", lambda: timedelta(days=settings.AFTERTOUCH_AUDIT_DAYS), _delete_audit_entries
+    AuditEntry._meta.db_table,
+    "id",
+    lambda: timedelta(days=settings.AFTERTOUCH_AUDIT_DAYS),
+    _delete_by("DELETE FROM scheduling_auditentry WHERE id = ANY(%(ids)b) AND at < %(before)s"),
 )
-UNDOABLE_ACTS = RetentionTable(UndoableAct._meta.db_table, "id", lambda: KEPT_FOR, _delete_undoable_acts)
+UNDOABLE_ACTS = RetentionTable(
+    UndoableAct._meta.db_table,
+    "id",
+    lambda: KEPT_FOR,
+    _delete_by("DELETE FROM scheduling_undoableact WHERE id = ANY(%(ids)b) AND made_at < %(before)s"),
+)
 
 TABLES = (FAILED_TASKS, TOUCHES, EVENTS, BULK_ACTIONS, IMPORTS, RECEIPTS, VENDOR_IDS, AUDIT, UNDOABLE_ACTS)
 
@@ -239,7 +230,3 @@ FOR UPDATE OF e SKIP LOCKED
 """
 _DELETE_COMPLAINTS = "DELETE FROM scheduling_complaint WHERE event_id = ANY(%(ids)b)"
 _DELETE_EVENTS = "DELETE FROM scheduling_event WHERE id = ANY(%(ids)b)"
-
-_DELETE_BULK_ACTIONS = """
-DELETE FROM scheduling_bulkaction WHERE id = ANY(%(ids)b) AND state <> 'running' AND ended_at < %(before)s
-"""

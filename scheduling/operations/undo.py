@@ -19,7 +19,7 @@ from django.db import transaction
 from django.db.models.functions import Now
 
 from scheduling.app_integrations import integrations
-from scheduling.audit.audit_log import record_action
+from scheduling.audit import record_action
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import AftertouchError, Conflict
 from scheduling.models import UndoableAct

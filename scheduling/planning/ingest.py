@@ -6,39 +6,49 @@ waits for another one closes no circle. The locks also keep the rows that events
 constraint does (see `Touch`).
 
 Touches that fall due soon are dispatched at once, within a bound: workers hold such messages in memory.
+
+`GroupCommit` stores the events of many requests in one transaction: a commit costs the same for one event as for five
+hundred. While one group commits, the next group gathers; no timer delays a group. A request gets its response after its
+own commit.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from time import monotonic
+from typing import Any, Protocol
 from uuid import UUID
 
+import structlog
 from django.conf import settings
-from django.db import transaction
+from django.db import connection, reset_queries, transaction
 from psycopg.types.json import Jsonb
 from pydantic_core import to_json
 
 from scheduling import sql, tracing
+from scheduling.batching import bisect, halve, set_result
 from scheduling.configuration import snapshot
-from scheduling.errors import InvalidInput
+from scheduling.dispatch import background_publisher
+from scheduling.errors import AftertouchError, InvalidInput
 from scheduling.ids import new_id
-from scheduling.ledger import insertion, locks
-from scheduling.ledger.locks import Activity
-from scheduling.ledger.transitions import WakeUp
+from scheduling.ledger import touches, transitions
+from scheduling.ledger.transitions import Activity, WakeUp, locked_users
 from scheduling.models import CustomerChange, EventType
-from scheduling.planning import earlier_events
+from scheduling.planning import cancellation, request_metrics
 from scheduling.planning.cancellation import Cancellation, Planned
 from scheduling.policy import matrix
-from scheduling.policy.event_counts import EventTimes, add_event_time, count_recent
-from scheduling.policy.journeys import PASSIVE_TYPES
-from scheduling.policy.specs import CustomerSpec, EventSpec, NodeSpec
+from scheduling.policy.matrix import PASSIVE_TYPES
+from scheduling.policy.node_conditions import EventTimes, add_event_time, count_recent
+from scheduling.policy.specs import CustomerSpec, EventSpec
+
+log = structlog.get_logger(__name__)
 
 MAX_EVENT_TYPES = 2_000  #: Types register themselves. The limit stops a sender that invents types.
 ACTIVITY_GRAIN = timedelta(minutes=1)  #: `last_active_at` is not rewritten for a smaller change
@@ -117,7 +127,13 @@ class _EventBatch:
         self.activity: dict[str, Activity] = {}
         #: The same for inserted customers, if no event turns out to be a duplicate: it saves an update of each row.
         self.inserted: dict[str, Activity] = {}
-        self.events = [_event_spec(each, at) for each in new_events]
+        self.events = [
+            EventSpec(
+                new_id(), event.source, event.event_id, event.type, event.occurred_at or at, event.user_id,
+                event.chat_id, event.data, event.trace_id,
+            )
+            for event in new_events
+        ]  # fmt: skip
         #: By customer id: times of events of counted types, with the events planned so far.
         self.event_times: dict[int, EventTimes] = {}
         self.duplicates: dict[UUID, EventSpec] = {}
@@ -126,14 +142,14 @@ class _EventBatch:
 
     def lock_customers(self) -> None:
         user_ids = sorted({event.user_id for event in self.events})
-        self.customers = locks.lock_users(user_ids)
+        self.customers = transitions.lock_users(user_ids)
         unknown = {user_id for user_id in user_ids if user_id not in self.customers}
         if not unknown:
             return
         for event in self.events:
             if event.user_id in unknown:
                 self._update_activity(self.inserted, event, _UNKNOWN)
-        ids = locks.insert_customers(self.inserted)
+        ids = transitions.insert_customers(self.inserted)
         if len(ids) < len(unknown):
             raise _CustomersChanged
         self.customers |= {user_id: CustomerSpec(id=key, user_id=user_id) for user_id, key in ids.items()}
@@ -147,16 +163,22 @@ class _EventBatch:
         judging = {key: [node for node in nodes if node.condition] for key, nodes in triggered.items()}
         concerned = {event.user_id: self.customers[event.user_id].id for event in self.events if judging[event.type]}
         reading = any(node.condition.reads_profile for nodes in judging.values() for node in nodes if node.condition)
-        profiles = locks.load_profiles(concerned.values()) if reading else {}
+        profiles = transitions.load_profiles(concerned.values()) if reading else {}
         for user_id, customer_id in concerned.items():
             if profile := profiles.get(customer_id):
                 self.customers[user_id] = self.customers[user_id]._replace(profile=profile)
         counted = {kind for nodes in judging.values() for node in nodes for kind in node.counted}
         oldest = min((event.occurred_at for event in self.events), default=self.now)
-        self.event_times = earlier_events.load_event_times(concerned.values(), counted, oldest)
+        self.event_times = cancellation.load_event_times(concerned.values(), counted, oldest)
 
     def insert_events(self) -> None:
-        self._register_types()
+        unseen = sorted({event.type for event in self.events} - self.config.activity_types.keys())
+        if unseen and len(self.config.activity_types) + len(unseen) > MAX_EVENT_TYPES:
+            raise InvalidInput.of("type", f"{unseen[0]} is not known, and no more than {MAX_EVENT_TYPES} types can be")
+        if unseen:
+            EventType.objects.bulk_create(
+                [EventType(key=key, is_activity=_is_activity(key)) for key in unseen], ignore_conflicts=True
+            )
         ordered = sorted(self.events, key=lambda event: (event.source, event.event_id, event.id))
         ids = [event.id for event in ordered]
         # The touches of the batch get the time of its events. It follows the customers' locks: only events of later
@@ -185,22 +207,18 @@ class _EventBatch:
             self.config, self.accepted_events, {user_id: customer.id for user_id, customer in self.customers.items()}
         )
 
-    def _register_types(self) -> None:
-        unseen = sorted({event.type for event in self.events} - self.config.activity_types.keys())
-        if not unseen:
-            return
-        if len(self.config.activity_types) + len(unseen) > MAX_EVENT_TYPES:
-            raise InvalidInput.of("type", f"{unseen[0]} is not known, and no more than {MAX_EVENT_TYPES} types can be")
-        EventType.objects.bulk_create(
-            [EventType(key=key, is_activity=_is_activity(key)) for key in unseen], ignore_conflicts=True
-        )
-
     def plan(self) -> None:
         """Plan in order of arrival. An event sees the activity of earlier events, not its own."""
-        triggered = self._lock_triggered()
+        types = {event.type for event in self.accepted_events}
+        named = {each: self.config.triggered.get(each, ()) for each in types}
+        # The snapshot may name a node that was deleted since.
+        kept = transitions.lock_nodes({node.id for nodes in named.values() for node in nodes})
+        triggered = {each: [node for node in nodes if node.id in kept] for each, nodes in named.items()}
         self.cancellation.cancel_waiting()
         for event in self.accepted_events:
-            customer = self._customer_before(event)
+            customer = self.customers[event.user_id]
+            if activity := self.activity.get(event.user_id):  # of the batch's earlier events
+                customer = customer._replace(last_active_at=activity[0], conversation_at=activity[1])
             earlier = count_recent(self.event_times.get(customer.id, {}), event.occurred_at)
             planned = matrix.plan_touches(
                 event, customer, triggered[event.type], self.config.delay_rules, earlier=earlier,
@@ -212,20 +230,6 @@ class _EventBatch:
                 add_event_time(self.event_times.setdefault(customer.id, {}), event.type, event.occurred_at)
         self.rows = self.cancellation.apply_to_planned(self.rows)
 
-    def _lock_triggered(self) -> dict[str, list[NodeSpec]]:
-        """Return the nodes that each event type triggers, locked. The snapshot may name one that was deleted since."""
-        types = {event.type for event in self.accepted_events}
-        triggered = {each: self.config.triggered.get(each, ()) for each in types}
-        kept = locks.lock_nodes({node.id for nodes in triggered.values() for node in nodes})
-        return {each: [node for node in nodes if node.id in kept] for each, nodes in triggered.items()}
-
-    def _customer_before(self, event: EventSpec) -> CustomerSpec:
-        """Return the event's customer with the activity of the batch's earlier events."""
-        customer, activity = self.customers[event.user_id], self.activity.get(event.user_id)
-        if activity is None:
-            return customer
-        return customer._replace(last_active_at=activity[0], conversation_at=activity[1])
-
     def _update_activity(self, activity: dict[str, Activity], event: EventSpec, customer: CustomerSpec) -> None:
         active_at, talking_at = activity.get(event.user_id, (customer.last_active_at, customer.conversation_at))
         is_activity = self.config.activity_types.get(event.type, _is_activity(event.type))
@@ -236,7 +240,7 @@ class _EventBatch:
         activity[event.user_id] = active_at, talking_at
 
     def insert_touches(self) -> None:
-        insertion.insert_planned([self._touch(*row) for row in self.rows])
+        touches.insert_planned([self._touch(*row) for row in self.rows])
 
     def _touch(self, event: EventSpec, planned: matrix.PlannedTouch, task_id: UUID) -> tuple[Any, ...]:
         node, due_at = planned.node, planned.due_at
@@ -245,7 +249,7 @@ class _EventBatch:
         if dispatched:
             self.wakeups.append(WakeUp(task_id, due_at, node.priority, node.id))
         customer_id = self.customers[event.user_id].id
-        return insertion.planned_row(
+        return touches.planned_row(
             event, planned, task_id, customer_id, at=self.now, dispatched=dispatched, cancelled_as=reason
         )
 
@@ -331,13 +335,6 @@ class _EventBatch:
         }
 
 
-def _event_spec(event: NewEvent, received_at: datetime) -> EventSpec:
-    return EventSpec(
-        new_id(), event.source, event.event_id, event.type, event.occurred_at or received_at, event.user_id,
-        event.chat_id, event.data, event.trace_id,
-    )  # fmt: skip
-
-
 def _is_activity(event_type: str) -> bool:
     """Return whether an unconfigured event type counts as activity of the customer.
 
@@ -410,6 +407,9 @@ JOIN scheduling_event AS e ON e.source = v.source AND e.event_id = v.event_id
 """
 
 
+# --- early dispatch ---------------------------------------------------------------------------------------------------
+
+
 @dataclass(slots=True)
 class _Ahead:
     """The dispatched touches of a priority by second of their due time, as far as they are not due."""
@@ -454,3 +454,256 @@ class EarlyDispatch:
 
 
 early_dispatch = EarlyDispatch()
+
+
+# --- groups of requests -----------------------------------------------------------------------------------------------
+
+
+GROUP_LIMIT = 500  #: events in a transaction; a single larger request is stored alone
+WAITING_LIMIT = 10_000  #: waiting events; more would exceed a few seconds of work and be answered too late
+#: seconds; longest lock wait for a customer who was locked recently, so that one lock delays no group twice
+SHORT_LOCK_WAIT = 0.05
+SEPARATE_WITHIN = 1.0  #: seconds for separating the locked customers of a group from the others
+REMEMBER_LOCKED = 2.0  #: seconds during which the events of a locked customer are stored separately
+
+SubmissionResult = list[Receipt] | Exception
+
+
+class RecordEvents(Protocol):
+    def __call__(self, events: Sequence[NewEvent], lock_wait: float) -> list[Receipt]:
+        """Store `events` in one transaction that waits at most `lock_wait` seconds for a lock."""
+
+
+class DatabaseUnavailable(AftertouchError):
+    """The database cannot be reached. Nothing is lost by sending it again."""
+
+
+class CustomerLocked(DatabaseUnavailable):
+    """Another transaction holds this customer's row. Nothing is stored; send it again in a moment."""
+
+
+class IngestOverloaded(AftertouchError):
+    """Too many events wait to be stored. Send it again in a moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Submission:
+    events: Sequence[NewEvent]
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[list[Receipt]]
+
+    @property
+    def users(self) -> set[str]:
+        return {event.user_id for event in self.events}
+
+
+def record_and_publish(events: Sequence[NewEvent], lock_wait: float) -> list[Receipt]:
+    """Store the events. After the commit a background thread publishes the touches that fall due soon."""
+    return record_events(events, publish_wakeups=_publish_wakeups, lock_wait=lock_wait)
+
+
+def _publish_wakeups(wakeups: list[WakeUp]) -> None:
+    """Submit wake-ups for publishing.
+
+    Raises nothing: the commit is done, and an error here must not look like a failed commit.
+    """
+    try:
+        background_publisher.submit(wakeups)
+    except Exception:
+        log.exception("wakeups_lost", count=len(wakeups))
+
+
+class GroupCommit:
+    """Collect submitted events and commit them in groups, in one writer thread per process.
+
+    `submit` works on any event loop; the result is set on that loop.
+    """
+
+    def __init__(self, record: RecordEvents = record_and_publish, *, waiting_limit: int = WAITING_LIMIT) -> None:
+        self._record = record
+        self._waiting: deque[_Submission] = deque()
+        self._waiting_events = 0
+        self._waiting_limit = waiting_limit
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._locked: dict[str, float] = {}  #: by user id: end of the separate storing (monotonic seconds)
+
+    def submit(self, events: Sequence[NewEvent]) -> Awaitable[list[Receipt]]:
+        """Submit events that belong together. Awaiting the result gives their receipts after the commit.
+
+        Cancelling the wait does not withdraw the events.
+
+        Raises:
+            IngestOverloaded: at once, when too many events wait.
+            InvalidInput: on awaiting, for events that cannot be stored.
+            CustomerLocked: on awaiting, when another transaction holds only this customer's row.
+            DatabaseUnavailable: on awaiting, when PostgreSQL is unavailable.
+            Exception: on awaiting, any other error of storing.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[Receipt]] = loop.create_future()
+        with self._changed:
+            if self._waiting and self._waiting_events + len(events) > self._waiting_limit:
+                raise IngestOverloaded
+            self._waiting.append(_Submission(events, loop, future))
+            self._waiting_events += len(events)
+            self._start()
+            self._changed.notify()
+        return future
+
+    def close(self, timeout: float = 30) -> None:
+        """Commit the waiting events, then end the writer thread and its connection. `timeout` is in seconds."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+            thread = self._thread
+        if thread:
+            thread.join(timeout)
+
+    def _start(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._closing = False
+            self._thread = threading.Thread(target=self._run, name="group-commit", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while group := self._gather():
+            reset_queries()
+            try:
+                self._store_group(group)
+            except Exception as error:
+                log.exception("group_commit_failed", submissions=len(group))
+                _resolve_group(group, [error] * len(group))
+        connection.close()
+
+    def _gather(self) -> list[_Submission]:
+        """Wait for submissions and return a group up to `GROUP_LIMIT`. Return an empty group after closing."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing)
+            group: list[_Submission] = []
+            count = 0
+            while self._waiting and (not group or count + len(self._waiting[0].events) <= GROUP_LIMIT):
+                submission = self._waiting.popleft()
+                group.append(submission)
+                count += len(submission.events)
+            self._waiting_events -= count
+            return group
+
+    def _store_group(self, group: list[_Submission]) -> None:
+        """Store and answer `group`. Store recently locked customers last, with a short lock wait."""
+        if self._locked:
+            now = monotonic()
+            self._locked = {user_id: until for user_id, until in self._locked.items() if until > now}
+        rest, apart = _split_by_lock(group, self._locked.keys()) if self._locked else (group, [])
+        if rest:
+            self._store(rest, settings.TIMEOUTS.event_lock)
+        if apart:
+            self._store(apart, SHORT_LOCK_WAIT)
+
+    def _store(self, group: Sequence[_Submission], lock_wait: float, ends_at: float | None = None) -> None:
+        """Store `group` and answer it, in one transaction unless its content fails. After `ends_at` (monotonic seconds)
+        the writer stops waiting for locked customers.
+        """
+        bisect(
+            group,
+            lambda part: self._store_together(part, lock_wait, ends_at),
+            _refuse_submission,
+            concerns_all=lambda error, _: isinstance(error, sql.UNAVAILABLE_ERRORS),
+        )
+
+    def _store_together(self, group: Sequence[_Submission], lock_wait: float, ends_at: float | None) -> None:
+        """Store `group` in one transaction and answer it, or answer that the database is unavailable.
+
+        Raises:
+            Exception: the content of a submission cannot be stored.
+        """
+        try:
+            _resolve_group(group, self._commit(group, lock_wait))
+        except sql.UNAVAILABLE_ERRORS as error:
+            if sql.is_lock_timeout(error):
+                self._store_unlocked(group, ends_at or monotonic() + SEPARATE_WITHIN)
+                return
+            log.warning("database_unavailable", submissions=len(group), error=str(error))
+            unavailable = DatabaseUnavailable()
+            _resolve_group(group, [unavailable] * len(group))
+            self._refuse_waiting(unavailable)
+
+    def _store_unlocked(self, group: Sequence[_Submission], ends_at: float) -> None:
+        """Store the submissions that no lock of another transaction delays. Refuse the others."""
+        locked = locked_users(user_id for each in group for user_id in each.users)
+        self._locked |= dict.fromkeys(locked, monotonic() + REMEMBER_LOCKED)
+        if len(group) == 1 or monotonic() >= ends_at:
+            log.warning("customers_locked", submissions=len(group))
+            _resolve_group(group, [CustomerLocked()] * len(group))
+            return
+        free, held_up = _split_by_lock(group, locked)
+        # A customer whom another transaction inserts right now has no visible row, so the lock check misses it.
+        for part in (free, held_up) if free and held_up else halve(group):
+            self._store(part, SHORT_LOCK_WAIT, ends_at)
+
+    def _commit(self, group: Sequence[_Submission], lock_wait: float) -> Sequence[SubmissionResult]:
+        """Store the group. Retry once after a lost connection or a deadlock; storing events is idempotent."""
+        events = [event for submission in group for event in submission.events]
+        try:
+            receipts = self._record(events, lock_wait)
+        except sql.UNAVAILABLE_ERRORS as error:
+            if sql.is_lock_timeout(error):
+                raise
+            connection.close()
+            receipts = self._record(events, lock_wait)
+        request_metrics.count_commit(len(events))
+        outcomes, start = [], 0
+        for submission in group:
+            outcomes.append(receipts[start : start + len(submission.events)])
+            start += len(submission.events)
+        return outcomes
+
+    def _refuse_waiting(self, error: Exception) -> None:
+        """Refuse all waiting submissions.
+
+        With PostgreSQL unavailable they would wait as long again and then fail too.
+        """
+        with self._changed:
+            refused = list(self._waiting)
+            self._waiting.clear()
+            self._waiting_events = 0
+        _resolve_group(refused, [error] * len(refused))
+
+
+def _resolve_group(group: Sequence[_Submission], outcomes: Sequence[SubmissionResult]) -> None:
+    """Resolve the futures. Wake each loop once, however many futures it has."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[list[Receipt]], SubmissionResult]]] = (
+        defaultdict(list)
+    )
+    for submission, outcome in zip(group, outcomes, strict=True):
+        by_loop[submission.loop].append((submission.future, outcome))
+    for loop, answers in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_set_results, answers)
+        except RuntimeError:
+            log.info("response_discarded", submissions=len(answers))  # the loop is closed
+
+
+def _refuse_submission(submission: _Submission, error: Exception) -> None:
+    if not isinstance(error, InvalidInput):
+        log.exception("events_not_stored", events=len(submission.events))
+    _resolve_group([submission], [error])
+
+
+def _split_by_lock(group: Sequence[_Submission], locked: Set[str]) -> tuple[list[_Submission], list[_Submission]]:
+    """Return the submissions without a `locked` customer, then those with one."""
+    free: list[_Submission] = []
+    held_up: list[_Submission] = []
+    for each in group:
+        (held_up if each.users & locked else free).append(each)
+    return free, held_up
+
+
+def _set_results(answers: Sequence[tuple[asyncio.Future[list[Receipt]], SubmissionResult]]) -> None:
+    for future, outcome in answers:
+        set_result(future, outcome)
+
+
+group_commit = GroupCommit()
+submit = group_commit.submit

@@ -1,4 +1,4 @@
-"""Preview and apply the effect of an edited delay on waiting touches.
+"""Preview and apply the effect of edits on waiting touches: of a delay, a rule, a hold-out or a condition.
 
 For a dynamic delay the customer's last activity before the event is read from stored events. Activity from frames is
 not stored as events. Such a touch may move as if the customer had been inactive.
@@ -6,7 +6,7 @@ not stored as events. Such a touch may move as if the customer had been inactive
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from math import inf
@@ -18,17 +18,116 @@ from django.conf import settings
 from django.db import connection, transaction
 from django.db.models import Count, Q
 
+from scheduling import sql
 from scheduling.configuration.file.apply import ChangePlan
 from scheduling.configuration.file.section import Change
-from scheduling.configuration.snapshot import Snapshot, current, delay_rules_spec, own_delay_rules, timing_spec
-from scheduling.ledger import locks
+from scheduling.configuration.snapshot import (
+    Snapshot,
+    current,
+    delay_rules_spec,
+    holdout_spec,
+    own_delay_rules,
+    rule_spec,
+    timing_spec,
+)
+from scheduling.ledger import transitions
 from scheduling.ledger.touches import touches
 from scheduling.models import WAITING, EventType, Node, Touch
-from scheduling.planning.impacts import FailingCount, count_failing
-from scheduling.policy.matrix import find_due_time
-from scheduling.policy.node_conditions import compile_condition
+from scheduling.planning.cancellation import CountedEvent, count_before
+from scheduling.policy.matrix import collect_facts, find_due_time
+from scheduling.policy.node_conditions import NodeCondition, compile_condition
+from scheduling.policy.profile import read_profile
 from scheduling.policy.send_times import CalendarsSpec
-from scheduling.policy.specs import CustomerSpec, DelayRulesSpec, NodeSpec, hash_to_percent
+from scheduling.policy.specs import CustomerSpec, DelayRulesSpec, EventSpec, NodeSpec, RuleSpec, hash_to_percent
+
+TOUCHES = ("waiting touch", "waiting touches")
+CUSTOMERS = ("waiting customer inside the share", "waiting customers inside the share")
+MOST_JUDGED = 5_000  #: waiting touches of a node, the first planned ones
+
+
+@dataclass(frozen=True, slots=True)
+class RuleImpact:
+    """The effect of a change of a rule or of the global hold-out."""
+
+    rule: str
+    verb: str
+    waiting: int  #: touches that it covers; of the hold-out customers with such touches inside the share
+    noun: tuple[str, str]  #: of one and of others
+
+
+class FailingCount(NamedTuple):
+    judged: int
+    failing: int
+
+
+def list_rule_impacts(planned: ChangePlan) -> list[RuleImpact]:
+    """Return the effect of changed rules and of the hold-out, by the nodes and templates as they are stored.
+
+    Changes that concern no waiting touch are left out.
+    """
+    snapshot = current()
+    found = []
+    for change in planned.of("harassment_rules"):
+        rows = [row for row in (change.before, change.after) if row is not None and row.enabled]
+        specs = [rule_spec(row, snapshot.nodes, snapshot.templates) for row in rows]
+        waiting = count_limited_touches(specs, snapshot)
+        found.append(RuleImpact(f"rule {change.label}", change.verb, waiting, TOUCHES))
+    for change in planned.of("holdout"):
+        after = holdout_spec(change.after)
+        waiting = sum(after.includes(each) for each in list_waiting_users()) if after else 0
+        found.append(RuleImpact("global hold-out", change.verb, waiting, CUSTOMERS))
+    return [each for each in found if each.waiting]
+
+
+def count_limited_touches(rules: Iterable[RuleSpec], snapshot: Snapshot, most: int | None = None) -> int:
+    """Count the waiting touches that any of these rules may limit, up to `most`."""
+    nodes: set[int] = set()
+    in_chats = True
+    for rule in rules:
+        for node in snapshot.nodes.values():
+            if getattr(node, f"guard_{rule.kind}") == "apply" and rule.may_cover(node.id):
+                nodes.add(node.id)
+        in_chats &= rule.scope == "community"
+    found = Touch.objects.filter(node__in=nodes, state__in=WAITING)
+    return (found.exclude(chat_id="") if in_chats else found)[:most].count()
+
+
+def list_waiting_users(most: int | None = None) -> list[str]:
+    """Return the user ids of customers with waiting touches that the hold-out concerns, at most `most`."""
+    return [row[0] for row in sql.rows(_WAITING_USERS, {"most": most})]
+
+
+def count_failing(node_id: int, condition: NodeCondition) -> FailingCount:
+    """Judge waiting touches of a node by a condition, as if they were due now, at most `MOST_JUDGED`."""
+    rows = sql.rows(_WAITING_FACTS, {"node": node_id, "most": MOST_JUDGED})
+    counted = condition.counted
+    earlier = count_before(CountedEvent(row[0], row[1], counted) for row in rows) if counted else {}
+    failing = 0
+    for row in rows:
+        task_id, event = row[0], EventSpec(*row[1:9])
+        customer = CustomerSpec(*row[9:14])._replace(profile=read_profile(*row[14:]))
+        failing += not condition.holds(collect_facts(event, customer, earlier.get(task_id, {})))
+    return FailingCount(len(rows), failing)
+
+
+_WAITING_USERS = """
+SELECT DISTINCT c.user_id
+FROM scheduling_touch_live AS t
+    JOIN scheduling_node AS n ON n.id = t.node_id
+    JOIN scheduling_customer AS c ON c.id = t.customer_id
+WHERE t.state IN ('scheduled', 'queued') AND n.guard_holdout = 'apply' LIMIT %(most)s::bigint
+"""
+_WAITING_FACTS = """
+SELECT t.task_id, e.id, e.source, e.event_id, e.type, e.occurred_at, e.user_id, e.chat_id, e.data,
+       c.id, c.user_id, c.name, c.level, c.locale, COALESCE(p.attributes, '{}'), COALESCE(p.tags, '{}')
+FROM scheduling_touch_live AS t
+    JOIN scheduling_event AS e ON e.id = t.event_id
+    JOIN scheduling_customer AS c ON c.id = t.customer_id
+    LEFT JOIN scheduling_customerprofile AS p ON p.customer_id = c.id
+WHERE t.state IN ('scheduled', 'queued') AND t.node_id = %(node)s
+ORDER BY t.task_id LIMIT %(most)s
+"""
+
 
 BATCH = 1_000
 SPREAD = timedelta(minutes=10)  #: overdue touches are spread over this span instead of sent at once
@@ -98,26 +197,17 @@ def move_waiting(nodes: Sequence[NodeSpec], rules: DelayRulesSpec, within: timed
     for place, node in enumerate(nodes):
         for after, batch in _iterate_batches(node, rules):
             if monotonic() > ends_at:
-                return replace(moved, left=_count_unchecked(nodes[place:], after))
+                # The waiting touches of this node after `after`, and all of the other nodes, up to `MOST_LEFT`.
+                behind = Q(node_id=node.id, task_id__gt=after) | Q(node_id__in=[each.id for each in nodes[place + 1 :]])
+                left = Touch.objects.filter(behind, state__in=WAITING, attempt=0, retry_of=None, reserved_at=None)
+                return replace(moved, left=left[:MOST_LEFT].count())
             if batch:
-                _move_batch(batch, node)
+                with transaction.atomic():
+                    task_ids = [each.task_id for each in batch]
+                    transitions.lock_customers(task_ids)  # before the touches, as in every writer
+                    touches.reschedule(task_ids, [each.due_at for each in batch], expires_after=node.expires_after)
             moved += _count_moves(batch)
     return moved
-
-
-def _move_batch(batch: Sequence[Movement], node: NodeSpec) -> None:
-    with transaction.atomic():
-        task_ids = [each.task_id for each in batch]
-        locks.lock_customers(task_ids)  # before the touches, as in every writer
-        touches.reschedule(task_ids, [each.due_at for each in batch], expires_after=node.expires_after)
-
-
-def _count_unchecked(nodes: Sequence[NodeSpec], after: UUID) -> int:
-    """Count the waiting touches of the first node after `after`, and all of the other nodes, up to `MOST_LEFT`."""
-    first, *others = [node.id for node in nodes]
-    behind = Q(node_id=first, task_id__gt=after) | Q(node_id__in=others)
-    first_turn = Touch.objects.filter(state__in=("scheduled", "queued"), attempt=0, retry_of=None, reserved_at=None)
-    return first_turn.filter(behind)[:MOST_LEFT].count()
 
 
 def _deadline_after(within: timedelta | None) -> float:
@@ -203,14 +293,16 @@ def list_impacts(planned: ChangePlan, within: timedelta | None = None) -> list[I
         TimeoutError: the count takes longer than `within`.
     """
     snapshot = current()
-    affected = _affected_nodes(planned, snapshot)
+    delayed = _nodes_with_new_delay(planned, snapshot)
+    by_rules = {node.id: "changed" for node in delayed}
+    affected = by_rules | {each.before.pk: each.verb for each in planned.of("nodes") if each.before is not None}
     counts = dict(
         Touch.objects.filter(node__in=affected, state__in=WAITING).values_list("node").annotate(Count("pk")).order_by()
     )
-    delayed = _nodes_with_new_delay(planned, snapshot)
-    moves = preview_moves(
-        [node for node in delayed if counts.get(node.id)], _new_delay_rules(planned, snapshot), within
-    )
+    rules = snapshot.delay_rules
+    for change in planned.of("delay_rules")[:1]:
+        rules = delay_rules_spec(change.after)
+    moves = preview_moves([node for node in delayed if counts.get(node.id)], rules, within)
     moved = {node.id: moves.get(node.id, MoveCounts()) for node in delayed}
     failing = _count_failing(planned, counts)
     return [
@@ -229,11 +321,6 @@ def _count_failing(planned: ChangePlan, counts: Mapping[int, int]) -> dict[int, 
             if condition:
                 found[before.pk] = count_failing(before.pk, condition)
     return found
-
-
-def _affected_nodes(planned: ChangePlan, snapshot: Snapshot) -> dict[int, str]:
-    by_rules = {node.id: "changed" for node in _nodes_with_new_delay(planned, snapshot)}
-    return by_rules | {each.before.pk: each.verb for each in planned.of("nodes") if each.before is not None}
 
 
 def _nodes_with_new_delay(planned: ChangePlan, snapshot: Snapshot) -> list[NodeSpec]:
@@ -265,12 +352,6 @@ def _edited_node(node: NodeSpec, row: Node, calendars: CalendarsSpec) -> NodeSpe
         expires_after=row.expires_after,
         timing=timing_spec(row, calendars),
     )
-
-
-def _new_delay_rules(planned: ChangePlan, snapshot: Snapshot) -> DelayRulesSpec:
-    for change in planned.of("delay_rules"):
-        return delay_rules_spec(change.after)
-    return snapshot.delay_rules
 
 
 def move_after_plan(planned: ChangePlan, within: timedelta | None = None) -> MoveCounts:

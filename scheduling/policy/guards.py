@@ -21,6 +21,8 @@ The order is fixed. Permanent reasons come first, so that no slot is used in vai
 
 An unsettled slot may still be released. If the cap is full only because of such slots, the touch is deferred. It waits
 until the first of their leases ends and is never suppressed.
+
+Find the end of quiet hours. Pure.
 """
 
 from __future__ import annotations
@@ -32,9 +34,8 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from scheduling.durations import format_duration
-from scheduling.policy.journeys import read_depth
+from scheduling.policy.matrix import read_depth
 from scheduling.policy.node_conditions import Facts
-from scheduling.policy.quiet_hours import quiet_until
 from scheduling.policy.send_times import is_open, next_opening, spread_for, spread_opening
 from scheduling.policy.specs import CustomerSpec, NodeSpec, RuleSpec, TemplateSpec, in_holdout, in_rollout
 
@@ -111,7 +112,17 @@ def judge_touch(touch: Candidate, context: GuardContext, now: datetime) -> Guard
     for check in context.checks or CHECKS:
         verdict = check(touch, context, now)
         if verdict is not None:
-            return _limit_deferral_to_expiry(verdict, touch)
+            # Turn a deferral beyond the touch's expiry into a suppression: it would only wake up to expire.
+            if verdict.decision == HOLD and verdict.next_eligible_at and verdict.next_eligible_at > touch.expires_at:
+                return GuardVerdict(
+                    SUPPRESS,
+                    verdict.rule,
+                    verdict.rule_version,
+                    verdict.observed,
+                    verdict.limit,
+                    verdict.next_eligible_at,
+                )
+            return verdict
     return _SENT
 
 
@@ -121,15 +132,6 @@ def checks_for(node: NodeSpec, rules: Sequence[RuleSpec], paused: frozenset[str]
     The verdict is the same with all checks.
     """
     return tuple(check for check in CHECKS if check not in _CONDITIONS or _CONDITIONS[check](node, rules, paused))
-
-
-def _limit_deferral_to_expiry(verdict: GuardVerdict, touch: Candidate) -> GuardVerdict:
-    """Turn a deferral beyond the touch's expiry into a suppression: it would only wake up to expire."""
-    if verdict.decision == HOLD and verdict.next_eligible_at and verdict.next_eligible_at > touch.expires_at:
-        return GuardVerdict(
-            SUPPRESS, verdict.rule, verdict.rule_version, verdict.observed, verdict.limit, verdict.next_eligible_at
-        )
-    return verdict
 
 
 def _judge_cancelled(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
@@ -232,17 +234,13 @@ def _judge_quiet_hours(touch: Candidate, context: GuardContext, now: datetime) -
             until = quiet_until(rule, zone, now)
             if until is not None:
                 span = f"{rule.quiet_from:%H:%M}–{rule.quiet_to:%H:%M} {zone.key}"
-                resumes_at = _spread_end(touch, rule, zone, until)
+                # The customer's instant after their end. It is not quiet and not later than the expiry.
+                later = until + spread_for(touch.customer.user_id)
+                resumes_at = until if later >= touch.expires_at or quiet_until(rule, zone, later) else later
                 return GuardVerdict(
                     HOLD, "quiet_hours", rule.version, f"{now.astimezone(zone):%H:%M}", span, resumes_at
                 )
     return None
-
-
-def _spread_end(touch: Candidate, rule: RuleSpec, zone: ZoneInfo, until: datetime) -> datetime:
-    """Return the customer's instant after the end of quiet hours. It is not quiet and not later than the expiry."""
-    later = until + spread_for(touch.customer.user_id)
-    return until if later >= touch.expires_at or quiet_until(rule, zone, later) else later
 
 
 def _judge_send_window(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
@@ -399,3 +397,26 @@ _CONDITIONS: Mapping[Check, _Condition] = {
     _judge_community_cap: _has_rule("cap", "community"),
     _judge_slot_hold: _has_rule("cap", "user"),
 }
+
+
+def quiet_until(rule: RuleSpec, zone: ZoneInfo, now: datetime) -> datetime | None:
+    """Return when the quiet hours around `now` end, or None outside of them.
+
+    If a clock change repeats the end, the later one counts, so that the repeated hour wakes no customer. A clock change
+    can skip all the time between the end and the next start. The quiet hours then continue until the next day's end.
+    """
+    over_midnight = rule.quiet_from > rule.quiet_to
+    at, until = now, None
+    while True:
+        local = at.astimezone(zone)
+        wall = local.time().replace(tzinfo=None)
+        if over_midnight:
+            quiet = wall >= rule.quiet_from or wall < rule.quiet_to
+        else:
+            quiet = rule.quiet_from <= wall < rule.quiet_to
+        if not quiet:
+            return until
+        end_day = local.date() + timedelta(days=1) if over_midnight and wall >= rule.quiet_from else local.date()
+        end = datetime.combine(end_day, rule.quiet_to, tzinfo=zone)
+        later = max(end.astimezone(now.tzinfo), end.replace(fold=1).astimezone(now.tzinfo))
+        at = until = max(later, at + timedelta(seconds=1))

@@ -1,13 +1,19 @@
-"""Plan the touches of an event from the nodes of the matrix. Pure functions."""
+"""Plan the touches of an event from the nodes of the matrix, and join nodes to journeys. Pure functions.
+
+In a journey a node follows the touches of other nodes. The end of a followed touch is an event, `touch.delivered` and
+so on. Its `depth` counts the touches that led to it: 1 after a touch that another system's event planned.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
+from uuid import UUID
 
-from scheduling.policy.journeys import is_followed
+from scheduling.error_text import ErrorText as _
 from scheduling.policy.node_conditions import Facts
 from scheduling.policy.send_times import SendTime, find_send_time
 from scheduling.policy.specs import CustomerSpec, DelayRulesSpec, EventSpec, NodeSpec
@@ -90,3 +96,92 @@ def plan_touches(
             ).at  # fmt: skip
             planned.append(PlannedTouch(node, due_at, due_at + node.expires_after))
     return planned
+
+
+SOURCE: Final = "aftertouch"  #: of the events that Aftertouch records itself
+#: By state of an ended touch, the type of its event.
+END_TYPES: Final = {state: f"touch.{state}" for state in ("delivered", "failed", "suppressed", "cancelled", "unknown")}
+#: Events of receipts (`scheduling.receipts`).
+RECEIPT_TYPES: Final = frozenset({"touch.read", "touch.clicked", "touch.replied", "touch.bounced"})
+#: Events about a touch. Their data names its node, so nodes with such a trigger name the nodes they follow.
+TOUCH_TYPES: Final = frozenset({*END_TYPES.values()}) | RECEIPT_TYPES
+#: Event types that are no activity of the customer, unless an operator decides otherwise.
+PASSIVE_TYPES: Final = frozenset(
+    {"customer.inactive", "session.silent", "session.unanswered", "touch.bounced", *END_TYPES.values()}
+)
+#: The data of an end.
+END_FIELDS: Final = (
+    "task_id", "delivery_key", "node", "stage", "channel", "reason", "depth", "origin", "origin_type", "origin_at"
+)  # fmt: skip
+LARGEST_ORIGIN = 8_192  #: bytes of JSON; an end carries no larger data of the first event
+
+
+def is_followed(node: NodeSpec, event: EventSpec) -> bool:
+    """Return whether the node's trigger includes this event of its type: it follows all nodes, or this one."""
+    return not node.from_nodes or event.data.get("node") in node.from_nodes
+
+
+def read_depth(event_type: str, data: Mapping[str, Any]) -> int:
+    """Return how many touches led to an event; 0 for an event of another system."""
+    depth = data.get("depth") if event_type in TOUCH_TYPES else 0
+    return depth if isinstance(depth, int) and depth > 0 else 0
+
+
+def compose_end_data(
+    node: NodeSpec, task_id: UUID, root_id: UUID, reason: str, cause: EventSpec
+) -> dict[str, Any]:  # fmt: skip
+    """Return the data of an event about a touch. `cause` is the event that planned the touch.
+
+    The data of the first event of the journey is passed on as `origin`, unless it is larger than `LARGEST_ORIGIN`.
+    """
+    if cause.type in TOUCH_TYPES:
+        kept = {name: cause.data[name] for name in ("origin", "origin_type", "origin_at") if name in cause.data}
+    else:
+        size = len(json.dumps(cause.data, ensure_ascii=False, default=str).encode(errors="replace"))
+        origin = cause.data if size <= LARGEST_ORIGIN else {}
+        kept = {"origin": origin, "origin_type": cause.type, "origin_at": cause.occurred_at.isoformat()}
+    return {
+        "task_id": str(task_id), "delivery_key": str(root_id), "node": node.key, "stage": node.stage,
+        "channel": node.channel.key, "reason": reason, "depth": read_depth(cause.type, cause.data) + 1, **kept,
+    }  # fmt: skip
+
+
+def find_follow_problem(
+    key: str, from_nodes: Sequence[str], followed: Mapping[str, Sequence[str]], most_depth: int
+) -> str:
+    """Return why the node `key` cannot follow `from_nodes`, or "". `followed` has the other nodes' own.
+
+    At most `most_depth` touches may come before one of its touches, and before those of the nodes that follow it.
+    """
+    graph = {**followed, key: from_nodes}
+    paths = [[key, each] for each in from_nodes]
+    seen: set[str] = set()
+    while paths:
+        path = paths.pop(0)
+        if path[-1] == key:
+            return _("a node cannot follow itself: %(cycle)s", cycle=" ← ".join(path))
+        if path[-1] not in seen:
+            seen.add(path[-1])
+            paths += [[*path, each] for each in graph.get(path[-1], ())]
+    followers: dict[str, list[str]] = {}
+    for follower, nodes in graph.items():
+        for each in nodes:
+            followers.setdefault(each, []).append(follower)
+    most = most_depth + 1  #: nodes in a row
+    chain = (*reversed(_find_longest_chain(key, followers, most)), *_find_longest_chain(key, graph, most)[1:])
+    if from_nodes and len(chain) > most:
+        return _(
+            "at most %(most)s touches may come before another one: %(chain)s", most=most_depth, chain=" ← ".join(chain)
+        )
+    return ""
+
+
+def _find_longest_chain(key: str, graph: Mapping[str, Sequence[str]], most: int) -> tuple[str, ...]:
+    """Return the longest way from `key`, or one of `most` + 1 nodes."""
+    level: dict[str, tuple[str, ...]] = {key: (key,)}
+    for _step in range(most):
+        further = {each: (*path, each) for node, path in level.items() for each in graph.get(node, ())}
+        if not further:
+            break
+        level = further
+    return next(iter(level.values()))

@@ -2,22 +2,26 @@
 
 Stored form: `{"all": [{"field": "event.data.amount", "op": "gte", "value": 500}, {"any": [row, row]}]}`.
 Pure. `compile_condition` runs once per configuration snapshot. One judgement reads at most `MOST_ROWS` fields.
+
+Conditions like “the first order” count a customer's earlier events of a type. Earlier are the events that were stored
+before this one. Those count that occurred within `COUNTED_SPAN` before it, or later. The count of an event therefore
+never changes while its touches wait. Counts end at `MOST_EARLIER`, so that a customer with many events costs no more.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as attribute
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from math import isfinite
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector, is_number
-from scheduling.policy.event_counts import MOST_EARLIER
 
 MOST_ROWS = 20  #: of one condition, those in groups included
 MOST_VARIANTS = 10  #: per node
@@ -350,3 +354,22 @@ def _find_single_problem(value: Any) -> str:
     if isinstance(value, bool) or (is_number(value) and isfinite(value)):
         return ""
     return _("must be text, a number, true or false")
+
+
+MOST_EARLIER = 100  #: earlier events of a type are counted up to this number
+COUNTED_SPAN = timedelta(days=90)
+
+#: By event type, when a customer's stored events occurred: the latest `MOST_EARLIER`, in order.
+EventTimes = dict[str, list[datetime]]
+
+
+def add_event_time(times: EventTimes, event_type: str, occurred_at: datetime) -> None:
+    kept = times.setdefault(event_type, [])
+    insort(kept, occurred_at)
+    del kept[:-MOST_EARLIER]
+
+
+def count_recent(times: Mapping[str, Sequence[datetime]], occurred_at: datetime) -> dict[str, int]:
+    """Return the number of events by type that count for an event that occurred at this time."""
+    since = occurred_at - COUNTED_SPAN
+    return {event_type: len(kept) - bisect_right(kept, since) for event_type, kept in times.items()}

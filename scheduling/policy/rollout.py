@@ -149,7 +149,11 @@ def read_plan(stored: Mapping[str, Any]) -> RolloutPlan:
     for key in stored.keys() - PLAN_DEFAULTS.keys():
         found.add(key, _("is not known here; known are %(known)s", known=", ".join(sorted(PLAN_DEFAULTS))))
     given = {**PLAN_DEFAULTS, **stored}
-    _check_steps(given["steps"], found)
+    steps = given["steps"]
+    if not isinstance(steps, list) or not 0 < len(steps) <= MOST_STEPS or not all(is_number(each) for each in steps):
+        found.add("steps", _("must be a list of 1 to %(most)s percentages", most=MOST_STEPS))
+    elif not all(low < high for low, high in pairwise([0, *steps])) or steps[-1] > 100:
+        found.add("steps", _("must grow from above 0 to at most 100"))
     found.seconds(given, "time")
     if type(given["touches"]) is not int:
         found.add("touches", _("must be a whole number"))
@@ -161,10 +165,3 @@ def read_plan(stored: Mapping[str, Any]) -> RolloutPlan:
     return RolloutPlan(
         tuple(given["steps"]), from_seconds(given["time"]), given["touches"], given["complaints"], given["failures"]
     )  # fmt: skip
-
-
-def _check_steps(steps: Any, found: ErrorCollector) -> None:
-    if not isinstance(steps, list) or not 0 < len(steps) <= MOST_STEPS or not all(is_number(each) for each in steps):
-        found.add("steps", _("must be a list of 1 to %(most)s percentages", most=MOST_STEPS))
-    elif not all(low < high for low, high in pairwise([0, *steps])) or steps[-1] > 100:
-        found.add("steps", _("must grow from above 0 to at most 100"))

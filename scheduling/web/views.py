@@ -1,13 +1,21 @@
-"""Serve probes, metrics, the administrator check for the web server, and unsubscribe pages."""
+"""Serve probes, metrics, the administrator check for the web server, and pages for other people's clicks.
+
+These are unsubscribe pages and the signed redirects of links in messages, which record the first click of a person.
+
+Callbacks of vendors arrive under `/hooks/<channel>/`. A request that is not from the vendor gets 403 without a reason,
+whether or not the channel exists.
+"""
 
 from __future__ import annotations
 
 import base64
+import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote, urlsplit
+from uuid import UUID
 
 import structlog
 from celery import current_app
@@ -15,18 +23,28 @@ from django.conf import settings
 from django.core.exceptions import PermissionDenied
 from django.core.signing import BadSignature
 from django.db import DatabaseError, connection
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_GET, require_http_methods, require_safe
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from scheduling import broker_health
 from scheduling.channels.email import read_token
-from scheduling.dispatch import broker_health
+from scheduling.channels.vendors.callbacks import CallbackRefused, CallbackRequest, CallbackResult
+from scheduling.channels.vendors.wechat import SyncFailed, sync_messages
+from scheduling.configuration import snapshot
+from scheduling.delivery.outgoing import find_link, read_link_token
+from scheduling.delivery.receivers import NoTarget, channel_of
+from scheduling.models import Touch
+from scheduling.models.encrypted import Unreadable
 from scheduling.monitoring import collectors
 from scheduling.operations import commands
-from scheduling.redis_client import connect_redis, read_eviction_policy
+from scheduling.operations.queries import iterate_retries
+from scheduling.policy.specs import ChannelSpec
+from scheduling.receipts import EarlyReceipt, Report, record_callback, record_reports
+from scheduling.redis_client import RedisError, connect_redis, read_eviction_policy
 
 log = structlog.get_logger(__name__)
 
@@ -177,3 +195,163 @@ def _render_unsubscribe_page(request: HttpRequest, step: str, *, status: int = 2
     response["Referrer-Policy"] = "no-referrer"
     response["X-Robots-Tag"] = "noindex"
     return response
+
+
+# --- links of messages ------------------------------------------------------------------------------------------------
+
+
+#: Headers by which browsers and scanners mark a request that no person made.
+PREFETCH_HEADERS = ("Sec-Purpose", "Purpose", "X-Purpose", "X-Moz")
+PREFETCH = re.compile(r"prefetch|preview|prerender", re.IGNORECASE)
+#: Programs that fetch a link to show a preview or to check it. The browser inside WeChat is `MicroMessenger`.
+ROBOTS = re.compile(
+    r"(?<!cu)bot\b|(?<!cu)bot[-/]|spider|crawl|preview|linkexpanding|facebookexternalhit|whatsapp|mpcrawler|wechatshare|feishu-?link"
+    r"|lark-?link|safelinks|barracuda|proofpoint|mimecast|urlscan|headlesschrome|curl/|wget/|python|go-http-client"
+    r"|java/|okhttp|libwww|httpclient|node-fetch|axios",
+    re.IGNORECASE,
+)
+SETTLING = ("running", "queued", "scheduled")
+RETRY_SECONDS = 1  #: a click before its message is settled; the browser asks again
+
+
+@never_cache
+@require_safe
+def follow_link(request: HttpRequest, token: str) -> HttpResponse:
+    """Redirect to the link of a sent text. A forged or outdated token gets the page 404, never a redirect."""
+    try:
+        delivery_key, number = read_link_token(token)
+    except BadSignature:
+        return _render_missing(request)
+    target, settling = _find_target(delivery_key, number)
+    if settling and not target:
+        response = HttpResponse(status=503)
+        response["Refresh"] = response["Retry-After"] = str(RETRY_SECONDS)
+        return response
+    if not target:
+        return _render_missing(request)
+    if request.method == "GET" and not is_prefetch(request):
+        # Record a click. A database that is unavailable must not keep the customer from the page.
+        try:
+            record_reports([Report("clicked", delivery_key=delivery_key)])
+        except DatabaseError as error:
+            log.warning("click_not_recorded", delivery_key=str(delivery_key), error=str(error))
+    response = HttpResponseRedirect(target)
+    response["Referrer-Policy"] = "no-referrer"
+    response["X-Robots-Tag"] = "noindex"
+    return response
+
+
+def is_prefetch(request: HttpRequest) -> bool:
+    """Return whether a program made the request: a preview, a scanner, or a browser ahead of the person."""
+    agent = request.headers.get("User-Agent", "")
+    marked = any(PREFETCH.search(request.headers.get(name, "")) for name in PREFETCH_HEADERS)
+    return marked or not agent or ROBOTS.search(agent) is not None
+
+
+def _find_target(delivery_key: UUID, number: int) -> tuple[str, bool]:
+    """Return the link in the stored text, and whether a text may still come.
+
+    The text of an attempt that was delivered goes first: the template may have changed between attempts.
+    """
+    touches = Touch.objects.in_bulk(list(iterate_retries(delivery_key))).values()
+    attempts = [attempt for touch in sorted(touches, key=lambda each: each.pk) for attempt in touch.attempts]
+    for attempt in sorted(attempts, key=lambda each: each.outcome != "delivered"):
+        if attempt.body and (target := find_link(attempt.body, number)):
+            return target, False
+    return "", any(touch.state in SETTLING for touch in touches)
+
+
+def _render_missing(request: HttpRequest) -> HttpResponse:
+    response = render(request, "404.html", status=404)
+    response["Referrer-Policy"] = "no-referrer"
+    response["X-Robots-Tag"] = "noindex"
+    return response
+
+
+# --- callbacks of vendors ---------------------------------------------------------------------------------------------
+
+
+LARGEST_BODY = 1_048_576  #: bytes
+CURSOR_KEPT = 3 * 86_400  #: seconds; WeCom keeps the messages for as long
+
+
+@csrf_exempt
+@never_cache
+@require_http_methods(["GET", "POST"])
+def receive_callback(request: HttpRequest, channel: str, token: str = "") -> HttpResponse:
+    """Record what a genuine callback reports, then answer as its vendor expects.
+
+    The vendor repeats a callback whose answer is an error. Recording is idempotent.
+    """
+    if int(request.headers.get("Content-Length") or 0) > LARGEST_BODY:
+        return HttpResponse(status=413)
+    spec, receiver = _find_receiver(channel)
+    body = request.body if request.method == "POST" else None
+    asked = CallbackRequest(request.GET.dict(), body, token, datetime.now(UTC))
+    try:
+        if receiver is None or spec is None:
+            raise CallbackRefused
+        result: CallbackResult = receiver.answer_callback(asked)
+        cursor, problem = _add_synced_messages(spec, receiver, result) if result.sync_token else ("", "")
+        record_callback(spec, result)
+        if cursor:  # after the recording: a repeated callback fetches again what could not be recorded
+            _store_cursor(_name_cursor(spec, receiver), cursor)
+        if problem:
+            raise SyncFailed(problem)
+    except CallbackRefused:
+        log.info("callback_refused", channel=channel[:64])
+        return HttpResponse(status=403)
+    except ValueError as error:
+        log.info("callback_unreadable", channel=channel[:64], error=str(error)[:200])
+        return HttpResponse(status=400)
+    except EarlyReceipt:
+        log.info("callback_early", channel=channel[:64])
+        return HttpResponse(status=503)
+    except SyncFailed as error:
+        log.warning("callback_sync_failed", channel=channel[:64], error=str(error)[:200])
+        return HttpResponse(status=503)
+    except DatabaseError as error:
+        log.warning("callback_not_recorded", channel=channel[:64], error=str(error)[:200])
+        return HttpResponse(status=503)
+    return HttpResponse(result.text, content_type=f"{result.content_type}; charset=utf-8")
+
+
+def _find_receiver(key: str) -> tuple[ChannelSpec | None, Any]:
+    """Return the channel with this key and its instance; None if it takes no callbacks."""
+    spec = next((each for each in snapshot.current().channels.values() if each.key == key and not each.retired), None)
+    if spec is None:
+        return None, None
+    try:
+        channel = channel_of(spec)
+    except (NoTarget, Unreadable):
+        return spec, None
+    return spec, channel if hasattr(channel, "answer_callback") else None
+
+
+def _add_synced_messages(spec: ChannelSpec, channel: Any, result: CallbackResult) -> tuple[str, str]:
+    """Add the messages since the stored cursor. Return the next one, and why messages are left, or "".
+
+    Without a cursor the vendor sends three days.
+    """
+    try:
+        with connect_redis(settings.REDIS_URL, timeout=settings.TIMEOUTS.redis) as client:
+            stored: Any = client.get(_name_cursor(spec, channel))
+    except RedisError:
+        stored = None
+    synced = sync_messages(channel, result.sync_token, stored.decode() if stored else "")
+    result.reports += synced.result.reports
+    result.messages += synced.result.messages
+    return synced.cursor, synced.problem
+
+
+def _store_cursor(name: str, cursor: str) -> None:
+    try:
+        with connect_redis(settings.REDIS_URL, timeout=settings.TIMEOUTS.redis) as client:
+            client.set(name, cursor, ex=CURSOR_KEPT)
+    except RedisError as error:
+        log.info("callback_cursor_not_stored", name=name, error=str(error))
+
+
+def _name_cursor(spec: ChannelSpec, channel: Any) -> str:
+    """Return the name of a cursor. An operator can give the channel another account, which has cursors of its own."""
+    return f"at:kf:{spec.id}:{channel.settings['corp_id']}:{channel.settings['open_kfid']}"

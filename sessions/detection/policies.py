@@ -12,8 +12,7 @@ from django.db.models.signals import post_delete, post_save
 from django.utils.timezone import now
 
 from scheduling.configuration.snapshot import current
-from scheduling.policy.send_times import TimingSpec, open_spans
-from scheduling.policy.window_forms import compile_windows
+from scheduling.policy.send_times import TimingSpec, compile_windows, open_spans
 from sessions.models import Campaign, SilencePolicy
 from sessions.policy import PoliciesUnknown, PolicySet
 from sessions.store.client import StoreUnavailable

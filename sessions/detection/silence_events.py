@@ -13,13 +13,13 @@ from django.db import DataError, IntegrityError, OperationalError
 from scheduling import sql
 from scheduling.batching import halve
 from scheduling.configuration.snapshot import current
-from scheduling.dispatch.dispatcher import background_publisher
+from scheduling.dispatch import background_publisher
 from scheduling.errors import InvalidInput
-from scheduling.ledger.anonymization import read_erasure_times
-from scheduling.ledger.locks import locked_users
+from scheduling.ledger.deletion import read_erasure_times
+from scheduling.ledger.transitions import locked_users
 from scheduling.models import WebhookEvent, WebhookFact
 from scheduling.planning.ingest import NewEvent, record_events
-from scheduling.webhooks.outbox import note_facts
+from scheduling.webhooks import note_facts
 from sessions.detection.presence import SILENT, UNANSWERED
 from sessions.store.answers import ClaimedSilence
 from sessions.store.brief_transaction import brief_transaction, end_frozen_transactions

@@ -16,7 +16,7 @@ from django.conf import settings
 from django.db import close_old_connections
 
 from scheduling import sql
-from scheduling.planning.inactivity import update_last_active
+from scheduling.planning.own_events import update_last_active
 from sessions.detection import policies
 from sessions.detection.silence_events import count_undelivered, record_silences
 from sessions.rates import Backoff, Bucket, Every

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from scheduling.ledger.anonymization import Identity
+from scheduling.ledger.deletion import Identity
 from sessions.store import calls, client, inbox, stats
 from sessions.store.inbox import live_inbox
 from sessions.store.sessions import REFUSED, live_store

@@ -21,7 +21,7 @@ from django.conf import settings
 from scheduling import batching, metrics
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
-from scheduling.planning.group_commit import DatabaseUnavailable, IngestOverloaded, submit
+from scheduling.planning.ingest import DatabaseUnavailable, IngestOverloaded, submit
 from sessions.frames import USER, Frame
 from sessions.store import inbox, revocations
 from sessions.store.client import StoreUnavailable

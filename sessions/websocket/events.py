@@ -15,12 +15,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from scheduling import sql
-from scheduling.api.cloudevents import parse_event
+from scheduling.api.events import parse_event
 from scheduling.batching import MicroBatcher
 from scheduling.configuration import snapshot
 from scheduling.errors import ErrorCollector
-from scheduling.planning.group_commit import DatabaseUnavailable
-from scheduling.planning.ingest import NewEvent
+from scheduling.planning.ingest import DatabaseUnavailable, NewEvent
 from sessions.detection.presence import SessionPresence
 from sessions.detection.silence_events import SOURCE
 from sessions.frames import USER

@@ -17,8 +17,7 @@ import structlog
 from channels.consumer import AsyncConsumer
 
 from scheduling import metrics
-from scheduling.api.auth import Principal, api_key_cache
-from scheduling.api.threads import in_auth_thread
+from scheduling.api.auth import Principal, api_key_cache, in_auth_thread
 from scheduling.batching import BatcherOverloaded
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.models import Scope

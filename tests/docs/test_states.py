@@ -17,8 +17,7 @@ from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.models import Flow, Job, JobState, Platform, Shop
 from scheduling.errors import Conflict
 from scheduling.ids import new_id
-from scheduling.ledger import insertion
-from scheduling.ledger.touches import TouchDecision, touches
+from scheduling.ledger.touches import TouchDecision, insert_retry, touches
 from scheduling.ledger.transitions import Claim, Ledger, Settlement
 from scheduling.models import FailedTask, LedgerRow, Touch, TouchState
 from scheduling.operations import failed_tasks
@@ -125,7 +124,7 @@ def undo_retry(failed_id: UUID, actor: Actor) -> None:
     """Take back the retry as which the failed task counts, whatever its state."""
     row, again = FailedTask.objects.get(pk=failed_id), new_id()
     assert row.task_id
-    insertion.insert_retry(row.task_id, again, now(), as_new=False)
+    insert_retry(row.task_id, again, now(), as_new=False)
     FailedTask.objects.filter(pk=failed_id).update(retried_as=again)
     failed_tasks.withdraw_retry(str(failed_id), actor, retried={str(failed_id): str(again)}, as_new=False)
 

@@ -16,8 +16,8 @@ from kombu import Connection, Queue
 from config.celery.application import app
 from config.celery.beat_scheduler import TickBacklog
 from config.local.processes import wait_until
-from scheduling.dispatch import dispatcher
-from scheduling.dispatch.publisher import oldest_message_at, publication_headers
+from scheduling import dispatch
+from scheduling.dispatch import oldest_message_at, publication_headers
 from scheduling.ledger.transitions import AGE_UNKNOWN
 from scheduling.models import Touch
 from tests.faults.brokers import WAIT_LIMIT, RabbitNode, missing_for_rabbitmq, rabbitmq
@@ -83,7 +83,7 @@ def test_rescue_does_not_wait_for_empty_rabbitmq_queue(
     for minutes, state in ((1, "queued"), (3, "scheduled")):
         ago = now() - timedelta(minutes=minutes)
         Touch.objects.update(state="queued", wakeups=1, due_at=ago, queued_at=ago, lease_until=ago)
-        assert dispatcher.rescue_lost_work() == (int(state == "scheduled"), 0)
+        assert dispatch.rescue_lost_work() == (int(state == "scheduled"), 0)
         assert Touch.objects.get().state == state
 
 

@@ -13,7 +13,7 @@ import pytest
 from kombu import Connection
 
 from config.local.processes import wait_until
-from scheduling.dispatch.broker_health import accepts_messages, broker_alarm
+from scheduling.broker_health import accepts_messages, broker_alarm
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 from tests.faults.fault_stack import WAIT_LIMIT, FaultStack, Run, run_fault_stack
 

@@ -47,7 +47,7 @@ def site_url(live_server: LiveServer) -> str:
 def ops(chromium: Browser, site_url: str) -> Iterator[OpenPage]:
     """Open empty pages, logged in as a member of `group` or as `ops`, who may do everything.
 
-    No page may violate the content security policy (`scheduling.web.csp`).
+    No page may violate the content security policy (`scheduling.web.middleware`).
     """
     contexts = []
     violations: list[str] = []

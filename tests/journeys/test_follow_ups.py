@@ -21,7 +21,7 @@ def test_editor_joins_nodes_and_second_message_follows(
     from config.local.processes import wait_until
     from scheduling.ledger import ends
     from scheduling.models import Node, Touch
-    from scheduling.planning.follow_ups import record_ends
+    from scheduling.planning.own_events import record_ends
     from tests.scheduling.core.conftest import deliver
 
     monkeypatch.setattr(ends, "WRITE_LAG", timedelta(0))

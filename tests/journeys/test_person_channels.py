@@ -34,7 +34,7 @@ TOKEN = {"access_token": "token-of-the-vendor", "expires_in": 7200}
 
 @pytest.fixture
 def vendor(_sending: None) -> Iterator[ScriptedReceiver]:  # noqa: F811
-    from scheduling.channels.vendors.tokens import connect_tokens
+    from scheduling.channels.vendors.base import connect_tokens
 
     connect_tokens.cache_clear()
     with ScriptedReceiver([TOKEN, {"errcode": 0}, {"errcode": 40003}]) as server:

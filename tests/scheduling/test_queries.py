@@ -15,9 +15,9 @@ from pytest_django import DjangoAssertNumQueries
 from scheduling import sql
 from scheduling.ledger import partitions
 from scheduling.models import Complaint, Customer, Touch
-from scheduling.models.ledger import RARE
+from scheduling.models.touch import RARE
 from scheduling.operations import queries
-from scheduling.operations.filters import filter_effective_state
+from scheduling.operations.bulk_actions import filter_effective_state
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.tables import each_row
 

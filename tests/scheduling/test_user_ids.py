@@ -8,9 +8,9 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from scheduling.api.cloudevents import parse_event
 from scheduling.api.customers.rows import NamedCustomerIn
-from scheduling.customers.import_columns import PARSERS, InvalidValue
+from scheduling.api.events import parse_event
+from scheduling.customers.imports import PARSERS, InvalidValue
 from scheduling.errors import InvalidInput
 from scheduling.ids import find_user_id_problem, reveal_odd_characters
 from scheduling.models import Customer

@@ -38,8 +38,9 @@ from rpa_tasks.models import (
     Shop,
     TakeOver,
 )
-from scheduling.audit.audit_log import record_action
+from scheduling.audit import record_action
 from scheduling.customers import imports
+from scheduling.delivery import receivers
 from scheduling.experiments import drafts, rollouts
 from scheduling.identity import invitations, totp
 from scheduling.models import (
@@ -75,8 +76,7 @@ from scheduling.models import (
 from scheduling.operations.commands import create_api_key
 from scheduling.operations.failed_tasks import Actor
 from scheduling.operations.undo import offer_undo
-from scheduling.planning import disabled_targets
-from scheduling.webhooks.message_history import pause_endpoint
+from scheduling.webhooks import pause_endpoint
 from sessions.models import Campaign, SilencePolicy
 from tests.rpa_tasks.admin.conftest import Market
 from tests.support.drafts import open_draft
@@ -245,8 +245,8 @@ def with_values(model: Any, wanted: Data, **values: Any) -> Args:
 def disabled_customer() -> Customer:
     row = Customer.objects.get()
     Customer.objects.filter(pk=row.pk).update(addresses={"email": "ann@example.com"})
-    disabled_targets.store_disabled_targets(
-        [(ChannelConfig.objects.get(key="log").pk, disabled_targets.digest_address("ann@example.com"), "", "bounced")]
+    receivers.store_disabled_targets(
+        [(ChannelConfig.objects.get(key="log").pk, receivers.digest_address("ann@example.com"), "", "bounced")]
     )
     return row
 

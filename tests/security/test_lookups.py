@@ -17,7 +17,7 @@ from django.utils.timezone import now
 from scheduling import redaction
 from scheduling.models import FailedTask
 from scheduling.operations import commands
-from scheduling.operations.filters import FAILED_TASK_ROWS
+from scheduling.operations.bulk_actions import FAILED_TASK_ROWS
 from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.tables import each_row

@@ -15,7 +15,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from pytest_django import Settings
 
-from scheduling.web.csp import NOT_A_PAGE
+from scheduling.web.middleware import NOT_A_PAGE
 from tests.scheduling.api.serving import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db

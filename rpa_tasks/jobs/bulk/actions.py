@@ -28,9 +28,8 @@ from scheduling.errors import Conflict, InvalidInput, NotFound
 from scheduling.ledger.transitions import WakeUp
 from scheduling.models import WAITING, FailedTask, Priority, Scope
 from scheduling.operations import failed_tasks
-from scheduling.operations.bulk_lists import BulkList
+from scheduling.operations.bulk_actions import RETRY_RATE, BulkList, Given, RowAction, refuse_parameters
 from scheduling.operations.failed_tasks import Actor
-from scheduling.operations.row_actions import RETRY_RATE, Given, RowAction, refuse_parameters
 
 LISTED = "job"
 #: The parameter of `job.run_again` by a user or key without the right to handle failed tasks.

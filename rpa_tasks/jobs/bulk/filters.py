@@ -11,7 +11,7 @@ from django.utils.timezone import now
 
 from rpa_tasks.models import Flow, Job, Shop
 from scheduling.models import WAITING
-from scheduling.operations.filters import FilteredList, compare_number, compare_value
+from scheduling.operations.bulk_actions import FilteredList, compare_number, compare_value
 
 UNFINISHED = (*WAITING, "running")
 SEARCHED = 20_000  #: latest jobs whose payloads a search reads

@@ -18,7 +18,7 @@ from django.db.models.functions import Coalesce, Now
 
 from rpa_tasks.jobs.wakeups import wake_for_shops
 from rpa_tasks.models import ExecutionNode, Job, Lane, Shop, TakeOver
-from scheduling.audit.audit_log import record_action
+from scheduling.audit import record_action
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import NotFound
 from scheduling.models import WAITING

@@ -27,8 +27,8 @@ from scheduling.models import Alert, FailedTask
 from scheduling.monitoring.alerts import BY_KEY
 from scheduling.monitoring.collectors import count_failing_webhooks
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.monitoring.queue_stats import BrokerReading
 from scheduling.monitoring.statistics import MOST, Overdue
+from scheduling.monitoring.wanted_numbers import BrokerReading
 from scheduling.queue_names import CORE_QUEUES
 from scheduling.redaction import redact_text
 

@@ -29,8 +29,8 @@ from scheduling.admin.touches.touch import build_span_link
 from scheduling.models import FailedTask, Node
 from scheduling.monitoring import statistics
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.monitoring.queue_stats import read_broker
 from scheduling.monitoring.statistics import MOST, Overdue
+from scheduling.monitoring.wanted_numbers import read_broker
 
 WORST = 5
 TOUCHES = "admin:scheduling_touch_changelist"

@@ -13,7 +13,7 @@ from scheduling.admin.dashboard.cards import DashboardCard, Figure
 from scheduling.admin.touches.touch import build_span_link
 from scheduling.monitoring import statistics
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.monitoring.queue_stats import BrokerReading, QueueStats
+from scheduling.monitoring.wanted_numbers import BrokerReading, QueueStats
 from scheduling.queue_names import CORE_QUEUES, TOUCH_QUEUES
 
 TOUCHES = "admin:scheduling_touch_changelist"

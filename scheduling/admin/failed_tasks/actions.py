@@ -20,8 +20,7 @@ from scheduling import sql
 from scheduling.admin.base import Confirmation, build_user_actor
 from scheduling.admin.undo import create_undo_link
 from scheduling.models import FailedTask
-from scheduling.operations.bulk_actions import FASTEST, SLOWEST
-from scheduling.operations.row_actions import ROW_ACTIONS, RowAction
+from scheduling.operations.bulk_actions import FASTEST, ROW_ACTIONS, SLOWEST, RowAction
 from scheduling.operations.undo import UNDO_WINDOW
 
 HANDLE = "scheduling.act_on_failedtask"  #: the permission to act on failed tasks

@@ -36,9 +36,7 @@ from scheduling.errors import AftertouchError, Conflict, InvalidInput
 from scheduling.models import BulkAction, FailedTask
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations import bulk_actions, failed_tasks
-from scheduling.operations.bulk_lists import find_row_action, get_list, matching_rows
-from scheduling.operations.filters import read_filter
-from scheduling.operations.row_actions import Given
+from scheduling.operations.bulk_actions import Given, find_row_action, get_list, matching_rows, read_filter
 from scheduling.operations.undo import UNDO_WINDOW
 
 TONES = {"running": "warning", "done": "success", "cancelled": "default", "failed": "danger"}

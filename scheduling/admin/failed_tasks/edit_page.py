@@ -22,8 +22,8 @@ from scheduling.admin.labels import translate_error
 from scheduling.errors import AftertouchError, InvalidInput
 from scheduling.models import FailedTask
 from scheduling.operations import failed_tasks
-from scheduling.operations.row_actions import ROW_ACTIONS
-from scheduling.operations.touch_texts import MAX_SUBJECT
+from scheduling.operations.bulk_actions import ROW_ACTIONS
+from scheduling.operations.failed_tasks import MAX_SUBJECT
 from scheduling.operations.undo import UNDO_WINDOW
 
 CODE = {"rows": 14, "class": "at-mono", "spellcheck": "false"}

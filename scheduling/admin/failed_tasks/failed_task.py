@@ -34,8 +34,8 @@ from scheduling.admin.touches.touch import SpanFilter
 from scheduling.error_lines import find_error_line, has_more_lines
 from scheduling.ids import reveal_odd_characters
 from scheduling.models import ChannelConfig, FailedTask
+from scheduling.operations.bulk_actions import filter_failed_state
 from scheduling.operations.failed_tasks import find_origin
-from scheduling.operations.filters import filter_failed_state
 from scheduling.operations.queries import filter_failed_by_shown_term
 from scheduling.redaction import redact, redact_json, redact_text
 

@@ -21,7 +21,7 @@ from scheduling.admin.base import CheckedForm, HistoryAdmin, ops_display, row_ac
 from scheduling.admin.form_fields import DurationsField, SettingsField
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.touches.pause import redirect_to_pause_page
-from scheduling.channels.kinds import channel_kinds, list_secret_names, redirects_secret
+from scheduling.channels.base import channel_kinds, list_secret_names, redirects_secret
 from scheduling.models import ChannelConfig, DisabledTarget, HarassmentRule, Pause
 from scheduling.models.encrypted import Sealed
 from scheduling.monitoring.duration_text import describe_duration

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from scheduling.admin.base import CheckedForm, ops_display
 from scheduling.admin.matrix.channel import KIND_LABELS, MASK, SEALED, SecretField, get_readable_secrets, merge_secrets
 from scheduling.admin.retirement import Retirable, RetiredFilter
-from scheduling.channels.kinds import channel_kinds
+from scheduling.channels.base import channel_kinds
 from scheduling.configuration.validation import channel_kind_for_target, check_community
 from scheduling.models import ChannelConfig, Community
 from scheduling.models.encrypted import Sealed

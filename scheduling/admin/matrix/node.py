@@ -62,7 +62,7 @@ from scheduling.admin.touches.receipts import build_receipt_figures
 from scheduling.configuration.condition_fields import FieldCatalogue, conditions_in
 from scheduling.error_text import ErrorText
 from scheduling.models import WAITING, Node, Pause, Template, Touch
-from scheduling.policy.journeys import TOUCH_TYPES, find_follow_problem
+from scheduling.policy.matrix import TOUCH_TYPES, find_follow_problem
 
 _LOCK_JOURNEYS = "SELECT pg_advisory_xact_lock(hashtext('scheduling_node.from_nodes'))"
 

@@ -18,18 +18,18 @@ from scheduling.admin.count_time_limits import count_within
 from scheduling.configuration import snapshot
 from scheduling.models import WAITING, Calendar, Node, Template, Touch
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.planning.impacts import count_failing
 from scheduling.planning.rescheduling import (
     DELAY_COLUMNS,
     MOST_LEFT,
     PAGE_TIME_LIMIT,
     SPREAD,
     MoveCounts,
+    count_failing,
     move_waiting,
     preview_moves,
 )
+from scheduling.policy.send_times import list_calendars
 from scheduling.policy.specs import NodeSpec
-from scheduling.policy.window_forms import list_calendars
 
 #: Waiting touches that a preview reads.
 MOST = 20_000

@@ -28,7 +28,7 @@ from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations.preview import MAX_LEVEL, PreviewedTouch, imagine_customer, preview_event
 from scheduling.planning.ingest import NewEvent
 from scheduling.redaction import redact_text
-from scheduling.templating.rendering import read_locale
+from scheduling.templating import read_locale
 
 
 class EventForm(forms.Form):

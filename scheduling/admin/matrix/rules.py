@@ -29,9 +29,8 @@ from scheduling.configuration import snapshot
 from scheduling.configuration.validation import check_rule_channel
 from scheduling.models import Calendar, ChannelConfig, DelayRule, EventType, HarassmentRule, Holdout, Node
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.planning.impacts import count_limited_touches, list_waiting_users
-from scheduling.policy.send_times import is_official_working_day
-from scheduling.policy.window_forms import format_window, list_calendars
+from scheduling.planning.rescheduling import count_limited_touches, list_waiting_users
+from scheduling.policy.send_times import format_window, is_official_working_day, list_calendars
 
 
 class DelayRuleForm(CheckedForm):

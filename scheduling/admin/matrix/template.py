@@ -26,15 +26,14 @@ from scheduling.admin.matrix.community import list_known_communities
 from scheduling.admin.optimistic_lock import VERSION_FIELD, OptimisticLockForm
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.channels.base import Delivered, Message, Outcome, Unknown, find_escape
-from scheduling.channels.once import send_once
+from scheduling.channels.http_client import send_once
 from scheduling.configuration import snapshot
-from scheduling.delivery import routing
+from scheduling.delivery import receivers
 from scheduling.ids import new_id
 from scheduling.models import ChannelConfig, Community, Customer, Node, Template, TemplateText
 from scheduling.models.encrypted import Unreadable
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
-from scheduling.templating.library import CannotRender
-from scheduling.templating.rendering import choose_text, render_message
+from scheduling.templating import CannotRender, choose_text, render_message
 
 SAMPLE_USER = "sample"
 SUGGESTED = 500  #: chats that the input suggests; others can be typed
@@ -138,11 +137,11 @@ def _send_test_message(template: Template, wanted: Mapping[str, Any]) -> tuple[O
     chat_id = community.chat_id if community else ""
     communities = {community.chat_id: community.targets} if community else {}
     try:
-        channel = routing.channel_of(spec)
-        target = routing.target_for(spec, channel, who, chat_id, communities)
+        channel = receivers.channel_of(spec)
+        target = receivers.target_for(spec, channel, who, chat_id, communities)
         event = sample_event(who.user_id, chat_id, wanted["event_data"])
         subject, body, locale = render_message(snapshot.template_spec(template), who, event, find_escape(channel))
-    except routing.NoTarget as error:
+    except receivers.NoTarget as error:
         return f"{translate_reason(error.reason)}: {error}", ""
     except Unreadable as error:
         return f"{gettext('Secrets cannot be decrypted here')}: {error}", ""

@@ -22,7 +22,7 @@ from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminTextInputWidget
 from scheduling.admin.base import Confirmation, OpsAdmin, ops_display, row_action
 from scheduling.admin.optimistic_lock import OptimisticLockForm
 from scheduling.identity import invitations
-from scheduling.identity.roles import SHORT_LABELS
+from scheduling.identity.invitations import SHORT_LABELS
 from scheduling.models import Invitation
 
 

@@ -18,7 +18,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET
 
 from scheduling.identity import openid
-from scheduling.identity.provider_users import SubjectRefused, find_or_create_user
+from scheduling.identity.openid import SubjectRefused, find_or_create_user
 
 log = structlog.get_logger(__name__)
 

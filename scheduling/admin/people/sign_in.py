@@ -27,7 +27,7 @@ from django.views.decorators.http import require_http_methods
 from unfold.forms import AuthenticationForm
 from unfold.widgets import UnfoldAdminTextInputWidget
 
-from scheduling.audit.audit_log import record_action
+from scheduling.audit import record_action
 from scheduling.identity import totp
 from scheduling.web import login_lockout
 

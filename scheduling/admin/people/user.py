@@ -20,7 +20,7 @@ from unfold.widgets import UnfoldAdminSelectWidget
 from scheduling.admin.base import Confirmation, DeclaredLookups, OpsPages, ops_display, row_action
 from scheduling.admin.labels import TranslatedPermissions
 from scheduling.identity import totp
-from scheduling.identity.roles import SHORT_LABELS, assign_roles, find_role
+from scheduling.identity.invitations import SHORT_LABELS, assign_roles, find_role
 from scheduling.models import IdentityLink, Role
 
 admin.site.unregister(User)

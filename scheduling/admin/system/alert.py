@@ -19,8 +19,8 @@ from scheduling.admin.matrix.community import list_known_communities
 from scheduling.admin.matrix.template import describe_outcome
 from scheduling.admin.optimistic_lock import OptimisticLockForm
 from scheduling.admin.shown_values import format_instant
-from scheduling.channels.kinds import channel_kinds
-from scheduling.delivery.routing import NoTarget
+from scheduling.channels.base import channel_kinds
+from scheduling.delivery.receivers import NoTarget
 from scheduling.ids import new_id
 from scheduling.models import Alert, AlertReceiver, ChannelConfig, Community
 from scheduling.models.encrypted import Unreadable

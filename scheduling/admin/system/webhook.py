@@ -33,14 +33,14 @@ from scheduling.errors import InvalidInput
 from scheduling.models import WebhookEvent, WebhookMessage, WebhookSubscription
 from scheduling.models.encrypted import Sealed
 from scheduling.monitoring.collectors import read_webhook_backlogs
-from scheduling.webhooks.message_history import (
+from scheduling.webhooks import (
     MOST_REPLAYED,
+    SECRET_SETTINGS,
     enable_endpoint,
     pause_endpoint,
     replay_messages,
     write_test_message,
 )
-from scheduling.webhooks.subscriptions import SECRET_SETTINGS
 
 FILTER_LABELS = {"node": _("only nodes"), "platform": _("only platforms"), "shop": _("only shops")}
 

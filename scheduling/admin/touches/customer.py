@@ -27,8 +27,7 @@ from scheduling.admin.labels import translate_error, translate_reason
 from scheduling.admin.shown_values import format_instant
 from scheduling.admin.touches.receipts import list_disabled_addresses
 from scheduling.admin.touches.timeline import describe_counted_kinds, format_verdict_figure
-from scheduling.customers.changes import change_customer
-from scheduling.customers.search import match_term
+from scheduling.customers.changes import change_customer, match_term
 from scheduling.models import (
     WAITING,
     Complaint,
@@ -44,7 +43,7 @@ from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations import preview
 from scheduling.operations.preview import Eligibility, NodeVerdict
 from scheduling.policy.profile import InvalidValue, check_attribute_name, merge_attributes, normalize_tags, store_value
-from scheduling.policy.window_forms import is_time_zone
+from scheduling.policy.send_times import is_time_zone
 from scheduling.redaction import redact
 
 SHOWN = 30  #: rows of each kind

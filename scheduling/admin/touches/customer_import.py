@@ -19,9 +19,7 @@ from scheduling.admin.base import Confirmation, ReadOnlyAdmin, ops_display, row_
 from scheduling.admin.labels import translate_error
 from scheduling.admin.list_export import stream_table
 from scheduling.customers import imports
-from scheduling.customers.csv_records import ENCODINGS
-from scheduling.customers.import_columns import map_header
-from scheduling.customers.imports import State
+from scheduling.customers.imports import ENCODINGS, State, map_header
 from scheduling.error_text import ErrorText
 from scheduling.errors import AftertouchError, Conflict, InvalidInput
 from scheduling.models import Customer, CustomerImport, RefusedLines

@@ -13,8 +13,8 @@ from django.utils.translation import gettext as _
 from scheduling.admin.count_time_limits import PageTimeLimit
 from scheduling.admin.dashboard.cards import Figure
 from scheduling.models import Customer, DeliveryReceipt, DisabledTarget, Node, ReceiptKind
-from scheduling.planning.disabled_targets import digest_address
-from scheduling.receipts.recording import count_delivered_touches, count_receipts
+from scheduling.models.node import digest_address
+from scheduling.receipts import count_delivered_touches, count_receipts
 from scheduling.redaction import redact_text
 
 SPAN = timedelta(days=7)

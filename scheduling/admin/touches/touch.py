@@ -43,8 +43,7 @@ from scheduling.errors import AftertouchError
 from scheduling.models import WAITING, Customer, FailedTask, Touch
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations import commands, queries
-from scheduling.operations.filters import filter_effective_state
-from scheduling.operations.row_actions import ROW_ACTIONS
+from scheduling.operations.bulk_actions import ROW_ACTIONS, filter_effective_state
 from scheduling.redaction import split_by_shown_term
 
 FOUND = 500  #: matches of an id that is not unique, or of words

@@ -21,9 +21,13 @@ from scheduling.admin.sidebar import may_open_flower, may_see_workers
 from scheduling.app_integrations import integrations
 from scheduling.db_timeouts import Deadline
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.monitoring.queue_stats import QueueStats, read_broker
-from scheduling.monitoring.wanted_numbers import read_scaling
-from scheduling.monitoring.worker_reports import WorkerReport, list_worker_reports
+from scheduling.monitoring.wanted_numbers import (
+    QueueStats,
+    WorkerReport,
+    list_worker_reports,
+    read_broker,
+    read_scaling,
+)
 from scheduling.queue_names import CORE_QUEUES, RPA_QUEUES, TOUCH_QUEUES
 from scheduling.redis_client import RedisError
 

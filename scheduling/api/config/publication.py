@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -17,8 +17,7 @@ from ninja import Query, Router, Schema
 from psycopg.errors import QueryCanceled
 
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, require_scope
-from scheduling.api.errors import Problem
-from scheduling.api.schemas import ProblemOut, Reason
+from scheduling.api.schemas import Problem, ProblemOut, Reason
 from scheduling.configuration.file import apply, document, versions
 from scheduling.configuration.file.apply import FileProblem
 from scheduling.configuration.file.section import Stamp
@@ -27,8 +26,7 @@ from scheduling.errors import Conflict, FieldError, InvalidInput
 from scheduling.experiments.drafts import serialize_change
 from scheduling.models.encrypted import Unreadable
 from scheduling.planning import rescheduling
-from scheduling.planning.impacts import CUSTOMERS, RuleImpact, list_rule_impacts
-from scheduling.planning.rescheduling import Impact, MoveCounts
+from scheduling.planning.rescheduling import CUSTOMERS, Impact, MoveCounts, list_rule_impacts
 from scheduling.strict_text import MAX_SIZE, InvalidText, read_json
 
 log = structlog.get_logger(__name__)
@@ -270,7 +268,14 @@ def _measure_impact(planned: apply.ChangePlan) -> dict[str, Any] | None:
         if deadline.is_over() or isinstance(error.__cause__, QueryCanceled):
             return None
         raise
-    return {"nodes": [_serialize_node_impact(each) for each in nodes], "rules": _serialize_rule_impacts(rules)}
+    rule_impacts = [
+        {
+            "rule": each.rule, "verb": each.verb, "waiting": each.waiting,
+            "counted": "customers" if each.noun == CUSTOMERS else "touches",
+        }
+        for each in rules
+    ]  # fmt: skip
+    return {"nodes": [_serialize_node_impact(each) for each in nodes], "rules": rule_impacts}
 
 
 def _serialize_plan(planned: apply.ChangePlan, version: str) -> dict[str, Any]:
@@ -290,16 +295,6 @@ def _serialize_node_impact(impact: Impact) -> dict[str, Any]:
         "moved": impact.moved and _serialize_moves(impact.moved),
         "condition": impact.failing and impact.failing._asdict(),
     }  # fmt: skip
-
-
-def _serialize_rule_impacts(rules: Sequence[RuleImpact]) -> list[dict[str, Any]]:
-    return [
-        {
-            "rule": each.rule, "verb": each.verb, "waiting": each.waiting,
-            "counted": "customers" if each.noun == CUSTOMERS else "touches",
-        }
-        for each in rules
-    ]  # fmt: skip
 
 
 def _name_field(problem: FileProblem) -> FieldError:

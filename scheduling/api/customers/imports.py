@@ -11,10 +11,9 @@ from django.http import HttpRequest
 from ninja import Query, Router, Schema
 
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor
-from scheduling.api.pagination import Page, build_page, limit_list_time
-from scheduling.api.schemas import FieldErrorOut, ProblemOut, Request, Text
+from scheduling.api.schemas import FieldErrorOut, Page, ProblemOut, Request, Text, build_page, limit_list_time
 from scheduling.customers import imports
-from scheduling.customers.import_columns import map_header
+from scheduling.customers.imports import map_header
 from scheduling.error_text import ErrorText
 from scheduling.errors import NotFound
 from scheduling.models import CustomerImport

@@ -19,13 +19,27 @@ from pydantic import AfterValidator, WithJsonSchema
 
 from scheduling import sql
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, charge_in_thread, get_principal
-from scheduling.api.pagination import Page, build_page, limit_list_time
-from scheduling.api.schemas import PastInstant, ProblemOut, Request, Text, check_characters, check_storable
-from scheduling.audit.audit_log import record_action
-from scheduling.customers.changes import BATCH, MAX_ADDRESSES, CustomerInput, change_customer, change_customers
-from scheduling.customers.erasure import request_erasure
-from scheduling.customers.export import export_customer
-from scheduling.customers.search import filter_customers
+from scheduling.api.schemas import (
+    Page,
+    PastInstant,
+    ProblemOut,
+    Request,
+    Text,
+    build_page,
+    check_characters,
+    check_storable,
+    limit_list_time,
+)
+from scheduling.audit import record_action
+from scheduling.customers.changes import (
+    BATCH,
+    MAX_ADDRESSES,
+    CustomerInput,
+    change_customer,
+    change_customers,
+    filter_customers,
+)
+from scheduling.customers.erasure import export_customer, request_erasure
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput, NotFound
 from scheduling.ids import find_user_id_problem

@@ -11,12 +11,16 @@ from ninja import Field, Path, Query, Router, Schema
 
 from scheduling import sql
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor
-from scheduling.api.pagination import Page, build_page, limit_list_time
-from scheduling.api.schemas import Instant, ProblemOut, Request, Text
+from scheduling.api.schemas import Instant, Page, ProblemOut, Request, Text, build_page, limit_list_time
 from scheduling.models import WebhookMessage, WebhookSubscription
 from scheduling.monitoring.collectors import read_webhook_backlogs
-from scheduling.webhooks.message_history import replay_messages, write_test_message
-from scheduling.webhooks.subscriptions import find_subscription, put_subscription, retire_subscription
+from scheduling.webhooks import (
+    find_subscription,
+    put_subscription,
+    replay_messages,
+    retire_subscription,
+    write_test_message,
+)
 
 router = Router(tags=["webhooks"], auth=ApiKeyAuth("webhooks"))
 PROBLEMS = (400, 401, 403, 404, 413, 422, 429, 503)

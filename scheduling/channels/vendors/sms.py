@@ -23,7 +23,7 @@ from yarl import URL
 from scheduling.channels.answers import Refusal
 from scheduling.channels.base import InvalidSetting, Message, Quota, Quotas
 from scheduling.channels.markup import BadContent
-from scheduling.channels.robots.base import encode_json
+from scheduling.channels.robots import encode_json
 from scheduling.channels.vendors.base import VendorChannel, VendorRequest, read_lines
 from scheduling.channels.vendors.callbacks import SmsCallbacks, VendorReport, build_sms_report, read_china_time
 from scheduling.error_text import ErrorText as _

@@ -10,7 +10,7 @@ from typing import Any
 from django.db import OperationalError, connection, transaction
 from django.db.models import Model
 
-from scheduling.audit.audit_log import record_action
+from scheduling.audit import record_action
 from scheduling.configuration.file.section import Change, Key, Listed, Section, Stamp, is_retired
 from scheduling.configuration.file.sections import RESERVED, sections
 from scheduling.error_text import ErrorText as _

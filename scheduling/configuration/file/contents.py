@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django.db.models import F
 from django.db.models.functions import Length
 
-from scheduling.channels.kinds import channel_kinds, redirects_secret
+from scheduling.channels.base import channel_kinds, redirects_secret
 from scheduling.configuration import validation
 from scheduling.configuration.file.notation import ANY_MAPPING, REQUIRED, SECONDS, choice, list_of, map_of, text
 from scheduling.configuration.file.section import (
@@ -31,8 +31,7 @@ from scheduling.models import (
     WebhookEvent,
     WebhookSubscription,
 )
-from scheduling.templating.engine import MAX_SOURCE
-from scheduling.templating.rendering import read_locale
+from scheduling.templating import MAX_SOURCE, read_locale
 
 if TYPE_CHECKING:
     from scheduling.configuration.file.apply import Plan

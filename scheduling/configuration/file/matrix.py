@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 
-from scheduling.channels.kinds import channel_kinds
+from scheduling.channels.base import channel_kinds
 from scheduling.configuration import validation
 from scheduling.configuration.condition_fields import FieldCatalogue, conditions_in
 from scheduling.configuration.file.notation import (
@@ -40,11 +40,11 @@ from scheduling.models import (
     Stage,
     Template,
 )
-from scheduling.policy.journeys import find_follow_problem
+from scheduling.policy.matrix import find_follow_problem
 from scheduling.policy.node_conditions import JOINS
 from scheduling.policy.profile import MAX_TAG
 from scheduling.policy.rollout import PLAN_DEFAULTS
-from scheduling.policy.window_forms import list_calendars
+from scheduling.policy.send_times import list_calendars
 
 if TYPE_CHECKING:
     from scheduling.configuration.file.apply import Plan

@@ -13,7 +13,7 @@ from django.db import models
 from scheduling.durations import format_duration, from_seconds, parse_duration, to_seconds
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput, is_number
-from scheduling.policy.window_forms import WINDOW_KEYS, read_window
+from scheduling.policy.send_times import WINDOW_KEYS, read_window
 
 _CLOCK = re.compile(r"(?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{6})?)?")
 REQUIRED: Any = object()  #: in place of a default

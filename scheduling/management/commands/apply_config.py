@@ -15,8 +15,7 @@ from scheduling.configuration.file.section import Stamp
 from scheduling.durations import format_duration
 from scheduling.errors import AftertouchError
 from scheduling.planning import rescheduling
-from scheduling.planning.impacts import RuleImpact, list_rule_impacts
-from scheduling.planning.rescheduling import SPREAD, Impact, MoveCounts
+from scheduling.planning.rescheduling import SPREAD, Impact, MoveCounts, RuleImpact, list_rule_impacts
 
 SIGNS = {"added": "+", "restored": "+", "changed": "~", "retired": "-"}
 WIDEST = 80  #: characters of one value

@@ -131,20 +131,16 @@ def create_demo_login() -> str:
         return password if user.check_password(password) else "(the password was changed)"
     if not password:
         password = secrets.token_urlsafe(12)
-        _write_private_file(file, password)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        fresh = file.with_suffix(".new")
+        fresh.unlink(missing_ok=True)
+        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as stream:
+            stream.write(f"{password}\n")
+        fresh.replace(file)
     if user is None:
         get_user_model().objects.create_superuser(DEMO_USER, password=password)
     else:
         user.set_password(password)
         user.save()
     return password
-
-
-def _write_private_file(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    fresh = file.with_suffix(".new")
-    fresh.unlink(missing_ok=True)
-    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w") as stream:
-        stream.write(f"{text}\n")
-    fresh.replace(file)

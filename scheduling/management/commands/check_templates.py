@@ -14,8 +14,7 @@ from scheduling.errors import InvalidInput
 from scheduling.models import Template, Touch
 from scheduling.models.touch import TouchState
 from scheduling.policy.specs import EventSpec, TemplateSpec
-from scheduling.templating.library import CannotRender
-from scheduling.templating.rendering import render_message
+from scheduling.templating import CannotRender, render_message
 
 SAMPLES = 20  #: touches per template
 MOST_SEARCHED = 10_000  #: of the latest delivered touches

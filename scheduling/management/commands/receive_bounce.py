@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 from django.db import Error
 
-from scheduling.receipts.bounce_mail import LARGEST_MAIL, record_bounce
+from scheduling.receipts import LARGEST_MAIL, record_bounce
 
 
 class Command(BaseCommand):

@@ -16,8 +16,7 @@ from rpa_tasks.models import ExecutionNode, Flow, Job
 from scheduling.admin.failed_tasks import bulk_action
 from scheduling.models import BulkAction, FailedTask
 from scheduling.operations import bulk_actions
-from scheduling.operations.bulk_lists import matching_rows
-from scheduling.operations.filters import read_filter
+from scheduling.operations.bulk_actions import matching_rows, read_filter
 from tests.rpa_tasks.admin.conftest import Market, messages_of, text, url
 
 pytestmark = pytest.mark.django_db

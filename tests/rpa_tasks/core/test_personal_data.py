@@ -17,7 +17,7 @@ from scheduling import sql
 from scheduling.customers.erasure import ErasureDelayed, continue_erasures, request_erasure
 from scheduling.errors import Conflict
 from scheduling.ids import new_id
-from scheduling.ledger.anonymization import Identity
+from scheduling.ledger.deletion import Identity
 from scheduling.models import FailedTask, Touch
 from scheduling.operations.failed_tasks import Actor, retry_failed_task, withdraw_retry
 from tests.rpa_tasks.core.conftest import Market

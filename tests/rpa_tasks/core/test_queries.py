@@ -16,7 +16,7 @@ from rpa_tasks.jobs.bulk.publish_many import publish_many
 from rpa_tasks.jobs.publish import PublishRequest, publish_job
 from rpa_tasks.models import Flow, Job, Platform, Shop
 from scheduling import sql
-from scheduling.models.ledger import RARE
+from scheduling.models.touch import RARE
 from tests.rpa_tasks.core.conftest import Market
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("fresh_tables")]

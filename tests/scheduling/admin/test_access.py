@@ -9,7 +9,8 @@ from django.test import Client
 from django.urls import reverse
 
 from scheduling.models import ApiKey, Pause, Touch
-from scheduling.operations.commands import create_api_key, digest_api_key, pause_scope
+from scheduling.models.api_key import digest_api_key
+from scheduling.operations.commands import create_api_key, pause_scope
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db

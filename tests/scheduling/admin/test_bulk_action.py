@@ -15,13 +15,11 @@ from django.utils.timezone import localtime, now
 from pytest_django import Settings
 
 from scheduling.admin.failed_tasks import bulk_action
-from scheduling.ledger.dead_letters import record_unreadable_message
+from scheduling.ledger.ends import record_unreadable_message
 from scheduling.models import BulkAction, Event, FailedTask, Touch
 from scheduling.operations import bulk_actions
-from scheduling.operations.bulk_lists import matching_rows
+from scheduling.operations.bulk_actions import ROW_ACTIONS, matching_rows, read_filter
 from scheduling.operations.failed_tasks import Actor
-from scheduling.operations.filters import read_filter
-from scheduling.operations.row_actions import ROW_ACTIONS
 from tests.support.matrix import MatrixBuilder
 from tests.support.tables import each_row
 

@@ -144,7 +144,7 @@ def test_failed_task_list_shows_open_by_default(failed: Failed, viewer: Client, 
 
 
 def test_unreadable_message_has_no_retry(operator: Client, admin_url: Url) -> None:
-    from scheduling.ledger.dead_letters import record_unreadable_message
+    from scheduling.ledger.ends import record_unreadable_message
 
     record_unreadable_message("not_json", "garbage", queue="ticks")
     row = FailedTask.objects.get()

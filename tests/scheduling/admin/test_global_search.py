@@ -19,7 +19,7 @@ from rpa_tasks.models import Flow, Platform, Shop
 from rpa_tasks.models import Job as RpaJob
 from scheduling.admin import global_search
 from scheduling.admin.global_search import Found
-from scheduling.customers.search import find_first_customers
+from scheduling.customers.changes import find_first_customers
 from scheduling.models import ChannelConfig, Customer, Event, FailedTask, Node, Pause, Template
 from scheduling.operations.commands import update_customer
 from tests.support.matrix import MatrixBuilder, RecordEvent

@@ -17,7 +17,7 @@ from openpyxl.utils.escape import unescape
 from pytest_django import DjangoAssertNumQueries
 
 from scheduling.admin import list_export
-from scheduling.audit.feeds import EXPORT
+from scheduling.audit import EXPORT
 from scheduling.models import AuditEntry, Customer, FailedTask, Touch
 from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder

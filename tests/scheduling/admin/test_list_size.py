@@ -10,7 +10,7 @@ from django.test import Client
 from django.urls import reverse
 
 from rpa_tasks.jobs import wakeups
-from scheduling.audit.audit_log import record_action
+from scheduling.audit import record_action
 from scheduling.models import FailedTask
 from tests.rpa_tasks.admin.conftest import Market
 from tests.support.matrix import MatrixBuilder, RecordEvent

@@ -286,7 +286,7 @@ def test_failure_cause_shows_count_and_link(failed: Callable[..., Any], viewer: 
 def test_broker_messages_are_counted_by_queue(viewer: Client, valkey: redis.Redis) -> None:
     from celery import current_app
 
-    from scheduling.dispatch.publisher import publication_headers
+    from scheduling.dispatch import publication_headers
 
     with current_app.connection_for_write() as connection:
         for queue in ("touch.high", "high", "high"):

@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 from pytest_django import Settings
 
-from scheduling.channels.vendors.tokens import connect_tokens
+from scheduling.channels.vendors.base import connect_tokens
 from scheduling.models import ChannelConfig, Customer
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.matrix import MatrixBuilder

@@ -14,7 +14,7 @@ from django.core.management import call_command
 
 from config.environment import ROOT, environment
 from scheduling.models import ChannelConfig, DeliveryReceipt, DisabledTarget, Touch
-from scheduling.receipts.bounce_mail import read_bounce
+from scheduling.receipts import read_bounce
 from tests.scheduling.api.serving import Client, cloud_event, database_url
 from tests.scheduling.core.conftest import deliver_when_due
 from tests.support.matrix import MatrixBuilder

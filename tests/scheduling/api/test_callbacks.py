@@ -17,13 +17,11 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CBC
 
-from scheduling.channels.vendors.callbacks import CallbackRequest
+from scheduling.channels.vendors.callbacks import CallbackRefused, CallbackRequest, parse_xml_document, read_key
 from scheduling.channels.vendors.sms import AliyunSms, TencentSms
-from scheduling.channels.vendors.wechat import OfficialAccount
-from scheduling.channels.vendors.wechat_crypto import CallbackRefused, parse_xml_document, read_key
-from scheduling.channels.vendors.wecom_app import WeComApp
+from scheduling.channels.vendors.wechat import OfficialAccount, WeComApp
+from scheduling.delivery.receivers import store_vendor_ids
 from scheduling.models import ChannelConfig, Customer, DeliveryReceipt, DisabledTarget, Event, Touch
-from scheduling.planning.vendor_ids import store_vendor_ids
 from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
 from tests.scheduling.core.conftest import deliver_when_due
 from tests.support.matrix import MatrixBuilder

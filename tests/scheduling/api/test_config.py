@@ -18,7 +18,7 @@ from scheduling.configuration.file.apply import plan_changes
 from scheduling.configuration.file.document import export_document, format_document
 from scheduling.configuration.file.versions import compute_version
 from scheduling.models import AuditEntry, ChannelConfig, Node, Template
-from scheduling.planning import impacts
+from scheduling.planning import rescheduling
 from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
 from tests.scheduling.config_file.conftest import BASE_CONFIG
 from tests.support.tables import each_row
@@ -158,7 +158,7 @@ def test_impact_has_one_time_limit(api: Client, monkeypatch: pytest.MonkeyPatch,
         return len(sql.rows("SELECT pg_sleep(%(pause)s)", {"pause": pause}))
 
     monkeypatch.setattr(publication, "TIME_LIMIT", timedelta(seconds=1))
-    monkeypatch.setattr(impacts, "count_limited_touches", count_slowly)
+    monkeypatch.setattr(rescheduling, "count_limited_touches", count_slowly)
     assert publication._measure_impact(planned) is None
     monkeypatch.undo()
     assert publication._measure_impact(planned) == {"nodes": [], "rules": []}

@@ -23,11 +23,17 @@ from rpa_tasks.models import Evidence, Flow, Job, Platform, Run, Shop
 from scheduling import sql
 from scheduling.channels.vendors.callbacks import CallbackResult, CustomerMessage
 from scheduling.configuration import snapshot
-from scheduling.customers.erasure import ErasureDelayed, continue_erasures, list_text_columns, request_erasure
-from scheduling.customers.export import export_customer
+from scheduling.customers.erasure import (
+    ErasureDelayed,
+    continue_erasures,
+    export_customer,
+    list_text_columns,
+    request_erasure,
+)
+from scheduling.delivery.receivers import digest_address, store_disabled_targets
 from scheduling.ids import new_id
-from scheduling.ledger.anonymization import Identity
-from scheduling.ledger.dead_letters import record_unreadable_message
+from scheduling.ledger.deletion import Identity
+from scheduling.ledger.ends import record_unreadable_message
 from scheduling.models import (
     BulkAction,
     ChannelConfig,
@@ -45,11 +51,9 @@ from scheduling.models import (
     WebhookMessage,
     WebhookSubscription,
 )
-from scheduling.planning.disabled_targets import digest_address, store_disabled_targets
-from scheduling.planning.inactivity import update_last_active
-from scheduling.receipts.recording import Report, record_reports
-from scheduling.receipts.vendor_reports import record_callback
-from scheduling.webhooks.outbox import Occurrence, write_messages
+from scheduling.planning.own_events import update_last_active
+from scheduling.receipts import Report, record_callback, record_reports
+from scheduling.webhooks import Occurrence, write_messages
 from sessions.detection.presence import SILENT
 from sessions.detection.silence_events import record_silences
 from sessions.detection.watcher import store_activity

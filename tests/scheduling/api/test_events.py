@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 import requests
 
-from scheduling.api.cloudevents import BATCH, STRUCTURED
+from scheduling.api.events import BATCH, STRUCTURED
 from scheduling.models import Customer, Event, Touch
 from tests.scheduling.api.serving import WAIT_LIMIT, Client, cloud_event, run_concurrently
 from tests.support.matrix import MatrixBuilder

@@ -14,8 +14,7 @@ from scheduling import metrics as measures
 from scheduling.api import events
 from scheduling.ids import new_id
 from scheduling.planning import request_metrics
-from scheduling.planning.group_commit import GroupCommit
-from scheduling.planning.ingest import NewEvent, Receipt
+from scheduling.planning.ingest import GroupCommit, NewEvent, Receipt
 from tests.scheduling.api.serving import WAIT_LIMIT
 
 GIVEN = [NewEvent("shop", "e1", "x", "ann"), NewEvent("shop", "e2", "x", "ann")]

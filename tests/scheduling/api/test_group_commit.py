@@ -14,8 +14,7 @@ from django.db import OperationalError
 
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
-from scheduling.planning.group_commit import DatabaseUnavailable, GroupCommit, IngestOverloaded
-from scheduling.planning.ingest import NewEvent, Receipt
+from scheduling.planning.ingest import DatabaseUnavailable, GroupCommit, IngestOverloaded, NewEvent, Receipt
 from tests.scheduling.api.serving import WAIT_LIMIT
 
 

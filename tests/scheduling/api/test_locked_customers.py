@@ -12,8 +12,14 @@ import pytest
 from pytest_django import Settings
 
 from scheduling.models import Customer, Event
-from scheduling.planning.group_commit import SHORT_LOCK_WAIT, CustomerLocked, GroupCommit, record_and_publish
-from scheduling.planning.ingest import NewEvent, Receipt
+from scheduling.planning.ingest import (
+    SHORT_LOCK_WAIT,
+    CustomerLocked,
+    GroupCommit,
+    NewEvent,
+    Receipt,
+    record_and_publish,
+)
 from tests.scheduling.api.serving import WAIT_LIMIT, Client, cloud_event, database_url, eventually
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.processes]
@@ -61,7 +67,7 @@ def test_recently_locked_customer_waits_apart(
     ann_is_held: psycopg.Connection, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One lock must not cost each following group the whole wait."""
-    monkeypatch.setattr("scheduling.planning.group_commit.REMEMBER_LOCKED", WAIT_LIMIT)
+    monkeypatch.setattr("scheduling.planning.ingest.REMEMBER_LOCKED", WAIT_LIMIT)
     waits: list[tuple[set[str], float]] = []
 
     def record(events: Sequence[NewEvent], lock_wait: float) -> list[Receipt]:

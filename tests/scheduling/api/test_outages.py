@@ -15,8 +15,7 @@ import requests
 from django.db import connection, transaction
 from django.test import RequestFactory
 
-from scheduling.api.auth import ApiKeyAuth, Principal, api_key_cache
-from scheduling.api.threads import THREADS, in_database_thread
+from scheduling.api.auth import THREADS, ApiKeyAuth, Principal, api_key_cache, in_database_thread
 from scheduling.models import Customer, Event
 from tests.scheduling.api.serving import WAIT_LIMIT, Client, Gate, cloud_event, eventually, run_concurrently
 

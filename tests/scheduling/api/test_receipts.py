@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from scheduling.customers.erasure import continue_erasures
+from scheduling.delivery.receivers import digest_address, store_vendor_ids
 from scheduling.models import (
     ChannelConfig,
     Complaint,
@@ -20,8 +21,6 @@ from scheduling.models import (
     Touch,
     VendorMessage,
 )
-from scheduling.planning.disabled_targets import digest_address
-from scheduling.planning.vendor_ids import store_vendor_ids
 from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
 from tests.scheduling.core.conftest import deliver_when_due
 from tests.support.matrix import MatrixBuilder

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
 
-from scheduling.api.cloudevents import parse_event
+from scheduling.api.events import parse_event
 from scheduling.errors import InvalidInput
 from scheduling.strict_text import LARGEST, MAX_DEPTH, SMALLEST, InvalidText, decode_json
 from tests.support.tables import each_row

@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.channels.robots.base import clip_text, utf8_size
+from scheduling.channels.robots import clip_text, utf8_size
 
 FAMILY = "👩‍👩‍👧"  # 18 bytes: three women and girls held together by two joiners
 FLAG = "🇨🇳"  # 8 bytes: two halves

@@ -15,7 +15,7 @@ from redis import Redis
 
 from scheduling.channels.base import Delivered, Outcome, Permanent, Quota, Transient, Unknown
 from scheduling.channels.quota import receiver_key
-from scheduling.channels.vendors import tokens
+from scheduling.channels.vendors import base
 from scheduling.channels.vendors.declared import DeclaredHttp
 from tests.scheduling.channels.http_receivers import MessageFactory, Receiver, Request, always, reply
 from tests.support.tables import each_row
@@ -55,7 +55,7 @@ CONFIG: dict[str, Any] = {
 def token_server(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Redis]:
     with Redis.from_url(valkey_url) as client:
         client.flushall()
-        cache = tokens.TokenCache(client)
+        cache = base.TokenCache(client)
         monkeypatch.setattr("scheduling.channels.vendors.base.shared_tokens", lambda: cache)
         yield client
 

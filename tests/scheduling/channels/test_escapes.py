@@ -6,12 +6,11 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from scheduling.channels.base import find_escape
-from scheduling.channels.kinds import channel_kinds
+from scheduling.channels.base import channel_kinds, find_escape
 from scheduling.channels.markup import escape_markdown, escape_mentions
 from scheduling.channels.vendors.declared import DeclaredHttp
 from scheduling.policy.specs import CustomerSpec, EventSpec, TextSpec
-from scheduling.templating.rendering import render_message
+from scheduling.templating import render_message
 from tests.scheduling.channels.http_receivers import MessageFactory
 from tests.scheduling.core.sample_data import ann, event, template
 from tests.support.tables import each_row

@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
-from scheduling.channels.robots.base import Robot, encode_json
-from scheduling.channels.robots.dingtalk import DingTalk, sign_url
-from scheduling.channels.robots.feishu import Feishu, signature_fields
-from scheduling.channels.robots.wecom import WeCom
+from scheduling.channels.robots import DingTalk, Feishu, Robot, WeCom, encode_json, sign_url, signature_fields
 from tests.scheduling.channels.http_receivers import Answer, MessageFactory, Receiver, always, reply, time_out
 from tests.scheduling.channels.vendors import DingTalkServer, FeishuServer, Vendor, WeComServer
 from tests.support.tables import each_row
@@ -248,7 +245,7 @@ def test_feishu_signature_uses_secret_as_key() -> None:
 
 
 async def test_dingtalk_slash_is_sent_as_2f(message_factory: MessageFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduling.channels.robots.dingtalk.base64.b64encode", lambda digest: b"a/b+c=")
+    monkeypatch.setattr("scheduling.channels.robots.base64.b64encode", lambda digest: b"a/b+c=")
     async with Receiver() as receiver:
         message = message_factory.message(target={"url": receiver.url + "?access_token=t", "secret": "s"})
         await DingTalk({}, TIMEOUT).send(message, datetime.now(UTC) + TIMEOUT)

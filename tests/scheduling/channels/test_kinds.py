@@ -10,17 +10,13 @@ from typing import Any
 import pytest
 import structlog
 
-from scheduling.channels.base import Channel, Delivered
+from scheduling.channels.base import Channel, Delivered, channel_kinds
 from scheduling.channels.email import Email
-from scheduling.channels.kinds import channel_kinds
 from scheduling.channels.log import Log
-from scheduling.channels.robots.dingtalk import DingTalk
-from scheduling.channels.robots.feishu import Feishu
-from scheduling.channels.robots.wecom import WeCom
+from scheduling.channels.robots import DingTalk, Feishu, WeCom
 from scheduling.channels.vendors.declared import DeclaredHttp
 from scheduling.channels.vendors.sms import AliyunSms, TencentSms
-from scheduling.channels.vendors.wechat import MiniProgram, OfficialAccount
-from scheduling.channels.vendors.wecom_app import WeChatService, WeComApp
+from scheduling.channels.vendors.wechat import MiniProgram, OfficialAccount, WeChatService, WeComApp
 from scheduling.channels.webhook import Webhook
 from tests.scheduling.channels.http_receivers import MessageFactory
 from tests.support.tables import each_row

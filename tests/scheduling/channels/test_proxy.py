@@ -15,11 +15,10 @@ from redis import Redis
 
 from config.local.processes import select_port
 from scheduling.channels.base import Delivered, DestinationRefused, NoAnswer, NotSent, Transient, Unknown
-from scheduling.channels.flight import before_first_byte
-from scheduling.channels.http_client import Lookup, close_shared_transport
-from scheduling.channels.vendors import kf_sync, tokens
+from scheduling.channels.http_client import Lookup, before_first_byte, close_shared_transport
+from scheduling.channels.vendors import base, wechat
 from scheduling.channels.vendors.declared import DeclaredHttp
-from scheduling.channels.vendors.wecom_app import WeChatService
+from scheduling.channels.vendors.wechat import WeChatService
 from scheduling.channels.webhook import Webhook
 from tests.scheduling.channels.forward_proxy import ForwardProxy
 from tests.scheduling.channels.http_receivers import (
@@ -347,9 +346,9 @@ async def test_proxy_of_channel_overrides_that_of_installation(
 def token_cache(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with Redis.from_url(valkey_url) as client:
         client.flushall()
-        cache = tokens.TokenCache(client)
+        cache = base.TokenCache(client)
         monkeypatch.setattr("scheduling.channels.vendors.base.shared_tokens", lambda: cache)
-        monkeypatch.setattr(kf_sync, "LONGEST_SYNC", LONG)
+        monkeypatch.setattr(wechat, "LONGEST_SYNC", LONG)
         yield
 
 
@@ -381,7 +380,7 @@ async def test_every_kind_uses_the_proxy(
         channel = kind(config, LONG)
         await channel.send(message, datetime.now(UTC) + LONG)
         if kind is WeChatService:
-            await asyncio.to_thread(kf_sync.sync_messages, channel, "token", "")
+            await asyncio.to_thread(wechat.sync_messages, channel, "token", "")
 
     asked = [f"{request.method} {base}{request.target}" for request in receiver.requests]
     assert asked == proxy.targets

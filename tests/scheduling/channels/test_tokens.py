@@ -12,7 +12,7 @@ import pytest
 from redis import Redis
 
 from scheduling.channels.base import NoAnswer, NotSent
-from scheduling.channels.vendors.tokens import Token, TokenCache, TokenRefused
+from scheduling.channels.vendors.base import Token, TokenCache, TokenRefused
 from tests.support.tables import each_row
 
 LIMIT = timedelta(seconds=60)

@@ -6,12 +6,9 @@ import re
 from pathlib import Path
 
 from scheduling.channels.answers import CodedAnswers, Refusal
-from scheduling.channels.robots.dingtalk import DingTalk
-from scheduling.channels.robots.feishu import Feishu
-from scheduling.channels.robots.wecom import WeCom
+from scheduling.channels.robots import DingTalk, Feishu, WeCom
 from scheduling.channels.vendors.sms import AliyunSms, TencentSms
-from scheduling.channels.vendors.wechat import MiniProgram, OfficialAccount
-from scheduling.channels.vendors.wecom_app import WeChatService, WeComApp
+from scheduling.channels.vendors.wechat import MiniProgram, OfficialAccount, WeChatService, WeComApp
 from scheduling.durations import format_duration
 from tests.support.tables import each_row
 

@@ -12,7 +12,7 @@ import pytest
 from redis import Redis
 
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
-from scheduling.channels.vendors import base, tokens
+from scheduling.channels.vendors import base
 from scheduling.channels.vendors.base import VendorChannel, hide_in_text
 from scheduling.channels.vendors.sms import (
     AliyunSms,
@@ -22,8 +22,7 @@ from scheduling.channels.vendors.sms import (
     sign_for_aliyun,
     sign_for_tencent,
 )
-from scheduling.channels.vendors.wechat import MiniProgram, OfficialAccount
-from scheduling.channels.vendors.wecom_app import WeChatService, WeComApp
+from scheduling.channels.vendors.wechat import MiniProgram, OfficialAccount, WeChatService, WeComApp
 from tests.scheduling.channels.http_receivers import Answer, MessageFactory, Receiver, always, reply, reset, time_out
 from tests.scheduling.channels.person_vendors import AliyunServer, TencentServer, TokenVendor
 from tests.support.tables import each_row
@@ -50,7 +49,7 @@ def token_server(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
     """The tokens of each test, in a Redis that starts empty."""
     with Redis.from_url(valkey_url) as client:
         client.flushall()
-        cache = tokens.TokenCache(client)
+        cache = base.TokenCache(client)
         monkeypatch.setattr("scheduling.channels.vendors.base.shared_tokens", lambda: cache)
         yield client
 

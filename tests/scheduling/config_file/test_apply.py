@@ -19,7 +19,7 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from config.environment import ROOT, environment
-from scheduling.channels.kinds import channel_kinds
+from scheduling.channels.base import channel_kinds
 from scheduling.configuration.file import apply as plan
 from scheduling.configuration.file import document
 from scheduling.configuration.file.contents import Communities

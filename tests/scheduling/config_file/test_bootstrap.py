@@ -20,7 +20,7 @@ from scheduling.configuration import snapshot
 from scheduling.models import ChannelConfig, Configuration, EventType, HarassmentRule, Node, Template, TemplateText
 from scheduling.policy.matrix import delay_for
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
-from scheduling.templating.rendering import render_message
+from scheduling.templating import render_message
 from sessions.models import SilencePolicy
 from tests.scheduling.core.conftest import WAIT_LIMIT
 

@@ -14,11 +14,11 @@ import pytest
 from django.db import connection, transaction
 from pytest_django import Settings
 
+from scheduling.channels.base import channel_kinds
 from scheduling.channels.http_client import close_shared_transport
-from scheduling.channels.kinds import channel_kinds
-from scheduling.channels.vendors.tokens import connect_tokens
+from scheduling.channels.vendors.base import connect_tokens
 from scheduling.delivery import pipeline
-from scheduling.delivery.lanes import ReceiverLanes
+from scheduling.delivery.receivers import ReceiverLanes
 from scheduling.delivery.sender import sender
 from scheduling.ledger.touches import Sending
 from scheduling.ledger.transitions import Claim

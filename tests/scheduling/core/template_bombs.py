@@ -13,8 +13,7 @@ from typing import Any
 import django
 from django.conf import settings
 
-from scheduling.templating.engine import Text
-from scheduling.templating.library import CannotRender, InvalidTemplate, Run
+from scheduling.templating import CannotRender, InvalidTemplate, Run, Text
 
 LOOP = "{% for a in event.data.rows %}BODY{% endfor %}"
 

@@ -21,11 +21,11 @@ from config.local.processes import wait_until
 from scheduling import sql
 from scheduling.errors import Conflict, InvalidInput
 from scheduling.ids import first_id_at, new_id
-from scheduling.ledger import dead_letters
+from scheduling.ledger import ends
 from scheduling.models import BulkAction, FailedTask, Touch
 from scheduling.operations import bulk_actions, failed_tasks, retention
+from scheduling.operations.bulk_actions import ROW_ACTIONS
 from scheduling.operations.failed_tasks import Actor
-from scheduling.operations.row_actions import ROW_ACTIONS
 from tests.scheduling.api.serving import database_url
 from tests.scheduling.core.conftest import LATER, deliver, fall_due, pass_time
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
@@ -131,7 +131,7 @@ def test_bulk_action_skips_rows_handled_by_others(fail: Callable[[int], list[Fai
 
 def test_bulk_retry_skips_unreadable_messages(fail: Callable[[int], list[FailedTask]]) -> None:
     fail(1)
-    dead_letters.record_unreadable_message("not_json", b"x", queue="ticks")
+    ends.record_unreadable_message("not_json", b"x", queue="ticks")
 
     assert (finish(row := bulk_actions.start_bulk_action("retry", {}, ANN)).done, row.skipped) == (1, 1)
 

@@ -12,10 +12,10 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
+from scheduling import dispatch
 from scheduling.channels.base import Delivered, Permanent, Transient, Unknown
 from scheduling.delivery import pipeline
 from scheduling.delivery.sender import sender
-from scheduling.dispatch import dispatcher
 from scheduling.ids import new_id
 from scheduling.ledger.touches import touches
 from scheduling.models import Customer, FailedTask, HarassmentRule, Holdout, Pause, Touch
@@ -521,7 +521,7 @@ def test_unknown_slot_survives_a_pause(
     commands.pause_scope("all")
     deliver_when_due(task_id)
     commands.resume_scope("all")
-    dispatcher.rescue_lost_work()
+    dispatch.rescue_lost_work()
 
     (other,) = deliver_when_due(*record_event().task_ids)
     assert (other.state, other.reason) == ("scheduled", "cap"), "its slot is taken"
@@ -552,6 +552,6 @@ def make_outcome_unknown(task_id: UUID, fake_channel: FakeChannelState, how: str
             touches.settle_batch({decision: [task_id]}, at=locked_at, lease=LEASE)
         touches.mark_sending(sendings(Claim(due.task_id, due.lease_no)))
         expire_lease(task_id)
-        dispatcher.rescue_lost_work()
+        dispatch.rescue_lost_work()
     (row,) = rows([task_id])
     assert (row.state, row.attempt, row.reserved_at is None) == ("scheduled", 1, False)

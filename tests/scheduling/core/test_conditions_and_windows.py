@@ -13,10 +13,10 @@ from django.test.utils import CaptureQueriesContext
 from scheduling.ids import new_id
 from scheduling.models import Calendar, Customer, CustomerProfile, Node, Template, Touch
 from scheduling.operations.preview import preview_event
-from scheduling.planning.impacts import count_failing
 from scheduling.planning.ingest import NewEvent, record_events
+from scheduling.planning.rescheduling import count_failing
 from scheduling.policy.node_conditions import compile_condition
-from scheduling.policy.window_forms import parse_window_line
+from scheduling.policy.send_times import parse_window_line
 from tests.scheduling.core.conftest import deliver_when_due, pass_time
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.touch_logs import list_verdicts

@@ -20,11 +20,11 @@ from django.utils.timezone import now
 from pytest_django import Settings
 
 from config.local.processes import select_port, wait_until
-from scheduling.delivery import lanes, pipeline, presence, sender
-from scheduling.dispatch import dispatcher
+from scheduling import dispatch
+from scheduling.delivery import outgoing, pipeline, receivers, sender
 from scheduling.ledger.touches import touches
 from scheduling.models import Attempt, ChannelConfig, FailedTask, Node, Touch
-from scheduling.models.ledger import WAITING
+from scheduling.models.touch import WAITING
 from scheduling.operations import commands
 from sessions.detection.presence import SessionPresence, parse_event_id
 from sessions.frames import Frame
@@ -71,7 +71,7 @@ def start_queue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., Any]:
     def start_queue(**changes: Any) -> Queue:
-        monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 1)
+        monkeypatch.setattr(receivers, "IN_FLIGHT_PER_TARGET", 1)
         template = matrix.template("guide", category=changes.pop("category", "marketing"))
         matrix.node(channel=create_fake_channel(), template=template, **changes)
         found = Queue(record_event(user="first").task_ids[0], record_event(user="second").task_ids[0], fake_channel)
@@ -168,7 +168,7 @@ def test_mark_sending_paused_touch_is_sent_after_resume(start_queue: Callable[..
     assert two.await_touch().paused_by == "all"
 
     commands.resume_scope("all")
-    dispatcher.rescue_lost_work()
+    dispatch.rescue_lost_work()
     fall_due()
     deliver([two.second])
 
@@ -383,7 +383,7 @@ def silent_session(
     monkeypatch: pytest.MonkeyPatch,
     settings: Settings,
 ) -> Iterator[Silence]:
-    monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 1)
+    monkeypatch.setattr(receivers, "IN_FLIGHT_PER_TARGET", 1)
     channel = create_fake_channel()
     matrix.node("blocker", channel=channel)
     matrix.node(
@@ -487,13 +487,13 @@ def test_note_sending_failure_sends_and_keeps_the_limit(
 
 def test_note_sending_hang_does_not_stop_the_touch(silent_session: Silence, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends only after the touch is settled, and is counted then."""
-    note, settled = presence.note_sending, threading.Event()
+    note, settled = outgoing.note_sending, threading.Event()
 
     def hang(noted: Any) -> None:
         assert settled.wait(2 * WAIT_LIMIT)
         note(noted)
 
-    monkeypatch.setattr(presence, "note_sending", hang)
+    monkeypatch.setattr(outgoing, "note_sending", hang)
     try:
         silent_session.release_calls()
         assert wait_until(lambda: rows([silent_session.touch])[0].state == "delivered", WAIT_LIMIT)
@@ -642,7 +642,7 @@ def test_slow_receiver_gets_nothing_stopped_before(
     lane: int,
 ) -> None:
     """Opt-outs, answers in chats, cancellations, a pause and a disabled node while the touches wait in the lane."""
-    monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", lane)
+    monkeypatch.setattr(receivers, "IN_FLIGHT_PER_TARGET", lane)
     settings.AFTERTOUCH_SILENCE_STALE = timedelta(hours=1)  # a slow machine plans for minutes
     receiver.delay = delay
     template = matrix.template("guide", category="marketing")
@@ -651,14 +651,14 @@ def test_slow_receiver_gets_nothing_stopped_before(
     matrix.node("silent", trigger="session.silent", channel=hook, template=template, guard_conversation="ignore")
     store = Store(Server(django_settings.REDIS_URL), lambda: PolicySet({"default": Policy(timedelta(milliseconds=1))}))
     stops = Stops(store, record_event, count)
-    objections = presence.presence_blocks
+    objections = outgoing.presence_blocks
 
     def noted_first(questions: Any) -> list[str]:
         stops.await_share(sum(question.about_to_send for question in questions))
         stops.asked |= {question.user_id: now() for question in questions if question.about_to_send}
         return objections(questions)
 
-    monkeypatch.setattr(presence, "presence_blocks", noted_first)
+    monkeypatch.setattr(outgoing, "presence_blocks", noted_first)
 
     ids = stops.plan()
     fall_due()

@@ -15,12 +15,11 @@ from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
 from config.local.processes import wait_until
-from scheduling import sql
-from scheduling.delivery import due_batch, pipeline, presence
+from scheduling import dispatch, sql
+from scheduling.delivery import due_batch, outgoing, pipeline
 from scheduling.delivery.sender import sender
-from scheduling.dispatch import dispatcher
 from scheduling.ids import new_id
-from scheduling.ledger import locks
+from scheduling.ledger import transitions
 from scheduling.ledger.touches import touches
 from scheduling.models import Community, FailedTask, HarassmentRule, Pause, Touch
 from scheduling.operations import commands
@@ -72,7 +71,7 @@ def test_customer_address_is_loaded_for_delivery(matrix: MatrixBuilder, record_e
     commands.update_customer("ann", {"addresses": {"email": "ann@example.com"}})
     receipt = record_event()
 
-    (ann,) = locks.lock_customers(receipt.task_ids).values()
+    (ann,) = transitions.lock_customers(receipt.task_ids).values()
 
     assert ann.addresses["email"] == "ann@example.com"
 
@@ -280,7 +279,7 @@ class Answers:
 
     event_types: ClassVar[frozenset[str]] = frozenset()
     said: dict[str, str] | Exception = {}
-    asked: list[presence.PresenceQuestion]
+    asked: list[outgoing.PresenceQuestion]
 
     def presence_blocks(self, questions: Any) -> list[str]:
         assert not connection.in_atomic_block or len(connection.savepoint_ids) == 0
@@ -324,13 +323,13 @@ def test_touch_rescued_before_claim_still_asks_presence(
     presence_provider.said = {"ann": "answered"}
     fall_due(task_id)
     lose_worker(task_id)
-    lock_customers = due_batch.locks.lock_customers
+    lock_customers = due_batch.transitions.lock_customers
 
     def rescued_first(task_ids: Any) -> Any:
-        second_connection(dispatcher.rescue_lost_work)
+        second_connection(dispatch.rescue_lost_work)
         return lock_customers(task_ids)
 
-    monkeypatch.setattr(due_batch.locks, "lock_customers", rescued_first)
+    monkeypatch.setattr(due_batch.transitions, "lock_customers", rescued_first)
     pipeline.deliver_touches([task_id])
 
     assert end(rows([task_id])[0]) == ("suppressed", "answered")
@@ -346,14 +345,14 @@ def test_touch_rescued_after_lock_waits_for_next_wakeup(
     (task_id,) = record_event().task_ids
     fall_due(task_id)
     lose_worker(task_id)
-    lock_customers = due_batch.locks.lock_customers
+    lock_customers = due_batch.transitions.lock_customers
 
     def rescued_after(task_ids: Any) -> Any:
         locked = lock_customers(task_ids)
-        second_connection(dispatcher.rescue_lost_work)
+        second_connection(dispatch.rescue_lost_work)
         return locked
 
-    monkeypatch.setattr(due_batch.locks, "lock_customers", rescued_after)
+    monkeypatch.setattr(due_batch.transitions, "lock_customers", rescued_after)
     pipeline.deliver_touches([task_id])
     monkeypatch.undo()
     deliver([task_id])
@@ -384,15 +383,15 @@ def test_pause_parks_due_touches_and_resume_spreads_them(
 
     found = deliver_when_due(*waiting)
     assert {(row.state, row.paused_by) for row in found} == {("scheduled", scope)}
-    dispatcher.dispatch_due_touches()
-    dispatcher.rescue_lost_work()
+    dispatch.dispatch_due_touches()
+    dispatch.rescue_lost_work()
     assert {row.state for row in rows(waiting)} == {"scheduled"}, "nothing moves while the pause lasts"
 
     commands.resume_scope(scope)
-    dispatcher.rescue_lost_work()
+    dispatch.rescue_lost_work()
     due = [row.due_at for row in rows(waiting)]
     assert max(due) - min(due) > timedelta(seconds=20)
-    assert max(due) <= now() + dispatcher.RESUME_SPREAD
+    assert max(due) <= now() + dispatch.RESUME_SPREAD
     assert {row.state for row in deliver_when_due(*waiting)} == {"delivered"}
 
 
@@ -403,7 +402,7 @@ def test_overlapping_pauses_must_both_end(matrix: MatrixBuilder, record_event: R
     commands.pause_scope("node:guide")
     deliver_when_due(task_id)
     Pause.objects.filter(scope="all").delete()
-    dispatcher.rescue_lost_work()
+    dispatch.rescue_lost_work()
     (row,) = deliver_when_due(task_id)
     assert (row.state, row.paused_by) == ("scheduled", "node:guide")
 
@@ -619,6 +618,6 @@ def test_ended_touch_is_never_changed(matrix: MatrixBuilder, record_event: Recor
     (_row,) = deliver_when_due(task_id)
     before = Touch.objects.values().get()
     pipeline.deliver_touches([task_id])
-    dispatcher.dispatch_due_touches()
-    dispatcher.rescue_lost_work()
+    dispatch.dispatch_due_touches()
+    dispatch.rescue_lost_work()
     assert Touch.objects.values().get() == before

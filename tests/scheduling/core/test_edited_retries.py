@@ -12,8 +12,7 @@ from scheduling.errors import Conflict, InvalidInput, NotFound
 from scheduling.ids import new_id
 from scheduling.models import FailedTask, FailedTaskComment, Touch
 from scheduling.operations import failed_tasks
-from scheduling.operations.failed_tasks import Actor
-from scheduling.operations.touch_texts import check_touch_text, read_touch_text
+from scheduling.operations.failed_tasks import Actor, check_touch_text, read_touch_text
 from tests.scheduling.core.conftest import deliver_when_due
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.scheduling.core.test_failed_tasks import create_failed_task  # noqa: F401  a fixture

@@ -11,11 +11,11 @@ import time_machine
 from django.contrib.auth import get_user_model
 from django.utils.timezone import now
 
+from scheduling import dispatch
 from scheduling.channels.base import Delivered, Unknown
-from scheduling.dispatch import dispatcher
 from scheduling.errors import Conflict, NotFound
 from scheduling.ids import new_id
-from scheduling.ledger import dead_letters
+from scheduling.ledger import ends
 from scheduling.models import ChannelConfig, Event, FailedTask, HarassmentRule, Node, Pause, Touch
 from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import Actor
@@ -75,7 +75,7 @@ def test_retry_is_a_new_touch_with_the_same_key(
     row = create_failed_task()
 
     task_id = failed_tasks.retry_failed_task(row.pk, ANN)
-    assert dispatcher.dispatch_due_touches() == 1
+    assert dispatch.dispatch_due_touches() == 1
     (again,) = deliver_when_due(task_id)
 
     row.refresh_from_db()
@@ -159,7 +159,7 @@ def test_deferred_retry_as_new_is_not_deduped_against_the_first(
     (held,) = deliver_when_due(task_id)
     assert held.state == "scheduled"
     stop.delete()
-    dispatcher.resume_unpaused()
+    dispatch.resume_unpaused()
 
     (again,) = deliver_when_due(task_id)
 
@@ -313,7 +313,7 @@ def test_retry_of_missing_failed_task_is_not_found() -> None:
 
 
 def test_unreadable_message_is_archived_not_retried() -> None:
-    dead_letters.record_unreadable_message("not_json", b"\xff\x00", queue="touch.high")
+    ends.record_unreadable_message("not_json", b"\xff\x00", queue="touch.high")
     row = FailedTask.objects.get()
     with pytest.raises(Conflict, match="ignore or archive"):
         failed_tasks.retry_failed_task(row.pk, ANN)

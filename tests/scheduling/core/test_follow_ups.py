@@ -14,13 +14,13 @@ from config.local.processes import wait_until
 from scheduling import sql
 from scheduling.customers import erasure
 from scheduling.ids import new_id
-from scheduling.ledger import ends, locks
+from scheduling.ledger import ends, transitions
 from scheduling.ledger.touches import touches
 from scheduling.models import Customer, EndMark, Event, Node, Touch
 from scheduling.operations import commands
 from scheduling.operations.failed_tasks import Actor
-from scheduling.planning import follow_ups
-from scheduling.policy.journeys import LARGEST_ORIGIN
+from scheduling.planning import own_events
+from scheduling.policy.matrix import LARGEST_ORIGIN
 from tests.scheduling.api.serving import eventually
 from tests.scheduling.core.conftest import deliver_when_due, held_by_second_connection, pass_time
 from tests.scheduling.core.programs import is_connected, program
@@ -42,7 +42,7 @@ def journey(matrix: MatrixBuilder) -> MatrixBuilder:
     """Node `guide`, and `reminder` two days after its delivery."""
     matrix.node("guide", **FREE)
     matrix.node("reminder", "touch.delivered", from_nodes=["guide"], delay=timedelta(days=2), **FREE)
-    follow_ups.record_ends()
+    own_events.record_ends()
     return matrix
 
 
@@ -51,7 +51,7 @@ def record_all() -> None:
     newest = Touch.objects.order_by("settled_at").exclude(settled_at=None).values_list("settled_at", flat=True).last()
 
     def done() -> bool:
-        follow_ups.record_ends()
+        own_events.record_ends()
         mark = EndMark.objects.first()
         return mark is None or newest is None or mark.settled_at >= newest
 
@@ -207,7 +207,7 @@ def test_end_cancels_touches_of_other_nodes(matrix: MatrixBuilder, record_event:
     """`cancel_on` names an end: all nodes' ends in this state count."""
     matrix.node("guide", delay=timedelta(days=1), cancel_on=["touch.delivered"])
     matrix.node("other", "order.paid", **FREE)
-    follow_ups.record_ends()
+    own_events.record_ends()
     (waiting,) = record_event().task_ids
     deliver_when_due(*record_event("order.paid").task_ids)
     record_all()
@@ -227,7 +227,7 @@ def test_node_that_starts_to_follow_sees_later_ends(matrix: MatrixBuilder, recor
     assert [each.customer.user_id for each in find("reminder")] == ["bob"]
     node.enabled = False
     node.save()
-    follow_ups.record_ends()
+    own_events.record_ends()
     assert not EndMark.objects.exists()
 
 
@@ -236,7 +236,7 @@ def test_first_pass_follows_ends_since_publication(matrix: MatrixBuilder, record
     matrix.node("guide", **FREE)
     matrix.node("reminder", "touch.delivered", from_nodes=["guide"], **FREE)
     deliver_when_due(*record_event().task_ids)
-    eventually(lambda: follow_ups.record_ends() or find("reminder"))
+    eventually(lambda: own_events.record_ends() or find("reminder"))
     assert len(find("reminder")) == 1
 
 
@@ -265,9 +265,9 @@ def test_held_customer_delays_only_that_pass(
 ) -> None:
     settings.TIMEOUTS = replace(settings.TIMEOUTS, event_lock=0.05)
     deliver_when_due(*record_event().task_ids)
-    with held_by_second_connection(lambda: locks.lock_users(["ann"]), commit=False):
+    with held_by_second_connection(lambda: transitions.lock_users(["ann"]), commit=False):
         for _ in range(3):
-            assert follow_ups.record_ends() == 0
+            assert own_events.record_ends() == 0
     record_all()
     assert len(find("reminder")) == 1
 
@@ -275,10 +275,10 @@ def test_held_customer_delays_only_that_pass(
 def test_concurrent_passes_record_each_end_once(
     journey: MatrixBuilder, record_event: RecordEvent, race: Race, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow_ups, "BATCH", 3)
+    monkeypatch.setattr(own_events, "BATCH", 3)
     ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(20)]
     deliver_when_due(*ids)
-    eventually(lambda: race(4, lambda _: follow_ups.record_ends()) and len(find("reminder")) >= 20)
+    eventually(lambda: race(4, lambda _: own_events.record_ends()) and len(find("reminder")) >= 20)
     record_all()
     assert sorted(each.customer.user_id for each in find("reminder")) == sorted(f"user-{n}" for n in range(20))
     assert Event.objects.filter(type="touch.delivered").count() == 20
@@ -293,16 +293,16 @@ from scheduling import sql
 from scheduling.ledger import ends
 from scheduling.operations import commands
 from scheduling.operations.failed_tasks import Actor
-from scheduling.planning import follow_ups
+from scheduling.planning import own_events
 connection.settings_dict["OPTIONS"]["application_name"] = "dying"
 ends.WRITE_LAG = timedelta(0)
-really = follow_ups.record_events
+really = own_events.record_events
 def record_and_wait(*given, **named):
     really(*given, **named)
     sql.rows("SELECT pg_sleep(600)", {})
-follow_ups.record_events = record_and_wait
+own_events.record_events = record_and_wait
 while True:
-    follow_ups.record_ends()
+    own_events.record_ends()
 """
 
 

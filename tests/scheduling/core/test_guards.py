@@ -15,9 +15,15 @@ from scheduling.experiments.conversion import DRAWN_RULES
 from scheduling.policy import guards
 from scheduling.policy.guards import HOLD, SEND, SUPPRESS, AwaitedTouch, CapSlot, GuardVerdict, judge_touch
 from scheduling.policy.node_conditions import Facts, compile_condition
-from scheduling.policy.send_times import SPREAD, CalendarSpec, CalendarsSpec, TimingSpec
+from scheduling.policy.send_times import (
+    SPREAD,
+    CalendarSpec,
+    CalendarsSpec,
+    TimingSpec,
+    compile_windows,
+    parse_window_line,
+)
 from scheduling.policy.specs import HoldoutSpec, RuleCoverage, RuleSpec
-from scheduling.policy.window_forms import compile_windows, parse_window_line
 from tests.scheduling.core.sample_data import (
     CAP,
     COMMUNITY_CAP,

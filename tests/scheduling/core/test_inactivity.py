@@ -8,7 +8,7 @@ import pytest
 from django.utils.timezone import now
 
 from scheduling.models import Customer, Event
-from scheduling.planning import inactivity
+from scheduling.planning import own_events
 from tests.scheduling.core.conftest import pass_time
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race
@@ -31,20 +31,20 @@ def list_inactive_events() -> list[str]:
 
 
 def test_inactivity_is_recorded_once_per_absence(inactive_customers: None) -> None:
-    assert inactivity.scan_inactive_customers() == 1
-    assert inactivity.scan_inactive_customers() == 0
+    assert own_events.scan_inactive_customers() == 1
+    assert own_events.scan_inactive_customers() == 0
     assert list_inactive_events() == ["ann"]
     pass_time(days=365)
-    assert inactivity.scan_inactive_customers() == 1
+    assert own_events.scan_inactive_customers() == 1
     assert list_inactive_events() == ["ann", "bob"], "a year away is still one absence"
 
 
 def test_inactivity_is_recorded_again_after_return(inactive_customers: None, record_event: RecordEvent) -> None:
-    inactivity.scan_inactive_customers()
+    own_events.scan_inactive_customers()
     record_event("x", user="ann")
-    assert inactivity.scan_inactive_customers() == 0
+    assert own_events.scan_inactive_customers() == 0
     pass_time(days=31)
-    inactivity.scan_inactive_customers()
+    own_events.scan_inactive_customers()
     assert list_inactive_events() == ["ann", "ann", "bob"]
 
 
@@ -52,25 +52,25 @@ def test_inactivity_event_plans_a_touch(matrix: MatrixBuilder, inactive_customer
     from scheduling.models import Touch
 
     matrix.node("come-back", trigger="customer.inactive", delay=timedelta(hours=24))
-    inactivity.scan_inactive_customers()
+    own_events.scan_inactive_customers()
     touch = Touch.objects.get()
     assert touch.customer.user_id == "ann"
     assert timedelta(hours=23) < touch.due_at - now() < timedelta(hours=25)
 
 
 def test_inactivity_scan_covers_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inactivity, "BATCH", 7)
+    monkeypatch.setattr(own_events, "BATCH", 7)
     Customer.objects.bulk_create(
         Customer(user_id=f"user-{number}", last_active_at=now() - timedelta(days=40)) for number in range(21)
     )
-    assert inactivity.scan_inactive_customers() == 21
+    assert own_events.scan_inactive_customers() == 21
     assert len(list_inactive_events()) == 21
 
 
 def test_inactivity_scan_crash_repeats_no_event(inactive_customers: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    inactivity.scan_inactive_customers()
+    own_events.scan_inactive_customers()
     Customer.objects.update(inactive_since=None)
-    inactivity.scan_inactive_customers()
+    own_events.scan_inactive_customers()
     assert list_inactive_events() == ["ann"]
 
 
@@ -79,15 +79,15 @@ def test_concurrent_inactivity_scans_record_once(race: Race) -> None:
     Customer.objects.bulk_create(
         Customer(user_id=f"user-{number}", last_active_at=now() - timedelta(days=40)) for number in range(60)
     )
-    race(4, lambda number: inactivity.scan_inactive_customers())
-    inactivity.scan_inactive_customers()
+    race(4, lambda number: own_events.scan_inactive_customers())
+    own_events.scan_inactive_customers()
     assert list_inactive_events() == sorted(f"user-{number}" for number in range(60))
 
 
 def test_inactivity_scan_resumes_after_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inactivity, "BATCH", 2)
-    monkeypatch.setattr(inactivity, "LONGEST_SCAN", 0.0)
+    monkeypatch.setattr(own_events, "BATCH", 2)
+    monkeypatch.setattr(own_events, "LONGEST_SCAN", 0.0)
     long_ago = now() - timedelta(days=40)
     Customer.objects.bulk_create(Customer(user_id=f"user-{number}", last_active_at=long_ago) for number in range(5))
-    assert [inactivity.scan_inactive_customers() for _ in range(4)] == [2, 2, 1, 0]
+    assert [own_events.scan_inactive_customers() for _ in range(4)] == [2, 2, 1, 0]
     assert len(list_inactive_events()) == 5

@@ -19,7 +19,7 @@ from scheduling.ids import new_id
 from scheduling.ledger.touches import touches
 from scheduling.ledger.transitions import WakeUp
 from scheduling.models import Complaint, Customer, DelayRule, Event, EventType, Touch
-from scheduling.models.ledger import WAITING
+from scheduling.models.touch import WAITING
 from scheduling.planning import ingest
 from scheduling.planning.ingest import EarlyDispatch, NewEvent, Receipt, record_events
 from tests.scheduling.core.conftest import WAIT_LIMIT, deliver_when_due, pass_time, rows
@@ -251,8 +251,8 @@ def test_wakeup_is_not_published_without_a_commit(matrix: MatrixBuilder) -> None
 @pytest.mark.django_db(transaction=True)
 def test_wakeup_is_published_by_a_background_thread(matrix: MatrixBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     """I1: a thread of its own hands the wake-ups to the broker, and a broker that fails costs only the wake-up."""
+    from scheduling import dispatch
     from scheduling.batching import BackgroundBatcher
-    from scheduling.dispatch import dispatcher
 
     matrix.node(delay=timedelta(0))
     published_by: list[str] = []
@@ -264,8 +264,8 @@ def test_wakeup_is_published_by_a_background_thread(matrix: MatrixBuilder, monke
             both.set()
         raise OSError("the broker is away")
 
-    monkeypatch.setattr(dispatcher, "publish_touches", publish)
-    bell = BackgroundBatcher(dispatcher.publish_wakeups, name="wakeups")
+    monkeypatch.setattr(dispatch, "publish_touches", publish)
+    bell = BackgroundBatcher(dispatch.publish_wakeups, name="wakeups")
     record_events([new()], publish_wakeups=bell.submit)
     while not published_by:
         both.wait(0.01)

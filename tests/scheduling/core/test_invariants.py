@@ -13,10 +13,10 @@ from django.db import connection
 from pytest_django import Settings
 
 from config.environment import ROOT
+from scheduling import dispatch
 from scheduling.channels.quota import QuotaGate
 from scheduling.delivery import pipeline
 from scheduling.delivery.outgoing import BATCH_DEADLINE, LEASE
-from scheduling.dispatch import dispatcher, publisher
 from scheduling.ledger.transitions import WAKEUP_LEASE
 from scheduling.models import ChannelConfig, Touch
 from tests.scheduling.core.conftest import WAIT_LIMIT, deliver, deliver_when_due, expire_lease, fall_due
@@ -67,17 +67,17 @@ def test_broker_outage_loses_no_touch(
         current_app.amqp._producer_pool = None
         current_app._pool = None
         expire_lease(task_id)
-        assert dispatcher.rescue_lost_work() == (0, 0), "it is not known how long the queue is"
+        assert dispatch.rescue_lost_work() == (0, 0), "it is not known how long the queue is"
         began = time.monotonic()
-        wakeups = [publisher.WakeUp(task_id, Touch.objects.get().due_at, 1, 0)]
-        assert publisher.publish_touches(wakeups, {}) == 0
+        wakeups = [dispatch.WakeUp(task_id, Touch.objects.get().due_at, 1, 0)]
+        assert dispatch.publish_touches(wakeups, {}) == 0
         assert time.monotonic() - began < WAIT_LIMIT  # what waits for ever is what must not be
     pools.reset()
     current_app.amqp._producer_pool = None
     current_app._pool = None
 
-    assert dispatcher.rescue_lost_work() == (1, 0)
-    assert dispatcher.dispatch_due_touches() == 1
+    assert dispatch.rescue_lost_work() == (1, 0)
+    assert dispatch.dispatch_due_touches() == 1
     assert deliver_when_due(task_id)[0].state == "delivered"
 
 
@@ -122,16 +122,16 @@ def test_no_outside_call_in_a_transaction(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """I4: neither a channel, nor the broker, nor Redis, nor Presence, from intake to the last rescue."""
-    from scheduling.channels.kinds import channel_kinds
+    from scheduling.channels.base import channel_kinds
 
     settings.CHANNELS = settings.CHANNELS | {"limited": "tests.scheduling.core.fake_channels.Limited"}
     integrate(presence=(SilentProvider(),))
     channel_kinds.cache_clear()
     witness = CallRecorder()
     for module, name in [
-        (dispatcher, "publish_touches"),
+        (dispatch, "publish_touches"),
         (pipeline, "publish_touches"),
-        (dispatcher, "oldest_message_at"),
+        (dispatch, "oldest_message_at"),
     ]:
         monkeypatch.setattr(module, name, witness.record(name, getattr(module, name)))
     monkeypatch.setattr(QuotaGate, "acquire", witness.record("quota", QuotaGate.acquire))
@@ -149,8 +149,8 @@ def test_no_outside_call_in_a_transaction(
     deliver_when_due(*receipt.task_ids)
     fall_due()
     expire_lease(*later.task_ids)
-    dispatcher.rescue_lost_work()
-    dispatcher.dispatch_due_touches()
+    dispatch.rescue_lost_work()
+    dispatch.dispatch_due_touches()
 
     assert fake_channel.in_transaction == [False, False]
     assert set(witness.seen) == {

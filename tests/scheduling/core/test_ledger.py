@@ -16,8 +16,7 @@ from django.db.models.functions import Now
 from django.utils.timezone import now
 from pytest_django import Settings
 
-from scheduling import sql
-from scheduling.dispatch import dispatcher
+from scheduling import dispatch, sql
 from scheduling.ledger.touches import touches
 from scheduling.ledger.transitions import AGE_UNKNOWN, Claim, Settlement, WakeUp
 from scheduling.models import Touch
@@ -345,7 +344,7 @@ def test_dispatch_pass_without_claims_ends(waiting: Callable[..., list[UUID]], s
     """On a worker for all queues, the pass occupies the process that would claim."""
     waiting(12)
     settings.AFTERTOUCH_DISPATCH_WINDOW = 3
-    assert dispatcher.dispatch_due_touches() == 3
+    assert dispatch.dispatch_due_touches() == 3
 
 
 def test_concurrent_dispatches_share_the_rows(waiting: Callable[..., list[UUID]]) -> None:
@@ -377,6 +376,6 @@ def test_dispatch_pass_continues_while_workers_claim(
         published.extend(wakeup.task_id for wakeup in wakeups)
         touches.claim([wakeup.task_id for wakeup in wakeups], lease=LEASE)
 
-    monkeypatch.setattr(dispatcher, "publish_wakeups", claim)
-    assert dispatcher.dispatch_due_touches() == 12
+    monkeypatch.setattr(dispatch, "publish_wakeups", claim)
+    assert dispatch.dispatch_due_touches() == 12
     assert len(set(published)) == 12

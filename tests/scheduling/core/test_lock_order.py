@@ -15,18 +15,18 @@ import pytest
 from django.db import connection, transaction
 from django.utils.timezone import now
 
+from scheduling import dispatch
 from scheduling.configuration import snapshot
 from scheduling.delivery import pipeline
-from scheduling.dispatch import dispatcher
 from scheduling.errors import AftertouchError
 from scheduling.ids import new_id
-from scheduling.ledger import locks
+from scheduling.ledger import transitions
 from scheduling.ledger.touches import touches
 from scheduling.models import Community, Customer, FailedTask, HarassmentRule, Node, Touch
-from scheduling.models.ledger import WAITING
+from scheduling.models.touch import WAITING
 from scheduling.operations import bulk_actions, commands
 from scheduling.operations.failed_tasks import Actor
-from scheduling.planning import inactivity
+from scheduling.planning import own_events
 from scheduling.planning.ingest import NewEvent, Receipt, record_events
 from scheduling.planning.rescheduling import move_waiting
 from tests.scheduling.core.conftest import LATER, WAIT_LIMIT, fall_due
@@ -76,9 +76,9 @@ def test_random_writers_never_deadlock_or_lose_touches(matrix: MatrixBuilder, mo
         bulk_actions.run_batch(bulk_actions.start_bulk_action("cancel", {"q": CHATS[1]}, Actor("bob")).pk, LATER)
 
     def move_waiting_touches(dice: random.Random) -> None:
-        dispatcher.dispatch_due_touches()
-        dispatcher.rescue_lost_work()
-        inactivity.scan_inactive_customers()
+        dispatch.dispatch_due_touches()
+        dispatch.rescue_lost_work()
+        own_events.scan_inactive_customers()
 
     def act(number: int, work: Callable[[random.Random], None], rounds: int | None) -> None:
         dice = random.Random(SEED + number)
@@ -97,7 +97,7 @@ def test_random_writers_never_deadlock_or_lose_touches(matrix: MatrixBuilder, mo
         finally:
             connection.close()
 
-    monkeypatch.setattr(dispatcher, "publish_touches", lambda wakeups, channels: 0)
+    monkeypatch.setattr(dispatch, "publish_touches", lambda wakeups, channels: 0)
     with ThreadPoolExecutor(9) as pool:
         intakes = [pool.submit(act, number, store_events, BATCHES) for number in range(4)]
         for number, work in enumerate(
@@ -151,14 +151,14 @@ def test_delivery_locks_community_that_erasure_deletes(matrix: MatrixBuilder, re
     matrix.node()
     ended = record_event(user="ann", chat_id="c1")
     (waiting,) = record_event(user="bob", chat_id="c1").task_ids
-    locks.lock_communities([waiting])
+    transitions.lock_communities([waiting])
 
     def delete() -> None:
-        assert locks.delete_personal_chats([ended.id]) == 1
+        assert transitions.delete_personal_chats([ended.id]) == 1
 
     def lock_again() -> bool:
         with transaction.atomic():
-            locks.lock_communities([waiting])
+            transitions.lock_communities([waiting])
             return Community.objects.filter(chat_id="c1").exists()
 
     assert act_behind_locks(delete, lock_again) == [True]

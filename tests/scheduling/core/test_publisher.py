@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from scheduling.dispatch import dispatcher
-from scheduling.dispatch.publisher import DUE_SPAN, ETA_MARGIN, FEW, LONGEST_SPAN, build_wakeup_messages
+from scheduling import dispatch
+from scheduling.dispatch import DUE_SPAN, ETA_MARGIN, FEW, LONGEST_SPAN, build_wakeup_messages
 from scheduling.ids import new_id
 from scheduling.ledger.transitions import WakeUp
 
@@ -58,7 +58,7 @@ def test_wakeup_of_a_node_that_the_snapshot_lacks_is_published(monkeypatch: pyte
     """An error here left all touches of the pass without a message until the rescue."""
     messages: list[Any] = []
     monkeypatch.setattr(
-        dispatcher, "publish_touches", lambda wakeups, nodes: messages.extend(build_wakeup_messages(wakeups, nodes))
+        dispatch, "publish_touches", lambda wakeups, nodes: messages.extend(build_wakeup_messages(wakeups, nodes))
     )
-    dispatcher.publish_wakeups([wakeup(datetime.now(UTC)), wakeup(datetime.now(UTC))])
+    dispatch.publish_wakeups([wakeup(datetime.now(UTC)), wakeup(datetime.now(UTC))])
     assert [len(ids) for _, _, ids in messages] == [2]

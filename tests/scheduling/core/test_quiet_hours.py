@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scheduling.policy.quiet_hours import quiet_until
+from scheduling.policy.guards import quiet_until
 from scheduling.policy.specs import RuleSpec
 from tests.support.tables import each_row
 

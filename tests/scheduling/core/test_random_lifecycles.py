@@ -22,15 +22,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from pytest_django import Settings
 
-from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
-from scheduling.channels.kinds import channel_kinds
+from scheduling import dispatch
+from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown, channel_kinds
 from scheduling.delivery import pipeline
 from scheduling.delivery.outgoing import Delivery, DeliveryResult
-from scheduling.delivery.settlement import settle_results
-from scheduling.dispatch import dispatcher
+from scheduling.delivery.sender import sender, settle_results
 from scheduling.ledger.touches import touches
 from scheduling.models import ChannelConfig, FailedTask, Node, Pause, TemplateText, Touch
-from scheduling.models.ledger import WAITING
+from scheduling.models.touch import WAITING
 from scheduling.operations import commands, failed_tasks
 from scheduling.operations.failed_tasks import Actor
 from scheduling.planning.ingest import NewEvent, Receipt, record_events
@@ -87,6 +86,9 @@ class Model:
 
 class PromptSender:
     """Send in the calling thread, so that the order of operations is deterministic."""
+
+    def __init__(self) -> None:
+        self.lanes = sender().lanes
 
     def submit(self, parcels: list[Delivery]) -> None:
         stood = touches.mark_sending([parcel.sending for parcel in parcels])
@@ -213,7 +215,7 @@ class RandomLifecycles(RuleBasedStateMachine):
 
     def tick(self, coming: list[str]) -> None:
         self.coming, self.unsettled = coming, []
-        dispatcher.dispatch_due_touches()
+        dispatch.dispatch_due_touches()
         due = Touch.objects.filter(state__in=WAITING, paused_by="", due_at__lte=now()).order_by("pk")
         try:
             pipeline.deliver_touches(list(due.values_list("pk", flat=True)))
@@ -225,7 +227,7 @@ class RandomLifecycles(RuleBasedStateMachine):
     def time_passes(self, span: timedelta) -> None:
         pass_time(seconds=span.total_seconds())
         self.passed += span
-        dispatcher.rescue_lost_work()
+        dispatch.rescue_lost_work()
 
     def _duplicate(self, user: str, place: int) -> None:
         if self.model.receipts:
@@ -399,10 +401,10 @@ def _register_fake_channel(settings: Settings, monkeypatch: pytest.MonkeyPatch) 
     settings.CHANNELS = settings.CHANNELS | {"fake": "tests.scheduling.core.fake_channels.FakeChannel"}
     channel_kinds.cache_clear()
     quiet: Callable[..., int] = lambda wakeups, channels: 0  # noqa: E731
-    monkeypatch.setattr(dispatcher, "publish_touches", quiet)
+    monkeypatch.setattr(dispatch, "publish_touches", quiet)
     monkeypatch.setattr(pipeline, "publish_touches", quiet)
     monkeypatch.setattr(pipeline, "sender", PromptSender)
-    monkeypatch.setattr(dispatcher, "oldest_message_at", lambda queue: None)
+    monkeypatch.setattr(dispatch, "oldest_message_at", lambda queue: None)
     yield
     channel_kinds.cache_clear()
 

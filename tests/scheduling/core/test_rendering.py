@@ -9,8 +9,7 @@ import pytest
 from scheduling.errors import InvalidInput
 from scheduling.policy.profile import Profile
 from scheduling.policy.specs import TextSpec
-from scheduling.templating.library import CannotRender
-from scheduling.templating.rendering import check_text, render_message
+from scheduling.templating import CannotRender, check_text, render_message
 from tests.scheduling.core.sample_data import NOON, ann, event, template
 from tests.support.tables import each_row
 

@@ -9,7 +9,7 @@ import redis
 import time_machine
 from django.utils.timezone import now
 
-from scheduling.dispatch import dispatcher
+from scheduling import dispatch
 from scheduling.models import Touch
 from tests.scheduling.core.conftest import expire_lease
 from tests.support.matrix import MatrixBuilder, RecordEvent
@@ -21,17 +21,17 @@ def test_rescue_returns_everything_in_one_pass(
     matrix: MatrixBuilder, record_event: RecordEvent, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thousand a tick is 200 a second: less than what falls due in that time."""
-    monkeypatch.setattr(dispatcher, "PASS_LIMIT", 2)
+    monkeypatch.setattr(dispatch, "PASS_LIMIT", 2)
     matrix.node()
     waiting = [record_event(user=f"user-{number}").task_ids[0] for number in range(7)]
     Touch.objects.update(state="queued", queued_at=now(), lease_until=now())
     expire_lease(*waiting)
-    assert dispatcher.rescue_lost_work() == (7, 0)
+    assert dispatch.rescue_lost_work() == (7, 0)
     assert set(Touch.objects.values_list("state", flat=True)) == {"scheduled"}
 
     Touch.objects.update(state="running", lease_no=1, lease_until=now())
     expire_lease(*waiting)
-    assert dispatcher.rescue_lost_work() == (0, 7)
+    assert dispatch.rescue_lost_work() == (0, 7)
     assert set(Touch.objects.values_list("state", flat=True)) == {"scheduled"}
 
 
@@ -44,5 +44,5 @@ def test_rescue_uses_database_time_for_lost_run(
     Touch.objects.update(state="running", lease_no=1, lease_until=now())
     expire_lease(task_id)
     with time_machine.travel(now() + timedelta(hours=1), tick=True):
-        assert dispatcher.rescue_lost_work() == (0, 1)
+        assert dispatch.rescue_lost_work() == (0, 1)
     assert Touch.objects.get().due_at <= now()

@@ -11,10 +11,10 @@ import redis
 from django.utils.timezone import now
 
 from config.local.processes import wait_until
+from scheduling import dispatch
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient
 from scheduling.delivery import pipeline
 from scheduling.delivery.outgoing import LEASE
-from scheduling.dispatch import dispatcher
 from scheduling.ledger.touches import touches
 from scheduling.models import ChannelConfig, DisabledTarget, Event, FailedTask, Node, TemplateText, Touch
 from scheduling.operations import failed_tasks
@@ -152,7 +152,7 @@ def test_no_answer_is_unknown_on_other_channel(
     assert row.reserved_at is not None
     assert FailedTask.objects.get().failure == "unknown"
     deliver_when_due(hook_touch)
-    dispatcher.rescue_lost_work()
+    dispatch.rescue_lost_work()
     assert len(receiver.calls) == 1
 
 
@@ -173,9 +173,9 @@ def lose_worker(task_id: UUID, *, sending: bool) -> None:
     (claim,) = touches.claim([task_id], lease=LEASE)
     if sending:
         assert touches.mark_sending(sendings(claim)) == {task_id: None}
-    assert dispatcher.rescue_lost_work() == (0, 0), "its lease still runs"
+    assert dispatch.rescue_lost_work() == (0, 0), "its lease still runs"
     expire_lease(task_id)
-    assert dispatcher.rescue_lost_work() == (0, 1)
+    assert dispatch.rescue_lost_work() == (0, 1)
 
 
 def test_worker_lost_before_send_costs_no_attempt(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
@@ -217,11 +217,11 @@ def test_workers_lost_repeatedly_end_as_unknown(hook_touch: UUID) -> None:
 
 def test_lost_wakeup_is_dispatched_again(hook_touch: UUID, valkey: redis.Redis) -> None:
     fall_due(hook_touch)
-    dispatcher.dispatch_due_touches()
+    dispatch.dispatch_due_touches()
     valkey.flushall()
     expire_lease(hook_touch)
-    assert dispatcher.rescue_lost_work() == (1, 0)
-    assert dispatcher.dispatch_due_touches() == 1
+    assert dispatch.rescue_lost_work() == (1, 0)
+    assert dispatch.dispatch_due_touches() == 1
 
 
 def test_concurrent_rescues_decide_once(hook_touch: UUID, hook: ChannelConfig, race: Race) -> None:
@@ -230,7 +230,7 @@ def test_concurrent_rescues_decide_once(hook_touch: UUID, hook: ChannelConfig, r
     fall_due(hook_touch)
     touches.mark_sending(sendings(*touches.claim([hook_touch], lease=LEASE)))
     expire_lease(hook_touch)
-    assert sum(runs for _, runs in race(4, lambda number: dispatcher.rescue_lost_work())) == 1
+    assert sum(runs for _, runs in race(4, lambda number: dispatch.rescue_lost_work())) == 1
     assert FailedTask.objects.count() == 1
 
 
@@ -284,7 +284,7 @@ def lose_a_sending_worker(task_id: UUID, fake_channel: FakeChannelState) -> None
     assert fake_channel.on_stage.wait(WAIT_LIMIT)
     fake_channel.blocks = False
     expire_lease(task_id)
-    assert dispatcher.rescue_lost_work() == (0, 1)
+    assert dispatch.rescue_lost_work() == (0, 1)
 
 
 def deliver_until(state: str, task_id: UUID) -> Touch:
@@ -380,7 +380,7 @@ def test_result_after_lost_lease_is_dropped(
     pipeline.deliver_touches([task_id])
     assert fake_channel.on_stage.wait(WAIT_LIMIT)
     expire_lease(task_id)
-    dispatcher.rescue_lost_work()
+    dispatch.rescue_lost_work()
     fake_channel.blocks = False
     fall_due(task_id)
     pipeline.deliver_touches([task_id])
@@ -410,7 +410,7 @@ def test_touch_rescued_before_send_is_not_sent(
     mark_sending = touches.mark_sending
 
     def stolen_first(*claims: Any, **margin: Any) -> Any:
-        second_connection(lambda: (expire_lease(task_id), dispatcher.rescue_lost_work()))
+        second_connection(lambda: (expire_lease(task_id), dispatch.rescue_lost_work()))
         return mark_sending(*claims, **margin)
 
     monkeypatch.setattr(touches, "mark_sending", stolen_first)

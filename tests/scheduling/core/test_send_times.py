@@ -19,12 +19,14 @@ from scheduling.policy.send_times import (
     CalendarsSpec,
     SendWindow,
     TimingSpec,
+    compile_windows,
     find_send_time,
+    format_window,
     is_official_working_day,
     is_open,
     open_spans,
+    parse_window_line,
 )
-from scheduling.policy.window_forms import compile_windows, format_window, parse_window_line
 from tests.support.tables import each_row
 
 BERLIN, NEW_YORK, SHANGHAI = ZoneInfo("Europe/Berlin"), ZoneInfo("America/New_York"), ZoneInfo("Asia/Shanghai")

@@ -11,7 +11,7 @@ from django.db import transaction
 from django.test import Client
 from pytest_django import Settings
 
-from scheduling.channels.vendors import kf_sync
+from scheduling.channels.vendors import wechat
 from scheduling.models import ChannelConfig, Customer, DeliveryReceipt, Event
 from tests.scheduling.api.test_callbacks import CORP, KEY, TOKEN, seal, spoken
 from tests.scheduling.core.conftest import deliver_when_due
@@ -113,12 +113,12 @@ def test_vendor_that_does_not_answer_is_asked_again_later(
     assert Event.objects.filter(type="conversation.started").count() == 1
 
 
-@pytest.mark.parametrize("pages", [2, kf_sync.MOST_PAGES])
+@pytest.mark.parametrize("pages", [2, wechat.MOST_PAGES])
 def test_read_pages_count_when_messages_are_left(
     service: Any, receiver: ScriptedReceiver, client: Client, monkeypatch: pytest.MonkeyPatch, pages: int
 ) -> None:
     """A slow vendor with a long backlog would otherwise send the same pages at each callback."""
-    monkeypatch.setattr(kf_sync, "LONGEST_SYNC", timedelta(minutes=1))
+    monkeypatch.setattr(wechat, "LONGEST_SYNC", timedelta(minutes=1))
     read = [page(said(f"m{number}"), cursor=f"c{number}", more=1) for number in range(1, pages + 1)]
     receiver.script = [ACCESS, *read, "hang_up", "hang_up", "hang_up"]
     assert notify(client) == 503

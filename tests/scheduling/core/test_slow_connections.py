@@ -15,8 +15,7 @@ import pytest
 from pytest_django import Settings
 
 from config.local.processes import wait_until
-from scheduling.channels.base import Quota
-from scheduling.channels.kinds import channel_kinds
+from scheduling.channels.base import Quota, channel_kinds
 from scheduling.channels.webhook import Webhook
 from scheduling.delivery.outgoing import HeldSlot
 from scheduling.models import ChannelConfig

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.policy.specs import TextSpec
-from scheduling.templating.library import MAX_TEXT, CannotRender, register
-from scheduling.templating.rendering import render_message
+from scheduling.templating import MAX_TEXT, CannotRender, register, render_message
 from tests.scheduling.core.sample_data import ann, event, template
 
 MOST_SECONDS = 1.0  #: of processor time; the slowest takes a tenth

@@ -9,11 +9,11 @@ from django.db import connection
 from pytest_django import Settings
 
 from scheduling.channels.base import Delivered
+from scheduling.delivery.receivers import find_delivery_keys
 from scheduling.ids import first_id_at
 from scheduling.models import ChannelConfig, DeliveryReceipt, Touch, VendorMessage
 from scheduling.operations import retention
-from scheduling.planning.vendor_ids import find_delivery_keys
-from scheduling.receipts.recording import Report, record_reports
+from scheduling.receipts import Report, record_reports
 from tests.scheduling.core.conftest import deliver_when_due
 from tests.scheduling.core.fake_channels import FakeChannelState
 from tests.support.matrix import MatrixBuilder, RecordEvent

@@ -13,7 +13,7 @@ from django.urls import reverse
 from pytest_django import Settings
 
 from scheduling.identity import invitations
-from scheduling.identity.roles import find_role
+from scheduling.identity.invitations import find_role
 from scheduling.models import Invitation
 from tests.support.second_connection import Race
 

@@ -18,8 +18,8 @@ from joserfc.jwk import KeySet, OctKey, RSAKey
 from pytest_django import Settings
 
 from scheduling.identity import openid
-from scheduling.identity.provider_users import find_or_create_user
-from scheduling.identity.roles import find_role
+from scheduling.identity.invitations import find_role
+from scheduling.identity.openid import find_or_create_user
 from scheduling.models import IdentityLink
 from tests.rpa_tasks.browsers.proxies import PASSWORD, USER, ProxyProcess
 from tests.scheduling.identity.conftest import MockProvider

@@ -11,7 +11,7 @@ from django.utils.timezone import now
 
 from scheduling.admin.people.account import describe_browser
 from scheduling.identity import sign_ins
-from scheduling.identity.session_store import SessionStore
+from scheduling.identity.sign_ins import SessionStore
 from scheduling.models import SignIn
 from tests.support.tables import each_row
 

@@ -19,7 +19,7 @@ from django.utils.timezone import now
 from pytest_django import Settings
 
 from scheduling.identity import totp
-from scheduling.identity.roles import assign_roles
+from scheduling.identity.invitations import assign_roles
 from scheduling.models import AuditEntry, RecoveryCode, TotpDevice
 from tests.support.second_connection import Race
 from tests.support.tables import each_row

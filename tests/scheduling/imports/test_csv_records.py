@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.customers.csv_records import (
+from scheduling.customers.imports import (
     BAD_QUOTES,
     MAX_LINE,
     CsvReader,

@@ -10,7 +10,7 @@ from django.db import transaction
 
 from config.local.processes import wait_until
 from scheduling import sql
-from scheduling.customers import import_batches, import_undo, imports
+from scheduling.customers import import_batches, imports
 from scheduling.customers.changes import change_customer
 from scheduling.customers.erasure import continue_erasures, request_erasure
 from scheduling.customers.import_batches import run_import_batch
@@ -31,7 +31,7 @@ OLD = {
 @pytest.fixture
 def short_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_batches, "BATCH", 10)
-    monkeypatch.setattr(import_undo, "BATCH", 10)
+    monkeypatch.setattr(import_batches, "BATCH", 10)
 
 
 def read_values(user_id: str = "ann") -> dict[str, Any]:
@@ -231,8 +231,8 @@ import django
 django.setup()
 from django.db import connection
 connection.settings_dict["OPTIONS"]["application_name"] = "undo"
-from scheduling.customers import import_batches, import_undo
-import_batches.BATCH = import_undo.BATCH = 10
+from scheduling.customers import import_batches
+import_batches.BATCH = 10
 while import_batches.run_import_batch(sys.argv[1]):
     pass
 """

@@ -17,9 +17,9 @@ from scheduling.db_timeouts import Deadline
 from scheduling.ids import new_id
 from scheduling.models import Touch
 from scheduling.monitoring import wanted_numbers
-from scheduling.monitoring.wanted_numbers import Scale
-from scheduling.monitoring.worker_reports import (
+from scheduling.monitoring.wanted_numbers import (
     WORKER_REPORTS,
+    Scale,
     WorkerReport,
     list_worker_reports,
     send_worker_report,

@@ -25,12 +25,11 @@ from scheduling.models import (
     Node,
     Touch,
 )
-from scheduling.planning import follow_ups
+from scheduling.planning import own_events
 from scheduling.planning.ingest import NewEvent, record_events
-from scheduling.policy import guards, quiet_hours, send_times
+from scheduling.policy import guards, send_times
 from scheduling.policy import matrix as policy_matrix
-from scheduling.policy.send_times import SendTime
-from scheduling.policy.window_forms import parse_window_line
+from scheduling.policy.send_times import SendTime, parse_window_line
 from tests.scheduling.core.conftest import deliver, pass_time
 
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
@@ -162,7 +161,7 @@ class ReplayScenario:
         monkeypatch.setattr(policy_matrix, "find_send_time", moved(send_times.find_send_time, 1))
         for name in ("is_open", "next_opening", "spread_opening"):
             monkeypatch.setattr(guards, name, moved(getattr(send_times, name), 2))
-        monkeypatch.setattr(guards, "quiet_until", moved(quiet_hours.quiet_until, 2))
+        monkeypatch.setattr(guards, "quiet_until", moved(guards.quiet_until, 2))
 
     def _node(self, number: int) -> None:
         dice = self.dice
@@ -290,7 +289,7 @@ class ReplayScenario:
 
     def _record_ends(self) -> None:
         for _ in range(2):  # the second pass moves the ceiling
-            follow_ups.record_ends()
+            own_events.record_ends()
 
 
 def database_now() -> datetime:

@@ -9,7 +9,7 @@ from typing import Any
 from scheduling.experiments.replay import SimulatedCustomer, Simulation
 from scheduling.ids import new_id
 from scheduling.policy.guards import CapSlot
-from scheduling.policy.journeys import END_TYPES, SOURCE
+from scheduling.policy.matrix import END_TYPES, SOURCE
 from scheduling.policy.node_conditions import compile_condition
 from scheduling.policy.send_times import SPREAD
 from scheduling.policy.specs import NodeSpec, RuleSpec

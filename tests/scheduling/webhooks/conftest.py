@@ -12,12 +12,11 @@ from django.db import connection
 from pytest_django import Settings
 from standardwebhooks.webhooks import Webhook as Verifier
 
-from scheduling import sql
+from scheduling import sql, webhooks
 from scheduling.ids import new_id
 from scheduling.ledger import ends
 from scheduling.models import WebhookEvent, WebhookFact, WebhookMessage, WebhookSubscription
-from scheduling.webhooks import outbox_sender
-from scheduling.webhooks.outbox_sender import OutboxSender
+from scheduling.webhooks import OutboxSender
 from tests.scheduling.core.receivers import Call, ScriptedReceiver
 
 SECRET = "whsec_" + base64.b64encode(b"a secret of 24 bytes or more").decode()
@@ -28,8 +27,8 @@ SECOND_SECRET = "whsec_" + base64.b64encode(b"the secret after the rotation").de
 def _local_receivers(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow machine ends no request, a sender that finds nothing looks again soon, and ends are read at once."""
     settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ["127.0.0.1"]
-    monkeypatch.setattr(outbox_sender, "TIMEOUT", timedelta(seconds=20))
-    monkeypatch.setattr(outbox_sender, "IDLE", 0.05)
+    monkeypatch.setattr(webhooks, "TIMEOUT", timedelta(seconds=20))
+    monkeypatch.setattr(webhooks, "IDLE", 0.05)
     monkeypatch.setattr(ends, "WRITE_LAG", timedelta(0))
 
 
@@ -64,7 +63,7 @@ def note_changes(count: int, objects: int = 1, *, start: int = 0) -> None:
 
 def write_waiting(hook: WebhookSubscription, count: int, objects: int = 1) -> None:
     """Write messages that wait, as collecting does."""
-    from scheduling.webhooks.outbox import Occurrence, write_messages
+    from scheduling.webhooks import Occurrence, write_messages
 
     at = sql.now()
     write_messages(

@@ -17,14 +17,13 @@ from rpa_tasks.models import Flow, Job, LoginState, Platform, Shop
 from scheduling import sql
 from scheduling.customers import erasure
 from scheduling.customers.erasure import continue_erasures, request_erasure
-from scheduling.ledger.dead_letters import record_unreadable_message
+from scheduling.ledger.ends import record_unreadable_message
 from scheduling.models import CustomerErasure, EndMark, FailedTask, WebhookFact, WebhookMessage, WebhookSubscription
 from scheduling.operations.commands import pause_scope, resume_scope
 from scheduling.operations.failed_tasks import Actor, ignore_failed_task
-from scheduling.receipts.recording import Report, record_reports
+from scheduling.receipts import Report, record_reports
 from scheduling.tasks import request_webhooks
-from scheduling.webhooks.message_history import delete_old_messages, replay_messages
-from scheduling.webhooks.outbox import collect_messages, write_messages
+from scheduling.webhooks import collect_messages, delete_old_messages, replay_messages, write_messages
 from sessions.detection.silence_events import record_silences
 from sessions.store.answers import ClaimedSilence
 from tests.scheduling.core.conftest import deliver
@@ -253,7 +252,7 @@ def test_erasure_waits_for_a_collector_that_has_read_its_events(
             assert may_write.wait(WAIT_LIMIT)
         return write_messages(found)
 
-    monkeypatch.setattr("scheduling.webhooks.outbox.write_messages", write_late)
+    monkeypatch.setattr("scheduling.webhooks.write_messages", write_late)
     with ThreadPoolExecutor(2) as pool:
         collecting = pool.submit(run_in_thread, lambda: collect_all(1))
         assert has_read.wait(WAIT_LIMIT)

@@ -14,13 +14,20 @@ from django.db import connection
 from pytest_django import Settings
 
 from config.local.processes import wait_until
-from scheduling import sql
+from scheduling import sql, webhooks
 from scheduling.models import WebhookEndpoint, WebhookMessage, WebhookSubscription
-from scheduling.webhooks import outbox_sender
-from scheduling.webhooks.leases import FAILURES_TO_REST, AttemptResult, claim_messages, find_sendable, settle_attempts
-from scheduling.webhooks.message_history import enable_endpoint, pause_endpoint
-from scheduling.webhooks.outbox_sender import OutboxSender
-from scheduling.webhooks.subscriptions import put_subscription, retire_subscription
+from scheduling.webhooks import (
+    FAILURES_TO_REST,
+    AttemptResult,
+    OutboxSender,
+    claim_messages,
+    enable_endpoint,
+    find_sendable,
+    pause_endpoint,
+    put_subscription,
+    retire_subscription,
+    settle_attempts,
+)
 from tests.rpa_tasks.browsers.proxies import PASSWORD, USER, ProxyProcess
 from tests.scheduling.core.programs import program
 from tests.scheduling.core.receivers import ScriptedReceiver
@@ -129,7 +136,7 @@ import django
 django.setup()
 from django.conf import settings
 settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ["127.0.0.1"]
-from scheduling.webhooks.outbox_sender import OutboxSender
+from scheduling.webhooks import OutboxSender
 OutboxSender(60).run()
 """
     sessions = _count_sessions()
@@ -247,7 +254,7 @@ def test_message_that_fails_for_a_day_is_given_up_and_the_next_one_follows(
 def test_hanging_receiver_delays_no_other(
     subscribe: Subscribe, receiver: ScriptedReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox_sender, "TIMEOUT", timedelta(seconds=4))
+    monkeypatch.setattr(webhooks, "TIMEOUT", timedelta(seconds=4))
     with ScriptedReceiver(delay=60) as hanging:
         slow = subscribe("slow", config={"url": hanging.url, "secret": SECRET})
         fast = subscribe("fast")
@@ -302,8 +309,8 @@ def _sending(hook: WebhookSubscription, receiver: ScriptedReceiver) -> Iterator[
     write_waiting(hook, MANY, objects=MANY)
     sender = OutboxSender()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(outbox_sender, "TIMEOUT", timedelta(seconds=60))  # a slow machine is no failing receiver
-        patched.setattr(outbox_sender, "MOST_IN_FLIGHT", IN_FLIGHT)
+        patched.setattr(webhooks, "TIMEOUT", timedelta(seconds=60))  # a slow machine is no failing receiver
+        patched.setattr(webhooks, "MOST_IN_FLIGHT", IN_FLIGHT)
         sender.wake()
         try:
             assert wait_until(lambda: len(receiver.calls) >= IN_FLIGHT, 60, 0.01)
@@ -399,10 +406,10 @@ def test_claim_reads_no_more_than_it_takes(subscribe: Subscribe) -> None:
     write_waiting(hook, 5_000, objects=5_000)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE scheduling_webhookmessage")
-        from scheduling.webhooks import leases
+        from scheduling import webhooks
 
-        statement = "EXPLAIN " + leases._CLAIM_MESSAGES
-        given = {"hook": hook.pk, "version": hook.version, "most": 50, "lease": leases.LEASE}
+        statement = "EXPLAIN " + webhooks._CLAIM_MESSAGES
+        given = {"hook": hook.pk, "version": hook.version, "most": 50, "lease": webhooks.LEASE}
         plan = "\n".join(line for (line,) in sql.rows(statement, given))
     assert "webhook_due" in plan
     assert "webhook_order" in plan

@@ -1,1 +1,0 @@
-"""The group robots of WeCom, DingTalk and Feishu."""

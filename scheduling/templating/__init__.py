@@ -1,1 +1,0 @@
-"""Compile and render message templates."""
