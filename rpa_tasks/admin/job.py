@@ -31,8 +31,8 @@ from rpa_tasks.admin.job_page import job_page, short_reason
 from rpa_tasks.admin.labels import STATE_TONES
 from rpa_tasks.admin.run_job import RUN_JOBS
 from rpa_tasks.jobs import publish
-from rpa_tasks.jobs.bulk.actions import JOB_ACTIONS
-from rpa_tasks.jobs.bulk.filters import (
+from rpa_tasks.jobs.bulk_actions import (
+    JOB_ACTIONS,
     UNFINISHED,
     filter_job_status,
     filter_jobs_by_key,

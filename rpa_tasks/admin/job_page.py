@@ -19,8 +19,7 @@ from rpa_tasks.admin import (
     live,
 )
 from rpa_tasks.admin.labels import STATE_TONES
-from rpa_tasks.jobs.gates.login_checks import is_login_check
-from rpa_tasks.jobs.gates.node_drains import waits_for_drained_node
+from rpa_tasks.jobs.gates import is_login_check, waits_for_drained_node
 from rpa_tasks.models import Evidence, Job, LoginState, Platform, Run, Shop
 from rpa_tasks.takeover.page_socket import PERMISSION
 from scheduling.admin.failed_tasks.difference import render_difference

@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminSelectWidget
 
 from rpa_tasks.admin.flow import JsonField
-from rpa_tasks.jobs.bulk.actions import repeat_request
+from rpa_tasks.jobs.bulk_actions import repeat_request
 from rpa_tasks.jobs.dead_letters import read_job_payload
 from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish_job
 from rpa_tasks.models import Flow, Job, JobState, Shop

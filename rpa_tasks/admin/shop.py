@@ -31,7 +31,7 @@ from rpa_tasks.admin.take_over import TakeOverPages, describe_failed_check, is_i
 from rpa_tasks.configuration.browser_settings import find_browser_address, map_browsers_to_shops
 from rpa_tasks.configuration.validation import check_shop, map_profiles_to_shops
 from rpa_tasks.jobs import shops
-from rpa_tasks.jobs.gates.login_checks import is_being_checked
+from rpa_tasks.jobs.gates import is_being_checked
 from rpa_tasks.models import Job, JobState, LoginState, Shop
 from scheduling.admin.base import Confirmation, HistoryAdmin, ops_action, ops_display, parse_uuid, row_action
 from scheduling.admin.global_search import MOST_READ, Finder, Found, fits_term

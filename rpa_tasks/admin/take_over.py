@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from rpa_tasks.admin.platform import Pausing
 from rpa_tasks.admin.run_job import RUN_JOBS
 from rpa_tasks.configuration.browser_settings import uses_browser_elsewhere
-from rpa_tasks.jobs.gates import login_checks
+from rpa_tasks.jobs import gates
 from rpa_tasks.models import Lane, LoginState, Shop, TakeOver, TakeOverEnd
 from rpa_tasks.takeover import leases
 from rpa_tasks.takeover.leases import CannotTakeOver
@@ -60,7 +60,7 @@ class TakeOverPages(Pausing):
             request, "rpa_tasks/take_over.html", gettext("Take over the browser of “%(shop)s”") % {"shop": shop},
             original=shop, shop=shop, row=row, controls=bool(row and row.user_id == request.user.pk), latest=latest,
             needs_login=shop.login_state == LoginState.NEEDED, may_continue=request.user.has_perm("rpa_tasks.run_job"),
-            elsewhere=uses_browser_elsewhere(shop), check_flow=login_checks.find_check_flow(shop.platform),
+            elsewhere=uses_browser_elsewhere(shop), check_flow=gates.find_check_flow(shop.platform),
             back=self.url("change", shop.pk),
         )  # fmt: skip
         answer["Cache-Control"] = "no-store"
@@ -87,8 +87,8 @@ class TakeOverPages(Pausing):
             messages.error(request, PROBLEMS["retired"])
             return
         if continues:
-            login_checks.check_login(shop.pk, by=request.user.get_username())
-        if continues and login_checks.find_check_flow(shop.platform):
+            gates.check_login(shop.pk, by=request.user.get_username())
+        if continues and gates.find_check_flow(shop.platform):
             messages.success(request, gettext("The take-over ends. Then the login is checked, and the jobs continue."))
         else:
             messages.success(request, gettext("The take-over ends. Waiting jobs start in a few seconds."))
@@ -100,7 +100,7 @@ class TakeOverPages(Pausing):
     def confirm_login(self, request: HttpRequest, row: Shop) -> Confirmation:
         facts = [gettext("Browser profile %(profile)s on node %(node)s.")
                  % {"profile": row.profile, "node": row.lane.home or "–"}]  # fmt: skip
-        if flow := login_checks.find_check_flow(row.platform):
+        if flow := gates.find_check_flow(row.platform):
             facts.append(gettext("The flow %(flow)s checks the login first.") % {"flow": flow.task_type})
             done = gettext("The login is being checked. Then the jobs of the shop continue.")
         else:
@@ -110,7 +110,7 @@ class TakeOverPages(Pausing):
             title=gettext("Is “%(what)s” logged in again?") % {"what": row}, button=gettext("Yes, it is logged in"),
             text=gettext("Confirm once you have logged in with the shop's browser profile. What waits for it "
                          "starts at once; a run that still finds no login asks again."),
-            facts=facts, act=lambda: login_checks.check_login(row.pk, by=request.user.get_username()), done=done,
+            facts=facts, act=lambda: gates.check_login(row.pk, by=request.user.get_username()), done=done,
             unchanged=gettext("No login was needed any more, or a check of it is open."),
             refused=translate_reason("retired"),
         )  # fmt: skip

@@ -11,14 +11,17 @@ from uuid import UUID
 
 from django.db import IntegrityError, transaction
 
-from rpa_tasks.jobs.dedupe_windows import claim_window, find_window, move_window, move_window_back
-from rpa_tasks.jobs.gates.login_checks import is_login_check
+from rpa_tasks.jobs.gates import is_login_check
 from rpa_tasks.jobs.payloads import (
     CHECK_KEY,
     PAYLOAD_KEY,
     TASK_KEY,
     as_stored,
+    claim_window,
+    find_window,
     key_of_payload,
+    move_window,
+    move_window_back,
     name_touch_key,
     payload_errors,
     refuse_erased_job,

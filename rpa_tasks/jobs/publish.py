@@ -18,7 +18,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models.functions import Now
 
-from rpa_tasks.jobs import dedupe_windows
+from rpa_tasks.jobs import payloads
 from rpa_tasks.jobs.payloads import (
     PAYLOAD_KEY,
     RESERVED_KEY_PREFIX,
@@ -210,7 +210,7 @@ def _with_start(request: PublishRequest, at: datetime | None) -> PublishRequest:
 
 def _with_window(request: PublishRequest, flow: Flow, at: datetime | None) -> PublishRequest:
     """Return the request with its period and window. Raises `InvalidInput`."""
-    period, lasts = dedupe_windows.find_window(flow, at, request.delay)
+    period, lasts = payloads.find_window(flow, at, request.delay)
     longest = LONGEST_KEY - len(add_period("", period))
     if len(request.dedupe_key or "") > longest:
         raise InvalidInput.of("dedupe_key", _("at most %(most)s characters in a flow with a period", most=longest))
@@ -261,15 +261,15 @@ def _store_job(request: PublishRequest, shop: Shop, flow: Flow) -> tuple[Receipt
         if inserted := _insert_job(task_id, request, shop, flow):
             return inserted
         # A concurrent request published the same key, and a node may run that job already: repeat.
-        dedupe_windows.release_unused([task_id])
+        payloads.release_unused([task_id])
 
 
-def _claim_window(task_id: UUID, request: PublishRequest, shop: Shop, flow: Flow) -> dedupe_windows.Holder | None:
+def _claim_window(task_id: UUID, request: PublishRequest, shop: Shop, flow: Flow) -> payloads.Holder | None:
     """Return the job that holds the window of the request's key. None: no job does, now `task_id` does."""
     key = choose_dedupe_key(request, flow)
     if request.window is None or key is None or not _shares_window(request, flow):
         return None
-    return dedupe_windows.claim_window(task_id, shop.pk, flow, key, request.window)
+    return payloads.claim_window(task_id, shop.pk, flow, key, request.window)
 
 
 def _merge_into_waiting(request: PublishRequest, shop: Shop, flow: Flow) -> tuple[Receipt, WakeUp | None] | None:

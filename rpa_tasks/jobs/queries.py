@@ -10,7 +10,7 @@ from uuid import UUID
 
 from django.db.models import Count, QuerySet
 
-from rpa_tasks.jobs.gates.login_checks import is_being_checked
+from rpa_tasks.jobs.gates import is_being_checked
 from rpa_tasks.models import Flow, Job, LoginState, Shop
 from scheduling.models import WAITING
 

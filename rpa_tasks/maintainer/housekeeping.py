@@ -24,7 +24,7 @@ from django.utils.timezone import now
 
 from rpa_tasks import isolation
 from rpa_tasks.browsers import registry, upkeep
-from rpa_tasks.jobs.gates.node_drains import is_draining
+from rpa_tasks.jobs.gates import is_draining
 from rpa_tasks.maintainer.next_shops import find_next_shops
 from rpa_tasks.maintainer.old_profiles import KEPT_FOR, OldProfiles
 from rpa_tasks.models import ExecutionNode, Job, JobState

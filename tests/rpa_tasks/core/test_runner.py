@@ -25,9 +25,9 @@ from rpa_tasks import isolation
 from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.browser_errors import NoBrowser
 from rpa_tasks.jobs import dispatch
+from rpa_tasks.jobs.dispatch import RunResult, settle_run
 from rpa_tasks.jobs.pick import JobLedger, jobs
 from rpa_tasks.jobs.publish import request_cancel
-from rpa_tasks.jobs.settle import RunResult, settle_run
 from rpa_tasks.maintainer import housekeeping
 from rpa_tasks.maintainer.housekeeping import Housekeeping
 from rpa_tasks.models import Breaker, Evidence, Flow, Job, Lane, LoginState, Shop

@@ -16,7 +16,7 @@ from uuid import UUID
 from django.conf import settings
 from django.db import transaction
 
-from rpa_tasks.jobs import dedupe_windows
+from rpa_tasks.jobs import payloads
 from rpa_tasks.jobs.payloads import TASK_KEY
 from rpa_tasks.jobs.publish import (
     INSERT_MIXED_JOBS,
@@ -201,7 +201,7 @@ LEFT JOIN LATERAL (
 LEFT JOIN LATERAL (
     SELECT held.* FROM rpa_tasks_dedupewindow AS held
     WHERE v.lasts IS NOT NULL AND held.shop_id = v.shop AND held.flow_id = v.flow AND held.key = v.key
-      AND NOT ({dedupe_windows.IS_FREE_MIXED})
+      AND NOT ({payloads.IS_FREE_MIXED})
 ) AS held ON true
 LEFT JOIN LATERAL (SELECT state FROM rpa_tasks_job WHERE task_id = held.task_id) AS job ON true
 """  # noqa: S608  (only our own words)
@@ -261,7 +261,7 @@ def _insert(entries: Sequence[BatchEntry]) -> list[WakeUp]:
         entry.result = Receipt(task_id, False, state)
         if state == "queued":
             wakeups.append(WakeUp(task_id, due_at, entry.request.priority, shop))
-    dedupe_windows.release_unused([entry.task_id for entry in fitting if entry.result is None])
+    payloads.release_unused([entry.task_id for entry in fitting if entry.result is None])
     return wakeups
 
 
@@ -277,7 +277,7 @@ WITH wanted AS MATERIALIZED (
     INSERT INTO rpa_tasks_dedupewindow AS held (task_id, shop_id, flow_id, key, ends_at)
     SELECT task_id, shop_id, flow, key, statement_timestamp() + lasts
     FROM wanted WHERE lasts IS NOT NULL ORDER BY shop_id, flow, key
-    {dedupe_windows.TAKE_OVER_MIXED}
+    {payloads.TAKE_OVER_MIXED}
     RETURNING held.task_id
 ), tried AS MATERIALIZED (
     SELECT wanted.* FROM wanted LEFT JOIN claimed USING (task_id)
