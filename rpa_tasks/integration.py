@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rpa_tasks import metrics
 from rpa_tasks.admin import dashboard, evidence, labels, shop
-from rpa_tasks.configuration import shipped
+from rpa_tasks.configuration import file
 from rpa_tasks.jobs import bulk_actions, dead_letters, retention, schedules, wakeups
 from rpa_tasks.models import Job
 from scheduling.app_integrations import FailedTaskOrigin, Integration, ScheduledRound
@@ -20,7 +20,7 @@ INTEGRATION = Integration(
     user_erasers=(retention.erase_jobs_of_customer,),
     delivery_erasers=(retention.erase_jobs_of_touches,),
     user_exporters={"rpa_jobs": retention.export_jobs},
-    bootstrap=(shipped.ship_platforms,),
+    bootstrap=(file.ship_platforms,),
     metrics=(metrics.RpaMetrics,),
     scaling={"execution_nodes": metrics.measure_execution_nodes},
     queues=(wakeups.list_extra_queues,),

@@ -461,7 +461,7 @@ class ExecutionNode(models.Model):
     """A machine that runs jobs, as of its last report."""
 
     name = models.CharField(_("name"), max_length=100, primary_key=True)
-    #: Of the state directory whose workers renew this row: see `rpa_tasks.worker.node_name`.
+    #: Of the state directory whose workers renew this row: see `rpa_tasks.worker.node`.
     state_id = models.CharField(max_length=36, blank=True, db_default="", editable=False)
     seen_at = models.DateTimeField(_("seen at"))
     started_at = models.DateTimeField(_("started at"))

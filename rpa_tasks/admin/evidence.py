@@ -13,7 +13,7 @@ from django.template.loader import render_to_string
 
 from rpa_tasks.admin.job_page import run_stories
 from rpa_tasks.models import Evidence, Job
-from rpa_tasks.worker.evidence import unpack_text
+from rpa_tasks.worker.runner import unpack_text
 from scheduling.models import FailedTask
 
 PICTURES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}

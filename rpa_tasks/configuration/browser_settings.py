@@ -12,8 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from zoneinfo import available_timezones
 
-from rpa_tasks.browsers.browser_errors import PROXY_FAILED, NoBrowser
-from rpa_tasks.browsers.launch_settings import LaunchSettings
+from rpa_tasks.browsers.launch import PROXY_FAILED, LaunchSettings, NoBrowser
 from rpa_tasks.models import Platform, Shop
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector

@@ -1,8 +1,4 @@
-"""Sections `platforms`, `flows` and `shops` of the configuration file.
-
-Operators pause platforms and shops at any time. The file may set `paused`; without it a pause stays, so that applying a
-file never resumes what an operator has paused. The login of a shop is not configuration.
-"""
+"""Sections `platforms`, `flows` and `shops` of the configuration file, and the rows of a new deployment."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
 from django.db.models import Count, Q
+from django.utils.timezone import now
 
 from rpa_tasks.configuration import validation
 from rpa_tasks.configuration.browser_settings import (
@@ -32,6 +29,34 @@ from scheduling.models import WAITING
 
 if TYPE_CHECKING:
     from scheduling.configuration.file.apply import Plan
+
+
+PLATFORMS = {"pdd": "拼多多", "temu": "Temu", "tiktok": "TikTok Shop"}
+#: Whether a repeat has no second effect.
+TASK_TYPES = {"sync_order": True, "refresh_goods": True, "batch_reply": False}
+#: The call of an RPA tool; its program is to be replaced.
+COMMAND = ["rpa-cli", "run", "--flow", "{flow}", "--param", "{param}", "--timeout", "{timeout}"]
+
+
+def ship_platforms() -> str:
+    """Create the platforms and flows as retired rows, while there is no platform. Returns a line for the operator."""
+    if Platform.objects.exists():
+        return ""
+    at = now()
+    for key, name in PLATFORMS.items():
+        platform = Platform.objects.create(key=key, name=name, retired_at=at)
+        for task_type, idempotent in TASK_TYPES.items():
+            Flow.objects.create(
+                platform=platform, task_type=task_type, command=COMMAND, idempotent=idempotent, retired_at=at
+            )
+    return f"Shipped platforms, not in use: {', '.join(PLATFORMS)}"
+
+
+# Sections `platforms`, `flows` and `shops` of the configuration file.
+#
+# Operators pause platforms and shops at any time. The file may set `paused`; without it a pause stays, so that
+# applying a file never resumes what an operator has paused. The login of a shop is not configuration.
+
 
 BROWSER_FIELDS = (
     *(

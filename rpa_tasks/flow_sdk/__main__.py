@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from rpa_tasks.flow_sdk import cli, discovery
-from rpa_tasks.flow_sdk.errors import Misused
+from rpa_tasks.flow_sdk.flow import Misused
 
 
 def main(words: list[str]) -> int:

@@ -11,12 +11,20 @@ import traceback
 from pathlib import Path
 
 from rpa_tasks.flow_sdk import discovery
-from rpa_tasks.flow_sdk.browser import Tab, open_browser
 from rpa_tasks.flow_sdk.discovery import FLOW_NAME, FLOWS_VARIABLE, flow_directories
-from rpa_tasks.flow_sdk.errors import TERMINATED, BusinessError, FlowError, Misused, Transient
-from rpa_tasks.flow_sdk.flow import Flow, read_param
-from rpa_tasks.flow_sdk.messages import Wire
-from rpa_tasks.flow_sdk.stopping import Stop
+from rpa_tasks.flow_sdk.flow import (
+    TERMINATED,
+    BusinessError,
+    Flow,
+    FlowError,
+    Misused,
+    Stop,
+    Tab,
+    Transient,
+    Wire,
+    open_browser,
+    read_param,
+)
 
 
 def run_flow(name: str, param: str, timeout: float) -> int:

@@ -25,8 +25,8 @@ import structlog
 
 from rpa_tasks.outcomes import CommandResult, ExitCause
 from rpa_tasks.supervisor import processes
-from rpa_tasks.supervisor.child import adopt_orphans
 from rpa_tasks.supervisor.output import TAIL_CHARACTERS, decode_tail
+from rpa_tasks.supervisor.processes import adopt_orphans
 from rpa_tasks.supervisor.protocol import pack_line, unpack_line
 from rpa_tasks.supervisor.runs import LEASE_NO, MARKERS, SWEEP_GRACE, TASK_ID, Ancestry, read_supervisor_markers
 

@@ -1,13 +1,10 @@
-"""Run jobs one after another: pick, clean up, acquire a browser, run, judge, settle.
-
-The command runs under a supervisor process. It ends the command unless it receives a lease renewal every few seconds.
-So a worker that is stopped or cut off from PostgreSQL leaves no second run of the shop.
-"""
+"""Run jobs one after another: pick, clean up, acquire a browser, run, collect evidence, judge, settle."""
 
 from __future__ import annotations
 
 import os
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,8 +18,8 @@ from django.db import close_old_connections, connection
 from django.db.models.functions import Now
 
 from rpa_tasks import isolation
-from rpa_tasks.browsers import registry
-from rpa_tasks.browsers.browser_errors import BROWSER_FAILED, DISK_FULL, PROXY_FAILED, NoBrowser, is_disk_full
+from rpa_tasks.browsers import devtools, registry
+from rpa_tasks.browsers.launch import BROWSER_FAILED, DISK_FULL, PROXY_FAILED, NoBrowser, is_disk_full
 from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser
 from rpa_tasks.configuration.browser_settings import resolve_launch_settings
 from rpa_tasks.flow_sdk.discovery import FLOWS_VARIABLE
@@ -36,12 +33,81 @@ from rpa_tasks.supervisor import command
 from rpa_tasks.supervisor.client import Progress, RunSpec, SupervisedCommand
 from rpa_tasks.supervisor.protocol import clock
 from rpa_tasks.supervisor.runs import LEASE_NO, SHOP, end_marked_processes
-from rpa_tasks.worker.evidence import collect_evidence
 from rpa_tasks.worker.node import acquire_run_slot, stopping
-from rpa_tasks.worker.run_directory import PARAM_FILE, make_run_directory
 from scheduling import sql
 
 log = structlog.get_logger(__name__)
+
+
+PARAM_FILE = "param.json"
+
+
+def make_run_directory(profile_id: str, lease_no: int, *, downloads: str = "", param: str | None = None) -> Path:
+    """Create the working directory of one run, with `tmp`, the folder for downloads and the file of the parameter.
+
+    Only the shop's programs can read it. Its browser can write beside it, so no link is followed. Raises `OSError`.
+    """
+    registry.shop_runs_dir(profile_id)
+    folder = registry.run_path(profile_id, lease_no)
+    isolation.delete_directory(folder)  # the browser may have made one
+    owner = isolation.owner()
+    folder.mkdir(mode=0o700)
+    made = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        for name in ("tmp", *([downloads] if downloads else ())):
+            os.mkdir(name, 0o700, dir_fd=made)
+            os.chown(name, owner, owner, dir_fd=made, follow_symlinks=False)
+        if param is not None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(PARAM_FILE, flags, 0o600, dir_fd=made), "w", encoding="utf-8") as file:
+                os.fchown(file.fileno(), owner, owner)
+                file.write(param)
+        os.fchown(made, owner, owner)  # last: until then no program of the shop changes it
+    finally:
+        os.close(made)
+    return folder
+
+
+SNAPSHOT_TIME_LIMIT = 15.0  #: seconds for the browser to export its page; a browser that hangs has no evidence
+PIECE_LIMIT = 1_000_000  #: bytes of each item
+UNPACKED_LIMIT = 4_000_000  #: bytes of an unpacked text; a few bytes of zlib can expand to gigabytes
+
+
+def collect_evidence(port: int | None, log_path: Path) -> dict[str, bytes]:
+    """Return the evidence by `Evidence.Kind`. Raises nothing: an item that cannot be read is missing."""
+    found = _capture_page(port) if port else {}
+    try:
+        text = log_path.read_bytes()[-PIECE_LIMIT:]
+    except OSError:
+        text = b""
+    if text:
+        found["log"] = zlib.compress(text)
+    return found
+
+
+def _capture_page(port: int) -> dict[str, bytes]:
+    try:
+        found = devtools.take_snapshot(port, timeout=SNAPSHOT_TIME_LIMIT, limit=PIECE_LIMIT)
+    except devtools.NoAnswer as error:
+        log.warning("evidence_not_saved", error=str(error)[:300])
+        return {}
+    html = found.html.encode(errors="replace")[:PIECE_LIMIT]
+    return {"screenshot": found.screenshot, "html": zlib.compress(html)}
+
+
+def unpack_text(text: bytes) -> bytes:
+    """Unpack at most 4 MB of a text that `collect_evidence` packed. Data that is not zlib is returned as it is."""
+    try:
+        return zlib.decompressobj().decompress(text, UNPACKED_LIMIT)
+    except zlib.error:
+        return text[:UNPACKED_LIMIT]
+
+
+# Run jobs one after another: pick, clean up, acquire a browser, run, judge, settle.
+#
+# The command runs under a supervisor process. It ends the command unless it receives a lease renewal every few
+# seconds. So a worker that is stopped or cut off from PostgreSQL leaves no second run of the shop.
+
 
 LEASE = timedelta(seconds=60)
 RENEW_INTERVAL = 10.0  #: seconds between renewals
