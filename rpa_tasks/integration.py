@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from rpa_tasks import metrics
-from rpa_tasks.admin import dashboard, evidence, labels, shop
+from rpa_tasks.admin import dashboard, job_page, labels, shop
 from rpa_tasks.configuration import file
 from rpa_tasks.jobs import bulk_actions, dead_letters, retention, schedules, wakeups
 from rpa_tasks.models import Job
 from scheduling.app_integrations import FailedTaskOrigin, Integration, ScheduledRound
 
 INTEGRATION = Integration(
-    failed_tasks={"rpa_job": FailedTaskOrigin(Job, dead_letters.REPUBLISHER, evidence.evidence_panel)},
+    failed_tasks={"rpa_job": FailedTaskOrigin(Job, dead_letters.REPUBLISHER, job_page.evidence_panel)},
     reversals={"job.cancel": dead_letters.REVERSAL},
     bulk_lists={"job": bulk_actions.JOB_LIST},
     scheduled_rounds={

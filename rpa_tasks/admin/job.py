@@ -25,9 +25,8 @@ from unfold.contrib.filters.admin import (
 )
 from unfold.widgets import UnfoldAdminSelectWidget
 
-from rpa_tasks.admin import live, run_job
-from rpa_tasks.admin.evidence import evidence_response
-from rpa_tasks.admin.job_page import job_page, short_reason
+from rpa_tasks.admin import labels, run_job
+from rpa_tasks.admin.job_page import evidence_response, job_page, short_reason
 from rpa_tasks.admin.labels import STATE_TONES
 from rpa_tasks.admin.run_job import RUN_JOBS
 from rpa_tasks.jobs import publish
@@ -275,10 +274,10 @@ class JobAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
     # --- the list -----------------------------------------------------------------------------------------------
 
     def live_view(self, request: HttpRequest) -> HttpResponse:
-        wanted = [uuid for each in live.requested_rows(request) if (uuid := parse_uuid(each))]
+        wanted = [uuid for each in labels.requested_rows(request) if (uuid := parse_uuid(each))]
         rows = self.get_queryset(request).filter(pk__in=wanted if self.has_view_permission(request) else ())
         rows = rows.select_related(*self.list_select_related)
-        return live.cells_response(each for row in rows for each in (self.state_tag(row), self.progress_bar(row)))
+        return labels.cells_response(each for row in rows for each in (self.state_tag(row), self.progress_bar(row)))
 
     @ops_display(description=_("published at"), ordering="task_id")
     def made(self, row: Job) -> str:
@@ -286,12 +285,12 @@ class JobAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
 
     @ops_display(description=_("state"))
     def state_tag(self, row: Job) -> SafeString:
-        return _live_cell(row, "state", live.render_tag(row.get_state_display(), STATE_TONES[row.state]))
+        return _live_cell(row, "state", labels.render_tag(row.get_state_display(), STATE_TONES[row.state]))
 
     @ops_display(description=_("progress or reason"))
     def progress_bar(self, row: Job) -> SafeString:
         running = row.state == "running" and not row.cancel_requested_at
-        return _live_cell(row, "progress", live.render_progress(row) if running else short_reason(row))
+        return _live_cell(row, "progress", labels.render_progress(row) if running else short_reason(row))
 
     @ops_display(description=_("shop"))
     def shop_link(self, row: Job) -> str:
@@ -367,4 +366,4 @@ class JobAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
 
 def _live_cell(row: Job, name: str, content: Any) -> SafeString:
     address = reverse("admin:rpa_tasks_job_live")
-    return live.render_live_cell(address, row.pk, name, content, again=row.state in UNFINISHED)
+    return labels.render_live_cell(address, row.pk, name, content, again=row.state in UNFINISHED)

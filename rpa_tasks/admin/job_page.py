@@ -1,4 +1,4 @@
-"""Page of one job: its request, its runs with evidence, and the available actions."""
+"""Page of one job: its request, its runs with evidence, and the available actions. Serve evidence of failed runs."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
-from django.http import HttpRequest, HttpResponse
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse
+from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
 
-from rpa_tasks.admin import (
-    labels,  # noqa: F401  (teaches the words)
-    live,
-)
+from rpa_tasks.admin import labels
 from rpa_tasks.admin.labels import STATE_TONES
 from rpa_tasks.jobs.gates import is_login_check, waits_for_drained_node
 from rpa_tasks.models import Evidence, Job, LoginState, Platform, Run, Shop
 from rpa_tasks.takeover.page_socket import PERMISSION
+from rpa_tasks.worker.runner import unpack_text
 from scheduling.admin.failed_tasks.difference import render_difference
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.shown_values import format_instant, insert_values
@@ -167,7 +168,7 @@ def job_page(jobs_admin: Any, request: HttpRequest, row: Job) -> HttpResponse:
         "subtitle": None,
         "tone": STATE_TONES[job.state],
         "alive": job.state in (*WAITING, "running"),
-        "bar": live.render_progress(job) if job.state == "running" else "",
+        "bar": labels.render_progress(job) if job.state == "running" else "",
         "why": explain_waiting(job) if job.state in WAITING else (translate_reason(job.reason), ""),
         "runs": run_stories(job.runs.all(), may_see_evidence),
         "evidence_kept": may_see_evidence,
@@ -221,3 +222,50 @@ def format_short_span(span: timedelta) -> str:
 
 def format_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, indent=2)
+
+
+# Serve evidence of failed runs so that none of it can act in the admin site.
+#
+# HTML of another site is served as text or a file. Every response gets a separate origin and may load nothing.
+
+
+PICTURES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
+ENDINGS = {"html": "html.txt", "log": "log.txt", "image/png": "png", "image/jpeg": "jpg"}
+
+
+def evidence_response(request: HttpRequest, job_pk: UUID, piece: int) -> HttpResponse:
+    """Serve one piece of evidence. With `?save` it is a download."""
+    if not request.user.has_perm("rpa_tasks.view_evidence"):
+        raise PermissionDenied
+    row = Evidence.objects.filter(pk=piece, run__job=job_pk).first()
+    if row is None:
+        raise Http404
+    content = bytes(row.content)
+    if row.kind == Evidence.Kind.SCREENSHOT:
+        kind = picture_type(content)
+    else:
+        content, kind = unpack_text(content), "text/plain; charset=utf-8"
+    response = HttpResponse(content, content_type=kind or "application/octet-stream")
+    ending = ENDINGS.get(kind) or ENDINGS.get(row.kind, "bin")
+    way = "attachment" if "save" in request.GET or not kind else "inline"
+    response["Content-Disposition"] = f'{way}; filename="{job_pk}-{row.run_id}.{ending}"'
+    response["Content-Security-Policy"] = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
+    response["X-Content-Type-Options"] = "nosniff"
+    response["Cache-Control"] = "private, max-age=3600"
+    return response
+
+
+def picture_type(content: bytes) -> str:
+    """Return the image type by the first bytes, or "" for anything but a screenshot."""
+    return next((kind for start, kind in PICTURES.items() if content.startswith(start)), "")
+
+
+def evidence_panel(request: HttpRequest, row: FailedTask) -> str:
+    if row.task_id is None or not request.user.has_perm("rpa_tasks.view_job"):
+        return ""
+    job = Job.objects.select_related("shop__platform", "flow").filter(pk=row.task_id).first()
+    if job is None:
+        return ""
+    runs = run_stories(job.runs.all(), request.user.has_perm("rpa_tasks.view_evidence"))
+    last = runs[-1] if runs else None
+    return render_to_string("rpa_tasks/failed_panel.html", {"job": job, "story": last}, request=request)

@@ -15,7 +15,7 @@ from django.utils.timezone import now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from rpa_tasks.admin import live
+from rpa_tasks.admin import labels
 from rpa_tasks.admin.run_job import RUN_JOBS
 from rpa_tasks.configuration.browser_settings import uses_browser_elsewhere
 from rpa_tasks.jobs import gates
@@ -53,10 +53,10 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
     @ops_display(description=_("state"))
     def shown_state(self, row: ExecutionNode) -> str:
         if has_stopped_reporting(row):
-            tag = live.render_tag(gettext("no report"), "danger")
+            tag = labels.render_tag(gettext("no report"), "danger")
         else:
-            tag = live.render_tag(gettext("alive"), "success")
-        return format_html("{} {}", tag, live.render_tag(gettext("drained"), "warning") if row.draining_at else "")
+            tag = labels.render_tag(gettext("alive"), "success")
+        return format_html("{} {}", tag, labels.render_tag(gettext("drained"), "warning") if row.draining_at else "")
 
     @ops_display(description=_("last heard of"), ordering="seen_at")
     def seen(self, row: ExecutionNode) -> str:
@@ -78,7 +78,7 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
     def browser_counts(self, row: ExecutionNode) -> str:
         counts = Counter(each.get("state", "") for each in row.browsers)
         tags = [
-            (live.render_tag(f"{STATES[state]} {counts[state]}", TONES[state]),) for state in TONES if counts[state]
+            (labels.render_tag(f"{STATES[state]} {counts[state]}", TONES[state]),) for state in TONES if counts[state]
         ]
         return format_html_join(" ", "{}", tags) or f"0 / {len(row.browsers)}"
 
@@ -106,7 +106,7 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
             state=self.shown_state(row), gone=has_stopped_reporting(row), seen=format_age(row.seen_at),
             up=format_age(row.started_at), warm=describe_warm_share(row), free=self.free_slots(row),
             browsers=[_browser_row(each) for each in row.browsers],
-            jobs=[{"job": job, "bar": live.render_progress(job)} for job in self.jobs_of(row)],
+            jobs=[{"job": job, "bar": labels.render_progress(job)} for job in self.jobs_of(row)],
             take_overs=gates.open_take_overs().filter(node=row.name).select_related("shop__platform"),
             shops=_shop_rows(row) if request.user.has_perm("rpa_tasks.view_shop") else [], shops_shown=SHOPS_SHOWN,
             links=self.action_links(request, row),

@@ -20,12 +20,11 @@ from django.utils.translation import gettext, gettext_lazy
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import DropdownFilter, RelatedDropdownFilter
 
-from rpa_tasks.admin import live, run_job, schedule
-from rpa_tasks.admin.browser_fields import BrowserAdmin, BrowserForm
+from rpa_tasks.admin import labels, run_job, schedule
 from rpa_tasks.admin.job_page import breaker_blocks_until
 from rpa_tasks.admin.labels import STATE_TONES
 from rpa_tasks.admin.node import format_age
-from rpa_tasks.admin.platform import Pausing
+from rpa_tasks.admin.platform import BrowserAdmin, BrowserForm, Pausing
 from rpa_tasks.admin.run_job import RUN_JOBS
 from rpa_tasks.admin.take_over import TakeOverPages, describe_failed_check, is_in_use, subquery_of_operator
 from rpa_tasks.configuration.browser_settings import find_browser_address, map_browsers_to_shops
@@ -159,7 +158,7 @@ def render_running_job(run: dict[str, Any]) -> SafeString:
         '<a class="at-link" href="{}">{}</a> <span class="at-quiet at-nowrap">{}</span><br>{}',
         reverse("admin:rpa_tasks_job_change", args=[run["pk"]]), run["task_type"],
         gettext("for %(span)s") % {"span": describe_duration(now() - since)} if since else gettext("beginning"),
-        live.render_progress(job),
+        labels.render_progress(job),
     )  # fmt: skip
 
 
@@ -269,13 +268,13 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
         return super().changelist_view(request, context)  # type: ignore[no-any-return]
 
     def live_view(self, request: HttpRequest) -> HttpResponse:
-        wanted = [int(each) for each in live.requested_rows(request) if each.isdecimal()]
+        wanted = [int(each) for each in labels.requested_rows(request) if each.isdecimal()]
         rows = self.get_queryset(request).filter(pk__in=wanted if self.has_view_permission(request) else ())
         parts = (self.state_tag, self.work, self.backlog, self.last_success)
-        return live.cells_response(part(row) for row in rows for part in parts)
+        return labels.cells_response(part(row) for row in rows for part in parts)
 
     def _cell(self, row: Any, name: str, content: Any) -> SafeString:
-        return live.render_live_cell(
+        return labels.render_live_cell(
             reverse("admin:rpa_tasks_shop_live"), row.pk, name, content, again=row.retired_at is None
         )
 
@@ -288,7 +287,7 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
     @ops_display(description=_("state"))
     def state_tag(self, row: Any) -> SafeString:
         tone, words = state_of(row)
-        return self._cell(row, "state", live.render_tag(words, tone))
+        return self._cell(row, "state", labels.render_tag(words, tone))
 
     @ops_display(description=_("work"))
     def work(self, row: Any) -> SafeString:
@@ -330,7 +329,7 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
     @ops_display(description=_("state"))
     def state_now(self, row: Any) -> str:
         tone, words = state_of(row)
-        return live.render_tag(words, tone)
+        return labels.render_tag(words, tone)
 
     @ops_display(description=_("work"))
     def work_now(self, row: Any) -> str:
