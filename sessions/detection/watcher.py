@@ -18,11 +18,10 @@ from django.db import close_old_connections
 from scheduling import sql
 from scheduling.planning.inactivity import update_last_active
 from sessions.detection import policies
-from sessions.detection.silence_events import count_undelivered, record_silences
+from sessions.detection.silence_events import brief_transaction, count_undelivered, record_silences
 from sessions.rates import Backoff, Bucket, Every
 from sessions.store import stats
-from sessions.store.answers import ClaimedSilence, ClaimedSilences
-from sessions.store.brief_transaction import brief_transaction
+from sessions.store.calls import ClaimedSilence, ClaimedSilences
 from sessions.store.client import SHARDS, StoreUnavailable
 from sessions.store.sessions import Store
 

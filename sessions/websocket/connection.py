@@ -1,14 +1,126 @@
-"""Send frames to one WebSocket through a bounded queue, and close it even if the client does not read."""
+"""Parse frames of a WebSocket strictly, and send frames to it through a bounded queue."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
-from sessions.websocket.protocol import Close
+from scheduling.errors import ErrorCollector
+from scheduling.strict_text import InvalidText, decode_json, find_unstorable_text
+from sessions.frames import EPOCH_LENGTH, KINDS, MAX_SEQ, has_control_characters
+
+# Parse frames of a WebSocket strictly, and define its close codes. No I/O.
+#
+# Unknown members are ignored, client timestamps included: the server's clock decides.
+
+
+MAX_FRAME_BYTES = 16_384  #: bytes of a frame
+ID_LENGTH = 64
+EVENT = "event"
+
+
+class Close(IntEnum):
+    """Reasons for which the server closes a connection. The close frame carries a text as well."""
+
+    DONE = 1000  #: the session was closed
+    OVERSIZED = 1009  #: a frame is longer than 16 KB
+    AWAY = 1013  #: the live sessions are unavailable; reconnect
+    BAD_FRAME = 4400  #: binary, not JSON, not an object, or of an unknown type
+    BAD_TOKEN = 4401  #: missing, bad, expired, revoked, or for another session
+    OTHER_USER = 4403  #: the session belongs to a user other than the token's
+    BAD_ORIGIN = 4406  #: a page of this origin may not connect
+    TOO_SLOW = 4408  #: the client does not read
+    TOO_MANY = 4409  #: more connections than a session or a token may have
+    TOO_FAST = 4429  #: more frames than a connection may send or have waiting
+
+
+class FrameRefused(Exception):
+    """A frame that closes the connection."""
+
+    def __init__(self, code: Close, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A frame of a client. `id` is the client's name of a message and identifies repeats."""
+
+    kind: str
+    seq: int | None = None
+    text: str = ""
+    id: str = ""
+    event: Any = None
+    epoch: str = ""
+    spoken: bool = False  #: of a ping: the user has already written in this session
+
+
+def is_origin_permitted(headers: Iterable[tuple[bytes, bytes]], permitted: Collection[str]) -> bool:
+    """Return whether a page of this origin may connect. Clients that are no browser send no origin; they may."""
+    origin = next((value for name, value in headers if name == b"origin"), None)
+    return origin is None or not permitted or origin.decode("latin-1").lower() in permitted
+
+
+def parse_frame(text: str | None, role: str) -> Incoming:
+    """Parse a frame.
+
+    Raises:
+        Refused: the connection must close.
+        InvalidInput: the frame is invalid; the connection continues.
+    """
+    if text is None:
+        raise FrameRefused(Close.BAD_FRAME, "binary")
+    if len(text) > MAX_FRAME_BYTES or len(raw := text.encode()) > MAX_FRAME_BYTES:
+        raise FrameRefused(Close.OVERSIZED, f"longer than {MAX_FRAME_BYTES} bytes")
+    try:
+        found = decode_json(raw)
+    except InvalidText as error:
+        raise FrameRefused(Close.BAD_FRAME, "not JSON") from error
+    if not isinstance(found, dict):
+        raise FrameRefused(Close.BAD_FRAME, "not an object")
+    kind = found.get("type")
+    if not isinstance(kind, str) or kind not in KINDS[role] | {EVENT}:
+        raise FrameRefused(Close.BAD_FRAME, "unknown type")
+    return _check_frame(kind, found)
+
+
+def message_id_of(text: str) -> str:
+    """Return the id of an invalid frame, of any length, for the error message; "" if it cannot be read."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return ""
+    name = found.get("id") if isinstance(found, dict) else ""
+    return name if isinstance(name, str) and not find_unstorable_text(name) else ""
+
+
+def _check_frame(kind: str, found: dict[str, Any]) -> Incoming:
+    wrong = ErrorCollector()
+    seq, text, name = found.get("seq"), found.get("text", ""), found.get("id", "")
+    if seq is not None and (type(seq) is not int or not 0 <= seq <= MAX_SEQ):
+        wrong.add("seq", f"must be a whole number between 0 and {MAX_SEQ}")
+    if kind == "message" and (not isinstance(text, str) or not text.strip()):
+        wrong.add("text", "must be text, and not empty")
+    if not isinstance(name, str) or len(name) > ID_LENGTH:
+        wrong.add("id", f"must be text of at most {ID_LENGTH} characters")
+    if kind == EVENT and not isinstance(found.get(EVENT), dict):
+        wrong.add(EVENT, "must be an object")
+    epoch = found.get("epoch", "")
+    epoch = str(epoch) if type(epoch) is int else epoch
+    if not isinstance(epoch, str) or len(epoch) > EPOCH_LENGTH or has_control_characters(epoch):
+        wrong.add("epoch", f"must be a whole number, or text of at most {EPOCH_LENGTH} characters")
+    wrong.raise_if_any()
+    return Incoming(
+        kind, seq, text if kind == "message" else "", name, found.get(EVENT), epoch, found.get("spoken") is True
+    )
+
 
 MOST_WAITING = 128  #: frames that may wait for a slow client
 END_WITHIN = 10.0  #: seconds until the close frame must be sent

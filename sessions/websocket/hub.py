@@ -19,7 +19,8 @@ from channels.layers import get_channel_layer
 from channels_redis.pubsub import RedisPubSubChannelLayer
 from django.conf import settings
 
-from sessions.store import revocations, sessions
+from sessions import tokens
+from sessions.store import sessions
 from sessions.store.client import SHARDS, StoreUnavailable
 from sessions.store.inbox import Post, Posted
 
@@ -211,7 +212,7 @@ class Hub:
             try:
                 server = sessions.live_store().server
                 after = [at - REREAD_US for at in read_to]
-                for shard, found in enumerate(await asyncio.to_thread(revocations.list_revocations, server, after)):
+                for shard, found in enumerate(await asyncio.to_thread(tokens.list_revocations, server, after)):
                     for each in found:
                         self._pass_on({"session": each.session_id, **revoked_notification(each.side, each.at)})
                         read_to[shard] = each.at

@@ -13,7 +13,7 @@ from django.test import override_settings
 
 from sessions.frames import Frame
 from sessions.policy import Policy, PolicySet
-from sessions.store.answers import ClaimedSilence, instant_of_ms
+from sessions.store.calls import ClaimedSilence, instant_of_ms
 from sessions.store.client import Server
 from sessions.store.cluster import ClusterClient
 from sessions.store.sessions import Store

@@ -26,7 +26,7 @@ from scheduling.tasks import request_webhooks
 from scheduling.webhooks.message_history import delete_old_messages, replay_messages
 from scheduling.webhooks.outbox import collect_messages, write_messages
 from sessions.detection.silence_events import record_silences
-from sessions.store.answers import ClaimedSilence
+from sessions.store.calls import ClaimedSilence
 from tests.scheduling.core.conftest import deliver
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.scheduling.webhooks.conftest import note_changes, pass_time, send_all
