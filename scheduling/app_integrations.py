@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
     from prometheus_client.registry import Collector
 
-    from scheduling.admin.dashboard.cards import ActionLine, DashboardCard
+    from scheduling.admin.dashboard.charts import ActionLine, DashboardCard
     from scheduling.admin.global_search import Finder
     from scheduling.admin.sidebar import Group
     from scheduling.db_timeouts import Deadline

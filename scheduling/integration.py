@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduling.admin.matrix import card_actions
+from scheduling.admin.matrix import grid
 from scheduling.app_integrations import FailedTaskOrigin, Integration
 from scheduling.experiments import rollouts
 from scheduling.models import Touch
@@ -16,7 +16,7 @@ INTEGRATION = Integration(
         "failed_task.retry": reversals.RETRY,
         "bulk.start": reversals.BULK_START,
         "pause": reversals.PAUSE,
-        "node.off": card_actions.REVERSAL,
+        "node.off": grid.REVERSAL,
     },
     metrics=(
         collectors.LedgerCollector,

@@ -22,18 +22,21 @@ from rpa_tasks.jobs.pick import NODE_SILENT
 from rpa_tasks.models import ExecutionNode, Job, LoginState, Shop
 from rpa_tasks.takeover.page_socket import PERMISSION
 from scheduling import sql
-from scheduling.admin.count_time_limits import PageTimeLimit, count_within
-from scheduling.admin.dashboard.cards import ActionLine, DashboardCard, Figure, format_capped_count
 from scheduling.admin.dashboard.charts import (
+    ActionLine,
     Bucket,
     Chart,
+    DashboardCard,
+    Figure,
     Series,
     Span,
     build_stacked_chart,
     count_by_span,
+    format_capped_count,
     read_requested_days,
     split_period,
 )
+from scheduling.admin.page_reads import PageTimeLimit, count_within
 from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.admin.touches.touch import build_span_link
 from scheduling.models import Priority

@@ -20,10 +20,9 @@ from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextareaWidget, U
 from rpa_tasks.admin import labels  # noqa: F401  (teaches the words)
 from rpa_tasks.configuration.validation import missing_program
 from rpa_tasks.models import Flow
-from scheduling.admin.base import CheckedForm, HistoryAdmin, ops_display
+from scheduling.admin.base import CheckedForm, HistoryAdmin, Retirable, RetiredFilter, ops_display
 from scheduling.admin.form_fields import DurationField, DurationsField, NamesField, TextLikeField, split_pairs
 from scheduling.admin.labels import translate_error
-from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.strict_text import FIELD_SIZE, InvalidText, read_json
 

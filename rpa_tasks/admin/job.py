@@ -45,8 +45,7 @@ from scheduling.admin.base import BigTable, Confirmation, ReadOnlyAdmin, ops_act
 from scheduling.admin.failed_tasks.actions import PaceForm
 from scheduling.admin.failed_tasks.bulk_action import matching_rows_page
 from scheduling.admin.labels import translate_reason
-from scheduling.admin.list_export import ListExportMixin
-from scheduling.admin.list_filters import ReasonFilter
+from scheduling.admin.lists import ListExportMixin, ReasonFilter
 from scheduling.admin.shown_values import format_instant
 from scheduling.admin.touches.touch import SpanFilter
 from scheduling.admin.undo import create_undo_link

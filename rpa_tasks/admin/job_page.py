@@ -23,7 +23,7 @@ from rpa_tasks.jobs.gates import is_login_check, waits_for_drained_node
 from rpa_tasks.models import Evidence, Job, LoginState, Platform, Run, Shop
 from rpa_tasks.takeover.page_socket import PERMISSION
 from rpa_tasks.worker.runner import unpack_text
-from scheduling.admin.failed_tasks.difference import render_difference
+from scheduling.admin.failed_tasks.actions import render_difference
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.error_lines import find_error_line, has_more_lines

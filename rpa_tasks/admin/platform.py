@@ -31,11 +31,19 @@ from rpa_tasks.configuration.validation import check_platform
 from rpa_tasks.jobs import shops
 from rpa_tasks.jobs.queries import count_platform_backlog
 from rpa_tasks.models import Breaker, Platform, Shop
-from scheduling.admin.base import CheckedForm, Confirmation, HistoryAdmin, OpsAdmin, ops_display, row_action
+from scheduling.admin.base import (
+    CheckedForm,
+    Confirmation,
+    HistoryAdmin,
+    OpsAdmin,
+    Retirable,
+    RetiredFilter,
+    ops_display,
+    row_action,
+)
 from scheduling.admin.form_fields import NamesField
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.matrix.channel import SEALED, SecretField, get_readable_secrets, merge_secrets
-from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.models.encrypted import Sealed
 

@@ -32,10 +32,18 @@ from rpa_tasks.configuration.validation import check_shop, map_profiles_to_shops
 from rpa_tasks.jobs import shops
 from rpa_tasks.jobs.gates import is_being_checked
 from rpa_tasks.models import Job, JobState, LoginState, Shop
-from scheduling.admin.base import Confirmation, HistoryAdmin, ops_action, ops_display, parse_uuid, row_action
+from scheduling.admin.base import (
+    Confirmation,
+    HistoryAdmin,
+    Retirable,
+    RetiredFilter,
+    ops_action,
+    ops_display,
+    parse_uuid,
+    row_action,
+)
 from scheduling.admin.global_search import MOST_READ, Finder, Found, fits_term
 from scheduling.admin.labels import translate_reason
-from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.ids import reveal_odd_characters
 from scheduling.models import WAITING, FailedTask

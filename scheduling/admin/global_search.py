@@ -27,8 +27,8 @@ from django.views.decorators.http import require_safe
 
 from scheduling import sql
 from scheduling.admin.base import parse_uuid
-from scheduling.admin.count_time_limits import PageTimeLimit
 from scheduling.admin.labels import translate_reason
+from scheduling.admin.page_reads import PageTimeLimit
 from scheduling.admin.shown_values import format_instant
 from scheduling.admin.sidebar import Text, iterate_open_entries
 from scheduling.admin.touches.pause import describe_scope

@@ -15,7 +15,7 @@ from django.urls import reverse
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
-from scheduling.admin.count_time_limits import count_within
+from scheduling.admin.page_reads import count_within
 from scheduling.app_integrations import integrations
 from scheduling.models import Alert, FailedTask, Pause
 

@@ -18,8 +18,8 @@ from django.utils.timezone import now
 from django.utils.translation import gettext as _
 
 from scheduling.admin.base import OpsAdmin
-from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.labels import translate_reason
+from scheduling.admin.page_reads import count_within
 from scheduling.models import Event, Touch
 from scheduling.monitoring.duration_text import describe_duration
 from sessions.admin.labels import SIDES, STATES, WHY

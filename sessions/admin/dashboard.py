@@ -21,12 +21,12 @@ from django.utils.translation import gettext_lazy
 
 from scheduling import sql
 from scheduling.admin.base import OpsAdmin
-from scheduling.admin.count_time_limits import PageTimeLimit, count_within
-from scheduling.admin.dashboard.cards import DashboardCard, Figure
 from scheduling.admin.dashboard.charts import (
     WIDTH,
     Bucket,
     Chart,
+    DashboardCard,
+    Figure,
     Label,
     Mark,
     Series,
@@ -37,6 +37,7 @@ from scheduling.admin.dashboard.charts import (
     read_requested_days,
     split_period,
 )
+from scheduling.admin.page_reads import PageTimeLimit, count_within
 from scheduling.admin.touches.touch import build_span_link
 from scheduling.configuration.snapshot import current
 from scheduling.monitoring import statistics

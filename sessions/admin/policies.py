@@ -13,9 +13,8 @@ from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 import sessions.admin.labels  # noqa: F401  (teaches the words)
-from scheduling.admin.base import CheckedForm, HistoryAdmin, ops_display
+from scheduling.admin.base import CheckedForm, HistoryAdmin, Retirable, RetiredFilter, ops_display
 from scheduling.admin.form_fields import DurationField, NamesField, WindowsField
-from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.monitoring.duration_text import describe_duration
 from sessions.admin import chats, dashboard
 from sessions.models import Campaign, SilencePolicy

@@ -14,7 +14,7 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext, gettext_lazy, ngettext
 from django.views.decorators.http import require_POST
 
-from scheduling.admin.count_time_limits import count_within
+from scheduling.admin.page_reads import count_within
 from scheduling.configuration import snapshot
 from scheduling.models import WAITING, Calendar, Node, Template, Touch
 from scheduling.monitoring.duration_text import describe_duration

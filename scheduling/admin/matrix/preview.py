@@ -16,9 +16,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminTextInputWidget
 
-from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.form_fields import DataField, make_event_type_input
 from scheduling.admin.labels import translate_error
+from scheduling.admin.page_reads import count_within
 from scheduling.admin.shown_values import format_instant
 from scheduling.admin.touches.timeline import list_verdict_facts
 from scheduling.errors import InvalidInput

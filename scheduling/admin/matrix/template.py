@@ -19,12 +19,11 @@ from unfold.admin import StackedInline
 from unfold.contrib.filters.admin import ChoicesDropdownFilter
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
-from scheduling.admin.base import CheckedForm, HistoryAdmin, ops_display, row_action
+from scheduling.admin.base import CheckedForm, HistoryAdmin, Retirable, RetiredFilter, ops_display, row_action
 from scheduling.admin.form_fields import DataField, SuggestingInput
 from scheduling.admin.labels import translate_error, translate_reason
-from scheduling.admin.matrix.community import list_known_communities
-from scheduling.admin.optimistic_lock import VERSION_FIELD, OptimisticLockForm
-from scheduling.admin.retirement import Retirable, RetiredFilter
+from scheduling.admin.matrix.channel import list_known_communities
+from scheduling.admin.row_edits import VERSION_FIELD, OptimisticLockForm
 from scheduling.channels.base import Delivered, Message, Outcome, Unknown, find_escape
 from scheduling.channels.once import send_once
 from scheduling.configuration import snapshot

@@ -15,9 +15,9 @@ from django.utils.translation import gettext_lazy as _
 
 from scheduling.admin.base import SingleRowAdmin, ops_display, row_action
 from scheduling.admin.labels import translate_reason
-from scheduling.admin.matrix.community import list_known_communities
+from scheduling.admin.matrix.channel import list_known_communities
 from scheduling.admin.matrix.template import describe_outcome
-from scheduling.admin.optimistic_lock import OptimisticLockForm
+from scheduling.admin.row_edits import OptimisticLockForm
 from scheduling.admin.shown_values import format_instant
 from scheduling.channels.kinds import channel_kinds
 from scheduling.delivery.routing import NoTarget

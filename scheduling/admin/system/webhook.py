@@ -20,14 +20,14 @@ from scheduling.admin.base import (
     Confirmation,
     HistoryAdmin,
     ReadOnlyAdmin,
+    Retirable,
+    RetiredFilter,
     ops_display,
     row_action,
 )
 from scheduling.admin.form_fields import NamesField
 from scheduling.admin.labels import translate_reason
-from scheduling.admin.matrix.channel import SEALED, SecretField, get_readable_secrets, merge_secrets
-from scheduling.admin.matrix.receivers import format_moment
-from scheduling.admin.retirement import Retirable, RetiredFilter
+from scheduling.admin.matrix.channel import SEALED, SecretField, format_moment, get_readable_secrets, merge_secrets
 from scheduling.admin.shown_values import insert_values
 from scheduling.errors import InvalidInput
 from scheduling.models import WebhookEvent, WebhookMessage, WebhookSubscription

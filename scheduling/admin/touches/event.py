@@ -15,7 +15,7 @@ from unfold.contrib.filters.admin import RangeDateTimeFilter
 
 from scheduling.admin.base import BigTable, ReadOnlyAdmin, ops_action, ops_display
 from scheduling.admin.labels import translate_reason
-from scheduling.admin.list_filters import ColumnFilter
+from scheduling.admin.lists import ColumnFilter
 from scheduling.admin.matrix.preview import preview_page
 from scheduling.admin.touches.touch import FOUND, LOOKED_AT, SpanFilter
 from scheduling.ids import first_id_at

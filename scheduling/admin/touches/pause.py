@@ -20,7 +20,7 @@ from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from scheduling import sql
 from scheduling.admin.base import OpsAdmin, ops_action, ops_display
-from scheduling.admin.count_time_limits import count_within
+from scheduling.admin.page_reads import count_within
 from scheduling.admin.undo import create_undo_link
 from scheduling.errors import AftertouchError
 from scheduling.models import ChannelConfig, Node, Pause, Touch

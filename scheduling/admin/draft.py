@@ -21,9 +21,9 @@ from django.utils.translation import gettext_lazy, ngettext
 from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget, UnfoldBooleanSwitchWidget
 
 from scheduling.admin.base import Confirmation, OpsAdmin, build_user_actor, ops_display, row_action
-from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.labels import translate_error, translate_errors, translate_reason
 from scheduling.admin.matrix.node_impact import report_moved_touches
+from scheduling.admin.page_reads import count_within
 from scheduling.configuration.file.apply import ChangePlan, InvalidConfiguration
 from scheduling.configuration.file.document import InvalidDocument
 from scheduling.error_text import ErrorText

@@ -1,12 +1,14 @@
-"""Export filtered lists as CSV and XLSX: in batches, at most `MOST` rows, with no formula for a spreadsheet to run."""
+"""Filters that several lists share, and the export of filtered lists as CSV and XLSX."""
 
 from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from datetime import datetime
 from io import StringIO
+from operator import itemgetter
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any, ClassVar
 
@@ -19,7 +21,7 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
-from django.db.models import QuerySet
+from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.shortcuts import redirect
 from django.urls import URLPattern, path
@@ -27,16 +29,50 @@ from django.utils.decorators import method_decorator
 from django.utils.functional import Promise
 from django.utils.timezone import localtime, now
 from django.utils.translation import get_language, gettext, ngettext, override
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_safe
+from unfold.contrib.filters.admin import DropdownFilter
 from xlsxwriter import Workbook
 
 from scheduling import replica
-from scheduling.admin.count_time_limits import count_within
+from scheduling.admin.labels import translate_reason
+from scheduling.admin.page_reads import count_within
 from scheduling.audit.audit_log import record_action
 from scheduling.audit.feeds import EXPORT
 from scheduling.web.own_writes import read_own_position
 
 log = structlog.get_logger(__name__)
+
+
+LOOKED_AT = 10_000  #: latest rows whose reasons are offered; an address may name any other
+MOST_OFFERED = 50
+
+
+class ColumnFilter(DropdownFilter):  # type: ignore[misc]
+    """Filter by one value of the column `parameter_name`."""
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset.filter(**{self.parameter_name: self.value()}) if self.value() else queryset
+
+
+class ReasonFilter(ColumnFilter):
+    """Offer the reasons of the latest rows of the list, and the one selected by a link."""
+
+    title = _("reason")
+    parameter_name = "reason"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        rows = self.list_latest_rows(model_admin.model).values_list("reason", flat=True)
+        found = count_within(lambda: set(rows[:LOOKED_AT])) or set()
+        offered = {*sorted(found - {""})[:MOST_OFFERED], request.GET.get("reason", "")} - {""}
+        words = {code: translate_reason(code) for code in offered}
+        shared = {label for label, count in Counter(words.values()).items() if count > 1}
+        named = [(code, f"{label} ({code})" if label in shared else label) for code, label in words.items()]
+        return sorted(named, key=itemgetter(1))
+
+    def list_latest_rows(self, model: type[Model]) -> QuerySet[Any]:
+        return model._default_manager.order_by("-pk")
+
 
 MOST = 100_000  #: rows of a file
 BATCH = 500  #: rows read by one statement

@@ -1,28 +1,34 @@
-"""Start, show and stop the automatic roll-out of a node's canary, on the node's page."""
+"""Pages of experiments on a node: the automatic roll-out of its canary, and the conversion by content version."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from django import forms
-from django.http import HttpRequest
+from django.conf import settings
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.functional import Promise
+from django.utils.timezone import now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminIntegerFieldWidget, UnfoldAdminTextInputWidget
 
 from scheduling.admin.base import Confirmation, build_user_actor
-from scheduling.admin.dashboard.cards import ActionLine
+from scheduling.admin.dashboard.charts import ActionLine
 from scheduling.admin.form_fields import DurationField, split_entries
 from scheduling.admin.labels import translate_error
+from scheduling.admin.page_reads import count_within, read_for_page
 from scheduling.durations import from_seconds, to_seconds
 from scheduling.errors import InvalidInput
 from scheduling.experiments import rollouts
+from scheduling.experiments.conversion import NodeEffect, compute_effects
 from scheduling.models import AutomaticRollout, Node
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.policy.rollout import MOST_TOUCHES, PLAN_DEFAULTS, RATES, CanaryCounts, read_plan
+from scheduling.policy.rollout import MOST_TOUCHES, PLAN_DEFAULTS, RATES, CanaryCounts, Lift, Share, read_plan
 
 State = AutomaticRollout.State
 RATE_NAMES: Mapping[str, str | Promise] = {
@@ -168,3 +174,82 @@ def list_withdrawn_canaries() -> list[ActionLine]:
         )
         for row in rollouts.withdrawn_canaries()[:5]
     ]  # fmt: skip
+
+
+PERIODS = (30, 90, 180)  #: days
+USUAL = 90
+
+
+def effect_page(nodes_admin: Any, request: HttpRequest) -> HttpResponse:
+    if not (nodes_admin.has_view_or_change_permission(request) and request.user.has_perm("scheduling.view_touch")):
+        raise PermissionDenied
+    days = next((each for each in PERIODS if str(each) == request.GET.get("days")), USUAL)
+    until = now()
+    found = read_for_page(
+        request,
+        lambda: count_within(
+            lambda: compute_effects(until - timedelta(days=days), until), settings.TIMEOUTS.conversion
+        ),
+    )
+    links = dict(Node.objects.values_list("key", "pk"))
+    return nodes_admin.page(  # type: ignore[no-any-return]
+        request,
+        "ops/conversion.html",
+        _("Effect"),
+        nodes=None if found is None else [_describe_effect(each, links) for each in found],
+        periods=[(each, describe_duration(timedelta(days=each)), each == days) for each in PERIODS],
+    )
+
+
+def _describe_effect(effect: NodeEffect, links: dict[str, int]) -> dict[str, Any]:
+    lift = effect.lift
+    return {
+        "key": effect.node,
+        "link": reverse("admin:scheduling_node_change", args=[links[effect.node]]) if effect.node in links else "",
+        "goal": effect.goal,
+        "treated": _describe_share_bar(lift.treated),
+        "control": _describe_share_bar(lift.control),
+        "everywhere": _describe_share_bar(effect.overall.control) if effect.overall.control.of else None,
+        "difference": _format_difference(lift),
+        "overall": _format_difference(effect.overall),
+        "verdict": judge_lift(lift),
+        "versions": [
+            {"template": each.template, "number": each.number, **_describe_share_bar(each.share)}
+            for each in effect.versions
+        ],
+    }
+
+
+def _describe_share_bar(share: Share) -> dict[str, Any]:
+    """Return a bar for a share: its interval, and a mark at the rate, in percent of the width."""
+    low, high = share.interval
+    return {
+        "hits": share.hits,
+        "of": share.of,
+        "percent": f"{100 * share.rate:.1f} %" if share.of else "–",
+        "interval": f"{100 * low:.1f}–{100 * high:.1f} %" if share.of else "–",
+        "from": round(100 * low),
+        "span": max(round(100 * (high - low)), 1),
+        "mark": min(round(100 * share.rate), 99),
+    }
+
+
+def _format_difference(lift: Lift) -> str:
+    if not (lift.treated.of and lift.control.of):
+        return "–"
+    low, high = lift.interval
+    words = _("%(difference)s points (%(low)s to %(high)s)") % {
+        "difference": f"{100 * lift.difference:+.1f}", "low": f"{100 * low:+.1f}", "high": f"{100 * high:+.1f}",
+    }  # fmt: skip
+    return words.replace("-", "−")
+
+
+def judge_lift(lift: Lift) -> tuple[str, str]:
+    """Return the tone and the sentence of a measured effect."""
+    if not lift.control.of:
+        return "", _("No control group. Set a hold-out at the node to measure its effect.")
+    if not lift.treated.of:
+        return "", _("The goal period of no customer has ended yet.")
+    if not lift.certain:
+        return "wait", _("May be chance: zero lies inside the interval.")
+    return ("good", _("More than chance.")) if lift.difference > 0 else ("bad", _("Less than without it."))
