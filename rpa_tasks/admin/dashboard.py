@@ -105,22 +105,18 @@ def card(request: HttpRequest) -> DashboardCard | None:
         PageTimeLimit(settings.TIMEOUTS.dashboard),
         may_see_failed=request.user.has_perm("scheduling.view_failedtask"),
     )
-    return DashboardCard(
-        _("RPA"),
-        [*_shop_figures(shops), *_waiting_figures(), *_browser_figures()],
-        link=shops,
-        charts=[ended],
-    )
-
-
-def _shop_figures(link: str) -> list[Figure]:
-    """Return the counts of shops and runs, and of states with a problem."""
     counts = count_within(count_shops_by_state, settings.TIMEOUTS.dashboard) or []
-    return [
-        Figure(each["words"], each["count"], f"{link}?state={each['state']}" if each["state"] else link, each["tone"])
+    shop_figures = [
+        Figure(each["words"], each["count"], f"{shops}?state={each['state']}" if each["state"] else shops, each["tone"])
         for each in counts
         if each["count"] or each["state"] in ("", "running", "login")
     ]
+    return DashboardCard(
+        _("RPA"),
+        [*shop_figures, *_waiting_figures(), *_browser_figures()],
+        link=shops,
+        charts=[ended],
+    )
 
 
 def _waiting_figures() -> list[Figure]:

@@ -182,7 +182,7 @@ def run_now_page(shops_admin: Any, request: HttpRequest) -> HttpResponse:
     if not request.user.has_perm(RUN_JOBS):
         raise PermissionDenied
     shops = selected_shops(request)
-    back = _shop_list_url(shops_admin, shops)
+    back = str(shops_admin.url("change", shops[0].pk) if len(shops) == 1 else shops_admin.url("changelist"))
     form = RunForm(request.POST or None, task_types=common_task_types(shops), edits_payload=may_edit_payload(request))
 
     def act() -> HttpResponse:
@@ -257,7 +257,3 @@ def _check_selection(shops: list[Shop], form: RunForm) -> tuple[str, str]:
     if len(shops) > MOST_AT_ONCE:
         return "", _("Only the first %(most)s shops are processed.") % {"most": MOST_AT_ONCE}
     return "", ""
-
-
-def _shop_list_url(shops_admin: Any, shops: list[Shop]) -> str:
-    return str(shops_admin.url("change", shops[0].pk) if len(shops) == 1 else shops_admin.url("changelist"))

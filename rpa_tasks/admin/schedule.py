@@ -151,12 +151,14 @@ def _list_entry(row: PeriodicTask) -> dict[str, Any]:
     order = _arguments_of(row)
     shops = order.get("shops", ALL_SHOPS)
     platform = Platform.objects.filter(key=order.get("platform")).first()
+    minutes = _interval_minutes(row)
+    every = describe_duration(timedelta(minutes=minutes)) if minutes else str(row.scheduler)
     return {
         "row": row,
         "platform": platform or order.get("platform", "?"),
         "task_type": order.get("task_type", "?"),
         "shops": _("all") if shops == ALL_SHOPS else len(shops),
-        "every": _interval_text(row),
+        "every": every,
         "spread": describe_duration(timedelta(seconds=float(order.get("spread_seconds") or 0))),
         "last": format_instant(row.last_run_at),
         "link": reverse("admin:rpa_tasks_shop_schedule", args=[row.pk]),
@@ -179,11 +181,6 @@ def _schedule_problem(order: dict[str, Any]) -> str:
     except InvalidInput as error:
         return "; ".join(f"{each.field}: {translate_error(each.message)}" for each in error.errors)
     return ""
-
-
-def _interval_text(row: PeriodicTask) -> str:
-    minutes = _interval_minutes(row)
-    return describe_duration(timedelta(minutes=minutes)) if minutes else str(row.scheduler)
 
 
 def _interval_minutes(row: PeriodicTask) -> int | None:

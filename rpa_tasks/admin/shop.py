@@ -97,20 +97,17 @@ def annotate_work(shops: QuerySet[Shop]) -> QuerySet[Shop]:
     running_job = JSONObject(
         pk="pk", since="sending_at", progress="progress", message="progress_message", task_type="flow__task_type"
     )
+    # The open failed tasks of a shop's jobs that ended after its last success. Few tasks are open.
+    since = Coalesce(OuterRef("lane__last_success_at"), Value(datetime.min.replace(tzinfo=UTC)))
+    jobs = Job.objects.filter(pk=OuterRef("task_id"), shop=OuterRef(OuterRef("pk")))
+    failures = FailedTask.objects.filter(Exists(jobs), state="open", origin="rpa_job", failed_at__gt=since)
     return shops.select_related("platform__breaker", "lane").annotate(
         waiting=Coalesce(Subquery(waiting.values("shop").annotate(count=Count("pk")).values("count")), 0),
         run=Subquery(running.values(running_job=running_job)[:1]),
         operator=subquery_of_operator(),
         checked=is_being_checked(),
-        has_failure=Exists(_open_failures()),
+        has_failure=Exists(failures),
     )
-
-
-def _open_failures() -> QuerySet[FailedTask]:
-    """Return the open failed tasks of a shop's jobs that ended after its last success. Few tasks are open."""
-    since = Coalesce(OuterRef("lane__last_success_at"), Value(datetime.min.replace(tzinfo=UTC)))
-    jobs = Job.objects.filter(pk=OuterRef("task_id"), shop=OuterRef(OuterRef("pk")))
-    return FailedTask.objects.filter(Exists(jobs), state="open", origin="rpa_job", failed_at__gt=since)
 
 
 def filter_by_state(shops: QuerySet[Shop], state: str) -> QuerySet[Shop]:

@@ -394,10 +394,13 @@ def get_evidence(request: HttpRequest, task_id: UUID, evidence_id: int) -> HttpR
 def list_shops(request: HttpRequest, filters: Query[ShopFilters]) -> dict[str, Any]:
     """List shops with their state."""
     with limit_list_time():
+        before = filters.before()
+        if before is not None and before.int > LARGEST_KEY:
+            raise InvalidInput.of("cursor", "is not one that this list has given out")
         states = queries.shops_page(
             platform=filters.platform,
             login=filters.login or "",
-            after=_parse_shop_cursor(filters),
+            after=before.int if before else 0,
             limit=filters.limit + 1,
         )
         return build_page(
@@ -442,13 +445,6 @@ def _act_on_shop(request: HttpRequest, platform: str, shop_id: str, act: Callabl
         act(row.pk, by=build_api_key_actor(request).name)
     (state,) = queries.shop_states(found)
     return _serialize_shop(state)
-
-
-def _parse_shop_cursor(filters: ShopFilters) -> int:
-    before = filters.before()
-    if before is not None and before.int > LARGEST_KEY:
-        raise InvalidInput.of("cursor", "is not one that this list has given out")
-    return before.int if before else 0
 
 
 def _serialize_job(task_id: UUID) -> dict[str, Any]:

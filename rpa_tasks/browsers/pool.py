@@ -200,7 +200,15 @@ def _request_close(record: Record) -> bool:
                 devtools.reset_to_blank_page(record.port)
         return False
     try:
-        _save_session_cookies(record)
+        # Store the session cookies before the browser is asked to close. Raises `devtools.NoAnswer`.
+        cookies = devtools.list_cookies(record.port, record.path, timeout=ANSWER_WITHIN)
+        lasting = [
+            {key: cookie[key] for key in COOKIE_FIELDS if key in cookie} for cookie in cookies if cookie["session"]
+        ]
+        try:
+            registry.replace_json(session_cookies(record.profile), lasting)
+        except OSError as error:
+            log.warning("session_cookies_not_kept", profile=record.profile, error=str(error))
         devtools.send_command(record.port, record.path, "Browser.close", timeout=ANSWER_WITHIN)
     except devtools.NoAnswer:
         return False
@@ -219,16 +227,6 @@ def _wait_for_exit(pid: int, seconds: float) -> None:
         gone.poll(seconds * 1000)
     finally:
         os.close(handle)
-
-
-def _save_session_cookies(record: Record) -> None:
-    """Store the session cookies before the browser is asked to close. Raises `devtools.NoAnswer`."""
-    cookies = devtools.list_cookies(record.port, record.path, timeout=ANSWER_WITHIN)
-    lasting = [{key: cookie[key] for key in COOKIE_FIELDS if key in cookie} for cookie in cookies if cookie["session"]]
-    try:
-        registry.replace_json(session_cookies(record.profile), lasting)
-    except OSError as error:
-        log.warning("session_cookies_not_kept", profile=record.profile, error=str(error))
 
 
 def restore_session_cookies(record: Record) -> None:

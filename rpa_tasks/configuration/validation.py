@@ -99,7 +99,9 @@ def check_flow(values: Mapping[str, Any]) -> None:
     check_retry_delays(values, found)
     _check_environment(values, found)
     _check_fixed_variables(values, found)
-    _check_working_directory(values.get("cwd", ""), found)
+    cwd = values.get("cwd", "")
+    if cwd and (not isinstance(cwd, str) or not cwd.startswith("/") or len(cwd) > MAX_FOLDER or "\0" in cwd):
+        found.add("cwd", _("must be an absolute folder of at most %(most)s characters", most=MAX_FOLDER))
     found.raise_if_any()
 
 
@@ -271,8 +273,3 @@ def _check_fixed_variables(values: Mapping[str, Any], found: ErrorCollector) -> 
                 "env",
                 _("%(name)s must be a text of at most %(most)s characters without NUL", name=name, most=MAX_VALUE),
             )
-
-
-def _check_working_directory(cwd: Any, found: ErrorCollector) -> None:
-    if cwd and (not isinstance(cwd, str) or not cwd.startswith("/") or len(cwd) > MAX_FOLDER or "\0" in cwd):
-        found.add("cwd", _("must be an absolute folder of at most %(most)s characters", most=MAX_FOLDER))

@@ -65,8 +65,11 @@ def settle_run(job: Job, claim: Claim, ended: RunResult) -> bool:
         settlement, burns = _settlement_of(fresh, job, ended.verdict, rests, at)
         settlement = gates.settle_check(job, settlement)
         _record_run(fresh, settlement, burns, ended, at)
-        if outcome == "session":
-            _require_login(job.shop)
+        # A lost login stops the shop until an operator has logged in. Only the first of several runs logs the event.
+        if outcome == "session" and Shop.objects.filter(pk=job.shop.pk, login_state=LoginState.OK).update(
+            login_state=LoginState.NEEDED, login_lost_at=Now()
+        ):
+            log.warning("login_needed", shop=str(job.shop), platform=job.shop.platform.key)
         jobs.settle({claim: settlement})
         gates.record_checked_login(job, settlement)
         if settlement.state in ("failed", "unknown"):
@@ -128,14 +131,6 @@ def _record_run(fresh: Job, settlement: Settlement, burns: bool, ended: RunResul
     if settlement.state == "succeeded":
         changes |= {"result": ended.result, "progress": 1.0}
     Job.objects.filter(pk=fresh.pk).update(**changes)
-
-
-def _require_login(shop: Shop) -> None:
-    """Stop the shop until an operator has logged in. Only the first of several runs logs the event."""
-    if Shop.objects.filter(pk=shop.pk, login_state=LoginState.OK).update(
-        login_state=LoginState.NEEDED, login_lost_at=Now()
-    ):
-        log.warning("login_needed", shop=str(shop), platform=shop.platform.key)
 
 
 # Periodic passes that dispatch, wake, rescue and cancel jobs.

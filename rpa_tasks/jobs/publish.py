@@ -159,7 +159,8 @@ def _find_shop_and_flow(request: PublishRequest) -> tuple[Shop, Flow]:
         Shop.objects.select_related("platform").filter(platform__key=request.platform, shop_id=request.shop_id).first()
     )
     if shop is None or shop.retired_at or shop.platform.retired_at:
-        field = "platform" if shop is None and not _platform_is_active(request.platform) else "shop_id"
+        has_platform = shop or Platform.objects.filter(key=request.platform, retired_at=None).exists()
+        field = "shop_id" if has_platform else "platform"
         raise InvalidInput.of(
             field,
             _("there is no %(noun)s “%(name)s”", noun=field.removesuffix("_id"), name=getattr(request, field)),
@@ -171,10 +172,6 @@ def _find_shop_and_flow(request: PublishRequest) -> tuple[Shop, Flow]:
             _("%(platform)s has no task type “%(name)s”", platform=request.platform, name=request.task_type),
         )
     return shop, flow
-
-
-def _platform_is_active(key: str) -> bool:
-    return Platform.objects.filter(key=key, retired_at=None).exists()
 
 
 def check_request(
@@ -189,7 +186,11 @@ def check_request(
     request = _with_start(request, at)
     _check_members(request, at)
     if flow.has_window:
-        request = _with_window(request, flow, at)
+        period, lasts = payloads.find_window(flow, at, request.delay)
+        longest = LONGEST_KEY - len(add_period("", period))
+        if len(request.dedupe_key or "") > longest:
+            raise InvalidInput.of("dedupe_key", _("at most %(most)s characters in a flow with a period", most=longest))
+        request = replace(request, period=period, window=lasts)
     if not unstorable_reason(request.payload):
         request = replace(request, payload=as_stored(request.payload))
     if request.touch_key:
@@ -206,15 +207,6 @@ def _with_start(request: PublishRequest, at: datetime | None) -> PublishRequest:
     if delay > MAX_DELAY:
         raise InvalidInput.of("not_before", _("within %(days)s days", days=MAX_DELAY.days))
     return replace(request, delay=delay, not_before=None)
-
-
-def _with_window(request: PublishRequest, flow: Flow, at: datetime | None) -> PublishRequest:
-    """Return the request with its period and window. Raises `InvalidInput`."""
-    period, lasts = payloads.find_window(flow, at, request.delay)
-    longest = LONGEST_KEY - len(add_period("", period))
-    if len(request.dedupe_key or "") > longest:
-        raise InvalidInput.of("dedupe_key", _("at most %(most)s characters in a flow with a period", most=longest))
-    return replace(request, period=period, window=lasts)
 
 
 def _check_members(request: PublishRequest, at: datetime | None) -> None:

@@ -65,7 +65,10 @@ def publish_many(requests: Sequence[PublishRequest]) -> list[PublishResult]:
     left = _prepare(requests)
     while left:
         chosen, left = _split_first_of_each_key(left)
-        _publish_distinct(chosen)
+        waiting = _refuse_in_window(chosen)
+        # Merging locks jobs, and claims lock windows. In one transaction two batches could deadlock.
+        _attempt(_merge, [each for each in chosen if each.place in waiting])
+        _attempt(_insert, [each for each in chosen if each.result is None and each.place not in waiting])
         for entry in chosen:
             results[entry.place] = entry.result or _publish_alone(entry.request)
         left = _copy_refusals(chosen, left, results)
@@ -148,14 +151,6 @@ def _copy_refusals(
 
 
 # --- publish --------------------------------------------------------------------------------------------------------
-
-
-def _publish_distinct(entries: Sequence[BatchEntry]) -> None:
-    """Publish requests of different keys: refuse, merge or insert. One without a result afterwards has lost a race."""
-    waiting = _refuse_in_window(entries)
-    # Merging locks jobs, and claims lock windows. In one transaction two batches could deadlock.
-    _attempt(_merge, [entry for entry in entries if entry.place in waiting])
-    _attempt(_insert, [entry for entry in entries if entry.result is None and entry.place not in waiting])
 
 
 def _attempt(write: Callable[[Sequence[BatchEntry]], list[WakeUp]], entries: Sequence[BatchEntry]) -> None:

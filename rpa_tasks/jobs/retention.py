@@ -130,21 +130,19 @@ def erase_jobs_of_customer(who: Identity) -> int:
     """
     given = who.build_search()
     with transaction.atomic():
-        erased = _empty_schedules(who.words)
+        # The arguments of schedules are JSON as an operator typed it.
+        texts = {json.dumps(word, ensure_ascii=escape) for word in who.words for escape in (True, False)}
+        named = (Q(args__contains=text) | Q(kwargs__contains=text) for text in texts)
+        emptied = PeriodicTask.objects.filter(reduce(or_, named, Q(pk=None))).update(
+            args="[]", kwargs="{}", enabled=False
+        )
+        if emptied:
+            PeriodicTasks.update_changed()
+        erased = int(emptied)
         found, delayed = _cancel_jobs(_NAMED, given)
         if not delayed:
             return erased + _empty_jobs(found)
     raise delayed
-
-
-def _empty_schedules(words: Sequence[str]) -> int:
-    """Their arguments are JSON as an operator typed it."""
-    texts = {json.dumps(word, ensure_ascii=escape) for word in words for escape in (True, False)}
-    named = (Q(args__contains=text) | Q(kwargs__contains=text) for text in texts)
-    found = PeriodicTask.objects.filter(reduce(or_, named, Q(pk=None))).update(args="[]", kwargs="{}", enabled=False)
-    if found:
-        PeriodicTasks.update_changed()
-    return int(found)
 
 
 def _cancel_jobs(condition: str, given: dict[str, Any]) -> tuple[list[UUID], ErasureDelayed | None]:

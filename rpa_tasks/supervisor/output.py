@@ -76,19 +76,16 @@ class OutputReader:
             self.error = "result_too_long"
         for line in messages:
             try:
-                self._forward_message(line)
+                value = parse_message(line, self._mask)
+                if value is None or ("result" in value and not isinstance(value["result"], dict)):
+                    self._note_unreadable(line)
+                elif "result" in value and not self._has_result:
+                    self._has_result, self.error = True, ""
+                    self._outbox.send_event({"result": value["result"]})
+                elif progress := progress_in(value):
+                    self._outbox.progress(progress)
             except Exception:  # no output of a command may end the supervisor process
                 self._note_unreadable(line)
-
-    def _forward_message(self, line: bytes) -> None:
-        value = parse_message(line, self._mask)
-        if value is None or ("result" in value and not isinstance(value["result"], dict)):
-            self._note_unreadable(line)
-        elif "result" in value and not self._has_result:
-            self._has_result, self.error = True, ""
-            self._outbox.send_event({"result": value["result"]})
-        elif progress := progress_in(value):
-            self._outbox.progress(progress)
 
     def _note_unreadable(self, line: bytes) -> None:
         if b'"result"' in line[:64] and not self._has_result:

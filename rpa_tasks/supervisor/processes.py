@@ -275,7 +275,14 @@ def start_command(order: dict[str, Any], outputs: tuple[int, int]) -> int:
     """
     argv, env, cwd = order["argv"], order["env"], order["cwd"]
     if order["prefix"]:
-        _check_program(argv[0], env, cwd)
+        # Check program and directory in advance: the prefix's program would report a missing one only as an exit code.
+        program = argv[0]
+        if not os.path.isdir(cwd):
+            raise NotStarted(*_describe_start_error(b"chdir", errno.ENOENT, program, cwd))
+        folders = [cwd] if os.path.dirname(program) else env.get("PATH", os.defpath).split(os.pathsep)
+        found = [path for folder in folders if os.path.lexists(path := os.path.join(folder, program))]
+        if not any(os.path.isfile(path) and os.access(path, os.X_OK) for path in found):
+            raise NotStarted(*_describe_start_error(b"exec", errno.EACCES if found else errno.ENOENT, program, cwd))
     guard = os.getpid()
     report_end, error_end = os.pipe()
     try:
@@ -292,16 +299,6 @@ def start_command(order: dict[str, Any], outputs: tuple[int, int]) -> int:
         step, code = failure.split()
         raise NotStarted(*_describe_start_error(step, int(code), argv[0], cwd))
     return pid
-
-
-def _check_program(program: str, env: dict[str, str], cwd: str) -> None:
-    """Check program and directory in advance: the prefix's program would report a missing one only as an exit code."""
-    if not os.path.isdir(cwd):
-        raise NotStarted(*_describe_start_error(b"chdir", errno.ENOENT, program, cwd))
-    folders = [cwd] if os.path.dirname(program) else env.get("PATH", os.defpath).split(os.pathsep)
-    found = [path for folder in folders if os.path.lexists(path := os.path.join(folder, program))]
-    if not any(os.path.isfile(path) and os.access(path, os.X_OK) for path in found):
-        raise NotStarted(*_describe_start_error(b"exec", errno.EACCES if found else errno.ENOENT, program, cwd))
 
 
 def _describe_start_error(step: bytes, code: int, program: str, cwd: str) -> tuple[str, str]:
@@ -322,7 +319,14 @@ def _exec_command(
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(outputs[0], 1)
         os.dup2(outputs[1], 2)  # exec closes all others
-        _reset_signals()
+        # Reset all signal handlers. Ignored signals stay ignored across exec, and SIGTERM must have its effect.
+        signal.set_wakeup_fd(-1)
+        for number in range(1, signal.NSIG):
+            try:
+                signal.signal(number, signal.SIG_DFL)
+            except (OSError, ValueError):
+                continue  # SIGKILL, SIGSTOP and signals reserved by the C library
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
         step = b"chdir"
         os.chdir(cwd)
         step = b"exec"
@@ -331,14 +335,3 @@ def _exec_command(
         os.write(error_end, b"%s %d" % (step, error.errno or 0))
     finally:
         os._exit(127)
-
-
-def _reset_signals() -> None:
-    """Reset all signal handlers. Ignored signals stay ignored across exec, and SIGTERM must have its effect."""
-    signal.set_wakeup_fd(-1)
-    for number in range(1, signal.NSIG):
-        try:
-            signal.signal(number, signal.SIG_DFL)
-        except (OSError, ValueError):
-            continue  # SIGKILL, SIGSTOP and signals reserved by the C library
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -276,7 +276,12 @@ class FileExchange:
             self._upload = Upload(chooser.id, action["token"])
         upload, number = self._upload, action["number"]
         if number not in upload.files:
-            self._begin_file(upload, action)
+            size = action["size"]
+            if size > self._find_room() - upload.size or len(upload.files) >= FILES_LIMIT:
+                raise Refused("too_large")
+            if not self._kept.has_room(size):
+                raise Refused("disk")
+            upload.files[action["number"]] = self._kept.create(action["name"], size)
         file, content = upload.files[number], base64.b64decode(action["data"])
         if action["offset"] == file.received and not file.is_complete:
             if file.received + len(content) > file.size:
@@ -286,14 +291,6 @@ class FileExchange:
         await self._answer({**notice, "to": action["connection"]})
         if len(upload.files) == action["of"] and all(each.is_complete for each in upload.files.values()):
             await self._give_files(chooser, upload)
-
-    def _begin_file(self, upload: Upload, action: dict[str, Any]) -> None:
-        size = action["size"]
-        if size > self._find_room() - upload.size or len(upload.files) >= FILES_LIMIT:
-            raise Refused("too_large")
-        if not self._kept.has_room(size):
-            raise Refused("disk")
-        upload.files[action["number"]] = self._kept.create(action["name"], size)
 
     async def _give_files(self, chooser: FileChooser, upload: Upload) -> None:
         files = [upload.files[number] for number in sorted(upload.files)]
