@@ -34,8 +34,17 @@ class SessionMetrics(Collector):
         except StoreUnavailable as error:
             log.warning("session_metrics_missing", error=str(error))
             return
-        yield _chats_metric(found)
-        yield _silences_metric(silences)
+        family = GaugeMetricFamily(
+            "aftertouch_sessions", "Live chats by silence policy and state.", labels=["policy", "state"]
+        )
+        for each in found.policies:
+            family.add_metric([each.policy, "armed"], each.armed)
+            family.add_metric([each.policy, "paused"], each.paused)
+        yield family
+        recorded = CounterMetricFamily("aftertouch_silences", "Recorded silences.", labels=["policy"])
+        for policy, count in silences.items():
+            recorded.add_metric([policy], count)
+        yield recorded
         yield from _watcher_metrics(found)
         yield GaugeMetricFamily(
             "aftertouch_sessions_redis_evicts",
@@ -55,23 +64,6 @@ def _nudges_metric() -> Metric:
         family.add_metric([tally.policy, "sent"], tally.sent)
         family.add_metric([tally.policy, "answered"], tally.answered)
         family.add_metric([tally.policy, "false"], tally.false)
-    return family
-
-
-def _chats_metric(found: stats.Overview) -> Metric:
-    family = GaugeMetricFamily(
-        "aftertouch_sessions", "Live chats by silence policy and state.", labels=["policy", "state"]
-    )
-    for each in found.policies:
-        family.add_metric([each.policy, "armed"], each.armed)
-        family.add_metric([each.policy, "paused"], each.paused)
-    return family
-
-
-def _silences_metric(silences: dict[str, int]) -> Metric:
-    family = CounterMetricFamily("aftertouch_silences", "Recorded silences.", labels=["policy"])
-    for policy, count in silences.items():
-        family.add_metric([policy], count)
     return family
 
 

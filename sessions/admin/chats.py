@@ -104,9 +104,14 @@ def chat_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
         moments += _silence_moments(found)
     moments.sort(key=lambda each: each.at, reverse=True)
     row = _chat_row(found) if found and found.armed_at else None
+    # The policies of both sides: whom each waits for, its key and the tags that chose it.
+    chosen = [("customer", found.guide), ("agent", found.answer)] if found else []
+    policies = [
+        {"awaited": SIDES[side], "key": each.key, "because": " + ".join(each.tags)} for side, each in chosen if each
+    ]
     return render_chat_page(
         pages, request, "chat_sessions/chat.html", _("Live chat"), away=found is None, chat=row, moments=moments,
-        session_id=session_id, policies=_list_policies(found), awaited=SIDES.get(found.awaited, "") if found else "",
+        session_id=session_id, policies=policies, awaited=SIDES.get(found.awaited, "") if found else "",
     )  # fmt: skip
 
 
@@ -124,6 +129,7 @@ def render_chat_page(pages: OpsAdmin, request: HttpRequest, template: str, title
 
 def _chat_row(found: SessionSnapshot) -> ChatRow:
     words, tone = STATES[found.state]
+    left = describe_duration(max(found.deadline - found.now, timedelta(0))) if found.deadline else "–"
     return ChatRow(
         session_id=found.session_id,
         link=build_chat_link(found.session_id),
@@ -132,7 +138,7 @@ def _chat_row(found: SessionSnapshot) -> ChatRow:
         tone=tone,
         tags=", ".join(found.tags),
         policy=found.policy.key,
-        deadline=_time_left(found),
+        deadline=left,
         last=_last_activity(found),
         why=str(WHY[found.why]),
     )
@@ -140,18 +146,6 @@ def _chat_row(found: SessionSnapshot) -> ChatRow:
 
 def build_chat_link(session_id: str) -> str:
     return f"{reverse('admin:chat_sessions_chat')}?{urlencode({'session': session_id})}"
-
-
-def _list_policies(found: SessionSnapshot | None) -> list[dict[str, Any]]:
-    """Return the policies of both sides: whom each waits for, its key and the tags that chose it."""
-    chosen = [("customer", found.guide), ("agent", found.answer)] if found else []
-    return [
-        {"awaited": SIDES[side], "key": each.key, "because": " + ".join(each.tags)} for side, each in chosen if each
-    ]
-
-
-def _time_left(found: SessionSnapshot) -> str:
-    return describe_duration(max(found.deadline - found.now, timedelta(0))) if found.deadline else "–"
 
 
 def _last_activity(found: SessionSnapshot) -> str:

@@ -111,21 +111,18 @@ def _chat_figures(found: Overview | None) -> list[dict[str, Any]]:
 
 def _silence_figures(found: Overview | None) -> list[dict[str, Any]]:
     late = found is not None and found.lag_ms >= LATE_MS
+    bound = settings.AFTERTOUCH_SILENCE_BACKLOG
+    waits = count_within(lambda: count_undelivered(bound))
+    full = waits is not None and waits >= bound
+    backlog = _build_figure(
+        _("Not yet delivered"), None if waits is None else _format_count(waits) + ("+" if full else ""), bad=full
+    )
     return [
         _build_figure(_("A second, last minute"), _format_rate(found.a_second) if found else None),
         _build_figure(_("Watchers are behind by"), _format_span(found.lag_ms) if found else None, bad=late),
         _build_figure(_("Claimed, event being recorded"), _format_count(found.in_flight) if found else None),
-        _backlog_figure(),
+        backlog,
     ]
-
-
-def _backlog_figure() -> dict[str, Any]:
-    bound = settings.AFTERTOUCH_SILENCE_BACKLOG
-    waits = count_within(lambda: count_undelivered(bound))
-    full = waits is not None and waits >= bound
-    return _build_figure(
-        _("Not yet delivered"), None if waits is None else _format_count(waits) + ("+" if full else ""), bad=full
-    )
 
 
 def _day_figures(tallies: list[NudgeTally] | None) -> list[dict[str, Any]]:
@@ -177,16 +174,12 @@ def _version_rows(tallies: list[NudgeTally] | None) -> list[PolicyRow]:
 def _watcher_row(state: WatcherState) -> dict[str, Any]:
     return {
         "name": state.name,
-        "seen": _format_time(state.seen_at),
+        "seen": f"{max(0, round((now() - state.seen_at).total_seconds()))} s",
         "rate": _format_rate(state.last_minute / 60),
         "handed_in": _format_count(state.handed_in),
         "latest": _format_span(state.latest_ms),
         "waits": state.waits,
     }
-
-
-def _format_time(at: datetime) -> str:
-    return f"{max(0, round((now() - at).total_seconds()))} s"
 
 
 def _format_count(count: int) -> str:
@@ -291,7 +284,7 @@ def live_chats_card(request: HttpRequest) -> DashboardCard | None:
     """Show watched chats, watchers, their delay, and silences with guide messages by hour."""
     if not request.user.has_perms(["scheduling.view_event", "scheduling.view_touch"]):
         return None
-    link = _page_link(request)
+    link = reverse("admin:chat_sessions_live") if request.user.has_perm("chat_sessions.view_silencepolicy") else ""
     charts = [silences_chart(split_period(read_requested_days(request)), PageTimeLimit(settings.TIMEOUTS.dashboard))]
     try:
         found = stats.read_overview(sessions.live_store())
@@ -316,10 +309,6 @@ def _card_figures(found: Overview, link: str) -> list[Figure]:
     return (
         [*figures, Figure(_("Behind by"), describe_duration(behind), link, "bad")] if behind > LATE_AFTER else figures
     )
-
-
-def _page_link(request: HttpRequest) -> str:
-    return reverse("admin:chat_sessions_live") if request.user.has_perm("chat_sessions.view_silencepolicy") else ""
 
 
 def _guides_link() -> str:

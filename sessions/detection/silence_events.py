@@ -105,7 +105,10 @@ def record_silences(
             receipts = record_events(
                 [silence_event(each, now_ms) for each in silences], publish_wakeups=background_publisher.submit
             )
-            if erased := _find_erased(silences):
+            erasures = read_erasure_times(each.user_id for each in silences)
+            if erased := [
+                each for each in silences if each.user_id in erasures and each.armed <= erasures[each.user_id]
+            ]:
                 raise _CustomersErased(erased)
             new = [each for each, at in zip(silences, receipts, strict=True) if not at.duplicate]
             note_facts([_silence_fact(each) for each in new if not each.for_agent])
@@ -122,11 +125,6 @@ def record_silences(
             raise
         return _record_unlocked(silences, now_ms, ends_at)
     return RecordedSilences(list(silences), [])
-
-
-def _find_erased(silences: Sequence[ClaimedSilence]) -> list[ClaimedSilence]:
-    erasures = read_erasure_times(each.user_id for each in silences)
-    return [each for each in silences if each.user_id in erasures and each.armed <= erasures[each.user_id]]
 
 
 def _record_unlocked(silences: Sequence[ClaimedSilence], now_ms: int, ends_at: float) -> RecordedSilences:

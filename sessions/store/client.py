@@ -107,7 +107,11 @@ class Server:
             anew = self._send([("EVAL", calls[number][0].text, calls[number]) for number in unknown], clock_offset)
             for number, answer in zip(unknown, anew, strict=True):
                 answers[number] = answer
-        undone = [number for number, answer in enumerate(answers) if _lacks_policies(answer)]
+        undone = [
+            number
+            for number, answer in enumerate(answers)
+            if isinstance(answer, ResponseError) and NO_POLICIES in str(answer)
+        ]
         if partly:
             _leave_out_unavailable(answers)
         raise_first_error([answer for number, answer in enumerate(answers) if number not in undone])
@@ -306,10 +310,6 @@ def _cannot_write(answer: Any) -> bool:
     return isinstance(answer, UNWRITABLE_ERRORS) or (
         isinstance(answer, ResponseError) and str(answer).partition(" ")[0] in UNWRITABLE_CODES
     )
-
-
-def _lacks_policies(answer: Any) -> bool:
-    return isinstance(answer, ResponseError) and NO_POLICIES in str(answer)
 
 
 def decode_text(raw: Any) -> str:

@@ -31,7 +31,7 @@ from scheduling.planning.ingest import NewEvent
 from sessions import tokens
 from sessions.detection.presence import SessionPresence
 from sessions.detection.silence_events import SOURCE
-from sessions.frames import USER, Frame
+from sessions.frames import USER
 from sessions.store import inbox
 from sessions.store.client import StoreUnavailable
 from sessions.store.inbox import Post
@@ -66,10 +66,20 @@ async def event_from_frame(given: Mapping[str, Any], admission: Admission) -> Ne
         InvalidInput: the event exceeds the rights of the token.
         DatabaseUnavailable, Overloaded: the registered types cannot be read.
     """
-    types = await _type_batcher().submit_and_wait(None)
+    loop = asyncio.get_running_loop()
+    if loop not in _type_batchers:
+        _type_batchers[loop] = MicroBatcher(_read_types, moment=0, name="event-types")
+    types = await _type_batchers[loop].submit_and_wait(None)
     source = f"{SOURCE}/{admission.session_id}/{admission.role}"
     raw = {"subject": admission.user_id, **given, "source": source, "data": _event_data(given, admission)}
-    _check_event(raw, admission, types)
+    wrong = ErrorCollector()
+    if raw["subject"] != admission.user_id:
+        wrong.add(f"{EVENT}.subject", "must be the user of this session")
+    if isinstance(raw["data"], dict) and (raw["data"].get("chat_id") or "") != admission.chat_id:
+        wrong.add(f"{EVENT}.data.chat_id", "must be the chat that the token names")
+    if isinstance(raw.get("type"), str) and (message := _type_problem(raw["type"], admission.role, types)):
+        wrong.add(f"{EVENT}.type", message)
+    wrong.raise_if_any()
     return parse_event(raw, prefix=EVENT)
 
 
@@ -79,17 +89,6 @@ def _event_data(given: Mapping[str, Any], admission: Admission) -> Any:
     if not admission.chat_id or not isinstance(data, dict | None):
         return data
     return {**(data or {}), "chat_id": (data or {}).get("chat_id") or admission.chat_id}
-
-
-def _check_event(raw: Mapping[str, Any], admission: Admission, types: EventTypes) -> None:
-    wrong = ErrorCollector()
-    if raw["subject"] != admission.user_id:
-        wrong.add(f"{EVENT}.subject", "must be the user of this session")
-    if isinstance(raw["data"], dict) and (raw["data"].get("chat_id") or "") != admission.chat_id:
-        wrong.add(f"{EVENT}.data.chat_id", "must be the chat that the token names")
-    if isinstance(raw.get("type"), str) and (message := _type_problem(raw["type"], admission.role, types)):
-        wrong.add(f"{EVENT}.type", message)
-    wrong.raise_if_any()
 
 
 def _type_problem(kind: str, role: str, types: EventTypes) -> str:
@@ -111,14 +110,6 @@ def _read_types(askers: Sequence[None]) -> list[EventTypes]:
 
 
 _type_batchers: WeakKeyDictionary[asyncio.AbstractEventLoop, MicroBatcher[None, EventTypes]] = WeakKeyDictionary()
-
-
-def _type_batcher() -> MicroBatcher[None, EventTypes]:
-    """Return the batch reader of the running loop."""
-    loop = asyncio.get_running_loop()
-    if loop not in _type_batchers:
-        _type_batchers[loop] = MicroBatcher(_read_types, moment=0, name="event-types")
-    return _type_batchers[loop]
 
 
 EVENT_WITHIN = 10.0  #: seconds
@@ -235,7 +226,11 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
     def websocket_receive(self, message: Any) -> None:
         try:
             if not self.allowance.consume():
-                self._count_refused_activity()
+                # Renew the session for a frame above the rate: the customer is active, although the frame is not
+                # stored.
+                if self.admission.role == USER:
+                    with contextlib.suppress(batching.BatcherOverloaded):
+                        frame_writer().submit(FrameRequest(self.admission.frame("read")), lambda _: None)
                 raise FrameRefused(Close.TOO_FAST, "more frames than a connection may send")
             self._handle_frame(connection.parse_frame(message.get("text"), self.admission.role))
         except FrameRefused as error:
@@ -250,27 +245,22 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             self._start_event(frame)
         if self.waiting >= MOST_WAITING:
             raise FrameRefused(Close.TOO_FAST, f"more than {MOST_WAITING} frames wait to be noted")
-        slip = FrameRequest(self._activity(frame), self._post(frame), needs_cursor=frame.kind == "ping")
+        # The frame for the store. An event counts as reading by a user, and as a ping by an agent.
+        kind = frame.kind
+        if kind == EVENT:
+            kind = "read" if self.admission.role == USER else "ping"
+        seq, spoken = None if frame.kind == EVENT else frame.seq, frame.spoken or self.spoken
+        slip = FrameRequest(
+            self.admission.frame(kind, seq, epoch=frame.epoch, spoken=kind == "ping" and spoken),
+            self._post(frame),
+            needs_cursor=frame.kind == "ping",
+        )
         try:
             frame_writer().submit(slip, lambda filed: self._handle_result(frame, slip, filed))
         except batching.BatcherOverloaded:
             self._refuse(frame, "overloaded", "too much waits; send it again in a moment")
         else:
             self.waiting += 1
-
-    def _count_refused_activity(self) -> None:
-        """Renew the session for a frame above the rate: the customer is active, although the frame is not stored."""
-        if self.admission.role == USER:
-            with contextlib.suppress(batching.BatcherOverloaded):
-                frame_writer().submit(FrameRequest(self.admission.frame("read")), lambda _: None)
-
-    def _activity(self, frame: Incoming) -> Frame:
-        """Return the frame for the store. An event counts as reading by a user, and as a ping by an agent."""
-        kind = frame.kind
-        if kind == EVENT:
-            kind = "read" if self.admission.role == USER else "ping"
-        seq, spoken = None if frame.kind == EVENT else frame.seq, frame.spoken or self.spoken
-        return self.admission.frame(kind, seq, epoch=frame.epoch, spoken=kind == "ping" and spoken)
 
     def _post(self, frame: Incoming) -> Post | None:
         if frame.kind != "message":

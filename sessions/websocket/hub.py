@@ -195,7 +195,11 @@ class Hub:
             try:
                 self._pass_on(await self._layer.receive(self._channel))
                 if self._layer.overflowed(self._channel):
-                    self._reread_inboxes()
+                    # Make every connection read its inbox, because notifications were dropped.
+                    log.warning("notification_rate_exceeded", limit=RECEIVED_LIMIT)
+                    for listeners in list(self._listeners.values()):
+                        for listener in list(listeners):
+                            listener.on_notification({"what": LOST})
             except Exception:
                 log.exception("notification_invalid")
             if number % YIELD_AFTER == 0:
@@ -221,13 +225,6 @@ class Hub:
             except Exception:
                 log.exception("revocations_unread")
             await asyncio.sleep(REVOCATIONS_EVERY)
-
-    def _reread_inboxes(self) -> None:
-        """Make every connection read its inbox, because notifications were dropped."""
-        log.warning("notification_rate_exceeded", limit=RECEIVED_LIMIT)
-        for listeners in list(self._listeners.values()):
-            for listener in list(listeners):
-                listener.on_notification({"what": LOST})
 
 
 def message_notification(post: Post, posted: Posted) -> dict[str, Any]:
