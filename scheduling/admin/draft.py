@@ -106,19 +106,16 @@ class ConfigDraftAdmin(OpsAdmin):
         if request.method != "POST":
             return self._show(request, drafts.find_draft(request.user))
         try:
-            self._act(request)
+            act = request.POST.get("act")
+            if act == "replay":
+                drafts.request_replay(request.user, request.POST.get("seen", ""))
+            elif act == "discard":
+                drafts.discard_draft(request.user)
+                messages.success(request, _("The draft was discarded."))
         except (Conflict, InvalidConfiguration) as error:
             for line in translate_errors(error):
                 messages.error(request, line)
         return redirect(self.url("mine"))
-
-    def _act(self, request: HttpRequest) -> None:
-        act = request.POST.get("act")
-        if act == "replay":
-            drafts.request_replay(request.user, request.POST.get("seen", ""))
-        elif act == "discard":
-            drafts.discard_draft(request.user)
-            messages.success(request, _("The draft was discarded."))
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None

@@ -202,7 +202,9 @@ class RestorableAdmin:
         return answer
 
     def response_change(self: Any, request: HttpRequest, obj: Any) -> HttpResponse:
-        request.undo_link = self._build_undo_link(obj)  # type: ignore[attr-defined]
+        # "" for rows with texts: a version of the row does not date the edit of a text.
+        before = None if self.inlines else obj.history.order_by("-history_id")[1:].values_list("pk", flat=True).first()
+        request.undo_link = f"{self.url('change', obj.pk)}?{PARAMETER}={before}" if before else ""  # type: ignore[attr-defined]
         answer: HttpResponse = super().response_change(request, obj)  # type: ignore[misc]
         return answer
 
@@ -213,11 +215,6 @@ class RestorableAdmin:
         """Add to the message of an edit the address of the form with the values before it."""
         tags = extra_tags or getattr(request, "undo_link", "")
         super().message_user(request, message, level, tags, fail_silently)  # type: ignore[misc]
-
-    def _build_undo_link(self: Any, row: Any) -> str:
-        """Return "" for rows with texts: a version of the row does not date the edit of a text."""
-        before = None if self.inlines else row.history.order_by("-history_id")[1:].values_list("pk", flat=True).first()
-        return f"{self.url('change', row.pk)}?{PARAMETER}={before}" if before else ""
 
     def restore_link(self: Any, request: HttpRequest, version: Any) -> str:
         """Return the address that restores a version; "" for the current one and for users who may not change."""

@@ -137,8 +137,9 @@ def list_actions(
         parts += [_list_overdue(late), _list_late_queues(broker)]
     if user.has_perm("scheduling.view_node"):
         parts.append(list_withdrawn_canaries())
-    if user.has_perm("scheduling.view_webhooksubscription"):
-        parts.append(_list_failing_webhooks())
+    if user.has_perm("scheduling.view_webhooksubscription") and (failing := count_failing_webhooks()):
+        words = _("Webhooks without an answer: %(count)s") % {"count": failing}
+        parts.append([ActionLine("webhook", words, reverse("admin:scheduling_webhooksubscription_changelist"))])
     if user.has_perm("scheduling.view_alertreceiver"):
         parts.append(time_limit(lambda: _list_alerts(user)))
     return [line for part in parts if part for line in part], None not in parts
@@ -221,12 +222,6 @@ def _list_late_queues(broker: BrokerReading | None) -> Lines:
     return lines
 
 
-def _list_failing_webhooks() -> Lines:
-    count = count_failing_webhooks()
-    words = _("Webhooks without an answer: %(count)s") % {"count": count}
-    return [ActionLine("webhook", words, reverse("admin:scheduling_webhooksubscription_changelist"))] if count else []
-
-
 def _list_alerts(user: Any) -> list[ActionLine]:
     lines = []
     for alert in Alert.objects.filter(ended_at=None, condition__in=BY_KEY)[: 2 * WORST]:
@@ -282,7 +277,9 @@ def _add_figures(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any
         if context["may_see_complaints"]:
             context["complaints"] = _rank_complaint_rates(past, time_limit)
     if request.user.has_perm("scheduling.view_failedtask"):
-        figures.append(_build_failed_tasks_figure(time_limit))
+        open_tasks = time_limit(lambda: FailedTask.objects.filter(state="open")[: MOST + 1].count())
+        link, tone = reverse("admin:scheduling_failedtask_groups"), "bad" if open_tasks else ""
+        figures.append(Figure(_("Open failed tasks"), format_capped_count(open_tasks, MOST), link, tone))
     context["actions"], context["actions_complete"] = list_actions(request, time_limit, broker, late)
     context["checklist"] = build_checklist(request)
     context["figures"] = figures
@@ -313,12 +310,6 @@ def _build_backlog_figures(late: Overdue | None, time_limit: PageTimeLimit) -> l
             _("Overdue"), count, f"{reverse(TOUCH_LIST)}?status=overdue", "bad" if late and late.count else "", hint
         ),
     ]
-
-
-def _build_failed_tasks_figure(time_limit: PageTimeLimit) -> Figure:
-    count = time_limit(lambda: FailedTask.objects.filter(state="open")[: MOST + 1].count())
-    link = reverse("admin:scheduling_failedtask_groups")
-    return Figure(_("Open failed tasks"), format_capped_count(count, MOST), link, "bad" if count else "")
 
 
 # --- results --------------------------------------------------------------------------------------------------------

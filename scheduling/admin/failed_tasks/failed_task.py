@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -316,7 +316,14 @@ def _retry_edited(request: HttpRequest, row: FailedTask, form: Any, *, as_new: b
         )
     except InvalidInput as error:
         for each in error.errors:
-            _add_error(form, each.field, translate_error(each.message))
+            words = translate_error(each.message)
+            name = each.field.removeprefix("payload.")
+            if name in form.fields:
+                form.add_error(name, words)
+            elif "payload" in form.fields:
+                form.add_error("payload", words if each.field == "payload" else f"{each.field}: {words}")
+            else:
+                form.add_error(None, f"{each.field}: {words}")
     except AftertouchError as error:
         messages.error(request, translate_error(str(error)))
     else:
@@ -324,17 +331,6 @@ def _retry_edited(request: HttpRequest, row: FailedTask, form: Any, *, as_new: b
             request, ROW_ACTIONS["again" if as_new else "retry"], {row.pk: new_id}, label=gettext("Edit and retry")
         )
         messages.success(request, gettext("The edited task was published again."), extra_tags=link)
-
-
-def _add_error(form: Any, path: str, words: str) -> None:
-    """Add an error of the payload to the field that has it."""
-    name = path.removeprefix("payload.")
-    if name in form.fields:
-        form.add_error(name, words)
-    elif "payload" in form.fields:
-        form.add_error("payload", words if path == "payload" else f"{path}: {words}")
-    else:
-        form.add_error(None, f"{path}: {words}")
 
 
 #: A run may have done half of its work before it failed.
@@ -434,13 +430,6 @@ def render_origin_panel(request: HttpRequest, row: FailedTask) -> str:
     """Return the HTML that the origin's app adds to the page."""
     origin = find_origin(row.origin)
     return origin.panel(request, row) if origin and origin.panel else ""
-
-
-def _group_by_cause(chosen: QuerySet[Any]) -> Iterable[Mapping[str, Any]]:
-    """Return the causes of these failed tasks, the most frequent first."""
-    facts = {name: Max(name) for name in ("reason", "channel", "detail", "failure", "origin")}
-    rows = FailedTask.objects.filter(pk__in=chosen).values("fingerprint")
-    return rows.annotate(count=Count("pk"), last_at=Max("failed_at"), **facts).order_by("-count")[:100]
 
 
 @admin.register(FailedTask)
@@ -560,7 +549,11 @@ class FailedTaskAdmin(ListExportMixin, ReadOnlyAdmin):
         """
         state = request.GET.get("state") or OPEN
         latest = FailedTask.objects.filter(state=state).order_by("-failed_at" if state == OPEN else "-pk").values("pk")
-        found = list(_group_by_cause(latest[:GROUPED]))
+        # The causes of these failed tasks, the most frequent first.
+        facts = {name: Max(name) for name in ("reason", "channel", "detail", "failure", "origin")}
+        rows = FailedTask.objects.filter(pk__in=latest[:GROUPED]).values("fingerprint")
+        counted = rows.annotate(count=Count("pk"), last_at=Max("failed_at"), **facts)
+        found: list[Mapping[str, Any]] = list(counted.order_by("-count")[:100])
         trends = draw_trends([group["fingerprint"] for group in found])
         listed = [
             {

@@ -112,7 +112,9 @@ def place_card(nodes_admin: Any, request: HttpRequest, row: Node) -> HttpRespons
             )  # fmt: skip
         if form.has_changed():
             at = sql.now()
-            _save_card(nodes_admin, request, form)
+            saved = form.save(commit=False)
+            nodes_admin.save_model(request, saved, form, change=True)
+            nodes_admin.log_change(request, saved, nodes_admin.construct_change_message(request, form, [], False))
             messages.success(
                 request, _describe_card_change(form, row), extra_tags=_offer_switch_undo(request, form, row, at)
             )
@@ -166,12 +168,6 @@ def _describe_card_change(form: CardForm, row: Node) -> str:
         return _("“%(node)s” was moved to the stage “%(stage)s”.") % {"node": row, "stage": row.stage}
     words = _("“%(node)s” was switched on.") if row.enabled else _("“%(node)s” was switched off.")
     return words % {"node": row}
-
-
-def _save_card(nodes_admin: Any, request: HttpRequest, form: CardForm) -> None:
-    row = form.save(commit=False)
-    nodes_admin.save_model(request, row, form, change=True)
-    nodes_admin.log_change(request, row, nodes_admin.construct_change_message(request, form, [], False))
 
 
 def copy_node(nodes_admin: Any, request: HttpRequest, row: Node) -> HttpResponse:

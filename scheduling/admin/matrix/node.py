@@ -418,7 +418,9 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
         label={"on": "success", "off": "default", "paused": "warning", "retired": "default"},
     )
     def shown_state(self, row: Node) -> tuple[str, Any]:
-        return grid.describe_node_state(row, _is_node_paused(row))
+        scopes = ("all", f"channel:{row.channel.key}", f"node:{row.key}")
+        is_paused = Pause.objects.filter(scope__in=scopes).exists()
+        return grid.describe_node_state(row, is_paused)
 
     @ops_display(description=_("waiting touches"))
     def waiting(self, row: Node) -> str:
@@ -460,11 +462,6 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
     @row_action(permission="scheduling.view_event", methods=["GET", "HEAD"])
     def preview(self, request: HttpRequest, row: Node) -> HttpResponse:
         return preview_node(request, row)
-
-
-def _is_node_paused(row: Node) -> bool:
-    scopes = ("all", f"channel:{row.channel.key}", f"node:{row.key}")
-    return Pause.objects.filter(scope__in=scopes).exists()
 
 
 def _build_touches_link(row: Node) -> str:

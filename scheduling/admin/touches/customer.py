@@ -136,10 +136,20 @@ def build_customer_context(request: HttpRequest, customer: Customer) -> dict[str
         "shown": SHOWN,
     }
     if context["may_see_touches"]:
-        context |= _build_touches_context(customer)
+        touches = Touch.objects.select_related("node", "event")
+        touches_link = f"{reverse('admin:scheduling_touch_changelist')}?{urlencode({'q': customer.user_id})}"
+        upcoming = touches.filter(customer=customer, state__in=WAITING).order_by("due_at")
+        past = touches.filter(event__customer=customer).exclude(state__in=WAITING).order_by("-task_id")
+        context |= {
+            "upcoming": _describe_touches(upcoming),
+            "past": _describe_touches(past),
+            "touches_link": touches_link,
+        }
         context["eligibility"] = _describe_eligibility(preview.check_eligibility(customer.spec(), now()), customer)
     if context["may_see_events"]:
-        context |= _build_events_context(customer)
+        events = Event.objects.filter(customer=customer)
+        events_link = f"{reverse('admin:scheduling_event_changelist')}?{urlencode({'q': customer.user_id})}"
+        context |= {"events": list(events.order_by("-pk")[:SHOWN]), "events_link": events_link}
     changes = CustomerChange.objects.filter(customer=customer).order_by("-pk")[:SHOWN]
     context["changes"] = [
         {"at": row.at, "actor": row.actor, "created": row.created, "fields": _describe_change(row)} for row in changes
@@ -212,14 +222,6 @@ def _describe_node_verdict(each: NodeVerdict) -> dict[str, Any]:
 # --- touches and events -----------------------------------------------------------------------------------------------
 
 
-def _build_touches_context(customer: Customer) -> dict[str, Any]:
-    touches = Touch.objects.select_related("node", "event")
-    link = f"{reverse('admin:scheduling_touch_changelist')}?{urlencode({'q': customer.user_id})}"
-    upcoming = touches.filter(customer=customer, state__in=WAITING).order_by("due_at")
-    past = touches.filter(event__customer=customer).exclude(state__in=WAITING).order_by("-task_id")
-    return {"upcoming": _describe_touches(upcoming), "past": _describe_touches(past), "touches_link": link}
-
-
 def _describe_touches(rows: QuerySet[Touch]) -> list[dict[str, Any]]:
     from scheduling.admin.touches.touch import STATE_TONES
 
@@ -244,12 +246,6 @@ def _format_verdict_figures(verdict: Any) -> str:
     """Format the observed value and the limit of a verdict."""
     shown = (verdict.observed, verdict.limit)
     return format_html_join(" / ", "{}", ((format_verdict_figure(each),) for each in shown if each))
-
-
-def _build_events_context(customer: Customer) -> dict[str, Any]:
-    events = Event.objects.filter(customer=customer)
-    link = f"{reverse('admin:scheduling_event_changelist')}?{urlencode({'q': customer.user_id})}"
-    return {"events": list(events.order_by("-pk")[:SHOWN]), "events_link": link}
 
 
 class CustomerTagFilter(DropdownFilter):  # type: ignore[misc]

@@ -112,7 +112,10 @@ class TimelineEntry:
 def build_timeline(touch: Touch) -> list[TimelineEntry]:
     """Return the steps of a touch in order of time."""
     between = _build_dispatch_entries(touch)
-    between += _build_verdict_entries(touch)
+    entries = [_build_verdict_entry(each) for each in touch.verdicts]
+    if len(entries) >= MOST_VERDICTS:
+        entries.insert(1, TimelineEntry(entries[0].at, "more_horiz", "plain", _("Earlier verdicts are not shown")))
+    between += entries
     between += [_build_attempt_entry(each) for each in touch.attempts]
     # A verdict and its attempt may share an instant. Verdicts are added first, and the sort is stable.
     between.sort(key=lambda moment: moment.at.timestamp() if moment.at else 0)
@@ -188,13 +191,6 @@ def _build_dispatch_entries(touch: Touch) -> list[TimelineEntry]:
         return []
     facts = [(_("wake-ups"), str(touch.wakeups))] if touch.wakeups > 1 else []
     return [TimelineEntry(touch.queued_at, "move_to_inbox", "plain", _("Dispatched"), facts)]
-
-
-def _build_verdict_entries(touch: Touch) -> list[TimelineEntry]:
-    entries = [_build_verdict_entry(each) for each in touch.verdicts]
-    if len(entries) >= MOST_VERDICTS:
-        entries.insert(1, TimelineEntry(entries[0].at, "more_horiz", "plain", _("Earlier verdicts are not shown")))
-    return entries
 
 
 def _build_verdict_entry(verdict: Verdict) -> TimelineEntry:
