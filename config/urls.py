@@ -8,7 +8,7 @@ from django.views.i18n import JavaScriptCatalog
 
 from rpa_tasks.api import jobs, nodes, shop_browsers
 from scheduling.admin.dashboard.overview import dismiss_checklist
-from scheduling.admin.global_search import answer_search
+from scheduling.admin.navigation import answer_search
 from scheduling.api.app import api
 from scheduling.web import hooks, redirects, views
 from sessions import api as live_chats

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from rpa_tasks import metrics
-from rpa_tasks.admin import dashboard, job_page, labels, shop
-from rpa_tasks.configuration import file
-from rpa_tasks.jobs import bulk_actions, dead_letters, retention, schedules, wakeups
+from rpa_tasks import configuration, metrics
+from rpa_tasks.admin import dashboard, job, labels, shop
+from rpa_tasks.jobs import dead_letters, queries, retention, schedules, wakeups
 from rpa_tasks.models import Job
 from scheduling.app_integrations import FailedTaskOrigin, Integration, ScheduledRound
 
 INTEGRATION = Integration(
-    failed_tasks={"rpa_job": FailedTaskOrigin(Job, dead_letters.REPUBLISHER, job_page.evidence_panel)},
+    failed_tasks={"rpa_job": FailedTaskOrigin(Job, dead_letters.REPUBLISHER, job.evidence_panel)},
     reversals={"job.cancel": dead_letters.REVERSAL},
-    bulk_lists={"job": bulk_actions.JOB_LIST},
+    bulk_lists={"job": queries.JOB_LIST},
     scheduled_rounds={
         "rpa_tasks.publish_for_shops": ScheduledRound(schedules.check_arguments, schedules.publish_round)
     },
@@ -20,7 +19,7 @@ INTEGRATION = Integration(
     user_erasers=(retention.erase_jobs_of_customer,),
     delivery_erasers=(retention.erase_jobs_of_touches,),
     user_exporters={"rpa_jobs": retention.export_jobs},
-    bootstrap=(file.ship_platforms,),
+    bootstrap=(configuration.ship_platforms,),
     metrics=(metrics.RpaMetrics,),
     scaling={"execution_nodes": metrics.measure_execution_nodes},
     queues=(wakeups.list_extra_queues,),

@@ -28,7 +28,7 @@ def usual_retry_delays() -> list[float]:
 
 
 class WithBrowser(models.Model):
-    """Browser settings: see `rpa_tasks.configuration.browser_settings`. Those of a shop precede its platform's."""
+    """Browser settings: see `rpa_tasks.browser_settings`. Those of a shop precede its platform's."""
 
     #: By name; absent names are not set.
     browser = models.JSONField(_("browser"), default=dict, db_default={}, blank=True)
@@ -56,7 +56,7 @@ class Platform(WithBrowser, Versioned):
     #: Jobs with a browser wait for the node that has the shop's profile, unless it has not reported for
     #: `AFTERTOUCH_RPA_HOME_LEASE`. Otherwise the first node with a free slot takes them, with a new profile.
     waits_for_home = models.BooleanField(_("wait for the preferred node"), default=True, db_default=True)
-    #: Task type of the flow that checks a login (`rpa_tasks.jobs.gates`). Empty: operators are believed.
+    #: Task type of the flow that checks a login (`rpa_tasks.jobs.shops`). Empty: operators are believed.
     check_task_type = models.CharField(_("login check"), max_length=64, blank=True, db_default="")
     retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
     history = HistoricalRecords(excluded_fields=["proxy_secret"])
@@ -471,7 +471,7 @@ class ExecutionNode(models.Model):
     #: One entry per browser slot: {"slot", "state", "shop", "profile", "port", "uses", "started_at", "last_used_at",
     #: "rss_mb", "reason"}.
     browsers = models.JSONField(_("browsers"), default=list)
-    #: Since then it starts nothing new: see `rpa_tasks.jobs.gates`. Its own reports do not change it.
+    #: Since then it starts nothing new: see `rpa_tasks.jobs.shops`. Its own reports do not change it.
     draining_at = models.DateTimeField(_("drained since"), null=True, editable=False)
     drained_by = models.CharField(_("drained by"), max_length=150, blank=True, db_default="", editable=False)
 

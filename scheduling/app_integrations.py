@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
     from scheduling.admin.dashboard.charts import ActionLine, DashboardCard
-    from scheduling.admin.global_search import Finder
-    from scheduling.admin.sidebar import Group
+    from scheduling.admin.navigation import Finder, Group
     from scheduling.db_timeouts import Deadline
     from scheduling.delivery.presence import Presence
     from scheduling.ledger.anonymization import Identity

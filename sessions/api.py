@@ -27,8 +27,7 @@ from sessions.store.client import StoreUnavailable
 from sessions.store.inbox import Post, Posted
 from sessions.store.sessions import DROPPED, OUTCOMES, REFUSED, FrameEffect
 from sessions.websocket import hub
-from sessions.websocket.connection import ID_LENGTH, MAX_FRAME_BYTES
-from sessions.websocket.frame_writer import STALE_SEQ, FrameRequest, frame_writer
+from sessions.websocket.connection import ID_LENGTH, MAX_FRAME_BYTES, STALE_SEQ, FrameRequest, frame_writer
 
 Side = Literal["user", "agent"]
 Text = str  #: length and characters are checked by `Frame`, as for WebSockets

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scheduling.app_integrations import Integration
 from sessions import metrics
-from sessions.admin import dashboard, labels
+from sessions.admin import chats, dashboard
 from sessions.detection.presence import SessionPresence
 from sessions.store import stats
 
@@ -14,6 +14,6 @@ INTEGRATION = Integration(
     user_exporters={"live_chats": stats.export_chats},
     metrics=(metrics.NudgeMetrics, metrics.SessionMetrics),
     scaling={"watchers": metrics.measure_watchers},
-    menu=labels.MENU,
+    menu=chats.MENU,
     cards=(dashboard.live_chats_card,),
 )

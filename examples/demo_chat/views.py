@@ -25,7 +25,7 @@ from scheduling.admin import labels
 from scheduling.models import Event, Touch
 from scheduling.operations.commands import update_customer
 from sessions import tokens
-from sessions.admin.labels import WHY
+from sessions.admin.chats import WHY
 from sessions.detection.presence import SessionPresence
 from sessions.detection.silence_events import SOURCE
 from sessions.frames import AGENT, USER

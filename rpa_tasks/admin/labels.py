@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from rpa_tasks.models import DemoOrder, DemoWatermark, Job, LoginState, Shop
 from scheduling.admin.base import ReadOnlyAdmin
 from scheduling.admin.labels import register_labels
-from scheduling.admin.sidebar import MOST_COUNTED, Entry, Group, Tab
+from scheduling.admin.navigation import MOST_COUNTED, Entry, Group, Tab
 
 STATE_TONES = {
     "scheduled": "default", "queued": "default", "running": "info", "succeeded": "success", "cancelled": "warning",

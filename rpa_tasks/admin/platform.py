@@ -19,7 +19,7 @@ from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 from rpa_tasks.admin import labels
 from rpa_tasks.admin.labels import render_tag
 from rpa_tasks.admin.run_job import RUN_JOBS
-from rpa_tasks.configuration.browser_settings import (
+from rpa_tasks.browser_settings import (
     ALLOWED_FLAGS,
     LISTS,
     SECRETS,
@@ -27,7 +27,7 @@ from rpa_tasks.configuration.browser_settings import (
     needs_new_password,
     normalize_address,
 )
-from rpa_tasks.configuration.validation import check_platform
+from rpa_tasks.configuration import check_platform
 from rpa_tasks.jobs import shops
 from rpa_tasks.jobs.queries import count_platform_backlog
 from rpa_tasks.models import Breaker, Platform, Shop

@@ -14,10 +14,10 @@ from ninja import Field, Path, Query, Router, Schema
 from ninja.responses import Status
 from pydantic import AfterValidator
 
-from rpa_tasks.jobs import gates, queries, shops
-from rpa_tasks.jobs.bulk_actions import LEAVES_FAILED_TASKS
+from rpa_tasks.jobs import queries, shops
 from rpa_tasks.jobs.publish import MAX_DELAY, BacklogFull, PublishRequest, Receipt, publish_job, request_cancel
 from rpa_tasks.jobs.publish_many import PublishResult, publish_many
+from rpa_tasks.jobs.queries import LEAVES_FAILED_TASKS
 from rpa_tasks.models import Evidence, Job, JobState, LoginState, Platform, Run, Shop
 from rpa_tasks.worker.runner import unpack_text
 from scheduling import sql
@@ -421,7 +421,7 @@ def rebalance(request: HttpRequest, wish: RebalanceIn) -> shops.UnpinCounts:
 def logged_in(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> dict[str, Any]:
     """Confirm that an operator logged the shop in. Its jobs continue. If the platform has a login check, it runs first,
     and `login` is `checking` until it has ended."""
-    return _act_on_shop(request, platform, shop_id, gates.check_login)
+    return _act_on_shop(request, platform, shop_id, shops.check_login)
 
 
 @router.post("/rpa/shops/{platform}/{shop_id}/pause", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})

@@ -10,7 +10,7 @@ from django.http import HttpRequest
 from ninja import Path, Router, Schema
 
 from rpa_tasks.api.jobs import PROBLEMS, READ, ShortText
-from rpa_tasks.configuration.browser_settings import (
+from rpa_tasks.browser_settings import (
     SECRETS,
     SETTINGS,
     check_browser_settings,

@@ -11,7 +11,6 @@ from uuid import UUID
 
 from django.db import IntegrityError, transaction
 
-from rpa_tasks.jobs.gates import is_login_check
 from rpa_tasks.jobs.payloads import (
     CHECK_KEY,
     PAYLOAD_KEY,
@@ -27,6 +26,7 @@ from rpa_tasks.jobs.payloads import (
     refuse_erased_job,
     split_period,
 )
+from rpa_tasks.jobs.shops import is_login_check
 from rpa_tasks.models import DedupeWindow, Job, Run
 from scheduling import sql
 from scheduling.error_lines import find_error_line

@@ -16,7 +16,7 @@ from django.db.models.functions import Now
 from kombu.exceptions import OperationalError
 
 from rpa_tasks import metrics
-from rpa_tasks.jobs import dead_letters, gates, shops, wakeups
+from rpa_tasks.jobs import dead_letters, shops, wakeups
 from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.models import Evidence, Job, LoginState, Run, Shop
 from rpa_tasks.outcomes import Verdict, retry_delay
@@ -63,7 +63,7 @@ def settle_run(job: Job, claim: Claim, ended: RunResult) -> bool:
         rests = shops.record_outcome(job.shop.platform_id, outcome, job.pk)
         at = sql.now()  # the clock of this node may be ahead; due times use PostgreSQL's clock
         settlement, burns = _settlement_of(fresh, job, ended.verdict, rests, at)
-        settlement = gates.settle_check(job, settlement)
+        settlement = shops.settle_check(job, settlement)
         _record_run(fresh, settlement, burns, ended, at)
         # A lost login stops the shop until an operator has logged in. Only the first of several runs logs the event.
         if outcome == "session" and Shop.objects.filter(pk=job.shop.pk, login_state=LoginState.OK).update(
@@ -71,7 +71,7 @@ def settle_run(job: Job, claim: Claim, ended: RunResult) -> bool:
         ):
             log.warning("login_needed", shop=str(job.shop), platform=job.shop.platform.key)
         jobs.settle({claim: settlement})
-        gates.record_checked_login(job, settlement)
+        shops.record_checked_login(job, settlement)
         if settlement.state in ("failed", "unknown"):
             dead_letters.record_failed_job(job.pk)
     metrics.record_ended_run(job.shop.platform.key, ended.verdict, at - ended.started_at, ended.pool_wait, ended.warm)
@@ -143,7 +143,7 @@ LIMIT = 500
 
 def run_repair_passes() -> None:
     """Run the repair passes. An error in one pass does not prevent the next."""
-    for step in (rescue_expired_runs, cancel_retired_jobs, gates.clear_ended_checks, wake_queues):
+    for step in (rescue_expired_runs, cancel_retired_jobs, shops.clear_ended_checks, wake_queues):
         try:
             step()
         except Exception:
@@ -196,7 +196,7 @@ def _rescue_run(claim: Claim, began: bool, at: datetime) -> bool:
     try:
         with transaction.atomic():
             row = Job.objects.select_related("flow", "shop").get(pk=str(claim.task_id))
-            settlement = gates.settle_check(row, _rescue_settlement(row, began, at))
+            settlement = shops.settle_check(row, _rescue_settlement(row, began, at))
             jobs.settle({claim: settlement})
             if began:
                 record_lost_run(row, at)

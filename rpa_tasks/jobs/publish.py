@@ -2,7 +2,7 @@
 
 The key of a job is shop + flow + business key. A request merges into the waiting job of its key. Behind a running job
 at most one waits. A request without a key gets the one that its flow chooses. Two partial unique indexes enforce this.
-A flow with a window runs a key once in that time: see `dedupe_windows`.
+A flow with a window runs a key once in that time: see `payloads`.
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 
 from rpa_tasks import isolation
+from rpa_tasks.browser_settings import resolve_launch_settings
 from rpa_tasks.browsers import devtools, registry
 from rpa_tasks.browsers.launch import NoBrowser
 from rpa_tasks.browsers.pool import acquire_browser
 from rpa_tasks.browsers.registry import BUSY, Record, records_of_profile
-from rpa_tasks.configuration.browser_settings import resolve_launch_settings
-from rpa_tasks.lease_renewal import renew_in_background
+from rpa_tasks.jobs.pick import renew_in_background
 from rpa_tasks.models import TakeOver, TakeOverEnd
 from rpa_tasks.takeover import leases
 from rpa_tasks.takeover.browser_view import BrowserView, Picture

@@ -18,15 +18,14 @@ from django.db import close_old_connections, connection
 from django.db.models.functions import Now
 
 from rpa_tasks import isolation
+from rpa_tasks.browser_settings import resolve_launch_settings
 from rpa_tasks.browsers import devtools, registry
 from rpa_tasks.browsers.launch import BROWSER_FAILED, DISK_FULL, PROXY_FAILED, NoBrowser, is_disk_full
 from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser
-from rpa_tasks.configuration.browser_settings import resolve_launch_settings
 from rpa_tasks.flow_sdk.discovery import FLOWS_VARIABLE
 from rpa_tasks.jobs import wakeups
 from rpa_tasks.jobs.dispatch import RunResult, settle_run
-from rpa_tasks.jobs.pick import Pick, jobs
-from rpa_tasks.lease_renewal import renew_in_background
+from rpa_tasks.jobs.pick import Pick, jobs, renew_in_background
 from rpa_tasks.models import Flow, Job, ParamStyle
 from rpa_tasks.outcomes import CommandResult, ExitCause, RunOutcome, Verdict, judge
 from rpa_tasks.supervisor import command

@@ -22,7 +22,7 @@ from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
 from scheduling.admin.base import Confirmation, OpsAdmin, build_user_actor, ops_display, row_action
 from scheduling.admin.labels import translate_error, translate_errors, translate_reason
-from scheduling.admin.matrix.node_impact import report_moved_touches
+from scheduling.admin.matrix.preview import report_moved_touches
 from scheduling.admin.page_reads import count_within
 from scheduling.configuration.file.apply import ChangePlan, InvalidConfiguration
 from scheduling.configuration.file.document import InvalidDocument

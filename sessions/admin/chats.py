@@ -16,19 +16,78 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, gettext_noop
 
 from scheduling.admin.base import OpsAdmin
-from scheduling.admin.labels import translate_reason
+from scheduling.admin.labels import register_labels, translate_reason
+from scheduling.admin.navigation import Entry, Group, Tab
 from scheduling.admin.page_reads import count_within
 from scheduling.models import Event, Touch
 from scheduling.monitoring.duration_text import describe_duration
-from sessions.admin.labels import SIDES, STATES, WHY
 from sessions.detection.presence import SessionPresence, parse_event_id
 from sessions.detection.silence_events import SOURCE
 from sessions.frames import ID_LENGTH
 from sessions.store import inbox, sessions, stats
 from sessions.store.client import StoreUnavailable
 from sessions.store.stats import SessionSnapshot
+
+MENU: tuple[Group, ...] = (
+    (
+        gettext_lazy("Live chats"),
+        (
+            Entry(
+                "forum",
+                (
+                    Tab(gettext_lazy("Live overview"), "chat_sessions_live", "chat_sessions.view_silencepolicy"),
+                    Tab(gettext_lazy("Silence policies"), "chat_sessions_silencepolicy_changelist",
+                        "chat_sessions.view_silencepolicy"),
+                    Tab(gettext_lazy("Campaigns"), "chat_sessions_campaign_changelist", "chat_sessions.view_campaign"),
+                ),
+            ),
+        ),
+    ),
+)  # fmt: skip
+
+
+#: Plain name of a table, shown in the list of permissions.
+PLAIN = (gettext_noop("nudge mark"),)
+
+register_labels(
+    {
+        "no_session": gettext_lazy("The customer has no chat that is open"),
+        "inapp_away": gettext_lazy("The live sessions cannot be reached, trying again"),
+        "inapp_busy": gettext_lazy("Too many messages wait for the live sessions, trying again"),
+        "stale": gettext_lazy("Too late for a guide message"),
+    },
+    {},
+)
+
+#: State of a chat, with the tone of its label.
+STATES = {
+    "idle": (gettext_lazy("no timer"), ""),
+    "armed": (gettext_lazy("timer running"), "info"),
+    "paused": (gettext_lazy("paused"), "warning"),
+    "silent": (gettext_lazy("silent"), "warning"),
+    "closed": (gettext_lazy("closed"), ""),
+}
+SIDES = {"customer": gettext_lazy("customer"), "agent": gettext_lazy("agent"), "bot": gettext_lazy("bot")}
+
+#: Why the timer of a chat runs or not (see `SessionSnapshot.why`).
+WHY = {
+    "no_message": gettext_lazy("the customer has not written yet"),
+    "customer_wrote": gettext_lazy("the customer wrote last; the timer runs after a message of an agent"),
+    "agent_wrote": gettext_lazy("an agent wrote last; the timer runs after a message of the customer"),
+    "unknown_writer": gettext_lazy("Redis lost the chat; the timer starts after the next message"),
+    "policy_changed": gettext_lazy("the policy changed; the next frame starts the timer"),
+    "tool": gettext_lazy("a tool is running"),
+    "transfer": gettext_lazy("the chat is being transferred"),
+    "queue": gettext_lazy("the chat waits in a queue"),
+    "armed": gettext_lazy("the timer runs"),
+    "outside_hours": gettext_lazy("outside the opening hours; the timer continues when they start"),
+    "silent": gettext_lazy("a silence was recorded; the next message starts the timer"),
+    "closed": gettext_lazy("the chat is closed"),
+}
+
 
 SECOND = timedelta(seconds=1)
 MOST_CHATS, MOST_SILENCES, MOST_MESSAGES = 200, 50, 100

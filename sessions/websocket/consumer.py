@@ -38,8 +38,18 @@ from sessions.store.inbox import Post
 from sessions.store.sessions import COUNTED, DROPPED, REFUSED
 from sessions.tokens import Admission
 from sessions.websocket import connection, hub
-from sessions.websocket.connection import EVENT, EVENT_COST, Close, FrameRateLimiter, FrameRefused, Incoming, SendQueue
-from sessions.websocket.frame_writer import FrameRequest, FrameResult, frame_writer
+from sessions.websocket.connection import (
+    EVENT,
+    EVENT_COST,
+    Close,
+    FrameRateLimiter,
+    FrameRefused,
+    FrameRequest,
+    FrameResult,
+    Incoming,
+    SendQueue,
+    frame_writer,
+)
 
 log = structlog.get_logger(__name__)
 

@@ -26,8 +26,7 @@ from scheduling.strict_text import InvalidText, decode_json
 from sessions.frames import ID_LENGTH, MAX_SEQ, OTHER_USER, USER, Frame
 from sessions.store.client import StoreUnavailable
 from sessions.store.sessions import OUTCOMES, REFUSED
-from sessions.websocket.connection import Close, FrameRefused, SendQueue
-from sessions.websocket.frame_writer import FrameRequest, FrameResult, frame_writer
+from sessions.websocket.connection import Close, FrameRefused, FrameRequest, FrameResult, SendQueue, frame_writer
 
 log = structlog.get_logger(__name__)
 

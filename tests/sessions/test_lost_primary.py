@@ -27,7 +27,7 @@ from sessions.store import client, stats
 from sessions.store.client import Server, StoreUnavailable
 from sessions.store.inbox import Inbox, Post
 from sessions.store.sessions import Store
-from sessions.websocket.frame_writer import FrameRequest, FrameWriter
+from sessions.websocket.connection import FrameRequest, FrameWriter
 from tests.sessions.redis_cluster import SLOTS, ClusterUnderTest
 from tests.sessions.test_cluster import slot_of
 from tests.sessions.websocket.test_inapp_channel import message, send

@@ -27,7 +27,7 @@ from scheduling import sql
 from scheduling.admin.base import CheckedForm, Retirable, RetiredFilter, ops_display
 from scheduling.admin.dashboard.charts import Span, split_period
 from scheduling.admin.dashboard.series import EndedTouches, count_ended_by_span
-from scheduling.admin.matrix.node_impact import list_impact_lines
+from scheduling.admin.matrix.preview import list_impact_lines
 from scheduling.admin.page_reads import PageTimeLimit, read_for_page
 from scheduling.admin.row_edits import VERSION_FIELD
 from scheduling.admin.undo import create_undo_link

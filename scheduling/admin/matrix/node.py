@@ -44,7 +44,7 @@ from scheduling.admin.labels import translate_error
 from scheduling.admin.matrix import grid
 from scheduling.admin.matrix.conditions import ConditionField, VariantsField
 from scheduling.admin.matrix.grid import derive_node_key
-from scheduling.admin.matrix.node_impact import (
+from scheduling.admin.matrix.preview import (
     ImpactMixin,
     Lines,
     describe_retirement,
@@ -52,8 +52,8 @@ from scheduling.admin.matrix.node_impact import (
     list_followers,
     list_impact_lines,
     move_after_commit,
+    preview_node,
 )
-from scheduling.admin.matrix.preview import preview_node
 from scheduling.admin.matrix.rules import add_calendar_errors
 from scheduling.admin.rollout import (
     MOVED_BY_ROLLOUT,

@@ -24,7 +24,7 @@ from scheduling.admin.base import (
     ops_display,
 )
 from scheduling.admin.form_fields import LevelsField, LimitsField, NamesField, SuggestingInput, WindowsField
-from scheduling.admin.matrix.node_impact import MOST, ImpactMixin, Lines, describe_uncounted, format_most
+from scheduling.admin.matrix.preview import MOST, ImpactMixin, Lines, describe_uncounted, format_most
 from scheduling.admin.page_reads import count_within
 from scheduling.configuration import snapshot
 from scheduling.configuration.validation import check_rule_channel

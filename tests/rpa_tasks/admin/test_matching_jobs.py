@@ -10,8 +10,8 @@ from django.db.models.functions import Now
 from django.test import Client
 from django.utils.timezone import localtime, now
 
-from rpa_tasks.jobs import bulk_actions as job_actions
-from rpa_tasks.jobs.bulk_actions import JOB_ACTIONS
+from rpa_tasks.jobs import queries as job_actions
+from rpa_tasks.jobs.queries import JOB_ACTIONS
 from rpa_tasks.models import ExecutionNode, Flow, Job
 from scheduling.admin.failed_tasks import bulk_action
 from scheduling.models import BulkAction, FailedTask

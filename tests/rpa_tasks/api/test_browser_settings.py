@@ -12,8 +12,8 @@ from pytest_django import Settings
 
 from rpa_tasks.admin.platform import BrowserForm, PlatformForm
 from rpa_tasks.admin.shop import ShopForm
+from rpa_tasks.browser_settings import check_browser_settings, resolve_launch_settings
 from rpa_tasks.browsers.launch import LaunchSettings, NoBrowser
-from rpa_tasks.configuration.browser_settings import check_browser_settings, resolve_launch_settings
 from rpa_tasks.models import Platform, Shop
 from scheduling.errors import ErrorCollector
 from scheduling.models import encrypted

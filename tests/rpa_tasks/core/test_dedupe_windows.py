@@ -10,12 +10,12 @@ import pytest
 from django.utils.timezone import now
 
 from rpa_tasks.jobs import payloads, schedules
-from rpa_tasks.jobs.bulk_actions import repeat_request
 from rpa_tasks.jobs.dispatch import RunResult, settle_run
 from rpa_tasks.jobs.payloads import add_period
 from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, publish_job, request_cancel
 from rpa_tasks.jobs.publish_many import publish_many
+from rpa_tasks.jobs.queries import repeat_request
 from rpa_tasks.jobs.retention import WINDOWS
 from rpa_tasks.jobs.schedules import RoundCounts
 from rpa_tasks.models import DedupeWindow, Flow, Job, Shop

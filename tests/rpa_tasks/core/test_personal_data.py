@@ -8,9 +8,9 @@ import pytest
 from django.db import transaction
 
 from rpa_tasks.jobs import retention
-from rpa_tasks.jobs.bulk_actions import run_job_again
 from rpa_tasks.jobs.dead_letters import record_failed_job
 from rpa_tasks.jobs.dispatch import RunResult, settle_run
+from rpa_tasks.jobs.queries import run_job_again
 from rpa_tasks.models import Evidence, Job
 from rpa_tasks.outcomes import RunOutcome, Verdict
 from scheduling import sql
