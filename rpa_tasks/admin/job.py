@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -245,10 +244,6 @@ def format_short_span(span: timedelta) -> str:
     if seconds < 1:
         return gettext("%(ms)s ms") % {"ms": round(seconds * 1000)}
     return gettext("%(seconds)s s") % {"seconds": f"{seconds:.1f}"} if seconds < 60 else describe_duration(span)
-
-
-def format_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=2)
 
 
 # Serve evidence of failed runs so that none of it can act in the admin site.

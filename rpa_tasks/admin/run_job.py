@@ -83,7 +83,14 @@ def confirm_run_again(jobs_admin: Any, request: HttpRequest, row: Job) -> Confir
             if failed and settles:
                 task_id = _retry_failed_job(request, failed, form.cleaned_data)
             else:
-                receipt = publish_job(_repeat_request(request, row, form.cleaned_data))
+                again = repeat_request(
+                    row,
+                    source_of(request),
+                    payload=form.cleaned_data.get("payload", row.payload),
+                    priority=form.cleaned_data["priority"],
+                    keeps_payload="payload" not in form.cleaned_data,
+                )
+                receipt = publish_job(again)
                 show_receipt(request, receipt)
                 task_id = receipt.task_id
         except (InvalidInput, BacklogFull, Conflict) as error:
@@ -94,9 +101,10 @@ def confirm_run_again(jobs_admin: Any, request: HttpRequest, row: Job) -> Confir
     text = _("A new job for the same shop and task type. While one of its kind waits already, it merges into that one.")
     if settles:
         text = _("A new job for the same shop and task type, in place of the failed one. It settles the failed task.")
+    shown = [] if "payload" in form.fields else [json.dumps(redact(row.payload), ensure_ascii=False)]
     return Confirmation(
         title=_("Run again"), form=form, text=text, act=act,
-        facts=[f"{row.shop} · {row.flow.task_type}", *_shown_payload(form, row)],
+        facts=[f"{row.shop} · {row.flow.task_type}", *shown],
         warning=_repeat_warning(row, left_open=failed is not None and not settles),
     )  # fmt: skip
 
@@ -115,17 +123,6 @@ def _retry_failed_job(request: HttpRequest, failed: FailedTask, given: dict[str,
     )
     messages.success(request, _("The job was published. Its failed task is settled."))
     return task_id
-
-
-def _repeat_request(request: HttpRequest, row: Job, given: dict[str, Any]) -> PublishRequest:
-    return repeat_request(
-        row, source_of(request), payload=given.get("payload", row.payload), priority=given["priority"],
-        keeps_payload="payload" not in given,
-    )  # fmt: skip
-
-
-def _shown_payload(form: PublishForm, row: Job) -> list[str]:
-    return [] if "payload" in form.fields else [json.dumps(redact(row.payload), ensure_ascii=False)]
 
 
 def _repeat_warning(row: Job, *, left_open: bool) -> str:
@@ -204,8 +201,11 @@ def run_now_page(shops_admin: Any, request: HttpRequest) -> HttpResponse:
         )  # fmt: skip
 
     problem, warning = _check_selection(shops, form)
+    names = ", ".join(str(shop) for shop in shops[:8])
+    more = len(shops) - 8
+    listed = _("%(names)s and %(count)s more") % {"names": names, "count": more} if more > 0 else names
     return shops_admin.confirm(  # type: ignore[no-any-return]
-        request, _("Run now"), act, form=form, facts=[_join_names(shops)],
+        request, _("Run now"), act, form=form, facts=[listed],
         problem=problem, warning=warning,
         text=_("One job a shop. Where one of its kind waits already, the request merges into it: the latest payload "
                "and the highest priority count."),
@@ -251,12 +251,6 @@ def publish_for_each(shops: Iterable[Shop], wanted: dict[str, Any], source: str)
             else:
                 (outcome.merged if receipt.duplicate else outcome.published).append((shop, receipt))
     return outcome
-
-
-def _join_names(shops: list[Shop]) -> str:
-    names = ", ".join(str(shop) for shop in shops[:8])
-    more = len(shops) - 8
-    return _("%(names)s and %(count)s more") % {"names": names, "count": more} if more > 0 else names
 
 
 def _check_selection(shops: list[Shop], form: RunForm) -> tuple[str, str]:

@@ -39,7 +39,10 @@ def run_flow(name: str, param: str, timeout: float) -> int:
     code = _execute_flow(name, Flow(**fields, timeout=timeout, tab=tab, wire=wire))
     stop.expect_end(code)
     # After an error the page stays open as evidence. The owner of the browser cleans up.
-    _leave_tab(tab, keep=code != 0)
+    try:
+        tab.leave(keep=code != 0)
+    except Exception as error:  # the browser may have died; the flow's result is already printed
+        sys.stderr.write(f"The tab could not be closed: {error}\n")
     return code
 
 
@@ -57,13 +60,6 @@ def _execute_flow(name: str, flow: Flow) -> int:
         traceback.print_exc()
         return Transient.exit_code
     return 0
-
-
-def _leave_tab(tab: Tab, *, keep: bool) -> None:
-    try:
-        tab.leave(keep=keep)
-    except Exception as error:  # the browser may have died; the flow's result is already printed
-        sys.stderr.write(f"The tab could not be closed: {error}\n")
 
 
 def _print_error(error: FlowError) -> int:

@@ -172,19 +172,16 @@ class Lines:
         lost = any(_starts_like_result(line) for line in messages if len(line) > LONGEST_LINE)
         if len(self._rest) > LONGEST_LINE:
             lost |= not self._inside and _starts_like_result(self._rest)
-            shown += self._let_through()
+            self._inside = True
+            masked = self._mask(self._rest)
+            end = len(masked) - self._mask.reach  # a secret may start behind this position
+            self._rest = masked[end:]
+            shown += masked[:end]
         return shown, fitting, lost
 
     def finish(self) -> tuple[bytes, list[bytes], bool]:
         """Flush a last line without a newline."""
         return self.feed(b"\n") if self._rest else (b"", [], False)
-
-    def _let_through(self) -> bytes:
-        self._inside = True
-        masked = self._mask(self._rest)
-        cut = len(masked) - self._mask.reach  # a secret may start behind this position
-        self._rest = masked[cut:]
-        return masked[:cut]
 
 
 def _starts_like_result(line: bytes) -> bool:

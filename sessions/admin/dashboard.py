@@ -74,9 +74,14 @@ def live_chats_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
         raise PermissionDenied
     found, tallies = _read_overview(), count_within(nudge_stats.recent_tallies)
     title = _("Live overview")
+    chats = [
+        _build_figure(_("Live chats"), _format_count(found.live) if found else None),
+        _build_figure(_("Timer running"), _format_count(found.armed) if found else None),
+        _build_figure(_("Timer paused"), _format_count(found.paused) if found else None),
+    ]
     answer: HttpResponse = pages.page(
         request, "chat_sessions/live.html", title, opts=None, content_title=title, found=found,
-        groups=[(_("Chats"), _chat_figures(found)), (_("Silences"), _silence_figures(found))],
+        groups=[(_("Chats"), chats), (_("Silences"), _silence_figures(found))],
         day=_day_figures(tallies), rows=_policy_rows(found, tallies or []),
         versions=_version_rows(count_within(nudge_stats.tallies_by_version)),
         watchers=[_watcher_row(each) for each in found.watchers] if found else [],
@@ -99,14 +104,6 @@ def _read_pauses() -> dict[str, list[int]]:
         return stats.read_pauses(sessions.live_store())
     except StoreUnavailable:
         return {}
-
-
-def _chat_figures(found: Overview | None) -> list[dict[str, Any]]:
-    return [
-        _build_figure(_("Live chats"), _format_count(found.live) if found else None),
-        _build_figure(_("Timer running"), _format_count(found.armed) if found else None),
-        _build_figure(_("Timer paused"), _format_count(found.paused) if found else None),
-    ]
 
 
 def _silence_figures(found: Overview | None) -> list[dict[str, Any]]:
@@ -299,20 +296,17 @@ def _card_figures(found: Overview, link: str) -> list[Figure]:
     bound = settings.AFTERTOUCH_SILENCE_BACKLOG
     waits = count_within(lambda: count_undelivered(bound), settings.TIMEOUTS.dashboard)
     silences = f"{reverse('admin:scheduling_event_changelist')}?type={SILENT}"
+    # The list of waiting touches, filtered by node if a single node answers silences.
+    nodes = current().triggered.get(SILENT, ())
+    waiting = f"{reverse('admin:scheduling_touch_changelist')}?status=waiting"
+    guides = f"{waiting}&node__id__exact={nodes[0].id}" if len(nodes) == 1 else waiting
     figures = [
         Figure(_("Watched"), found.live, link),
         Figure(_("Silent, event being recorded"), found.in_flight, silences),
-        Figure(_("Guide messages not yet sent"), waits, _guides_link(), "bad" if waits and waits >= bound else ""),
+        Figure(_("Guide messages not yet sent"), waits, guides, "bad" if waits and waits >= bound else ""),
         Figure(_("Watchers"), len(found.watchers), link, "" if found.watchers else "bad"),
     ]
     behind = timedelta(milliseconds=found.lag_ms)
     return (
         [*figures, Figure(_("Behind by"), describe_duration(behind), link, "bad")] if behind > LATE_AFTER else figures
     )
-
-
-def _guides_link() -> str:
-    """Return the list of waiting touches, filtered by node if a single node answers silences."""
-    nodes = current().triggered.get(SILENT, ())
-    link = f"{reverse('admin:scheduling_touch_changelist')}?status=waiting"
-    return f"{link}&node__id__exact={nodes[0].id}" if len(nodes) == 1 else link

@@ -73,6 +73,13 @@ def workers_page(touches_admin: Any, request: HttpRequest) -> HttpResponse:
     if not may_see_workers(request.user):
         raise PermissionDenied
     workers, has_answer = _list_workers()
+    wanted = [
+        {
+            "kind": KINDS.get(kind, kind), "running": scale.running, "wanted": scale.wanted,
+            "is_short": scale.wanted is not None and scale.running is not None and scale.wanted > scale.running,
+        }
+        for kind, scale in read_scaling(Deadline(settings.TIMEOUTS.metrics)).items()
+    ]  # fmt: skip
     return touches_admin.page(  # type: ignore[no-any-return]
         request,
         "ops/workers.html",
@@ -81,7 +88,7 @@ def workers_page(touches_admin: Any, request: HttpRequest) -> HttpResponse:
         **_describe_broker(workers),
         workers=[_describe_worker(each) for each in workers],
         reports_missing=not has_answer,
-        wanted=_describe_wanted(),
+        wanted=wanted,
         flower=reverse("flower") if may_open_flower(request.user) else "",
     )
 
@@ -134,16 +141,6 @@ def _describe_queue(queue: QueueStats, consumers: Counter[str]) -> dict[str, Any
         "oldest": describe_duration(age) if queue.length and age else "",
         "is_unattended": bool(queue.length and not consumers[queue.name]),
     }  # fmt: skip
-
-
-def _describe_wanted() -> list[dict[str, Any]]:
-    return [
-        {
-            "kind": KINDS.get(kind, kind), "running": scale.running, "wanted": scale.wanted,
-            "is_short": scale.wanted is not None and scale.running is not None and scale.wanted > scale.running,
-        }
-        for kind, scale in read_scaling(Deadline(settings.TIMEOUTS.metrics)).items()
-    ]  # fmt: skip
 
 
 FOUND = 500  #: matches of an id that is not unique, or of words
