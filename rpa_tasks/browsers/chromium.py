@@ -216,7 +216,12 @@ def start_browser(record: Record, launch: LaunchSettings) -> Record:
     finally:
         if forwarding:
             forwarding.listener.close()
-    raise NoBrowser(BROWSER_FAILED, f"Chromium did not start: {_tail_of_log(log)}")
+    try:
+        # NUL bytes, which follow a truncation, are replaced: PostgreSQL refuses them.
+        tail = storable_text(log.read_text(errors="replace")[-500:]).strip()
+    except OSError as error:
+        tail = str(error)
+    raise NoBrowser(BROWSER_FAILED, f"Chromium did not start: {tail}")
 
 
 def attach_browser(record: Record, launch: LaunchSettings) -> Record:
@@ -349,11 +354,3 @@ def browser_environment(record: Record) -> dict[str, str]:
         "TZ": settings.TIME_ZONE,
         MARKER: registry.slot_marker(record.slot),
     }
-
-
-def _tail_of_log(log: Path) -> str:
-    """Return the end of the log. NUL bytes, which follow a truncation, are replaced: PostgreSQL refuses them."""
-    try:
-        return storable_text(log.read_text(errors="replace")[-500:]).strip()
-    except OSError as error:
-        return str(error)

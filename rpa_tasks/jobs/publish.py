@@ -183,7 +183,12 @@ def check_request(
     """
     if at is None and (request.not_before or request.deadline or flow.dedupe_period):
         at = sql.now()
-    request = _with_start(request, at)
+    if request.not_before is not None and at is not None:
+        # It becomes the delay, by PostgreSQL's clock. The past means at once.
+        delay = max(request.delay, request.not_before - at)
+        if delay > MAX_DELAY:
+            raise InvalidInput.of("not_before", _("within %(days)s days", days=MAX_DELAY.days))
+        request = replace(request, delay=delay, not_before=None)
     _check_members(request, at)
     if flow.has_window:
         period, lasts = payloads.find_window(flow, at, request.delay)
@@ -197,16 +202,6 @@ def check_request(
         # The data of a customer stays in jobs of their own touches, where an erasure finds it.
         request = replace(request, keeps_payload=True)
     return request, payload_errors(request.payload, flow)
-
-
-def _with_start(request: PublishRequest, at: datetime | None) -> PublishRequest:
-    """Return the request with `not_before` as its delay, by PostgreSQL's clock. The past means at once."""
-    if request.not_before is None or at is None:
-        return request
-    delay = max(request.delay, request.not_before - at)
-    if delay > MAX_DELAY:
-        raise InvalidInput.of("not_before", _("within %(days)s days", days=MAX_DELAY.days))
-    return replace(request, delay=delay, not_before=None)
 
 
 def _check_members(request: PublishRequest, at: datetime | None) -> None:

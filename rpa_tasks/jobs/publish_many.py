@@ -91,8 +91,20 @@ def _publish_alone(request: PublishRequest) -> PublishResult:
 
 def _prepare(requests: Sequence[PublishRequest]) -> list[BatchEntry]:
     """Return the valid requests with their shops and flows, without those of touches."""
-    shops = {(each.platform.key, each.shop_id): each for each in _find_shops(requests)}
-    flows = {(each.platform_id, each.task_type): each for each in _find_flows(requests)}
+    platforms, shop_ids = {each.platform for each in requests}, {each.shop_id for each in requests}
+    found_shops = (
+        Shop.objects.filter(platform__key__in=platforms, shop_id__in=shop_ids, retired_at=None)
+        .filter(platform__retired_at=None)
+        .select_related("platform")
+        .only(
+            "platform_id", "shop_id", "name", "backlog_limit",
+            "platform__key", "platform__name", "platform__backlog_limit",
+        )
+    )  # fmt: skip
+    shops = {(each.platform.key, each.shop_id): each for each in found_shops}
+    task_types = {each.task_type for each in requests}
+    found_flows = Flow.objects.filter(platform__key__in=platforms, task_type__in=task_types, retired_at=None)
+    flows = {(each.platform_id, each.task_type): each for each in found_flows}
     needs_clock = any(each.dedupe_period for each in flows.values())
     at = sql.now() if needs_clock or any(each.not_before or each.deadline for each in requests) else None
     entries = []
@@ -109,19 +121,6 @@ def _prepare(requests: Sequence[PublishRequest]) -> list[BatchEntry]:
         if not unfit:
             entries.append(BatchEntry(place, stored, shop, flow, choose_dedupe_key(stored, flow), new_id()))
     return entries
-
-
-def _find_shops(requests: Sequence[PublishRequest]) -> Iterable[Shop]:
-    platforms, shop_ids = {each.platform for each in requests}, {each.shop_id for each in requests}
-    found = Shop.objects.filter(platform__key__in=platforms, shop_id__in=shop_ids, retired_at=None)
-    found = found.filter(platform__retired_at=None).select_related("platform")
-    wanted = ("platform_id", "shop_id", "name", "backlog_limit")
-    return found.only(*wanted, *(f"platform__{name}" for name in ("key", "name", "backlog_limit")))
-
-
-def _find_flows(requests: Sequence[PublishRequest]) -> Iterable[Flow]:
-    platforms, task_types = {each.platform for each in requests}, {each.task_type for each in requests}
-    return Flow.objects.filter(platform__key__in=platforms, task_type__in=task_types, retired_at=None)
 
 
 def _split_first_of_each_key(entries: Iterable[BatchEntry]) -> tuple[list[BatchEntry], list[BatchEntry]]:

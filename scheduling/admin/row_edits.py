@@ -62,8 +62,14 @@ class OptimisticLockForm(forms.ModelForm):  # type: ignore[type-arg]
             if field.disabled:  # its value is that of the row as it was before the lock
                 self.cleaned_data.pop(name, None)
         if not self.instance._state.adding:
+            # The stored row is loaded, so that a save overwrites no column that the form does not have.
             try:
-                self._lock_row()
+                if connection.in_atomic_block:
+                    with transaction.atomic():
+                        rows = lock_for_write(type(self.instance)._base_manager.all())
+                        self.instance.refresh_from_db(from_queryset=rows)
+                else:  # a preview, which saves nothing
+                    self.instance.refresh_from_db()
             except self.instance.DoesNotExist:
                 self.add_error(self.error_field, _("Deleted after you opened the page."))
                 return super().clean() or self.cleaned_data
@@ -104,14 +110,6 @@ class OptimisticLockForm(forms.ModelForm):  # type: ignore[type-arg]
         """Return the form field to which an error belongs; None for the whole form."""
         field = path.partition(".")[0].partition("[")[0]
         return field if field in self.fields else None
-
-    def _lock_row(self) -> None:
-        """Load the stored row, so that a save overwrites no column that the form does not have."""
-        if not connection.in_atomic_block:  # a preview, which saves nothing
-            self.instance.refresh_from_db()
-            return
-        with transaction.atomic():
-            self.instance.refresh_from_db(from_queryset=lock_for_write(type(self.instance)._base_manager.all()))
 
     def _compute_version(self) -> str:
         """Return a digest of the columns that the form writes.

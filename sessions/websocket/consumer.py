@@ -200,7 +200,9 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             if await asyncio.to_thread(self._is_revoked):
                 raise tokens.BadToken("revoked")
         left = max(0.0, self.admission.ends_at - time.time())
-        self.expiry = asyncio.get_running_loop().call_later(left, self._expire)
+        self.expiry = asyncio.get_running_loop().call_later(
+            left, self.send_queue.end, Close.BAD_TOKEN, "token: expired"
+        )
         if wanted is not None and wanted > inbox.parse_cursor(last):
             wanted = inbox.parse_cursor(inbox.START)  # the cursor is of a lost inbox: see _catch_up
         self.cursor = wanted if wanted is not None else inbox.parse_cursor(last)
@@ -217,9 +219,6 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
     def _is_revoked(self) -> bool:
         me = self.admission
         return tokens.is_revoked(inbox.live_inbox().server, me.session_id, me.role, me.issued_at)
-
-    def _expire(self) -> None:
-        self.send_queue.end(Close.BAD_TOKEN, "token: expired")
 
     async def websocket_disconnect(self) -> None:
         self.send_queue.drop()

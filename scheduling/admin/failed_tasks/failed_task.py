@@ -271,7 +271,12 @@ def confirm_edit(request: HttpRequest, row: FailedTask) -> Confirmation:
         return Confirmation(title=title, act=lambda: None, problem=problem)
     assert payload is not None
     of_touch = row.origin == FailedTask.Origin.TOUCH
-    form = _build_form(request, payload, of_touch=of_touch)
+    form: TouchTextForm | PayloadForm
+    if of_touch:
+        form = TouchTextForm(request.POST or None, initial=dict(payload))
+    else:
+        text = json.dumps(payload, ensure_ascii=False, indent=2)
+        form = PayloadForm(request.POST or None, initial={"payload": text})
     unknown = row.failure == "unknown"
     return Confirmation(
         title=title, form=form, text=_explain(of_touch), danger=unknown,
@@ -287,13 +292,6 @@ def _find_edit_problem(request: HttpRequest, row: FailedTask, payload: Mapping[s
     if request.method != "POST" and row.state not in failed_tasks.RETRYABLE:
         return gettext("It is %(state)s already.") % {"state": row.get_state_display()}
     return ""
-
-
-def _build_form(request: HttpRequest, payload: Mapping[str, Any], *, of_touch: bool) -> TouchTextForm | PayloadForm:
-    if of_touch:
-        return TouchTextForm(request.POST or None, initial=dict(payload))
-    text = json.dumps(payload, ensure_ascii=False, indent=2)
-    return PayloadForm(request.POST or None, initial={"payload": text})
 
 
 def _explain(of_touch: bool) -> str:

@@ -87,14 +87,6 @@ class PauseForm(forms.Form):
         ]
 
 
-def _resume(request: HttpRequest, scope: str) -> None:
-    try:
-        commands.resume_scope(scope, actor=request.user.get_username())
-        messages.success(request, _("Resumed: %(what)s.") % {"what": describe_scope(scope)})
-    except AftertouchError:
-        messages.info(request, _("The pause had already ended."))
-
-
 @admin.register(Pause)
 class PauseAdmin(OpsAdmin):
     list_display = ("what", "held", "reason", "paused_by", "paused_at", "end_link")
@@ -164,7 +156,11 @@ class PauseAdmin(OpsAdmin):
         scope = request.GET.get("scope", "")
 
         def act() -> None:
-            _resume(request, scope)
+            try:
+                commands.resume_scope(scope, actor=request.user.get_username())
+                messages.success(request, _("Resumed: %(what)s.") % {"what": describe_scope(scope)})
+            except AftertouchError:
+                messages.info(request, _("The pause had already ended."))
 
         title = _("Resume %(what)s?") % {"what": describe_scope(scope)}
         text = _("Touches kept during the pause are sent over the next minutes, unless a guard suppresses them.")
