@@ -39,10 +39,10 @@ from scheduling.admin.dashboard.series import (
     list_config_changes,
     mark_changes,
 )
+from scheduling.admin.experiments import list_withdrawn_canaries
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.navigation import find_menu_place, may_see_workers
 from scheduling.admin.page_reads import PageTimeLimit, read_for_page
-from scheduling.admin.rollout import list_withdrawn_canaries
 from scheduling.admin.shown_values import format_instant
 from scheduling.admin.touches.pause import count_held, list_active_pauses
 from scheduling.admin.touches.touch import build_span_link

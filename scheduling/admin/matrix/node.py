@@ -21,7 +21,7 @@ from unfold.contrib.filters.admin import RelatedDropdownFilter
 from unfold.widgets import UnfoldBooleanSwitchWidget
 
 from scheduling import sql
-from scheduling.admin import rollout
+from scheduling.admin import experiments
 from scheduling.admin.base import (
     CheckedForm,
     Confirmation,
@@ -31,6 +31,15 @@ from scheduling.admin.base import (
     ops_action,
     ops_display,
     row_action,
+)
+from scheduling.admin.experiments import (
+    MOVED_BY_ROLLOUT,
+    ROLLOUT_FIELDS,
+    build_node_context,
+    confirm_start,
+    confirm_stop,
+    has_running_rollout,
+    may_start_rollout,
 )
 from scheduling.admin.form_fields import (
     DelayRulesField,
@@ -55,15 +64,6 @@ from scheduling.admin.matrix.preview import (
     preview_node,
 )
 from scheduling.admin.matrix.rules import add_calendar_errors
-from scheduling.admin.rollout import (
-    MOVED_BY_ROLLOUT,
-    ROLLOUT_FIELDS,
-    build_node_context,
-    confirm_start,
-    confirm_stop,
-    has_running_rollout,
-    may_start_rollout,
-)
 from scheduling.admin.touches.pause import redirect_to_pause_page
 from scheduling.admin.touches.timeline import build_receipt_figures
 from scheduling.configuration.condition_fields import FieldCatalogue, conditions_in
@@ -339,7 +339,7 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
         return list_impact_lines(form, row) if row.pk else []
 
     def get_urls(self) -> list[URLPattern]:
-        effects = self.admin_site.admin_view(lambda request: rollout.effect_page(self, request))
+        effects = self.admin_site.admin_view(lambda request: experiments.effect_page(self, request))
         return [
             path("conversion/", effects, name="scheduling_node_conversion"),
             *super().get_urls(),
