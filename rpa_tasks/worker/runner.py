@@ -26,7 +26,7 @@ from rpa_tasks.flow_sdk.discovery import FLOWS_VARIABLE
 from rpa_tasks.jobs import wakeups
 from rpa_tasks.jobs.dispatch import RunResult, settle_run
 from rpa_tasks.jobs.pick import Pick, jobs, renew_in_background
-from rpa_tasks.models import Flow, Job, ParamStyle
+from rpa_tasks.models import Job, ParamStyle
 from rpa_tasks.outcomes import CommandResult, ExitCause, RunOutcome, Verdict, judge
 from rpa_tasks.supervisor import command
 from rpa_tasks.supervisor.client import Progress, RunSpec, SupervisedCommand
@@ -74,7 +74,15 @@ UNPACKED_LIMIT = 4_000_000  #: bytes of an unpacked text; a few bytes of zlib ca
 
 def collect_evidence(port: int | None, log_path: Path) -> dict[str, bytes]:
     """Return the evidence by `Evidence.Kind`. Raises nothing: an item that cannot be read is missing."""
-    found = _capture_page(port) if port else {}
+    found: dict[str, bytes] = {}
+    if port:
+        try:
+            page = devtools.take_snapshot(port, timeout=SNAPSHOT_TIME_LIMIT, limit=PIECE_LIMIT)
+        except devtools.NoAnswer as error:
+            log.warning("evidence_not_saved", error=str(error)[:300])
+        else:
+            html = page.html.encode(errors="replace")[:PIECE_LIMIT]
+            found = {"screenshot": page.screenshot, "html": zlib.compress(html)}
     try:
         text = log_path.read_bytes()[-PIECE_LIMIT:]
     except OSError:
@@ -82,16 +90,6 @@ def collect_evidence(port: int | None, log_path: Path) -> dict[str, bytes]:
     if text:
         found["log"] = zlib.compress(text)
     return found
-
-
-def _capture_page(port: int) -> dict[str, bytes]:
-    try:
-        found = devtools.take_snapshot(port, timeout=SNAPSHOT_TIME_LIMIT, limit=PIECE_LIMIT)
-    except devtools.NoAnswer as error:
-        log.warning("evidence_not_saved", error=str(error)[:300])
-        return {}
-    html = found.html.encode(errors="replace")[:PIECE_LIMIT]
-    return {"screenshot": found.screenshot, "html": zlib.compress(html)}
 
 
 def unpack_text(text: bytes) -> bytes:
@@ -157,15 +155,22 @@ class JobRun:
             ended = self._run()
         except Exception as error:
             log.exception("run_execution_failed", task_id=str(self.job.pk))
-            ended = self._result_of_error(error)
+            # As for a lost worker, the outcome depends on whether the command had started.
+            began = Job.objects.filter(pk=self.job.pk, sending_at__isnull=False).exists()
+            outcome = RunOutcome.UNKNOWN if began and not self.job.flow.idempotent else RunOutcome.TRANSIENT
+            ended = self._result_without_start(
+                Verdict(outcome, "internal_error"), detail=f"{type(error).__name__}: {error}"
+            )
         if not self.settled:
             self._settle(ended)
 
     # --- the steps ----------------------------------------------------------------------------------------------
 
     def _run(self) -> RunResult:
-        if reason := self._end_leftovers():
-            return self._result_without_start(Verdict(RunOutcome.DEFERRED, reason))
+        # What an earlier run of this shop left on this node is ended first.
+        shop, lease_no = self._shop_name(), self.pick.claim.lease_no
+        if end_marked_processes(lambda marks: marks[SHOP] == shop and _lease_no_of(marks) < lease_no):
+            return self._result_without_start(Verdict(RunOutcome.DEFERRED, "processes_left"))
         try:
             with self._acquire_browser():
                 ended = self._execute_command()
@@ -181,14 +186,6 @@ class JobRun:
             failed = error.reason in (BROWSER_FAILED, PROXY_FAILED)
             outcome = RunOutcome.TRANSIENT if failed else RunOutcome.DEFERRED
             return self._result_without_start(Verdict(outcome, error.reason), detail=str(error))
-
-    def _end_leftovers(self) -> str:
-        """End what an earlier run of this shop left on this node. Returns why the run cannot start, or ""."""
-        shop = self._shop_name()
-        left = end_marked_processes(
-            lambda marks: marks[SHOP] == shop and _lease_no_of(marks) < self.pick.claim.lease_no
-        )
-        return "processes_left" if left else ""
 
     @contextmanager
     def _acquire_browser(self) -> Iterator[None]:
@@ -328,14 +325,6 @@ class JobRun:
     def _result_without_start(self, verdict: Verdict, *, detail: str = "") -> RunResult:
         return RunResult(verdict=verdict, started_at=self.started_at, detail=detail)
 
-    def _result_of_error(self, error: Exception) -> RunResult:
-        """Return the end of a run after an internal error. As for a lost worker, it depends on whether the command had
-        started.
-        """
-        began = Job.objects.filter(pk=self.job.pk, sending_at__isnull=False).exists()
-        outcome = RunOutcome.UNKNOWN if began and not self.job.flow.idempotent else RunOutcome.TRANSIENT
-        return self._result_without_start(Verdict(outcome, "internal_error"), detail=f"{type(error).__name__}: {error}")
-
     # --- parameter and environment ------------------------------------------------------------------------------
 
     def _build_param(self) -> dict[str, Any]:
@@ -378,11 +367,13 @@ class JobRun:
             self.browser.keep_downloads(folder / self.browser.download_folder)
         environment = self._build_environment(folder)
         cwd = flow.cwd or str(folder)
+        # The folders of flows that the node names. They are mounted, so a flow's own `env` never counts.
+        flow_folders = os.environ.get(FLOWS_VARIABLE, "") if FLOWS_VARIABLE in flow.environment else ""
         return RunSpec(
             argv=argv,
             env=environment,
             cwd=cwd,
-            prefix=isolation.isolate_run(shop.profile, _list_flow_folders(flow), cwd),
+            prefix=isolation.isolate_run(shop.profile, flow_folders.split(os.pathsep), cwd),
             timeout=flow.timeout.total_seconds(),
             extend_until=self.renewed_at + EXTENSION,
             log_path=str(self._log_path()),
@@ -414,11 +405,6 @@ class JobRun:
         folder = Path(settings.AFTERTOUCH_STATE_DIR) / "rpa" / "logs"
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"{self.job.pk}-{self.pick.claim.lease_no}.log"
-
-
-def _list_flow_folders(flow: Flow) -> list[str]:
-    """Return the folders of flows that the node names. They are mounted, so a flow's own `env` never counts."""
-    return (os.environ.get(FLOWS_VARIABLE, "") if FLOWS_VARIABLE in flow.environment else "").split(os.pathsep)
 
 
 def _lease_no_of(marks: Mapping[str, str]) -> int:

@@ -44,7 +44,7 @@ from scheduling.experiments import drafts, rollouts
 from scheduling.experiments.conversion import NodeEffect, compute_effects
 from scheduling.models import AutomaticRollout, ConfigDraft, Node
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.planning.rescheduling import Impact, list_impacts
+from scheduling.planning.rescheduling import list_impacts
 from scheduling.policy.rollout import MOST_TOUCHES, PLAN_DEFAULTS, RATES, CanaryCounts, Lift, Share, read_plan
 
 State = AutomaticRollout.State
@@ -447,16 +447,17 @@ def _describe_impacts(planned: ChangePlan) -> list[str]:
         impacts = None
     if impacts is None:
         return [_("Too many touches wait to count them now.")]
-    return [_describe_impact(each) for each in impacts]
-
-
-def _describe_impact(impact: Impact) -> str:
-    words = ngettext("Node %(node)s: %(count)s touch waits.", "Node %(node)s: %(count)s touches wait.", impact.waiting)
-    text: str = words % {"node": impact.node, "count": impact.waiting}
-    if impact.moved and impact.moved.touches:
-        moves = _("If moved, %(count)s change their time, %(overdue)s of them are overdue then.")
-        text += " " + moves % {"count": impact.moved.touches, "overdue": impact.moved.overdue}
-    return text
+    lines = []
+    moves = _("If moved, %(count)s change their time, %(overdue)s of them are overdue then.")
+    for impact in impacts:
+        words = ngettext(
+            "Node %(node)s: %(count)s touch waits.", "Node %(node)s: %(count)s touches wait.", impact.waiting
+        )
+        text = words % {"node": impact.node, "count": impact.waiting}
+        if impact.moved and impact.moved.touches:
+            text += " " + moves % {"count": impact.moved.touches, "overdue": impact.moved.overdue}
+        lines.append(text)
+    return lines
 
 
 def build_changes_context(changes: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

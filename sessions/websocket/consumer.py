@@ -81,7 +81,10 @@ async def event_from_frame(given: Mapping[str, Any], admission: Admission) -> Ne
         _type_batchers[loop] = MicroBatcher(_read_types, moment=0, name="event-types")
     types = await _type_batchers[loop].submit_and_wait(None)
     source = f"{SOURCE}/{admission.session_id}/{admission.role}"
-    raw = {"subject": admission.user_id, **given, "source": source, "data": _event_data(given, admission)}
+    data = given.get("data")
+    if admission.chat_id and isinstance(data, dict | None):  # a missing chat is that of the token
+        data = {**(data or {}), "chat_id": (data or {}).get("chat_id") or admission.chat_id}
+    raw = {"subject": admission.user_id, **given, "source": source, "data": data}
     wrong = ErrorCollector()
     if raw["subject"] != admission.user_id:
         wrong.add(f"{EVENT}.subject", "must be the user of this session")
@@ -91,14 +94,6 @@ async def event_from_frame(given: Mapping[str, Any], admission: Admission) -> Ne
         wrong.add(f"{EVENT}.type", message)
     wrong.raise_if_any()
     return parse_event(raw, prefix=EVENT)
-
-
-def _event_data(given: Mapping[str, Any], admission: Admission) -> Any:
-    """Return the data of the event. A missing chat is filled from the token."""
-    data = given.get("data")
-    if not admission.chat_id or not isinstance(data, dict | None):
-        return data
-    return {**(data or {}), "chat_id": (data or {}).get("chat_id") or admission.chat_id}
 
 
 def _type_problem(kind: str, role: str, types: EventTypes) -> str:

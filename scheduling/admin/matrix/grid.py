@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, ClassVar
 
 from django import forms
@@ -105,7 +104,11 @@ def place_card(nodes_admin: Any, request: HttpRequest, row: Node) -> HttpRespons
             return redirect(back)
         if "confirmed" not in request.POST and (facts := _list_facts_to_confirm(form, row)):
             form.hide_fields()
-            title, button = _describe_question(form, row)
+            if "enabled" in form.changed_data:
+                title, button = _("Switch off “%(node)s”?") % {"node": row}, _("Switch off")
+            else:
+                words = _("Move “%(node)s” to the stage “%(stage)s”?")
+                title, button = words % {"node": row, "stage": row.stage}, _("Move")
             return nodes_admin.page(  # type: ignore[no-any-return]
                 request, "ops/confirm.html", title, facts=facts, form=form, hidden=[("confirmed", "1")],
                 button=button, back=back, danger="enabled" in form.changed_data,
@@ -115,16 +118,13 @@ def place_card(nodes_admin: Any, request: HttpRequest, row: Node) -> HttpRespons
             saved = form.save(commit=False)
             nodes_admin.save_model(request, saved, form, change=True)
             nodes_admin.log_change(request, saved, nodes_admin.construct_change_message(request, form, [], False))
-            messages.success(
-                request, _describe_card_change(form, row), extra_tags=_offer_switch_undo(request, form, row, at)
-            )
+            link = ""
+            if "enabled" in form.changed_data and not row.enabled:
+                link = create_undo_link(
+                    request, "node.off", [row.pk], label=str(row), version=row.version, since=at.isoformat()
+                )
+            messages.success(request, _describe_card_change(form, row), extra_tags=link)
     return redirect(back)
-
-
-def _offer_switch_undo(request: HttpRequest, form: CardForm, row: Node, at: datetime) -> str:
-    if "enabled" not in form.changed_data or row.enabled:
-        return ""
-    return create_undo_link(request, "node.off", [row.pk], label=str(row), version=row.version, since=at.isoformat())
 
 
 def switch_on_again(node_id: str, actor: Actor, *, version: int, since: str) -> None:
@@ -153,14 +153,6 @@ def _list_facts_to_confirm(form: CardForm, row: Node) -> list[str]:
         return []
     lines = list_impact_lines(form, row)
     return [text for _tone, text in lines] if len(lines) > 1 else []
-
-
-def _describe_question(form: CardForm, row: Node) -> tuple[str, str]:
-    """Return the question of the confirmation and its button."""
-    if "enabled" in form.changed_data:
-        return _("Switch off “%(node)s”?") % {"node": row}, _("Switch off")
-    words = _("Move “%(node)s” to the stage “%(stage)s”?")
-    return words % {"node": row, "stage": row.stage}, _("Move")
 
 
 def _describe_card_change(form: CardForm, row: Node) -> str:
@@ -347,6 +339,7 @@ def _build_matrix_rows(
         by_cell[card.node.stage_id, card.node.trigger].append(card)
     in_use = Stage.objects.filter(pk__in={card.node.stage_id for card in cards})
     stages = Stage.objects.filter(retired_at=None) | in_use
+    add_page = reverse("admin:scheduling_node_add")
     return [
         MatrixRow(
             stage,
@@ -355,17 +348,13 @@ def _build_matrix_rows(
                     each,
                     names.get(each) or each,
                     by_cell[stage.pk, each],
-                    _build_add_link(stage, each) if may_add else "",
+                    f"{add_page}?{urlencode({'stage': str(stage.pk), 'trigger': each})}" if may_add else "",
                 )
                 for each in triggers
             ],
         )
         for stage in stages.distinct()
     ]
-
-
-def _build_add_link(stage: Stage, trigger: str) -> str:
-    return f"{reverse('admin:scheduling_node_add')}?{urlencode({'stage': str(stage.pk), 'trigger': trigger})}"
 
 
 @admin.register(Stage)

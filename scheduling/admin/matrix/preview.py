@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -99,6 +100,7 @@ def preview_page(events_admin: Any, request: HttpRequest) -> HttpResponse:
         raise PermissionDenied
     form = EventForm(request.GET if "type" in request.GET else None)
     outcomes: list[dict[str, Any]] | None = None
+    switched_off: list[Node] = []
     if form.is_bound and form.is_valid():
         given = form.cleaned_data
         event = NewEvent(
@@ -106,13 +108,15 @@ def preview_page(events_admin: Any, request: HttpRequest) -> HttpResponse:
             data=given["event_data"],
         )  # fmt: skip
         outcomes = [_describe_preview(each) for each in preview_event(event, customer=given["customer"])]
+        # Disabled nodes with this trigger often explain why nothing is sent.
+        switched_off = list(Node.objects.filter(trigger=given["type"].strip(), enabled=False, retired_at=None))
     return events_admin.page(  # type: ignore[no-any-return]
         request,
         "ops/event_preview.html",
         _("Send preview"),
         form=form,
         outcomes=outcomes,
-        switched_off=_list_disabled_nodes(form.cleaned_data["type"].strip()) if outcomes is not None else [],
+        switched_off=switched_off,
     )
 
 
@@ -184,11 +188,6 @@ def _describe_step(step: str, each: PreviewedTouch) -> str:
         "send_window": "; ".join(window.text for window in timing.windows) if timing else "",
     }
     return f"{STEPS[step]} ({settings[step]})" if settings.get(step) else str(STEPS[step])
-
-
-def _list_disabled_nodes(event_type: str) -> list[Node]:
-    """Return disabled nodes with this trigger. They often explain why nothing is sent."""
-    return list(Node.objects.filter(trigger=event_type, enabled=False, retired_at=None))
 
 
 #: Waiting touches that a preview reads.
@@ -340,7 +339,12 @@ def _count_line(count: int | None) -> tuple[str, str]:
 
 
 def _delay_lines(row: Node, count: int | None) -> list[tuple[str, str]]:
-    moved = None if count is None or count > MOST else _preview_moves(row)
+    moved = None
+    if count is not None and count <= MOST:
+        node = build_node_spec(row)
+        with suppress(TimeoutError):  # then the number is shown after the move
+            found = count_within(lambda: preview_moves([node], snapshot.current().delay_rules, PREVIEW_TIMEOUT))
+            moved = found[node.id] if found else None
     if moved is None:
         return [
             (
@@ -351,16 +355,6 @@ def _delay_lines(row: Node, count: int | None) -> list[tuple[str, str]]:
     if not moved.touches:
         return [("", gettext("None of them would move."))]
     return [("wait", _describe_moves(moved)), ("", gettext("They keep their time unless you choose to move them."))]
-
-
-def _preview_moves(row: Node) -> MoveCounts | None:
-    """Preview how many waiting touches would move; None if that takes longer than `PREVIEW_TIMEOUT`."""
-    node = build_node_spec(row)
-    try:
-        found = count_within(lambda: preview_moves([node], snapshot.current().delay_rules, PREVIEW_TIMEOUT))
-    except TimeoutError:
-        return None
-    return found[node.id] if found else None
 
 
 def _describe_moves(moved: MoveCounts) -> str:

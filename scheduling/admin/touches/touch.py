@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
-from uuid import UUID
 
 import structlog
 from django.conf import settings
@@ -182,38 +181,24 @@ def search_touches(touches: QuerySet[Touch], term: str) -> QuerySet[Touch]:
     """Search by full id or by words of a text. Matches are looked up by their ids, whatever else filters the list."""
     if not term:
         return touches
-    found = {
-        task_id
-        for way in (_find_touches_of_customer, _find_touches_of_event, _find_touches_of_chat)
-        for task_id in way(term)
-    }
-    if uuid := parse_uuid(term):
-        return touches.filter(task_id__in={*found, *queries.iterate_retries(uuid)})
-    return touches.filter(task_id__in=found or set(_find_touches_by_text(term)))
-
-
-def _find_touches_of_customer(term: str) -> QuerySet[Any]:
     customer = Customer.objects.filter(user_id=term).values("pk")
-    return _list_latest_ids(Touch.objects.filter(event__customer__in=customer))
-
-
-def _find_touches_of_event(term: str) -> QuerySet[Any]:
-    return _list_latest_ids(Touch.objects.filter(event_id__in=queries.find_events_by_term(term)))
-
-
-def _find_touches_of_chat(term: str) -> list[UUID]:
-    """Return touches sent to a chat, and those of the latest that wait or were not sent."""
+    # Of a chat: the touches sent to it, and those of the latest that wait or were not sent.
     sent = Touch.objects.filter(chat_id=term, reserved_at__isnull=False).exclude(chat_id="").order_by("-reserved_at")
     others = Touch.objects.filter(chat_id=term, reserved_at__isnull=True)
     if first := Touch.objects.order_by("-pk").values_list("pk", flat=True)[LOOKED_AT : LOOKED_AT + 1].first():
         others = others.filter(pk__gt=first)
-    return [*sent.values_list("pk", flat=True)[:FOUND], *_list_latest_ids(others)]
-
-
-def _find_touches_by_text(term: str) -> list[UUID]:
-    """Search words among the texts of the latest `LOOKED_AT` touches, as they are shown."""
-    parameters = {"term": term, "searched": LOOKED_AT, "found": FOUND}
-    return split_by_shown_term(term, sql.rows(_TOUCHES_WITH_TEXT, parameters))[0]
+    found = {
+        *_list_latest_ids(Touch.objects.filter(event__customer__in=customer)),
+        *_list_latest_ids(Touch.objects.filter(event_id__in=queries.find_events_by_term(term))),
+        *sent.values_list("pk", flat=True)[:FOUND],
+        *_list_latest_ids(others),
+    }
+    if uuid := parse_uuid(term):
+        return touches.filter(task_id__in={*found, *queries.iterate_retries(uuid)})
+    if not found:  # words among the texts of the latest touches, as they are shown
+        parameters = {"term": term, "searched": LOOKED_AT, "found": FOUND}
+        found = set(split_by_shown_term(term, sql.rows(_TOUCHES_WITH_TEXT, parameters))[0])
+    return touches.filter(task_id__in=found)
 
 
 _TOUCHES_WITH_TEXT = """
@@ -456,18 +441,6 @@ class TypeFilter(ColumnFilter):
         return [(row.key, str(row)) for row in EventType.objects.all()[:200]]
 
 
-def _find_events_of_customer(term: str) -> QuerySet[Any]:
-    customer = Customer.objects.filter(user_id=term).values("pk")
-    return Event.objects.filter(customer__in=customer).order_by("-pk").values_list("pk", flat=True)[:FOUND]
-
-
-def _find_events_of_chat(term: str) -> QuerySet[Any]:
-    """Search a chat's events among the latest `SEARCHED_TOUCHES` only, because no index covers the chat."""
-    first = Event.objects.order_by("-pk").values_list("pk", flat=True)[LOOKED_AT : LOOKED_AT + 1].first()
-    latest = Event.objects.filter(pk__gt=first) if first else Event.objects.all()
-    return latest.filter(chat_id=term).order_by("-pk").values_list("pk", flat=True)[:FOUND]
-
-
 @admin.register(Event)
 class EventAdmin(BigTable, ReadOnlyAdmin):
     list_display = ("occurred_at", "type", "who", "chat_id", "source", "event_id")
@@ -487,7 +460,17 @@ class EventAdmin(BigTable, ReadOnlyAdmin):
         term = search_term.strip()
         if not term:
             return queryset, False
-        found = {*queries.find_events_by_term(term), *_find_events_of_customer(term), *_find_events_of_chat(term)}
+        customer = Customer.objects.filter(user_id=term).values("pk")
+        of_customer = Event.objects.filter(customer__in=customer).order_by("-pk")
+        # A chat's events are searched among the latest `LOOKED_AT` only, because no index covers the chat.
+        first = Event.objects.order_by("-pk").values_list("pk", flat=True)[LOOKED_AT : LOOKED_AT + 1].first()
+        latest = Event.objects.filter(pk__gt=first) if first else Event.objects.all()
+        of_chat = latest.filter(chat_id=term).order_by("-pk")
+        found = {
+            *queries.find_events_by_term(term),
+            *of_customer.values_list("pk", flat=True)[:FOUND],
+            *of_chat.values_list("pk", flat=True)[:FOUND],
+        }
         return queryset.filter(pk__in=found), False
 
     @ops_display(description=_("customer"))
