@@ -213,8 +213,22 @@ def read_requested_days(request: HttpRequest) -> int:
 
 
 def split_period(days: int) -> list[Span]:
-    """Split a period into bars: hours for one day, otherwise days."""
-    return list(_split_period_into_days(days) if days > 1 else _split_day_into_hours())
+    """Split a period into bars: hours for one day, otherwise days in the server's time zone, up to now."""
+    present = localtime().replace(minute=0, second=0, microsecond=0)
+    spans = []
+    if days <= 1:
+        for back in range(23, -1, -1):
+            hour = present - HOUR * back
+            label = Label(format_instant(hour, "m-d H:i"), describe_instant(hour))
+            spans.append(Span(label, [hour], hour + HOUR))
+        return spans
+    for back in range(days - 1, -1, -1):
+        begins = (localtime() - timedelta(days=back)).replace(hour=0, minute=0, second=0, microsecond=0)
+        ends = min(begins + timedelta(days=1), present + HOUR)
+        day = f"{begins:%m-%d}"
+        hours = [begins + HOUR * number for number in range((ends - begins) // HOUR)]
+        spans.append(Span(Label(day, day), hours, ends))
+    return spans
 
 
 def get_span_bounds(spans: list[Span], span: Span | None) -> tuple[datetime, datetime]:
@@ -236,26 +250,6 @@ def _sum_counters(parts: list[T | None]) -> T | None:
             return None
         whole += part
     return whole  # type: ignore[no-any-return]
-
-
-def _split_day_into_hours() -> Iterator[Span]:
-    """Yield the current hour and the 23 before it."""
-    present = localtime().replace(minute=0, second=0, microsecond=0)
-    for back in range(23, -1, -1):
-        hour = present - HOUR * back
-        label = Label(format_instant(hour, "m-d H:i"), describe_instant(hour))
-        yield Span(label, [hour], hour + HOUR)
-
-
-def _split_period_into_days(count: int) -> Iterator[Span]:
-    """Yield today and the days before it, in the server's time zone."""
-    present = localtime().replace(minute=0, second=0, microsecond=0)
-    for back in range(count - 1, -1, -1):
-        begins = (localtime() - timedelta(days=back)).replace(hour=0, minute=0, second=0, microsecond=0)
-        ends = min(begins + timedelta(days=1), present + HOUR)
-        day = f"{begins:%m-%d}"
-        hours = [begins + HOUR * number for number in range((ends - begins) // HOUR)]
-        yield Span(Label(day, day), hours, ends)
 
 
 SHOWN = 5

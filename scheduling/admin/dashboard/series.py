@@ -50,7 +50,7 @@ from scheduling.models import (
 )
 from scheduling.monitoring import statistics
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.monitoring.queue_stats import BrokerReading, QueueStats
+from scheduling.monitoring.queue_stats import BrokerReading
 from scheduling.monitoring.statistics import GOAL, LatenessCounts, OutcomeCounts, compute_lateness_quantile
 from scheduling.queue_names import CORE_QUEUES, TOUCH_QUEUES
 
@@ -94,7 +94,15 @@ def build_queues_card(reading: BrokerReading | None) -> DashboardCard:
     others = sorted(
         (each for each in found if each.name not in CORE_QUEUES and each.length), key=lambda each: -each.length
     )
-    figures = [_build_queue_figure(each) for each in (*own, *others[:OTHERS])]
+    figures = []
+    for each in (*own, *others[:OTHERS]):
+        link = page
+        priority = next((key for key, name in TOUCH_QUEUES.items() if name == each.name), None)
+        if priority is not None:
+            link = f"{reverse(TOUCH_LIST)}?state__exact=queued&priority__exact={priority}"
+        age = timedelta(seconds=round(each.oldest_age)) if each.length and each.oldest_age else None
+        hint = _("the oldest for %(span)s") % {"span": describe_duration(age)} if age else ""
+        figures.append(Figure(each.name, each.length, link, hint=hint))
     unacked = [each.unacked for each in found if each.unacked is not None]
     if unacked:
         figures.append(Figure(_("Not acknowledged"), sum(unacked), f"{reverse(TOUCH_LIST)}?state__exact=queued"))
@@ -104,16 +112,6 @@ def build_queues_card(reading: BrokerReading | None) -> DashboardCard:
             "The broker is short of memory or disk and rejects messages. Touches are kept and sent after it recovers."
         )
     return DashboardCard(_("Queues"), figures, page, note)
-
-
-def _build_queue_figure(each: QueueStats) -> Figure:
-    priority = next((key for key, name in TOUCH_QUEUES.items() if name == each.name), None)
-    link = reverse("admin:scheduling_touch_workers")
-    if priority is not None:
-        link = f"{reverse(TOUCH_LIST)}?state__exact=queued&priority__exact={priority}"
-    age = timedelta(seconds=round(each.oldest_age)) if each.length and each.oldest_age else None
-    hint = _("the oldest for %(span)s") % {"span": describe_duration(age)} if age else ""
-    return Figure(each.name, each.length, link, hint=hint)
 
 
 MODELS: tuple[type[Model], ...] = (
