@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class FlowError(Exception):
-    """Base class. Raise one of its subclasses."""
+    """Base class. Raise one of its subclasses.
+
+    The class determines the exit status, and the status determines what happens to the job.
+    """
 
     exit_code: ClassVar[int] = 70
 

@@ -115,6 +115,8 @@ def _is_current(path: Path, runs: bool) -> bool:
 def claim_node_name() -> bool:
     """Take the name for this state directory. Returns False while workers of another one renew it.
 
+    Shops that prefer a node would go to either of two with one name.
+
     The workers of a machine share its state directory, so a crashed node takes its name again at once. A machine that
     is replaced waits until the name has been silent for `NODE_SILENT`. Of machines that ask at once one gets it.
     """

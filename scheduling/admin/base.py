@@ -538,7 +538,7 @@ def parse_uuid(text: str) -> UUID | None:
 
 # Retire rows instead of deleting them, so that their history stays readable.
 #
-# Count long lists only up to `MOST` rows.
+# Long lists are counted only up to `MOST_COUNTED` rows.
 
 
 class RetiredFilter(admin.SimpleListFilter):

@@ -239,7 +239,10 @@ REFUSED = {
 @never_cache
 @require_GET
 def start_provider_sign_in(request: HttpRequest) -> HttpResponse:
-    """Lead to the provider. The session keeps state, nonce and verifier for ten minutes."""
+    """Lead to the provider, which is responsible for a second factor.
+
+    The session keeps state, nonce and verifier for ten minutes.
+    """
     if not settings.AFTERTOUCH_OIDC_ISSUER:
         raise Http404
     target = request.GET.get("next", "")

@@ -1,4 +1,6 @@
-"""Read the state of sessions and watchers for pages and metrics. Export and erase the live session of a customer."""
+"""Keep the state of each watcher in Redis for one minute, and the number of recorded silences by policy. Read the state
+of single sessions. Export and erase the live session of a customer.
+"""
 
 from __future__ import annotations
 

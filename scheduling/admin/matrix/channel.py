@@ -1,4 +1,4 @@
-"""Pages of channels, of their receivers, and of communities with their targets."""
+"""Pages of channels, of their receivers, and of communities. Secrets can be written and are never displayed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preview what an event would send now, and what an edit of a node changes for waiting touches."""
+"""Preview what an event would send now, and what an edit of a node changes. Nothing is sent."""
 
 from __future__ import annotations
 
