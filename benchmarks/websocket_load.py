@@ -97,7 +97,7 @@ class Page(asyncio.Protocol):
 
 
 def handshake_request(session: str, port: int) -> bytes:
-    from sessions.websocket import tokens
+    from sessions import tokens
 
     token, _ = tokens.issue_token(tokens.Admission(session, f"user-of-{session}", "c1", "", "user"), timedelta(hours=1))
     lines = [

@@ -16,6 +16,7 @@ from django.core.asgi import get_asgi_application
 from django.core.signals import request_finished
 from django.db import connections
 from django.dispatch import receiver
+from django.urls import re_path
 
 import config.celery.application  # noqa: F401  (before anything publishes)
 from scheduling import metrics
@@ -29,7 +30,8 @@ browser = get_asgi_application()  # before any import that needs models
 
 from rpa_tasks.takeover import page_socket  # noqa: E402
 from scheduling.api.app import ApiHandler  # noqa: E402
-from sessions.websocket import routing as session_routing  # noqa: E402
+from sessions.websocket.consumer import SessionConsumer  # noqa: E402
+from sessions.websocket.gateway import GatewayConsumer  # noqa: E402
 
 api = ApiHandler()
 
@@ -67,7 +69,18 @@ def body_refusal_status(headers: list[tuple[bytes, bytes]]) -> int:
     return 0
 
 
-websocket_urlpatterns = [*page_socket.websocket_urlpatterns, *session_routing.websocket_urlpatterns]
+async def reject_unknown_path(scope, receive, send):  # type: ignore[no-untyped-def]
+    """Refuse the handshake of an unknown address. Without this route the router raises and fills the log."""
+    await receive()
+    await send({"type": "websocket.close"})
+
+
+websocket_urlpatterns = [
+    *page_socket.websocket_urlpatterns,
+    re_path(r"^ws/v1/gateway$", GatewayConsumer.as_asgi()),
+    re_path(r"^ws/v1/sessions/(?P<session_id>.+)$", SessionConsumer.as_asgi()),  # an id may contain any character
+    re_path(r"", reject_unknown_path),
+]
 application = ProtocolTypeRouter({"http": http, "websocket": URLRouter(websocket_urlpatterns)})
 
 import_module(settings.ROOT_URLCONF)  # otherwise the first request loads it

@@ -7,8 +7,8 @@ from django.views.generic import RedirectView
 from django.views.i18n import JavaScriptCatalog
 
 from rpa_tasks.api import jobs, nodes, shop_browsers
-from scheduling.admin.dashboard.first_hour import dismiss_checklist
-from scheduling.admin.global_search import answer_search
+from scheduling.admin.dashboard.overview import dismiss_checklist
+from scheduling.admin.navigation import answer_search
 from scheduling.api.app import api
 from scheduling.web import views
 from sessions import api as live_chats

@@ -9,5 +9,7 @@ class RpaTasksConfig(AppConfig):
     verbose_name = _("RPA")
 
     def ready(self) -> None:
-        from rpa_tasks import checks  # noqa: F401  (registers the system checks)
-        from rpa_tasks.configuration import validation  # noqa: F401  (gives the models their rules)
+        from rpa_tasks import (
+            checks,  # noqa: F401  (registers the system checks)
+            configuration,  # noqa: F401  (gives the models their rules)
+        )

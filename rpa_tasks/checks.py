@@ -10,8 +10,7 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections
 
 from rpa_tasks import isolation
-from rpa_tasks.browsers.browser_errors import NoBrowser
-from rpa_tasks.browsers.chromium_program import NoProgram, OnlySnap, find_program
+from rpa_tasks.browsers.launch import NoBrowser, NoProgram, OnlySnap, find_program
 from rpa_tasks.models import Flow
 from rpa_tasks.supervisor.command import validate_command
 

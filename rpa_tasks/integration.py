@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from rpa_tasks import metrics
-from rpa_tasks.admin import dashboard, evidence, labels, shop
-from rpa_tasks.configuration import shipped
-from rpa_tasks.jobs import dead_letters, personal_data, retention, schedules, wakeups
-from rpa_tasks.jobs.bulk import actions
+from rpa_tasks import configuration, metrics
+from rpa_tasks.admin import dashboard, job, labels, shop
+from rpa_tasks.jobs import dead_letters, queries, retention, schedules, wakeups
 from rpa_tasks.models import Job
 from scheduling.app_integrations import FailedTaskOrigin, Integration, ScheduledRound
 
 INTEGRATION = Integration(
-    failed_tasks={"rpa_job": FailedTaskOrigin(Job, dead_letters.REPUBLISHER, evidence.evidence_panel)},
+    failed_tasks={"rpa_job": FailedTaskOrigin(Job, dead_letters.REPUBLISHER, job.evidence_panel)},
     reversals={"job.cancel": dead_letters.REVERSAL},
-    bulk_lists={"job": actions.JOB_LIST},
+    bulk_lists={"job": queries.JOB_LIST},
     scheduled_rounds={
         "rpa_tasks.publish_for_shops": ScheduledRound(schedules.check_arguments, schedules.publish_round)
     },
     retention=(retention.JOBS, retention.WINDOWS),
-    user_erasers=(personal_data.erase_jobs_of_customer,),
-    delivery_erasers=(personal_data.erase_jobs_of_touches,),
-    user_exporters={"rpa_jobs": personal_data.export_jobs},
-    bootstrap=(shipped.ship_platforms,),
+    user_erasers=(retention.erase_jobs_of_customer,),
+    delivery_erasers=(retention.erase_jobs_of_touches,),
+    user_exporters={"rpa_jobs": retention.export_jobs},
+    bootstrap=(configuration.ship_platforms,),
     metrics=(metrics.RpaMetrics,),
     scaling={"execution_nodes": metrics.measure_execution_nodes},
     queues=(wakeups.list_extra_queues,),

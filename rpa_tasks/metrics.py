@@ -15,8 +15,8 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rpa_tasks.jobs.gates.login_checks import is_being_checked
 from rpa_tasks.jobs.pick import NODE_SILENT, QUEUE_PREFIX, TIERS, jobs
+from rpa_tasks.jobs.shops import is_being_checked
 from rpa_tasks.models import LoginState, Shop
 from rpa_tasks.outcomes import Verdict
 from scheduling import metrics, sql
@@ -64,24 +64,40 @@ def record_ended_run(
 
 class RpaMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
-        yield _waiting_metric()
+        family = GaugeMetricFamily(
+            "aftertouch_rpa_jobs_waiting",
+            f"Waiting jobs by tier. At most {MOST} each of due, later and dispatched jobs are counted.",
+            labels=["tier", "due"],
+        )
+        for priority, due, count in sql.rows(_WAITING, {"most": MOST}):
+            family.add_metric([TIERS[priority], "yes" if due else "no"], count)
+        yield family
         yield _browser_metric()
         yield _drain_metric()
         yield _breaker_metric()
-        yield _late_metric()
-        yield _risk_metric()
-        yield _login_metric()
-
-
-def _waiting_metric() -> Metric:
-    family = GaugeMetricFamily(
-        "aftertouch_rpa_jobs_waiting",
-        f"Waiting jobs by tier. At most {MOST} each of due, later and dispatched jobs are counted.",
-        labels=["tier", "due"],
-    )
-    for priority, due, count in sql.rows(_WAITING, {"most": MOST}):
-        family.add_metric([TIERS[priority], "yes" if due else "no"], count)
-    return family
+        family = GaugeMetricFamily(
+            "aftertouch_rpa_jobs_late",
+            f"Jobs that are not done although their due date has passed, at most {MOST}.",
+            labels=["platform"],
+        )
+        for platform, count in sql.rows(_LATE, {"most": MOST}):
+            family.add_metric([platform], count)
+        yield family
+        family = GaugeMetricFamily(
+            "aftertouch_rpa_jobs_at_risk",
+            "Waiting jobs whose due date comes before their queue can have them done.",
+            labels=["platform"],
+        )
+        for platform, count in count_jobs_at_risk(MOST):
+            family.add_metric([platform], count)
+        yield family
+        family = GaugeMetricFamily(
+            "aftertouch_rpa_logins_needed", "Shops whose jobs wait for a login.", labels=["platform"]
+        )
+        needed = Shop.objects.filter(~is_being_checked(), retired_at=None, login_state=LoginState.NEEDED)
+        for platform, count in needed.order_by().values_list("platform__key").annotate(Count("pk")):
+            family.add_metric([platform], count)
+        yield family
 
 
 # Uses two indexes: `rpa_job_due` for due jobs and `rpa_job_leased`.
@@ -154,17 +170,6 @@ def _breaker_metric() -> Metric:
     return family
 
 
-def _late_metric() -> Metric:
-    family = GaugeMetricFamily(
-        "aftertouch_rpa_jobs_late",
-        f"Jobs that are not done although their due date has passed, at most {MOST}.",
-        labels=["platform"],
-    )
-    for platform, count in sql.rows(_LATE, {"most": MOST}):
-        family.add_metric([platform], count)
-    return family
-
-
 # A platform without late jobs has the value 0, so that its alert resolves.
 _LATE = """
 SELECT platform.key, count(late.task_id)
@@ -177,27 +182,6 @@ LEFT JOIN (
 ) AS late ON late.platform_id = platform.id
 WHERE platform.retired_at IS NULL GROUP BY 1
 """
-
-
-def _risk_metric() -> Metric:
-    family = GaugeMetricFamily(
-        "aftertouch_rpa_jobs_at_risk",
-        "Waiting jobs whose due date comes before their queue can have them done.",
-        labels=["platform"],
-    )
-    for platform, count in count_jobs_at_risk(MOST):
-        family.add_metric([platform], count)
-    return family
-
-
-def _login_metric() -> Metric:
-    family = GaugeMetricFamily(
-        "aftertouch_rpa_logins_needed", "Shops whose jobs wait for a login.", labels=["platform"]
-    )
-    needed = Shop.objects.filter(~is_being_checked(), retired_at=None, login_state=LoginState.NEEDED)
-    for platform, count in needed.order_by().values_list("platform__key").annotate(Count("pk")):
-        family.add_metric([platform], count)
-    return family
 
 
 RECENT_RUNS = 2_000  #: runs whose mean is the time that a flow takes

@@ -80,7 +80,9 @@ def judge(
     After an uncertain end (killed, timeout, vanished) only an idempotent flow is tried again; otherwise the outcome is
     unknown. `exit_codes` are the flow's own by outcome; they precede `DEFAULT_EXIT_CODES`.
     """
-    listed = _outcome_of_exit_code(ending.exit, exit_codes)
+    # The outcome of this exit status in the flow's table, otherwise in the default one.
+    tables = (exit_codes, DEFAULT_EXIT_CODES)
+    listed = next((RunOutcome(name) for table in tables for name, codes in table.items() if ending.exit in codes), None)
     verdict = _judge_cause(ending, listed, RunOutcome.TRANSIENT if idempotent else RunOutcome.UNKNOWN, needs_result)
     if ending.survivors:
         return Verdict(verdict.outcome, f"{verdict.reason}+survivors".lstrip("+"))
@@ -126,9 +128,3 @@ def _judge_exit(ending: CommandResult, open_end: RunOutcome, needs_result: bool)
     if needs_result and ending.result is None:
         return Verdict(RunOutcome.BUSINESS, ending.error or "no_result")
     return Verdict(RunOutcome.SUCCEEDED, ending.error)
-
-
-def _outcome_of_exit_code(code: int | None, exit_codes: Mapping[str, Sequence[int]]) -> RunOutcome | None:
-    """Return the outcome of this exit status in the flow's table, otherwise in the default one."""
-    tables = (exit_codes, DEFAULT_EXIT_CODES)
-    return next((RunOutcome(name) for table in tables for name, codes in table.items() if code in codes), None)

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
     from prometheus_client.registry import Collector
 
-    from scheduling.admin.dashboard.cards import ActionLine, DashboardCard
-    from scheduling.admin.global_search import Finder
-    from scheduling.admin.sidebar import Group
+    from scheduling.admin.dashboard.charts import ActionLine, DashboardCard
+    from scheduling.admin.navigation import Finder, Group
     from scheduling.db_timeouts import Deadline
     from scheduling.delivery.outgoing import Presence
     from scheduling.ledger.deletion import Identity

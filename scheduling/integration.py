@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduling.admin.matrix import card_actions
+from scheduling.admin.matrix import grid
 from scheduling.app_integrations import FailedTaskOrigin, Integration
 from scheduling.experiments import rollouts
 from scheduling.models import BulkAction, FailedTask, Pause, Touch
@@ -25,7 +25,7 @@ INTEGRATION = Integration(
         # The user had the permission of the action when it started.
         "bulk.start": Reversal(BulkAction._meta.label_lower, "scheduling.view_bulkaction", bulk_actions.undo_start),
         "pause": Reversal(Pause._meta.label_lower, "scheduling.delete_pause", commands.end_own_pause),
-        "node.off": card_actions.REVERSAL,
+        "node.off": grid.REVERSAL,
     },
     metrics=(
         collectors.LedgerCollector,

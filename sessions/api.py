@@ -19,14 +19,14 @@ from scheduling.api.schemas import RETRY_AFTER, FieldErrorOut, Problem, ProblemO
 from scheduling.batching import BatcherOverloaded
 from scheduling.errors import FieldError, InvalidInput, NotFound
 from scheduling.ids import new_id
+from sessions import tokens
 from sessions.frames import AGENT, OTHER_USER, USER, Frame, check_id
-from sessions.store import answers, inbox, revocations, sessions, stats
+from sessions.store import calls, inbox, sessions, stats
 from sessions.store.client import StoreUnavailable
 from sessions.store.inbox import Post, Posted
 from sessions.store.sessions import DROPPED, OUTCOMES, REFUSED, FrameEffect
-from sessions.websocket import hub, tokens
-from sessions.websocket.frame_writer import STALE_SEQ, FrameRequest, frame_writer
-from sessions.websocket.protocol import ID_LENGTH, MAX_FRAME_BYTES
+from sessions.websocket import hub
+from sessions.websocket.connection import ID_LENGTH, MAX_FRAME_BYTES, STALE_SEQ, FrameRequest, frame_writer
 
 Side = Literal["user", "agent"]
 Text = str  #: length and characters are checked by `Frame`, as for WebSockets
@@ -140,7 +140,7 @@ class TokenIn(Request):
     tag: Text = ""
     tags: list[Text] = []
     role: Side = "user"
-    ttl_seconds: Annotated[int, Field(ge=1, le=int(revocations.MAX_LIFETIME.total_seconds()))] = 600
+    ttl_seconds: Annotated[int, Field(ge=1, le=int(tokens.MAX_LIFETIME.total_seconds()))] = 600
 
 
 class TokenOut(Schema):
@@ -201,9 +201,7 @@ async def post_token(request: HttpRequest, session_id: str, wish: TokenIn) -> di
     admission = tokens.Admission(session_id, wish.user_id, wish.chat_id, wish.tag, wish.role, tags=tuple(wish.tags))
     admission.frame("ping")  # validates the members
     try:
-        issued_at = await asyncio.to_thread(
-            revocations.read_issue_time, sessions.live_store().server, admission.session_id
-        )
+        issued_at = await asyncio.to_thread(tokens.read_issue_time, sessions.live_store().server, admission.session_id)
     except StoreUnavailable as error:
         raise _unavailable_problem() from error
     token, expires_at = tokens.issue_token(replace(admission, issued_at=issued_at), timedelta(seconds=wish.ttl_seconds))
@@ -218,7 +216,7 @@ async def delete_tokens(request: HttpRequest, session_id: str, role: Side | None
     sides = [role] if role else [USER, AGENT]
     try:
         server = sessions.live_store().server
-        at = await asyncio.to_thread(revocations.revoke_tokens, server, session_id, sides)
+        at = await asyncio.to_thread(tokens.revoke_tokens, server, session_id, sides)
     except StoreUnavailable as error:
         raise _unavailable_problem() from error
     for side in sides:
@@ -351,7 +349,7 @@ def _unavailable_problem() -> Problem:
 
 
 def _serialize_effect(noted: FrameEffect) -> dict[str, Any]:
-    deadline = answers.instant_of_ms(noted.deadline_ms) if noted.deadline_ms else None
+    deadline = calls.instant_of_ms(noted.deadline_ms) if noted.deadline_ms else None
     dropped = STALE_SEQ if noted.outcome == DROPPED else None
     return {"outcome": OUTCOMES[noted.outcome], "deadline": deadline, "dropped": dropped}
 

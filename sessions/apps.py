@@ -10,7 +10,7 @@ class SessionsConfig(AppConfig):
     verbose_name = _("Live chats")
 
     def ready(self) -> None:
-        from sessions import checks, validation  # noqa: F401  (register themselves)
+        from sessions import checks, configuration  # noqa: F401  (register themselves)
         from sessions.detection import policies
 
         policies.push_policies_on_save()

@@ -72,7 +72,10 @@ class InApp:
         post_request = InappPost(_build_post(message), message.user_id)
         try:
             async with asyncio.timeout(left.total_seconds()):
-                post, posted = await _post_batcher().submit_and_wait(post_request)
+                loop = asyncio.get_running_loop()
+                if loop not in _batchers:
+                    _batchers[loop] = MicroBatcher(_store_posts, moment=BATCH_WINDOW, name="inapp")
+                post, posted = await _batchers[loop].submit_and_wait(post_request)
         except BatcherOverloaded:
             return Transient("inapp_busy", retry_after=timedelta(seconds=1))
         except (StoreUnavailable, TimeoutError) as error:
@@ -130,10 +133,3 @@ def _store_posts(post_requests: Sequence[InappPost]) -> list[tuple[Post, Posted]
 _batchers: WeakKeyDictionary[asyncio.AbstractEventLoop, MicroBatcher[InappPost, tuple[Post, Posted]]] = (
     WeakKeyDictionary()
 )
-
-
-def _post_batcher() -> MicroBatcher[InappPost, tuple[Post, Posted]]:
-    loop = asyncio.get_running_loop()
-    if loop not in _batchers:
-        _batchers[loop] = MicroBatcher(_store_posts, moment=BATCH_WINDOW, name="inapp")
-    return _batchers[loop]

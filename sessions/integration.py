@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from scheduling.app_integrations import Integration
-from sessions import metrics, scaling
-from sessions.admin import dashboard, labels
+from sessions import metrics
+from sessions.admin import chats, dashboard
 from sessions.detection.presence import SessionPresence
-from sessions.store import personal_data
+from sessions.store import stats
 
 INTEGRATION = Integration(
     presence=(SessionPresence(),),
-    user_erasers=(personal_data.erase_sessions,),
-    user_exporters={"live_chats": personal_data.export_chats},
+    user_erasers=(stats.erase_sessions,),
+    user_exporters={"live_chats": stats.export_chats},
     metrics=(metrics.NudgeMetrics, metrics.SessionMetrics),
-    scaling={"watchers": scaling.measure_watchers},
-    menu=labels.MENU,
+    scaling={"watchers": metrics.measure_watchers},
+    menu=chats.MENU,
     cards=(dashboard.live_chats_card,),
 )

@@ -1,13 +1,16 @@
-"""Cluster metrics of live chats, from Redis and PostgreSQL. A source that does not answer has no series, not zero."""
+"""Cluster metrics of live chats and the need for watchers. A source that does not answer has no series, not zero."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import structlog
+from django.conf import settings
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from scheduling.db_timeouts import Deadline
+from scheduling.monitoring.wanted_numbers import BUSY_GOAL, round_up
 from sessions.checks import find_eviction_policy
 from sessions.detection import nudge_stats
 from sessions.store import stats
@@ -31,8 +34,17 @@ class SessionMetrics(Collector):
         except StoreUnavailable as error:
             log.warning("session_metrics_missing", error=str(error))
             return
-        yield _chats_metric(found)
-        yield _silences_metric(silences)
+        family = GaugeMetricFamily(
+            "aftertouch_sessions", "Live chats by silence policy and state.", labels=["policy", "state"]
+        )
+        for each in found.policies:
+            family.add_metric([each.policy, "armed"], each.armed)
+            family.add_metric([each.policy, "paused"], each.paused)
+        yield family
+        recorded = CounterMetricFamily("aftertouch_silences", "Recorded silences.", labels=["policy"])
+        for policy, count in silences.items():
+            recorded.add_metric([policy], count)
+        yield recorded
         yield from _watcher_metrics(found)
         yield GaugeMetricFamily(
             "aftertouch_sessions_redis_evicts",
@@ -55,23 +67,6 @@ def _nudges_metric() -> Metric:
     return family
 
 
-def _chats_metric(found: stats.Overview) -> Metric:
-    family = GaugeMetricFamily(
-        "aftertouch_sessions", "Live chats by silence policy and state.", labels=["policy", "state"]
-    )
-    for each in found.policies:
-        family.add_metric([each.policy, "armed"], each.armed)
-        family.add_metric([each.policy, "paused"], each.paused)
-    return family
-
-
-def _silences_metric(silences: dict[str, int]) -> Metric:
-    family = CounterMetricFamily("aftertouch_silences", "Recorded silences.", labels=["policy"])
-    for policy, count in silences.items():
-        family.add_metric([policy], count)
-    return family
-
-
 def _watcher_metrics(found: stats.Overview) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "aftertouch_silence_lag_seconds",
@@ -84,3 +79,20 @@ def _watcher_metrics(found: stats.Overview) -> Iterator[Metric]:
         value=found.in_flight,
     )
     yield GaugeMetricFamily("aftertouch_watchers", "Watchers seen within the last minute.", value=len(found.watchers))
+
+
+SILENCE_LATE = 2_000  #: milliseconds; a watcher sleeps at most a second
+SILENCE_SPAN = 60.0  #: seconds in which all live chats may fall silent
+
+
+def measure_watchers(deadline: Deadline) -> tuple[int, int]:
+    """Return the watchers that run and those that are needed, at least one. Reads only Redis.
+
+    Raises `StoreUnavailable`.
+    """
+    found = stats.read_overview(live_store())
+    running = len(found.watchers)
+    needed = max(found.a_second, found.armed / SILENCE_SPAN) / (settings.AFTERTOUCH_SILENCE_RATE * BUSY_GOAL)
+    # While guide messages are held back, more watchers would wait too.
+    is_late = found.lag_ms > SILENCE_LATE and not any(watcher.waits for watcher in found.watchers)
+    return running, max(round_up(needed), 2 * running if is_late else 1, 1)

@@ -168,7 +168,7 @@ def require_own_node_name(sender: str, instance: Any, conf: Any, **_: Any) -> No
     from django.conf import settings
     from django.db import DatabaseError, InterfaceError
 
-    from rpa_tasks.worker.node_name import claim_node_name
+    from rpa_tasks.worker.node import claim_node_name
 
     try:
         is_own = claim_node_name()

@@ -232,9 +232,9 @@ CHANNELS = {
 }
 # Sections of other apps in the configuration file, in storage order: dotted paths of `Section` classes.
 CONFIG_SECTIONS = [
-    "rpa_tasks.configuration.file.Platforms",
-    "rpa_tasks.configuration.file.Flows",
-    "rpa_tasks.configuration.file.Shops",
+    "rpa_tasks.configuration.Platforms",
+    "rpa_tasks.configuration.Flows",
+    "rpa_tasks.configuration.Shops",
     "sessions.configuration.SilencePolicies",
     "sessions.configuration.Campaigns",
 ]

@@ -17,7 +17,7 @@ UNFOLD: dict[str, Any] = {
         {"rel": "icon", "type": "image/svg+xml", "href": lambda request: static("scheduling/favicon.svg")}
     ],
     "SITE_URL": None,
-    "ENVIRONMENT": "scheduling.admin.sidebar.choose_environment_label",
+    "ENVIRONMENT": "scheduling.admin.navigation.choose_environment_label",
     "SHOW_LANGUAGES": True,
     "SHOW_HISTORY": True,
     "SHOW_VIEW_ON_SITE": False,
@@ -55,7 +55,7 @@ UNFOLD: dict[str, Any] = {
     "SIDEBAR": {
         "show_search": False,
         "show_all_applications": False,
-        "navigation": "scheduling.admin.sidebar.build_sidebar",
+        "navigation": "scheduling.admin.navigation.build_sidebar",
     },
 }
 

@@ -22,7 +22,7 @@ END_STATES = ("succeeded", "failed", "unknown", "cancelled")
 #: Prints the reason if no browser is found.
 CHROMIUM_TEST = """
 from rpa_tasks.browsers.chromium import find_chromium
-from rpa_tasks.browsers.browser_errors import NoBrowser
+from rpa_tasks.browsers.launch import NoBrowser
 try:
     find_chromium()
 except NoBrowser as error:

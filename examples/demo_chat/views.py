@@ -24,7 +24,8 @@ from django.views.decorators.http import require_POST, require_safe
 from scheduling.admin import labels
 from scheduling.models import Event, Touch
 from scheduling.operations.commands import update_customer
-from sessions.admin.labels import WHY
+from sessions import tokens
+from sessions.admin.chats import WHY
 from sessions.detection.presence import SessionPresence
 from sessions.detection.silence_events import SOURCE
 from sessions.frames import AGENT, USER
@@ -34,7 +35,6 @@ from sessions.policy import CUSTOMER as AFTER_CUSTOMER
 from sessions.store import stats
 from sessions.store.client import StoreUnavailable
 from sessions.store.sessions import live_store
-from sessions.websocket import tokens
 
 TAG = "demo"
 THRESHOLD = timedelta(seconds=5)  #: of the demo's tag, so that a silence occurs within seconds

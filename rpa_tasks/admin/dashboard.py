@@ -17,23 +17,26 @@ from django.utils.translation import gettext_lazy
 
 from rpa_tasks.admin.node import STATES
 from rpa_tasks.admin.shop import count_shops_by_state
-from rpa_tasks.jobs.gates.login_checks import is_being_checked
 from rpa_tasks.jobs.pick import NODE_SILENT
+from rpa_tasks.jobs.shops import is_being_checked
 from rpa_tasks.models import ExecutionNode, Job, LoginState, Shop
 from rpa_tasks.takeover.page_socket import PERMISSION
 from scheduling import sql
-from scheduling.admin.count_time_limits import PageTimeLimit, count_within
-from scheduling.admin.dashboard.cards import ActionLine, DashboardCard, Figure, format_capped_count
 from scheduling.admin.dashboard.charts import (
+    ActionLine,
     Bucket,
     Chart,
+    DashboardCard,
+    Figure,
     Series,
     Span,
     build_stacked_chart,
     count_by_span,
+    format_capped_count,
     read_requested_days,
     split_period,
 )
+from scheduling.admin.page_reads import PageTimeLimit, count_within
 from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.admin.touches.touch import build_span_link
 from scheduling.models import Priority
@@ -102,22 +105,18 @@ def card(request: HttpRequest) -> DashboardCard | None:
         PageTimeLimit(settings.TIMEOUTS.dashboard),
         may_see_failed=request.user.has_perm("scheduling.view_failedtask"),
     )
-    return DashboardCard(
-        _("RPA"),
-        [*_shop_figures(shops), *_waiting_figures(), *_browser_figures()],
-        link=shops,
-        charts=[ended],
-    )
-
-
-def _shop_figures(link: str) -> list[Figure]:
-    """Return the counts of shops and runs, and of states with a problem."""
     counts = count_within(count_shops_by_state, settings.TIMEOUTS.dashboard) or []
-    return [
-        Figure(each["words"], each["count"], f"{link}?state={each['state']}" if each["state"] else link, each["tone"])
+    shop_figures = [
+        Figure(each["words"], each["count"], f"{shops}?state={each['state']}" if each["state"] else shops, each["tone"])
         for each in counts
         if each["count"] or each["state"] in ("", "running", "login")
     ]
+    return DashboardCard(
+        _("RPA"),
+        [*shop_figures, *_waiting_figures(), *_browser_figures()],
+        link=shops,
+        charts=[ended],
+    )
 
 
 def _waiting_figures() -> list[Figure]:

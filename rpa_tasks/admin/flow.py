@@ -18,12 +18,11 @@ from unfold.contrib.filters.admin import RelatedDropdownFilter
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
 from rpa_tasks.admin import labels  # noqa: F401  (teaches the words)
-from rpa_tasks.configuration.validation import missing_program
+from rpa_tasks.configuration import missing_program
 from rpa_tasks.models import Flow
-from scheduling.admin.base import CheckedForm, HistoryAdmin, ops_display
+from scheduling.admin.base import CheckedForm, HistoryAdmin, Retirable, RetiredFilter, ops_display
 from scheduling.admin.form_fields import DurationField, DurationsField, NamesField, TextLikeField, split_pairs
 from scheduling.admin.labels import translate_error
-from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.strict_text import FIELD_SIZE, InvalidText, read_json
 

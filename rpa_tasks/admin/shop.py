@@ -1,9 +1,10 @@
-"""Admin pages of shops: list with live state, login, pause, unpin, bulk actions, and the search of every page."""
+"""Admin pages of shops and take-overs: list with live state, login, pause, unpin, bulk actions, search, browser."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from typing import Any, ClassVar
 
 from django.contrib import admin, messages
@@ -20,27 +21,148 @@ from django.utils.translation import gettext, gettext_lazy
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import DropdownFilter, RelatedDropdownFilter
 
-from rpa_tasks.admin import live, run_job, schedule
-from rpa_tasks.admin.browser_fields import BrowserAdmin, BrowserForm
-from rpa_tasks.admin.job_page import breaker_blocks_until
+from rpa_tasks.admin import labels, run_job
+from rpa_tasks.admin.job import breaker_blocks_until
 from rpa_tasks.admin.labels import STATE_TONES
 from rpa_tasks.admin.node import format_age
-from rpa_tasks.admin.platform import Pausing
+from rpa_tasks.admin.platform import BrowserAdmin, BrowserForm, Pausing
 from rpa_tasks.admin.run_job import RUN_JOBS
-from rpa_tasks.admin.take_over import TakeOverPages, describe_failed_check, is_in_use, subquery_of_operator
-from rpa_tasks.configuration.browser_settings import find_browser_address, map_browsers_to_shops
-from rpa_tasks.configuration.validation import check_shop, map_profiles_to_shops
+from rpa_tasks.browser_settings import find_browser_address, map_browsers_to_shops, uses_browser_elsewhere
+from rpa_tasks.configuration import check_shop, map_profiles_to_shops
 from rpa_tasks.jobs import shops
-from rpa_tasks.jobs.gates.login_checks import is_being_checked
-from rpa_tasks.models import Job, JobState, LoginState, Shop
-from scheduling.admin.base import Confirmation, HistoryAdmin, ops_action, ops_display, parse_uuid, row_action
-from scheduling.admin.global_search import MOST_READ, Finder, Found, fits_term
+from rpa_tasks.jobs.shops import is_being_checked
+from rpa_tasks.models import Job, JobState, Lane, LoginState, Shop, TakeOver, TakeOverEnd
+from rpa_tasks.takeover import leases
+from rpa_tasks.takeover.leases import CannotTakeOver
+from rpa_tasks.takeover.page_socket import PERMISSION
+from scheduling.admin.base import (
+    Confirmation,
+    HistoryAdmin,
+    ReadOnlyAdmin,
+    Retirable,
+    RetiredFilter,
+    ops_action,
+    ops_display,
+    parse_uuid,
+    row_action,
+)
 from scheduling.admin.labels import translate_reason
-from scheduling.admin.retirement import Retirable, RetiredFilter
+from scheduling.admin.navigation import MOST_READ, Finder, Found, fits_term
 from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.ids import reveal_odd_characters
 from scheduling.models import WAITING, FailedTask
 from scheduling.monitoring.duration_text import describe_duration
+
+LATEST_SHOWN = 10
+PROBLEMS = {
+    "taken": gettext_lazy("Another operator has taken over the shop."),
+    "retired": gettext_lazy("The shop is retired."),
+    "no_node": gettext_lazy("No execution node reports."),
+    "node_lost": gettext_lazy("The shop's preferred node does not report. Its login is only there."),
+    "node_drained": gettext_lazy("The shop's preferred node is drained. Resume it, or release the shop."),
+}
+
+
+def subquery_of_operator() -> Subquery:
+    """Return the name of the operator who has taken over the shop of the outer query."""
+    rows = TakeOver.objects.filter(shop=OuterRef("pk"), ended_at=None, lease_until__gt=Now())
+    return Subquery(rows.values("username")[:1])
+
+
+def describe_failed_check(lane: Lane) -> str:
+    return gettext("check: %(reason)s") % {"reason": translate_reason(lane.check_reason)}
+
+
+def is_in_use(shop: Shop) -> bool:
+    return shop.retired_at is None
+
+
+class TakeOverPages(Pausing):
+    """The take-over of a shop as a page of the shop, and the report that it is logged in."""
+
+    @row_action(_("Take over"), icon="desktop_windows", permission=PERMISSION, allowed=is_in_use)
+    def take_over(self, request: HttpRequest, shop: Shop) -> HttpResponse:
+        if request.method == "POST":
+            return self._act_on_take_over(request, shop)
+        row = leases.open_take_over(shop.pk)
+        latest = TakeOver.objects.filter(shop=shop).exclude(ended_at=None)[:LATEST_SHOWN]
+        answer: HttpResponse = self.page(
+            request, "rpa_tasks/take_over.html", gettext("Take over the browser of “%(shop)s”") % {"shop": shop},
+            original=shop, shop=shop, row=row, controls=bool(row and row.user_id == request.user.pk), latest=latest,
+            needs_login=shop.login_state == LoginState.NEEDED, may_continue=request.user.has_perm("rpa_tasks.run_job"),
+            elsewhere=uses_browser_elsewhere(shop), check_flow=shops.find_check_flow(shop.platform),
+            back=self.url("change", shop.pk),
+        )  # fmt: skip
+        answer["Cache-Control"] = "no-store"
+        return answer
+
+    def _act_on_take_over(self, request: HttpRequest, shop: Shop) -> HttpResponse:
+        if request.POST.get("do") == "start":
+            try:
+                leases.start_take_over(shop.pk, user=request.user, address=client_address(request))  # type: ignore[arg-type]
+            except CannotTakeOver as error:
+                messages.error(request, PROBLEMS[error.reason])
+            return redirect(request.path)
+        row = leases.open_take_over(shop.pk)
+        if row is not None and row.user_id == request.user.pk:
+            self._end_take_over(request, shop, row)
+        return redirect(self.url("change", shop.pk))
+
+    def _end_take_over(self, request: HttpRequest, shop: Shop, row: TakeOver) -> None:
+        """Ask for the end first: a check of the login starts when the take-over has freed the shop."""
+        continues = request.POST.get("do") == "continue" and request.user.has_perm("rpa_tasks.run_job")
+        continues = continues and shop.retired_at is None
+        leases.request_end(row, TakeOverEnd.CONTINUED if continues else TakeOverEnd.ENDED)
+        if shop.retired_at:
+            messages.error(request, PROBLEMS["retired"])
+            return
+        if continues:
+            shops.check_login(shop.pk, by=request.user.get_username())
+        if continues and shops.find_check_flow(shop.platform):
+            messages.success(request, gettext("The take-over ends. Then the login is checked, and the jobs continue."))
+        else:
+            messages.success(request, gettext("The take-over ends. Waiting jobs start in a few seconds."))
+
+    @row_action(
+        _("Confirm login"), icon="login", permission=RUN_JOBS,
+        allowed=lambda row: row.login_state == LoginState.NEEDED and not row.retired_at,
+    )  # fmt: skip
+    def confirm_login(self, request: HttpRequest, row: Shop) -> Confirmation:
+        facts = [gettext("Browser profile %(profile)s on node %(node)s.")
+                 % {"profile": row.profile, "node": row.lane.home or "–"}]  # fmt: skip
+        if flow := shops.find_check_flow(row.platform):
+            facts.append(gettext("The flow %(flow)s checks the login first.") % {"flow": flow.task_type})
+            done = gettext("The login is being checked. Then the jobs of the shop continue.")
+        else:
+            facts.append(gettext("The platform has no login check: your report counts."))
+            done = gettext("The jobs of the shop continue.")
+        return Confirmation(
+            title=gettext("Is “%(what)s” logged in again?") % {"what": row}, button=gettext("Yes, it is logged in"),
+            text=gettext("Confirm once you have logged in with the shop's browser profile. What waits for it "
+                         "starts at once; a run that still finds no login asks again."),
+            facts=facts, act=lambda: shops.check_login(row.pk, by=request.user.get_username()), done=done,
+            unchanged=gettext("No login was needed any more, or a check of it is open."),
+            refused=translate_reason("retired"),
+        )  # fmt: skip
+
+
+def client_address(request: HttpRequest) -> str:
+    """Return the address of the client as the web server reports it, or ""."""
+    try:
+        return str(ip_address(request.META.get("REMOTE_ADDR", "")))
+    except ValueError:
+        return ""
+
+
+@admin.register(TakeOver)
+class TakeOverAdmin(ReadOnlyAdmin):
+    """The record of take-overs. What was typed is not in it."""
+
+    list_display = ("shop", "username", "address", "node", "started_at", "ended_at", "end")
+    list_filter = ("end",)
+    search_fields = ("=username", "=shop__shop_id")
+    list_select_related = ("shop__platform",)
+    fields = ("shop", "task_id", "username", "address", "node", "started_at", "ended_at", "end")
 
 
 class ShopForm(BrowserForm):
@@ -90,20 +212,17 @@ def annotate_work(shops: QuerySet[Shop]) -> QuerySet[Shop]:
     running_job = JSONObject(
         pk="pk", since="sending_at", progress="progress", message="progress_message", task_type="flow__task_type"
     )
+    # The open failed tasks of a shop's jobs that ended after its last success. Few tasks are open.
+    since = Coalesce(OuterRef("lane__last_success_at"), Value(datetime.min.replace(tzinfo=UTC)))
+    jobs = Job.objects.filter(pk=OuterRef("task_id"), shop=OuterRef(OuterRef("pk")))
+    failures = FailedTask.objects.filter(Exists(jobs), state="open", origin="rpa_job", failed_at__gt=since)
     return shops.select_related("platform__breaker", "lane").annotate(
         waiting=Coalesce(Subquery(waiting.values("shop").annotate(count=Count("pk")).values("count")), 0),
         run=Subquery(running.values(running_job=running_job)[:1]),
         operator=subquery_of_operator(),
         checked=is_being_checked(),
-        has_failure=Exists(_open_failures()),
+        has_failure=Exists(failures),
     )
-
-
-def _open_failures() -> QuerySet[FailedTask]:
-    """Return the open failed tasks of a shop's jobs that ended after its last success. Few tasks are open."""
-    since = Coalesce(OuterRef("lane__last_success_at"), Value(datetime.min.replace(tzinfo=UTC)))
-    jobs = Job.objects.filter(pk=OuterRef("task_id"), shop=OuterRef(OuterRef("pk")))
-    return FailedTask.objects.filter(Exists(jobs), state="open", origin="rpa_job", failed_at__gt=since)
 
 
 def filter_by_state(shops: QuerySet[Shop], state: str) -> QuerySet[Shop]:
@@ -159,7 +278,7 @@ def render_running_job(run: dict[str, Any]) -> SafeString:
         '<a class="at-link" href="{}">{}</a> <span class="at-quiet at-nowrap">{}</span><br>{}',
         reverse("admin:rpa_tasks_job_change", args=[run["pk"]]), run["task_type"],
         gettext("for %(span)s") % {"span": describe_duration(now() - since)} if since else gettext("beginning"),
-        live.render_progress(job),
+        labels.render_progress(job),
     )  # fmt: skip
 
 
@@ -229,9 +348,9 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
         pages = {
             "live/": (self.live_view, "live"),
             "run-now/": (lambda request: run_job.run_now_page(self, request), "run_now"),
-            "schedules/": (lambda request: schedule.schedule_list_page(self, request), "schedules"),
-            "schedules/add/": (lambda request: schedule.schedule_edit_page(self, request), "schedule_add"),
-            "schedules/<int:pk>/": (lambda request, pk: schedule.schedule_edit_page(self, request, pk), "schedule"),
+            "schedules/": (lambda request: run_job.schedule_list_page(self, request), "schedules"),
+            "schedules/add/": (lambda request: run_job.schedule_edit_page(self, request), "schedule_add"),
+            "schedules/<int:pk>/": (lambda request, pk: run_job.schedule_edit_page(self, request, pk), "schedule"),
         }
         own = [path(route, view(act), name=f"rpa_tasks_shop_{name}") for route, (act, name) in pages.items()]
         return [*own, *super().get_urls()]
@@ -269,13 +388,13 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
         return super().changelist_view(request, context)  # type: ignore[no-any-return]
 
     def live_view(self, request: HttpRequest) -> HttpResponse:
-        wanted = [int(each) for each in live.requested_rows(request) if each.isdecimal()]
+        wanted = [int(each) for each in labels.requested_rows(request) if each.isdecimal()]
         rows = self.get_queryset(request).filter(pk__in=wanted if self.has_view_permission(request) else ())
         parts = (self.state_tag, self.work, self.backlog, self.last_success)
-        return live.cells_response(part(row) for row in rows for part in parts)
+        return labels.cells_response(part(row) for row in rows for part in parts)
 
     def _cell(self, row: Any, name: str, content: Any) -> SafeString:
-        return live.render_live_cell(
+        return labels.render_live_cell(
             reverse("admin:rpa_tasks_shop_live"), row.pk, name, content, again=row.retired_at is None
         )
 
@@ -288,7 +407,7 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
     @ops_display(description=_("state"))
     def state_tag(self, row: Any) -> SafeString:
         tone, words = state_of(row)
-        return self._cell(row, "state", live.render_tag(words, tone))
+        return self._cell(row, "state", labels.render_tag(words, tone))
 
     @ops_display(description=_("work"))
     def work(self, row: Any) -> SafeString:
@@ -330,7 +449,7 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
     @ops_display(description=_("state"))
     def state_now(self, row: Any) -> str:
         tone, words = state_of(row)
-        return live.render_tag(words, tone)
+        return labels.render_tag(words, tone)
 
     @ops_display(description=_("work"))
     def work_now(self, row: Any) -> str:

@@ -4,46 +4,232 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
-from ninja import Path, Query, Router
+from ninja import Field, Path, Query, Router, Schema
 from ninja.responses import Status
+from pydantic import AfterValidator
 
-from rpa_tasks.api.schemas import (
-    BulkJobsIn,
-    JobFilters,
-    JobIn,
-    JobOut,
-    JobResultsOut,
-    JobsIn,
-    JobsOut,
-    MatchingJobsIn,
-    RebalancedOut,
-    RebalanceIn,
-    ReceiptOut,
-    ShopFilters,
-    ShopOut,
-    ShopsOut,
-)
 from rpa_tasks.jobs import queries, shops
-from rpa_tasks.jobs.bulk.actions import LEAVES_FAILED_TASKS
-from rpa_tasks.jobs.bulk.publish_many import PublishResult, publish_many
-from rpa_tasks.jobs.gates import login_checks
-from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish_job, request_cancel
-from rpa_tasks.models import Evidence, Job, Platform, Run, Shop
-from rpa_tasks.worker.evidence import unpack_text
+from rpa_tasks.jobs.publish import MAX_DELAY, BacklogFull, PublishRequest, Receipt, publish_job, request_cancel
+from rpa_tasks.jobs.publish_many import PublishResult, publish_many
+from rpa_tasks.jobs.queries import LEAVES_FAILED_TASKS
+from rpa_tasks.models import Evidence, Job, JobState, LoginState, Platform, Run, Shop
+from rpa_tasks.worker.runner import unpack_text
 from scheduling import sql
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, charge_in_thread, get_principal, require_scope
 from scheduling.api.bulk_actions import BulkActionOut, serialize_bulk_action
-from scheduling.api.schemas import Problem, ProblemOut, Text, build_page, limit_list_time
+from scheduling.api.schemas import (
+    ActionIn,
+    Instant,
+    Page,
+    Problem,
+    ProblemOut,
+    Request,
+    Text,
+    build_page,
+    check_storable,
+    limit_list_time,
+)
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import InvalidInput, NotFound
 from scheduling.models import Priority, Scope
 from scheduling.operations import bulk_actions
+from scheduling.operations.bulk_actions import FASTEST, SLOWEST
+
+ShortText = Annotated[str, Field(max_length=200), AfterValidator(check_storable)]
+PriorityName = Literal["high", "normal", "low"]
+
+
+class JobIn(Request):
+    platform: Text
+    shop_id: Text
+    task_type: Text
+    payload: dict[str, Any] = {}
+    priority: PriorityName = "normal"
+    delay_seconds: Annotated[float, Field(ge=0, le=MAX_DELAY.total_seconds())] = 0
+    #: The business key within shop and task type: while a job of it waits, another request merges into that one.
+    #: Absent: the flow chooses (`dedupe_by`). Empty: the request merges with nothing.
+    dedupe_key: ShortText | None = None
+    #: The earliest start, beside `delay_seconds`. The past means at once.
+    not_before: Instant | None = None
+    #: When the job is to be done. It starts as soon as it can; a job that is not done by then is late.
+    due_at: Instant | None = None
+
+
+MOST_AT_ONCE = 500
+
+
+class JobsIn(Request):
+    jobs: Annotated[list[JobIn], Field(min_length=1, max_length=MOST_AT_ONCE)]
+
+
+class ReceiptOut(Schema):
+    """`because` of a duplicate: its job waits, runs, or the window of the flow has not ended."""
+
+    task_id: UUID
+    duplicate: bool
+    state: str
+    because: Literal["waiting", "running", "window"] | None
+    window_ends_at: datetime | None
+
+
+class FieldErrorOut(Schema):
+    field: str
+    message: str
+
+
+class JobResultOut(Schema):
+    """The answer to one job of a batch: the status that it would have alone, and a receipt or errors."""
+
+    status: int
+    task_id: UUID | None = None
+    duplicate: bool | None = None
+    state: str | None = None
+    because: Literal["waiting", "running", "window"] | None = None
+    window_ends_at: datetime | None = None
+    errors: list[FieldErrorOut] = []
+
+
+class JobResultsOut(Schema):
+    results: list[JobResultOut]
+
+
+class JobFilters(Page):
+    platform: Text = ""
+    shop: Text = ""
+    task_type: Text = ""
+    state: JobState | None = None
+
+
+class MatchingJobsIn(Request):
+    """A missing filter matches any value. `payload` are words of the payload."""
+
+    platform: Text = ""
+    shop: Text = ""
+    task_type: Text = ""
+    state: JobState | None = None
+    reason: Text = ""
+    priority: PriorityName | None = None
+    status: Literal["due", "late", ""] = ""
+    q: Text = ""
+    payload: Text = ""
+
+
+class GivenIn(Request):
+    priority: PriorityName | None = None
+    node: Text | None = None
+
+
+class BulkJobsIn(ActionIn):
+    action: Literal["cancel", "run_again", "priority", "move"]
+    filter: MatchingJobsIn
+    given: GivenIn = GivenIn()
+    per_second: Annotated[float, Field(ge=SLOWEST, le=FASTEST)] | None = None
+
+
+class EvidenceOut(Schema):
+    kind: str
+    url: str
+    created_at: datetime
+
+
+class RunOut(Schema):
+    number: int
+    lease_no: int
+    node: str
+    started_at: datetime
+    ended_at: datetime | None
+    pool_wait_seconds: float | None
+    outcome: str
+    reason: str
+    exit_code: int | None
+    detail: str
+    evidence: list[EvidenceOut]
+
+
+class JobBriefOut(Schema):
+    task_id: UUID
+    delivery_key: UUID
+    retry_of: UUID | None
+    retried_as: UUID | None
+    platform: str
+    shop_id: str
+    task_type: str
+    state: str
+    reason: str
+    paused_by: str
+    priority: str
+    dedupe_key: str
+    requests: int
+    source: str
+    touch: UUID | None
+    due_at: datetime
+    planned_at: datetime
+    deadline: datetime | None
+    created_at: datetime
+    settled_at: datetime | None
+    attempt: int
+    failures: int
+    node: str
+    progress: float | None
+    progress_message: str
+    cancel_requested_at: datetime | None
+
+
+class JobOut(JobBriefOut):
+    payload: Any
+    result: Any
+    runs: list[RunOut]
+
+
+class JobsOut(Schema):
+    items: list[JobBriefOut]
+    next: str | None
+
+
+class ShopFilters(Page):
+    platform: Text = ""
+    login: LoginState | None = None
+
+
+class ShopOut(Schema):
+    platform: str
+    shop_id: str
+    name: str
+    login: str
+    login_lost_at: datetime | None
+    paused: bool
+    platform_paused: bool
+    breaker_open_until: datetime | None
+    dedicated_queue: bool
+    waiting: int
+    running: UUID | None
+    last_served_at: datetime | None
+    last_success_at: datetime | None
+
+
+class ShopsOut(Schema):
+    items: list[ShopOut]
+    next: str | None
+
+
+class RebalanceIn(Request):
+    """Filters of shops that leave their preferred node. All given ones must match; `platform` or `node` is required."""
+
+    platform: Text = ""
+    shop_ids: Annotated[list[Text], Field(max_length=5_000)] = []
+    node: Text = ""
+
+
+class RebalancedOut(Schema):
+    released: int
+    running: int
+
 
 PUBLISH, READ, OPERATE = ApiKeyAuth("rpa.publish"), ApiKeyAuth("rpa.read"), ApiKeyAuth("rpa.operate")
 router = Router(tags=["RPA"], auth=READ)
@@ -217,10 +403,13 @@ def get_evidence(request: HttpRequest, task_id: UUID, evidence_id: int) -> HttpR
 def list_shops(request: HttpRequest, filters: Query[ShopFilters]) -> dict[str, Any]:
     """List shops with their state."""
     with limit_list_time():
+        before = filters.before()
+        if before is not None and before.int > LARGEST_KEY:
+            raise InvalidInput.of("cursor", "is not one that this list has given out")
         states = queries.shops_page(
             platform=filters.platform,
             login=filters.login or "",
-            after=_parse_shop_cursor(filters),
+            after=before.int if before else 0,
             limit=filters.limit + 1,
         )
         return build_page(
@@ -241,7 +430,7 @@ def rebalance(request: HttpRequest, wish: RebalanceIn) -> shops.UnpinCounts:
 def logged_in(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> dict[str, Any]:
     """Confirm that an operator logged the shop in. Its jobs continue. If the platform has a login check, it runs first,
     and `login` is `checking` until it has ended."""
-    return _act_on_shop(request, platform, shop_id, login_checks.check_login)
+    return _act_on_shop(request, platform, shop_id, shops.check_login)
 
 
 @router.post("/rpa/shops/{platform}/{shop_id}/pause", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
@@ -265,13 +454,6 @@ def _act_on_shop(request: HttpRequest, platform: str, shop_id: str, act: Callabl
         act(row.pk, by=build_api_key_actor(request).name)
     (state,) = queries.shop_states(found)
     return _serialize_shop(state)
-
-
-def _parse_shop_cursor(filters: ShopFilters) -> int:
-    before = filters.before()
-    if before is not None and before.int > LARGEST_KEY:
-        raise InvalidInput.of("cursor", "is not one that this list has given out")
-    return before.int if before else 0
 
 
 def _serialize_job(task_id: UUID) -> dict[str, Any]:

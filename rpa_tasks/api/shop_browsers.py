@@ -9,9 +9,8 @@ from django.db.models import Model
 from django.http import HttpRequest
 from ninja import Path, Router, Schema
 
-from rpa_tasks.api.jobs import PROBLEMS, READ
-from rpa_tasks.api.schemas import ShortText
-from rpa_tasks.configuration.browser_settings import (
+from rpa_tasks.api.jobs import PROBLEMS, READ, ShortText
+from rpa_tasks.browser_settings import (
     SECRETS,
     SETTINGS,
     check_browser_settings,

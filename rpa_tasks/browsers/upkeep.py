@@ -16,12 +16,18 @@ import structlog
 from django.conf import settings
 
 from rpa_tasks.browsers import devtools, registry
-from rpa_tasks.browsers.browser_errors import NoBrowser
 from rpa_tasks.browsers.browser_processes import marked_slots, memory_by_session
-from rpa_tasks.browsers.launch_settings import LaunchSettings
-from rpa_tasks.browsers.pool import is_recorded_browser, recycling_reason, start_in_slot
+from rpa_tasks.browsers.launch import LaunchSettings, NoBrowser
+from rpa_tasks.browsers.pool import (
+    Slot,
+    end_browser,
+    is_recorded_browser,
+    lock_unused_slot,
+    recycling_reason,
+    start_in_slot,
+    take_slot,
+)
 from rpa_tasks.browsers.registry import BUSY, IDLE, QUARANTINED, Lock, Record, records_in
-from rpa_tasks.browsers.slots import Slot, end_browser, lock_unused_slot, take_slot
 
 log = structlog.get_logger(__name__)
 

@@ -12,7 +12,6 @@ No module here imports Django, because a flow must start fast and may run on a m
 
 from __future__ import annotations
 
-from rpa_tasks.flow_sdk.errors import BusinessError, FlowError, Misused, PlatformError, SessionExpired, Transient
-from rpa_tasks.flow_sdk.flow import Flow
+from rpa_tasks.flow_sdk.flow import BusinessError, Flow, FlowError, Misused, PlatformError, SessionExpired, Transient
 
 __all__ = ["BusinessError", "Flow", "FlowError", "Misused", "PlatformError", "SessionExpired", "Transient"]

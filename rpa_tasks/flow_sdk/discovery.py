@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rpa_tasks.flow_sdk.errors import Misused
+from rpa_tasks.flow_sdk.flow import Misused
 
 FLOWS_VARIABLE = "AFTERTOUCH_RPA_FLOWS"
 EXAMPLE_FLOWS = Path(__file__).resolve().parents[2] / "examples" / "flows"

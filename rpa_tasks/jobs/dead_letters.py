@@ -11,19 +11,22 @@ from uuid import UUID
 
 from django.db import IntegrityError, transaction
 
-from rpa_tasks.jobs.dedupe_windows import claim_window, find_window, move_window, move_window_back
-from rpa_tasks.jobs.gates.login_checks import is_login_check
 from rpa_tasks.jobs.payloads import (
     CHECK_KEY,
     PAYLOAD_KEY,
     TASK_KEY,
     as_stored,
+    claim_window,
+    find_window,
     key_of_payload,
+    move_window,
+    move_window_back,
     name_touch_key,
     payload_errors,
     refuse_erased_job,
     split_period,
 )
+from rpa_tasks.jobs.shops import is_login_check
 from rpa_tasks.models import DedupeWindow, Job, Run
 from scheduling import sql
 from scheduling.error_lines import find_error_line

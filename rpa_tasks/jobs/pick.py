@@ -8,13 +8,15 @@ has a higher number.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
 
 from django.conf import settings
-from django.db import transaction
+from django.db import connection, transaction
 
 from rpa_tasks.models import Job
 from scheduling import sql
@@ -320,3 +322,26 @@ def _lane_parameters(ageing: timedelta) -> dict[str, object]:
 
 
 jobs = JobLedger(Job._meta.db_table, route="shop_id")
+
+
+@contextmanager
+def renew_in_background(renew: Callable[[], bool], *, interval: float) -> Iterator[None]:
+    """Call `renew` every `interval` seconds until the block ends.
+
+    Args:
+        renew: return whether the lease can be renewed again. It uses a database connection of its own.
+    """
+    over = threading.Event()
+
+    def renew_until_over() -> None:
+        while not over.wait(interval) and renew():
+            pass
+        connection.close()
+
+    keeper = threading.Thread(target=renew_until_over, name="lease", daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        over.set()
+        keeper.join()

@@ -2,7 +2,7 @@
 
 The key of a job is shop + flow + business key. A request merges into the waiting job of its key. Behind a running job
 at most one waits. A request without a key gets the one that its flow chooses. Two partial unique indexes enforce this.
-A flow with a window runs a key once in that time: see `dedupe_windows`.
+A flow with a window runs a key once in that time: see `payloads`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models.functions import Now
 
-from rpa_tasks.jobs import dedupe_windows
+from rpa_tasks.jobs import payloads
 from rpa_tasks.jobs.payloads import (
     PAYLOAD_KEY,
     RESERVED_KEY_PREFIX,
@@ -159,7 +159,8 @@ def _find_shop_and_flow(request: PublishRequest) -> tuple[Shop, Flow]:
         Shop.objects.select_related("platform").filter(platform__key=request.platform, shop_id=request.shop_id).first()
     )
     if shop is None or shop.retired_at or shop.platform.retired_at:
-        field = "platform" if shop is None and not _platform_is_active(request.platform) else "shop_id"
+        has_platform = shop or Platform.objects.filter(key=request.platform, retired_at=None).exists()
+        field = "shop_id" if has_platform else "platform"
         raise InvalidInput.of(
             field,
             _("there is no %(noun)s “%(name)s”", noun=field.removesuffix("_id"), name=getattr(request, field)),
@@ -173,10 +174,6 @@ def _find_shop_and_flow(request: PublishRequest) -> tuple[Shop, Flow]:
     return shop, flow
 
 
-def _platform_is_active(key: str) -> bool:
-    return Platform.objects.filter(key=key, retired_at=None).exists()
-
-
 def check_request(
     request: PublishRequest, flow: Flow, at: datetime | None = None
 ) -> tuple[PublishRequest, list[FieldError]]:
@@ -186,35 +183,25 @@ def check_request(
     """
     if at is None and (request.not_before or request.deadline or flow.dedupe_period):
         at = sql.now()
-    request = _with_start(request, at)
+    if request.not_before is not None and at is not None:
+        # It becomes the delay, by PostgreSQL's clock. The past means at once.
+        delay = max(request.delay, request.not_before - at)
+        if delay > MAX_DELAY:
+            raise InvalidInput.of("not_before", _("within %(days)s days", days=MAX_DELAY.days))
+        request = replace(request, delay=delay, not_before=None)
     _check_members(request, at)
     if flow.has_window:
-        request = _with_window(request, flow, at)
+        period, lasts = payloads.find_window(flow, at, request.delay)
+        longest = LONGEST_KEY - len(add_period("", period))
+        if len(request.dedupe_key or "") > longest:
+            raise InvalidInput.of("dedupe_key", _("at most %(most)s characters in a flow with a period", most=longest))
+        request = replace(request, period=period, window=lasts)
     if not unstorable_reason(request.payload):
         request = replace(request, payload=as_stored(request.payload))
     if request.touch_key:
         # The data of a customer stays in jobs of their own touches, where an erasure finds it.
         request = replace(request, keeps_payload=True)
     return request, payload_errors(request.payload, flow)
-
-
-def _with_start(request: PublishRequest, at: datetime | None) -> PublishRequest:
-    """Return the request with `not_before` as its delay, by PostgreSQL's clock. The past means at once."""
-    if request.not_before is None or at is None:
-        return request
-    delay = max(request.delay, request.not_before - at)
-    if delay > MAX_DELAY:
-        raise InvalidInput.of("not_before", _("within %(days)s days", days=MAX_DELAY.days))
-    return replace(request, delay=delay, not_before=None)
-
-
-def _with_window(request: PublishRequest, flow: Flow, at: datetime | None) -> PublishRequest:
-    """Return the request with its period and window. Raises `InvalidInput`."""
-    period, lasts = dedupe_windows.find_window(flow, at, request.delay)
-    longest = LONGEST_KEY - len(add_period("", period))
-    if len(request.dedupe_key or "") > longest:
-        raise InvalidInput.of("dedupe_key", _("at most %(most)s characters in a flow with a period", most=longest))
-    return replace(request, period=period, window=lasts)
 
 
 def _check_members(request: PublishRequest, at: datetime | None) -> None:
@@ -261,15 +248,15 @@ def _store_job(request: PublishRequest, shop: Shop, flow: Flow) -> tuple[Receipt
         if inserted := _insert_job(task_id, request, shop, flow):
             return inserted
         # A concurrent request published the same key, and a node may run that job already: repeat.
-        dedupe_windows.release_unused([task_id])
+        payloads.release_unused([task_id])
 
 
-def _claim_window(task_id: UUID, request: PublishRequest, shop: Shop, flow: Flow) -> dedupe_windows.Holder | None:
+def _claim_window(task_id: UUID, request: PublishRequest, shop: Shop, flow: Flow) -> payloads.Holder | None:
     """Return the job that holds the window of the request's key. None: no job does, now `task_id` does."""
     key = choose_dedupe_key(request, flow)
     if request.window is None or key is None or not _shares_window(request, flow):
         return None
-    return dedupe_windows.claim_window(task_id, shop.pk, flow, key, request.window)
+    return payloads.claim_window(task_id, shop.pk, flow, key, request.window)
 
 
 def _merge_into_waiting(request: PublishRequest, shop: Shop, flow: Flow) -> tuple[Receipt, WakeUp | None] | None:

@@ -1,4 +1,4 @@
-"""Queries about jobs and shops that several pages or programs use."""
+"""Queries and filters of jobs and shops, and the bulk actions on listed jobs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,40 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
-from django.db.models import Count, QuerySet
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.db.models import Count, Q, QuerySet, TextField
+from django.db.models.functions import Cast
+from django.utils.timezone import now
+from django.utils.translation import gettext_lazy
 
-from rpa_tasks.jobs.gates.login_checks import is_being_checked
-from rpa_tasks.models import Flow, Job, LoginState, Shop
-from scheduling.models import WAITING
+from rpa_tasks.jobs import publish, shops
+from rpa_tasks.jobs.dead_letters import sort_in_lock_order
+from rpa_tasks.jobs.payloads import refuse_erased_job, requested_key_of
+from rpa_tasks.jobs.shops import is_being_checked
+from rpa_tasks.jobs.wakeups import queue_of, wakeup_publisher
+from rpa_tasks.models import ExecutionNode, Flow, Job, LoginState, Shop
+from scheduling import sql
+from scheduling.error_text import ErrorText as _
+from scheduling.errors import Conflict, InvalidInput, NotFound
+from scheduling.ledger.transitions import WakeUp
+from scheduling.models import WAITING, FailedTask, Priority, Scope
+from scheduling.operations import failed_tasks
+from scheduling.operations.bulk_actions import (
+    RETRY_RATE,
+    BulkList,
+    FilteredList,
+    Given,
+    RowAction,
+    compare_number,
+    compare_value,
+    refuse_parameters,
+)
+from scheduling.operations.failed_tasks import Actor
 
 # --- jobs ---------------------------------------------------------------------------------------------------------
 
@@ -113,3 +140,227 @@ def _shop_state(shop: Shop, waiting: int) -> ShopState:
 def count_platform_backlog(platform_pk: int) -> int:
     """Count the waiting jobs that count against the platform's backlog limit."""
     return Job.objects.filter(shop__platform=platform_pk, state__in=WAITING, paused_by="").count()
+
+
+UNFINISHED = (*WAITING, "running")
+SEARCHED = 20_000  #: latest jobs whose payloads a search reads
+
+
+def filter_job_status(value: str, as_of: datetime | None = None) -> Q:
+    """Filter jobs that could start if a slot were free, or whose due date has passed: at `as_of`, or now.
+
+    Raises:
+        ValueError: the value is unknown.
+    """
+    at = as_of or now()
+    meant = {
+        "": Q(),
+        "due": Q(state="scheduled", paused_by="", due_at__lte=at) | Q(state="queued"),
+        "late": Q(state__in=UNFINISHED, deadline__lt=at),
+    }
+    if value not in meant:
+        raise ValueError(value)
+    return meant[value]
+
+
+def filter_jobs_of_platform(value: str) -> Q:
+    """Filter by the ids of the platform's shops, which use an index."""
+    if not value:
+        return Q()
+    return Q(shop_id__in=list(Shop.objects.filter(platform=int(value)).values_list("pk", flat=True)))
+
+
+def filter_jobs_of_task_type(value: str) -> Q:
+    if not value:
+        return Q()
+    return Q(flow_id__in=list(Flow.objects.filter(task_type=value).values_list("pk", flat=True)))
+
+
+def filter_jobs_by_key(value: str) -> Q:
+    """Find complete ids and keys only."""
+    term = value.strip()
+    if not term:
+        return Q()
+    try:
+        uuid = UUID(term)
+    except ValueError:
+        return Q(shop__shop_id=term) | Q(dedupe_key=term)
+    return Q(pk=uuid) | Q(root_id=uuid) | Q(touch_key=uuid)
+
+
+def filter_jobs_by_words(value: str, as_of: datetime | None = None) -> Q:
+    """Find complete ids and keys, or words of the payloads of the latest `SEARCHED` jobs before `as_of`.
+
+    For requesters who may read payloads: with it another one could find a hidden value letter by letter.
+    """
+    term = value.strip()
+    if not term:
+        return Q()
+    latest = Job.objects.filter(created_at__lte=as_of) if as_of else Job.objects.all()
+    read = Job.objects.filter(pk__in=latest.order_by("-pk").values("pk")[:SEARCHED])
+    with_words = read.annotate(text=Cast("payload", TextField())).filter(text__icontains=term)
+    return filter_jobs_by_key(term) | Q(pk__in=with_words.values("pk"))
+
+
+JOB_ROWS = FilteredList(
+    Job,
+    "created_at",
+    {
+        "state__exact": compare_value("state"), "platform": filter_jobs_of_platform,
+        "shop__id__exact": compare_number("shop_id"), "task_type": filter_jobs_of_task_type,
+        "reason": compare_value("reason"), "priority__exact": compare_number("priority"), "q": filter_jobs_by_key,
+    },
+    ("created_at",),
+    {},
+    {"status": filter_job_status, "payload": filter_jobs_by_words},
+)  # fmt: skip
+
+
+# Define the bulk actions on jobs: cancel, run again, change the priority, move to another node.
+#
+# A batch holds the locks of many rows. Cancelling, changing the priority and moving skip rows that another transaction
+# has locked. Running again waits for locks in the order of all publishers.
+
+
+LISTED = "job"
+#: The parameter of `job.run_again` by a user or key without the right to handle failed tasks.
+LEAVES_FAILED_TASKS = {"leaves_failed_tasks": True}
+ENDED = ("succeeded", "failed", "unknown", "cancelled")
+
+
+def cancel_matching_job(task_id: UUID, actor: Actor) -> None:
+    publish.request_cancel(task_id, by=actor.name, wait=False)
+
+
+def run_job_again(task_id: UUID, actor: Actor, *, due_at: datetime, leaves_failed_tasks: bool = False) -> None:
+    """Publish an ended job again, due at `due_at`. An open failed task is retried, so that it is settled.
+
+    With `leaves_failed_tasks` it stays open: the user who started the action may not handle failed tasks.
+
+    Raises: `Conflict` if a job with the same key waits, its window has not ended, or an erasure emptied the job.
+    """
+    failed_id = _open_failed_tasks([task_id]).values_list("pk", flat=True).first()
+    if failed_id and not leaves_failed_tasks:
+        failed_tasks.retry_failed_task(failed_id, actor, due_at=due_at)
+        return
+    row = _get_job(task_id)
+    receipt = publish.publish_job(repeat_request(row, actor.name, payload=row.payload, not_before=due_at, merges=False))
+    if receipt.duplicate:
+        raise Conflict(_("The job %(task_id)s covers it already.", task_id=receipt.task_id))
+
+
+def repeat_request(row: Job, source: str, **changes: Any) -> publish.PublishRequest:
+    """Return the request for another job of the same shop, flow and key. A key that the flow chose is chosen again.
+
+    Raises: `Conflict` if an erasure emptied the job.
+    """
+    refuse_erased_job(row)
+    given = {"priority": row.priority, "dedupe_key": requested_key_of(row.dedupe_key), "source": source}
+    return publish.PublishRequest(row.shop.platform.key, row.shop.shop_id, row.flow.task_type, **given | changes)
+
+
+def change_priority(task_id: UUID, actor: Actor, *, priority: str) -> None:
+    """Change the priority of a waiting job, and wake a node in its new queue if it is due.
+
+    Raises: `Conflict` if the job has this priority, does not wait or is locked.
+    """
+    wanted = Priority[priority.upper()]
+    found = sql.rows(_CHANGE_PRIORITY, {"id": task_id, "priority": wanted, "horizon": settings.AFTERTOUCH_HORIZON})
+    if not found:
+        raise Conflict(_("The job %(task_id)s does not wait, or has this priority already.", task_id=task_id))
+    ((due_at, shop, soon),) = found
+    if soon:
+        wakeup = WakeUp(task_id, due_at, int(wanted), shop)
+        transaction.on_commit(lambda: wakeup_publisher.submit([wakeup]), robust=True)
+
+
+_CHANGE_PRIORITY = """
+WITH mine AS MATERIALIZED (
+    SELECT task_id FROM rpa_tasks_job
+    WHERE task_id = %(id)s AND COALESCE(state, '') IN ('scheduled', 'queued') AND priority <> %(priority)s
+    FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE rpa_tasks_job AS row SET priority = %(priority)s
+FROM mine WHERE row.task_id = mine.task_id
+RETURNING row.due_at, row.shop_id, row.due_at <= statement_timestamp() + %(horizon)s
+"""
+
+
+def move_job(task_id: UUID, actor: Actor, *, node: str) -> None:
+    """Let another node serve the shop of a waiting job that needs a browser. Its later jobs run there, too.
+
+    Raises: `Conflict` if the job needs no browser or does not wait, the shop is busy, or the node cannot serve it.
+    """
+    row = _get_job(task_id)
+    if row.state not in WAITING or not row.flow.needs_browser:
+        raise Conflict(_("The job %(task_id)s does not wait for a browser.", task_id=task_id))
+    shops.move_shop(row.shop, node, queue=queue_of(row.shop, row.priority), by=actor.name)
+
+
+def _get_job(task_id: UUID) -> Job:
+    row = Job.objects.select_related("shop__platform", "flow").filter(pk=task_id).first()
+    if row is None:
+        raise NotFound(_("There is no job %(task_id)s.", task_id=task_id))
+    return row
+
+
+def _open_failed_tasks(task_ids: Sequence[UUID]) -> Any:
+    origin, state = FailedTask.Origin.RPA_JOB, FailedTask.State.OPEN
+    return FailedTask.objects.filter(task_id__in=task_ids, origin=origin, state=state)
+
+
+def _lock_failed_tasks_first(task_ids: Sequence[UUID]) -> Sequence[UUID]:
+    """Lock the open failed tasks of these jobs before their successors are published. Return the publishing order."""
+    failed_tasks.lock_in_publish_order(list(_open_failed_tasks(task_ids).values_list("pk", flat=True)))
+    return sort_in_lock_order(task_ids)
+
+
+def _restrict_run_again(user: User) -> Given:
+    return {} if user.has_perm("scheduling.act_on_failedtask") else LEAVES_FAILED_TASKS
+
+
+def _check_run_again(given: Given) -> None:
+    if given != LEAVES_FAILED_TASKS:
+        refuse_parameters(given)
+
+
+def _check_priority(given: Given) -> None:
+    _require_parameter(given, "priority")
+    if given["priority"] not in {each.name.lower() for each in Priority}:
+        raise InvalidInput.of("given.priority", _("high, normal or low"))
+
+
+def _check_node(given: Given) -> None:
+    _require_parameter(given, "node")
+    if not ExecutionNode.objects.filter(name=str(given["node"])[:200]).exists():
+        raise InvalidInput.of("given.node", _("there is no node “%(name)s”", name=str(given["node"])[:50]))
+
+
+def _require_parameter(given: Given, wanted: str) -> None:
+    if set(given) != {wanted}:
+        raise InvalidInput.of("given", _("must be %(wanted)s alone", wanted=wanted))
+
+
+_CANCEL, _RUN = "rpa_tasks.cancel_job", "rpa_tasks.run_job"
+JOB_ACTIONS = {
+    "job.cancel": RowAction(LISTED, cancel_matching_job, UNFINISHED, _CANCEL, gettext_lazy("Cancel jobs")),
+    "job.run_again": RowAction(
+        LISTED, run_job_again, ENDED, _RUN, gettext_lazy("Run jobs again"), publishes=True, per_second=RETRY_RATE,
+        check=_check_run_again, restrict=_restrict_run_again, lock=_lock_failed_tasks_first,
+    ),
+    "job.priority": RowAction(
+        LISTED, change_priority, WAITING, _RUN, gettext_lazy("Change the priority"), check=_check_priority
+    ),
+    "job.move": RowAction(
+        LISTED, move_job, WAITING, _RUN, gettext_lazy("Move to another node"), check=_check_node,
+        lock=sort_in_lock_order,
+    ),
+}  # fmt: skip
+JOB_LIST = BulkList(
+    JOB_ROWS,
+    gettext_lazy("Jobs"),
+    "admin:rpa_tasks_job_changelist",
+    Scope.RPA_OPERATE.value,
+    JOB_ACTIONS,
+    {"payload": "q"},
+)

@@ -22,7 +22,7 @@ import structlog
 from django.conf import settings
 from django.db import transaction
 
-from rpa_tasks.jobs import dedupe_windows
+from rpa_tasks.jobs import payloads
 from rpa_tasks.jobs.payloads import add_period, as_stored, flow_key_of, key_of_payload, payload_errors
 from rpa_tasks.jobs.publish import INSERT_JOBS
 from rpa_tasks.jobs.wakeups import wakeup_publisher
@@ -81,7 +81,7 @@ def publish_round(schedule_id: int, due_at: datetime, args: Any, kwargs: Any) ->
     if key is None:  # the flow merges nothing, but a schedule skips a shop where a job with its payload is waiting
         key = key_of_payload(payload)
     at = sql.now()
-    period, lasts = dedupe_windows.find_window(flow, at, due_at - at)
+    period, lasts = payloads.find_window(flow, at, due_at - at)
     common = {
         "flow": flow.pk, "platform": flow.platform_id, "payload": json.dumps(payload),
         "priority": PRIORITIES[arguments.priority], "key": add_period(key, period), "window": lasts,
@@ -114,13 +114,13 @@ def publish_round(schedule_id: int, due_at: datetime, args: Any, kwargs: Any) ->
 
 
 def _publish_batch(flow: Flow, given: Mapping[str, Any], counts: RoundCounts) -> None:
-    take_over = dedupe_windows.take_over(flow) if flow.has_window else ""
+    take_over = payloads.take_over(flow) if flow.has_window else ""
     statement = _INSERT.format(tried=_CLAIMED.format(take_over=take_over) if flow.has_window else _ALL_TRIED)
     with transaction.atomic():
         sql.limit_lock_waits(1.0)
         free = sql.rows(statement, given)
         if flow.has_window:
-            dedupe_windows.release_unused(given["ids"])
+            payloads.release_unused(given["ids"])
         made = [row for row in free if row[2] is not None]
         # After the insert, and without waiting: whoever waits for one of these jobs may be waited for by the insert.
         skipped = set(given["shops"]) - {row[0] for row in made}

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 import structlog
 from django.conf import settings
 
-from rpa_tasks.supervisor.child import adopt_orphans
-from rpa_tasks.supervisor.processes import reap_orphans
+from rpa_tasks.supervisor.processes import adopt_orphans, reap_orphans
 from rpa_tasks.worker import node
 
 log = structlog.get_logger(__name__)

@@ -25,8 +25,8 @@ import structlog
 
 from rpa_tasks.outcomes import CommandResult, ExitCause
 from rpa_tasks.supervisor import processes
-from rpa_tasks.supervisor.child import adopt_orphans
 from rpa_tasks.supervisor.output import TAIL_CHARACTERS, decode_tail
+from rpa_tasks.supervisor.processes import adopt_orphans
 from rpa_tasks.supervisor.protocol import pack_line, unpack_line
 from rpa_tasks.supervisor.runs import LEASE_NO, MARKERS, SWEEP_GRACE, TASK_ID, Ancestry, read_supervisor_markers
 
@@ -104,7 +104,17 @@ class SupervisedCommand:
         # If the supervisor process is killed, its adopted processes become ours instead of init's.
         self._adopted_before = adopt_orphans()
         try:
-            self._process = _start_supervisor(order.env)
+            # Start it without our terminal and environment. The markers of its run are in its command line.
+            marks = [f"{name}={order.env[name]}" for name in MARKERS if name in order.env]
+            self._process = subprocess.Popen(  # noqa: S603  (our own script)
+                [sys.executable, "-I", "-S", str(SCRIPT), *marks],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                cwd="/",
+                env={"LANG": "C.UTF-8"},
+                start_new_session=True,
+            )
         except OSError as error:
             log.exception("supervisor_not_started")
             self._ending = CommandResult(ExitCause.NOT_STARTED, error="supervisor_not_started", tail=str(error))
@@ -249,13 +259,3 @@ class SupervisedCommand:
             ):
                 found[process.pid] = process
         return list(found.values())
-
-
-def _start_supervisor(env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start it without our terminal and environment. The markers of its run are in its command line."""
-    marks = [f"{name}={env[name]}" for name in MARKERS if name in env]
-    return subprocess.Popen(  # noqa: S603  (our own script)
-        [sys.executable, "-I", "-S", str(SCRIPT), *marks],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
-        cwd="/", env={"LANG": "C.UTF-8"}, start_new_session=True,
-    )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 
-from rpa_tasks.supervisor import child, processes
+from rpa_tasks.supervisor import processes
 from rpa_tasks.supervisor.output import OutputReader, decode_tail
 from rpa_tasks.supervisor.protocol import Inbox, Outbox, clock
 
@@ -56,11 +56,11 @@ class SupervisorLoop:
         """Run the command and return the last event. All its processes have ended then, except the number in
         `survivors`.
         """
-        child.adopt_orphans()
+        processes.adopt_orphans()
         wake = wake_on_signals(self)
         try:
             self.start()
-        except child.NotStarted as failure:
+        except processes.NotStarted as failure:
             self.reader.finish()
             reason, sentence = failure.args
             return {**self.report(), "ended": "not_started", "error": reason, "tail": sentence}
@@ -79,11 +79,11 @@ class SupervisorLoop:
         A runner that was stopped between claim and order sends an expired one; another node may run the shop already.
         """
         if clock() >= self.lease_until:
-            raise child.NotStarted("lease_lost", "The lease expired before the command started.")
+            raise processes.NotStarted("lease_lost", "The lease expired before the command started.")
         out, out_end = os.pipe()
         err, err_end = os.pipe()
         try:
-            self.pid = child.start_command(self.order, (out_end, err_end))
+            self.pid = processes.start_command(self.order, (out_end, err_end))
         finally:
             os.close(out_end)
             os.close(err_end)

@@ -76,19 +76,16 @@ class OutputReader:
             self.error = "result_too_long"
         for line in messages:
             try:
-                self._forward_message(line)
+                value = parse_message(line, self._mask)
+                if value is None or ("result" in value and not isinstance(value["result"], dict)):
+                    self._note_unreadable(line)
+                elif "result" in value and not self._has_result:
+                    self._has_result, self.error = True, ""
+                    self._outbox.send_event({"result": value["result"]})
+                elif progress := progress_in(value):
+                    self._outbox.progress(progress)
             except Exception:  # no output of a command may end the supervisor process
                 self._note_unreadable(line)
-
-    def _forward_message(self, line: bytes) -> None:
-        value = parse_message(line, self._mask)
-        if value is None or ("result" in value and not isinstance(value["result"], dict)):
-            self._note_unreadable(line)
-        elif "result" in value and not self._has_result:
-            self._has_result, self.error = True, ""
-            self._outbox.send_event({"result": value["result"]})
-        elif progress := progress_in(value):
-            self._outbox.progress(progress)
 
     def _note_unreadable(self, line: bytes) -> None:
         if b'"result"' in line[:64] and not self._has_result:
@@ -175,19 +172,16 @@ class Lines:
         lost = any(_starts_like_result(line) for line in messages if len(line) > LONGEST_LINE)
         if len(self._rest) > LONGEST_LINE:
             lost |= not self._inside and _starts_like_result(self._rest)
-            shown += self._let_through()
+            self._inside = True
+            masked = self._mask(self._rest)
+            end = len(masked) - self._mask.reach  # a secret may start behind this position
+            self._rest = masked[end:]
+            shown += masked[:end]
         return shown, fitting, lost
 
     def finish(self) -> tuple[bytes, list[bytes], bool]:
         """Flush a last line without a newline."""
         return self.feed(b"\n") if self._rest else (b"", [], False)
-
-    def _let_through(self) -> bytes:
-        self._inside = True
-        masked = self._mask(self._rest)
-        cut = len(masked) - self._mask.reach  # a secret may start behind this position
-        self._rest = masked[cut:]
-        return masked[:cut]
 
 
 def _starts_like_result(line: bytes) -> bool:

@@ -224,7 +224,9 @@ class BrowserView:
         """Carry out a checked action of the operator."""
         match action["do"]:
             case "mouse":
-                self._post_to_tab("Input.dispatchMouseEvent", **_mouse_event(action))
+                names = ("type", "x", "y", "button", "buttons", "modifiers")
+                event = {name: action[name] for name in names}
+                self._post_to_tab("Input.dispatchMouseEvent", **event, clickCount=action["clicks"])
             case "wheel":
                 self._post_to_tab(
                     "Input.dispatchMouseEvent", type="mouseWheel", x=action["x"], y=action["y"],
@@ -267,11 +269,6 @@ class BrowserView:
 
         if session:
             self._post("Page.getNavigationHistory", session=session, then=move)
-
-
-def _mouse_event(action: Input) -> dict[str, Any]:
-    names = ("type", "x", "y", "button", "buttons", "modifiers")
-    return {name: action[name] for name in names} | {"clickCount": action["clicks"]}
 
 
 def _key_event(action: Input) -> dict[str, Any]:

@@ -166,7 +166,11 @@ class _Connection:
             message = await asyncio.wait_for(self._receive(), SILENT_LIMIT)
             if message["type"] == "websocket.disconnect":
                 return
-            self._spend()
+            now = time.monotonic()
+            self._level = min(BURST, self._level + (now - self._seen_at) * RATE) - 1
+            self._seen_at = now
+            if self._level < 0:
+                raise Over(TOO_FAST)
             try:
                 action = parse_input(message.get("text") or "")
             except BadInput:
@@ -175,13 +179,6 @@ class _Connection:
                 self._picture_taken.set()
             if self._access.controls or action["do"] in WATCHING:
                 await self._publish(action)
-
-    def _spend(self) -> None:
-        now = time.monotonic()
-        self._level = min(BURST, self._level + (now - self._seen_at) * RATE) - 1
-        self._seen_at = now
-        if self._level < 0:
-            raise Over(TOO_FAST)
 
     async def _publish(self, action: dict[str, Any]) -> None:
         content = json.dumps({**action, "connection": self._id, "controls": self._access.controls})

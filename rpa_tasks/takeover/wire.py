@@ -174,7 +174,7 @@ ACTIONS: Mapping[str, Mapping[str, Callable[[Any], Any]]] = {
     "fetch": {"id": _text(36), "offset": _whole(0, SIZE_LIMIT)},
     "fetched": {"id": _text(36)},
 }
-#: Actions that `file_exchange` carries out.
+#: Actions that `files` carries out.
 FILE_ACTIONS = frozenset({"upload", "no_upload", "fetch", "fetched"})
 #: Actions of operators who only watch.
 WATCHING = frozenset({"ping", "ack"})

@@ -1,8 +1,4 @@
-"""Run slots of this node, the notes of its workers about their queues, and its stop flag.
-
-There is one kernel lock per run slot, whatever number of workers the node has. A lock ends with its process, so a slot
-cannot leak. The process that runs the job takes it after the fork, because an inherited lock excludes no process.
-"""
+"""The execution node of this machine: name, run slots, notes of its workers about their queues, and stop flag."""
 
 from __future__ import annotations
 
@@ -14,11 +10,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from django.conf import settings
 
 from rpa_tasks.browsers import registry
+from rpa_tasks.jobs.pick import NODE_SILENT
 from rpa_tasks.supervisor.processes import is_alive, read_process
+from scheduling import sql
+
+# Run slots of this node, the notes of its workers about their queues, and its stop flag.
+#
+# There is one kernel lock per run slot, whatever number of workers the node has. A lock ends with its process, so a
+# slot cannot leak. The process that runs the job takes it after the fork, because an inherited lock excludes no
+# process.
 
 
 @contextmanager
@@ -105,3 +110,39 @@ def _is_current(path: Path, runs: bool) -> bool:
         path.unlink()
         return False
     return True
+
+
+def claim_node_name() -> bool:
+    """Take the name for this state directory. Returns False while workers of another one renew it.
+
+    Shops that prefer a node would go to either of two with one name.
+
+    The workers of a machine share its state directory, so a crashed node takes its name again at once. A machine that
+    is replaced waits until the name has been silent for `NODE_SILENT`. Of machines that ask at once one gets it.
+    """
+    given = {"name": settings.AFTERTOUCH_NODE, "slots": settings.AFTERTOUCH_RPA_SLOTS, "silent": NODE_SILENT}
+    return bool(sql.rows(_CLAIM, given | {"state_id": read_state_id(settings.AFTERTOUCH_STATE_DIR)}))
+
+
+def read_state_id(state_dir: Path) -> str:
+    """Return the id of a state directory, which the first reader makes."""
+    path = state_dir / "node.id"
+    with suppress(FileNotFoundError):
+        return path.read_text()
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made = str(uuid4())
+    own = path.with_name(made)
+    own.write_text(made)
+    with suppress(FileExistsError):
+        os.link(own, path)  # of several readers one makes it, complete
+    own.unlink()
+    return path.read_text()
+
+
+_CLAIM = """
+INSERT INTO rpa_tasks_executionnode AS node (name, state_id, seen_at, started_at, slots, queues, browsers)
+VALUES (%(name)s, %(state_id)s, statement_timestamp(), statement_timestamp(), %(slots)s, '[]', '[]')
+ON CONFLICT (name) DO UPDATE SET state_id = EXCLUDED.state_id, seen_at = EXCLUDED.seen_at
+WHERE node.state_id IN ('', EXCLUDED.state_id) OR node.seen_at < statement_timestamp() - %(silent)s
+RETURNING name
+"""

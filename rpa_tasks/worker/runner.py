@@ -1,13 +1,10 @@
-"""Run jobs one after another: pick, clean up, acquire a browser, run, judge, settle.
-
-The command runs under a supervisor process. It ends the command unless it receives a lease renewal every few seconds.
-So a worker that is stopped or cut off from PostgreSQL leaves no second run of the shop.
-"""
+"""Run jobs one after another: pick, clean up, acquire a browser, run, collect evidence, judge, settle."""
 
 from __future__ import annotations
 
 import os
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,27 +18,93 @@ from django.db import close_old_connections, connection
 from django.db.models.functions import Now
 
 from rpa_tasks import isolation
-from rpa_tasks.browsers import registry
-from rpa_tasks.browsers.browser_errors import BROWSER_FAILED, DISK_FULL, PROXY_FAILED, NoBrowser, is_disk_full
+from rpa_tasks.browser_settings import resolve_launch_settings
+from rpa_tasks.browsers import devtools, registry
+from rpa_tasks.browsers.launch import BROWSER_FAILED, DISK_FULL, PROXY_FAILED, NoBrowser, is_disk_full
 from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser
-from rpa_tasks.configuration.browser_settings import resolve_launch_settings
 from rpa_tasks.flow_sdk.discovery import FLOWS_VARIABLE
 from rpa_tasks.jobs import wakeups
-from rpa_tasks.jobs.pick import Pick, jobs
-from rpa_tasks.jobs.settle import RunResult, settle_run
-from rpa_tasks.lease_renewal import renew_in_background
-from rpa_tasks.models import Flow, Job, ParamStyle
+from rpa_tasks.jobs.dispatch import RunResult, settle_run
+from rpa_tasks.jobs.pick import Pick, jobs, renew_in_background
+from rpa_tasks.models import Job, ParamStyle
 from rpa_tasks.outcomes import CommandResult, ExitCause, RunOutcome, Verdict, judge
 from rpa_tasks.supervisor import command
 from rpa_tasks.supervisor.client import Progress, RunSpec, SupervisedCommand
 from rpa_tasks.supervisor.protocol import clock
 from rpa_tasks.supervisor.runs import LEASE_NO, SHOP, end_marked_processes
-from rpa_tasks.worker.evidence import collect_evidence
 from rpa_tasks.worker.node import acquire_run_slot, stopping
-from rpa_tasks.worker.run_directory import PARAM_FILE, make_run_directory
 from scheduling import sql
 
 log = structlog.get_logger(__name__)
+
+
+PARAM_FILE = "param.json"
+
+
+def make_run_directory(profile_id: str, lease_no: int, *, downloads: str = "", param: str | None = None) -> Path:
+    """Create the working directory of one run, with `tmp`, the folder for downloads and the file of the parameter.
+
+    Only the shop's programs can read it. Its browser can write beside it, so no link is followed. Raises `OSError`.
+    """
+    registry.shop_runs_dir(profile_id)
+    folder = registry.run_path(profile_id, lease_no)
+    isolation.delete_directory(folder)  # the browser may have made one
+    owner = isolation.owner()
+    folder.mkdir(mode=0o700)
+    made = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        for name in ("tmp", *([downloads] if downloads else ())):
+            os.mkdir(name, 0o700, dir_fd=made)
+            os.chown(name, owner, owner, dir_fd=made, follow_symlinks=False)
+        if param is not None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(PARAM_FILE, flags, 0o600, dir_fd=made), "w", encoding="utf-8") as file:
+                os.fchown(file.fileno(), owner, owner)
+                file.write(param)
+        os.fchown(made, owner, owner)  # last: until then no program of the shop changes it
+    finally:
+        os.close(made)
+    return folder
+
+
+SNAPSHOT_TIME_LIMIT = 15.0  #: seconds for the browser to export its page; a browser that hangs has no evidence
+PIECE_LIMIT = 1_000_000  #: bytes of each item
+UNPACKED_LIMIT = 4_000_000  #: bytes of an unpacked text; a few bytes of zlib can expand to gigabytes
+
+
+def collect_evidence(port: int | None, log_path: Path) -> dict[str, bytes]:
+    """Return the evidence by `Evidence.Kind`. Raises nothing: an item that cannot be read is missing."""
+    found: dict[str, bytes] = {}
+    if port:
+        try:
+            page = devtools.take_snapshot(port, timeout=SNAPSHOT_TIME_LIMIT, limit=PIECE_LIMIT)
+        except devtools.NoAnswer as error:
+            log.warning("evidence_not_saved", error=str(error)[:300])
+        else:
+            html = page.html.encode(errors="replace")[:PIECE_LIMIT]
+            found = {"screenshot": page.screenshot, "html": zlib.compress(html)}
+    try:
+        text = log_path.read_bytes()[-PIECE_LIMIT:]
+    except OSError:
+        text = b""
+    if text:
+        found["log"] = zlib.compress(text)
+    return found
+
+
+def unpack_text(text: bytes) -> bytes:
+    """Unpack at most 4 MB of a text that `collect_evidence` packed. Data that is not zlib is returned as it is."""
+    try:
+        return zlib.decompressobj().decompress(text, UNPACKED_LIMIT)
+    except zlib.error:
+        return text[:UNPACKED_LIMIT]
+
+
+# Run jobs one after another: pick, clean up, acquire a browser, run, judge, settle.
+#
+# The command runs under a supervisor process. It ends the command unless it receives a lease renewal every few
+# seconds. So a worker that is stopped or cut off from PostgreSQL leaves no second run of the shop.
+
 
 LEASE = timedelta(seconds=60)
 RENEW_INTERVAL = 10.0  #: seconds between renewals
@@ -92,15 +155,22 @@ class JobRun:
             ended = self._run()
         except Exception as error:
             log.exception("run_execution_failed", task_id=str(self.job.pk))
-            ended = self._result_of_error(error)
+            # As for a lost worker, the outcome depends on whether the command had started.
+            began = Job.objects.filter(pk=self.job.pk, sending_at__isnull=False).exists()
+            outcome = RunOutcome.UNKNOWN if began and not self.job.flow.idempotent else RunOutcome.TRANSIENT
+            ended = self._result_without_start(
+                Verdict(outcome, "internal_error"), detail=f"{type(error).__name__}: {error}"
+            )
         if not self.settled:
             self._settle(ended)
 
     # --- the steps ----------------------------------------------------------------------------------------------
 
     def _run(self) -> RunResult:
-        if reason := self._end_leftovers():
-            return self._result_without_start(Verdict(RunOutcome.DEFERRED, reason))
+        # What an earlier run of this shop left on this node is ended first.
+        shop, lease_no = self._shop_name(), self.pick.claim.lease_no
+        if end_marked_processes(lambda marks: marks[SHOP] == shop and _lease_no_of(marks) < lease_no):
+            return self._result_without_start(Verdict(RunOutcome.DEFERRED, "processes_left"))
         try:
             with self._acquire_browser():
                 ended = self._execute_command()
@@ -116,14 +186,6 @@ class JobRun:
             failed = error.reason in (BROWSER_FAILED, PROXY_FAILED)
             outcome = RunOutcome.TRANSIENT if failed else RunOutcome.DEFERRED
             return self._result_without_start(Verdict(outcome, error.reason), detail=str(error))
-
-    def _end_leftovers(self) -> str:
-        """End what an earlier run of this shop left on this node. Returns why the run cannot start, or ""."""
-        shop = self._shop_name()
-        left = end_marked_processes(
-            lambda marks: marks[SHOP] == shop and _lease_no_of(marks) < self.pick.claim.lease_no
-        )
-        return "processes_left" if left else ""
 
     @contextmanager
     def _acquire_browser(self) -> Iterator[None]:
@@ -263,14 +325,6 @@ class JobRun:
     def _result_without_start(self, verdict: Verdict, *, detail: str = "") -> RunResult:
         return RunResult(verdict=verdict, started_at=self.started_at, detail=detail)
 
-    def _result_of_error(self, error: Exception) -> RunResult:
-        """Return the end of a run after an internal error. As for a lost worker, it depends on whether the command had
-        started.
-        """
-        began = Job.objects.filter(pk=self.job.pk, sending_at__isnull=False).exists()
-        outcome = RunOutcome.UNKNOWN if began and not self.job.flow.idempotent else RunOutcome.TRANSIENT
-        return self._result_without_start(Verdict(outcome, "internal_error"), detail=f"{type(error).__name__}: {error}")
-
     # --- parameter and environment ------------------------------------------------------------------------------
 
     def _build_param(self) -> dict[str, Any]:
@@ -313,11 +367,13 @@ class JobRun:
             self.browser.keep_downloads(folder / self.browser.download_folder)
         environment = self._build_environment(folder)
         cwd = flow.cwd or str(folder)
+        # The folders of flows that the node names. They are mounted, so a flow's own `env` never counts.
+        flow_folders = os.environ.get(FLOWS_VARIABLE, "") if FLOWS_VARIABLE in flow.environment else ""
         return RunSpec(
             argv=argv,
             env=environment,
             cwd=cwd,
-            prefix=isolation.isolate_run(shop.profile, _list_flow_folders(flow), cwd),
+            prefix=isolation.isolate_run(shop.profile, flow_folders.split(os.pathsep), cwd),
             timeout=flow.timeout.total_seconds(),
             extend_until=self.renewed_at + EXTENSION,
             log_path=str(self._log_path()),
@@ -349,11 +405,6 @@ class JobRun:
         folder = Path(settings.AFTERTOUCH_STATE_DIR) / "rpa" / "logs"
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"{self.job.pk}-{self.pick.claim.lease_no}.log"
-
-
-def _list_flow_folders(flow: Flow) -> list[str]:
-    """Return the folders of flows that the node names. They are mounted, so a flow's own `env` never counts."""
-    return (os.environ.get(FLOWS_VARIABLE, "") if FLOWS_VARIABLE in flow.environment else "").split(os.pathsep)
 
 
 def _lease_no_of(marks: Mapping[str, str]) -> int:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from scheduling.admin.experiments import draft
+from scheduling.admin import experiments, sign_in, user
 from scheduling.admin.failed_tasks import bulk_action, failed_task
-from scheduling.admin.matrix import channel, community, grid, node, rules, template
-from scheduling.admin.people import invitation, site_pages, user
-from scheduling.admin.system import access, alert, audit, schedule, webhook
-from scheduling.admin.touches import complaint, customer, customer_import, event, pause, touch
+from scheduling.admin.matrix import channel, grid, node, rules, template
+from scheduling.admin.system import access, notifications, schedule
+from scheduling.admin.touches import customer, customer_import, pause, touch
 
 __all__ = [
-    "access", "alert", "audit", "bulk_action", "channel", "community", "complaint", "customer",
-    "customer_import", "draft", "event", "failed_task", "grid", "invitation", "node", "pause", "rules",
-    "schedule", "site_pages", "template", "touch", "user", "webhook",
+    "access", "bulk_action", "channel", "customer", "customer_import", "experiments", "failed_task", "grid",
+    "node", "notifications", "pause", "rules", "schedule", "sign_in", "template", "touch", "user",
 ]  # fmt: skip

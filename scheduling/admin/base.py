@@ -1,12 +1,12 @@
-"""Base classes of back office pages: forms with validation by field, history, read-only and large tables."""
+"""Base classes of back office pages: forms checked by field, history, read-only and large tables, retired rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import wraps
-from typing import Any, ClassVar, TypeVar
+from functools import cached_property, wraps
+from typing import Any, ClassVar, TypeVar, cast
 from uuid import UUID
 
 from django import forms
@@ -16,7 +16,8 @@ from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
-from django.db import models
+from django.db import models, transaction
+from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed
 from django.shortcuts import get_object_or_404, redirect
 from django.template.response import TemplateResponse
@@ -24,6 +25,7 @@ from django.urls import reverse
 from django.utils.decorators import method_decorator
 from django.utils.html import format_html
 from django.utils.text import capfirst
+from django.utils.timezone import now
 from django.utils.translation import gettext, gettext_lazy
 from django.views.decorators.http import require_safe
 from simple_history.admin import SimpleHistoryAdmin
@@ -36,16 +38,15 @@ from unfold.templatetags import unfold_list
 from unfold.utils import display_for_field
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextInputWidget
 
-from scheduling.admin.drafting import DraftableAdmin
 from scheduling.admin.form_fields import DurationField, NumberField
 from scheduling.admin.labels import translate_error, translate_errors
-from scheduling.admin.optimistic_lock import VERSION_FIELD, OptimisticLockForm
-from scheduling.admin.replica_pages import render_from_replica
-from scheduling.admin.restoring import RestorableAdmin
+from scheduling.admin.page_reads import count_within, render_from_replica
+from scheduling.admin.row_edits import VERSION_FIELD, DraftableAdmin, OptimisticLockForm, RestorableAdmin
 from scheduling.admin.shown_values import format_instant
 from scheduling.durations import format_duration
 from scheduling.errors import AftertouchError, InvalidInput
 from scheduling.ids import reveal_odd_characters
+from scheduling.models.versioned import lock_for_write
 from scheduling.operations.failed_tasks import Actor
 from scheduling.policy.node_conditions import compile_condition
 from scheduling.policy.send_times import format_window
@@ -533,3 +534,94 @@ def parse_uuid(text: str) -> UUID | None:
         return UUID(text.strip())
     except ValueError:
         return None
+
+
+# Retire rows instead of deleting them, so that their history stays readable.
+#
+# Long lists are counted only up to `MOST_COUNTED` rows.
+
+
+class RetiredFilter(admin.SimpleListFilter):
+    """Hide retired rows unless the user selects them."""
+
+    title = gettext_lazy("retired")
+    parameter_name = "retired"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [("yes", gettext_lazy("Retired")), ("all", gettext_lazy("All"))]
+
+    def choices(self, changelist: Any) -> Any:
+        default, *others = super().choices(changelist)
+        return [{**default, "display": gettext("In use")}, *others]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        if self.value() == "all":
+            return queryset
+        return queryset.filter(retired_at__isnull=self.value() != "yes")
+
+
+class Retirable(OpsAdmin):
+    """Offer retirement. Only a row that was never used can be deleted."""
+
+    actions_detail: ClassVar[tuple[str, ...]] = ("retire", "bring_back")
+
+    def in_use(self, row: Any) -> bool:
+        """Return whether history refers to the row, so that it cannot be deleted."""
+        raise NotImplementedError
+
+    def explain_retirement_block(self, row: Any) -> str:
+        """Return why the row cannot be retired now, or ""."""
+        return ""
+
+    def explain_restoration_block(self, row: Any) -> str:
+        """Return why the row cannot be restored now, or ""."""
+        return ""
+
+    def describe_retirement_effects(self, row: Any) -> list[str]:
+        """Return what the retirement changes for waiting work, for the confirmation page."""
+        return []
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return super().has_delete_permission(request, obj) and (obj is None or not self.in_use(obj))
+
+    def get_actions(self, request: HttpRequest) -> Any:
+        return {name: each for name, each in super().get_actions(request).items() if name != "delete_selected"}
+
+    @row_action(gettext_lazy("Retire"), icon="archive", permission="change", allowed=lambda row: row.retired_at is None)
+    def retire(self, request: HttpRequest, row: Any) -> Confirmation:
+        return Confirmation(
+            title=gettext("Retire “%(what)s”?") % {"what": row}, button=gettext("Retire"),
+            text=gettext("Removes the object from the lists and stops its use. The history stays readable. "
+                   "You can restore the object later."),
+            facts=self.describe_retirement_effects(row), problem=self.explain_retirement_block(row),
+            act=lambda: self._write(row, now()), logged=gettext("Retired."),
+            done=gettext("“%(what)s” is retired.") % {"what": row},
+        )  # fmt: skip
+
+    @row_action(gettext_lazy("Restore"), icon="unarchive", permission="change", allowed=lambda row: row.retired_at)
+    def bring_back(self, request: HttpRequest, row: Any) -> Confirmation:
+        return Confirmation(
+            title=gettext("Restore “%(what)s”?") % {"what": row}, button=gettext("Restore"),
+            text=gettext("The object is used again at once."), problem=self.explain_restoration_block(row),
+            act=lambda: self._write(row, None), logged=gettext("Restored."),
+        )  # fmt: skip
+
+    def _write(self, row: Any, retired_at: datetime | None) -> None:
+        """Write to the current row, so that concurrent changes of other fields stay."""
+        with transaction.atomic():
+            stored = lock_for_write(self.model._default_manager.all()).get(pk=row.pk)
+            stored.retired_at = retired_at
+            stored.save()
+
+
+MOST_COUNTED = 10_000  #: rows that are counted; beyond, only that there are more
+
+
+class CappedPaginator(Paginator):  # type: ignore[type-arg]
+    """Count at most `MOST` rows; later pages do not exist. A narrower filter finds the rest."""
+
+    @cached_property
+    def count(self) -> int:
+        rows = cast("QuerySet[Any]", self.object_list)
+        found = count_within(lambda: rows.order_by()[: MOST_COUNTED + 1].count())
+        return MOST_COUNTED + 1 if found is None else found

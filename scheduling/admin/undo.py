@@ -42,16 +42,12 @@ def answer_undo(request: HttpRequest, act_id: UUID) -> HttpResponse:
         for line in translate_errors(error):
             messages.error(request, _("Not undone: %(why)s") % {"why": line})
     else:
-        messages.success(request, _describe_undone(undone))
+        words = ngettext("Undone for %(count)s row.", "Undone for %(count)s rows.", undone.rows)
+        if undone.label:
+            words = _("Undone: %(what)s.")
+        messages.success(request, words % {"what": undone.label, "count": undone.rows})
         for line in undone.refusals:
             messages.warning(request, _("Not undone for all: %(why)s") % {"why": translate_error(line)})
     back = request.META.get("HTTP_REFERER", "")
     is_ours = url_has_allowed_host_and_scheme(back, {request.get_host()}, require_https=request.is_secure())
     return redirect(back if is_ours else "admin:index")
-
-
-def _describe_undone(undone: undo.Undone) -> str:
-    if undone.label:
-        return _("Undone: %(what)s.") % {"what": undone.label}
-    words = ngettext("Undone for %(count)s row.", "Undone for %(count)s rows.", undone.rows)
-    return words % {"count": undone.rows}

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from sessions.admin import policies
 
-__all__ = ["campaign", "policies"]
+__all__ = ["policies"]

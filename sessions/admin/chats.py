@@ -1,30 +1,93 @@
-"""Show the list of live chats, and one chat with its timeline. No text of a message is shown."""
+"""Show the list of live chats, one chat with its timeline, and the recorded silences. No text of a message is shown."""
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
+from uuid import UUID
 
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
+from django.utils.timezone import now
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, gettext_noop
 
 from scheduling.admin.base import OpsAdmin
-from scheduling.admin.labels import translate_reason
+from scheduling.admin.labels import register_labels, translate_reason
+from scheduling.admin.navigation import Entry, Group, Tab
+from scheduling.admin.page_reads import count_within
 from scheduling.models import Event, Touch
 from scheduling.monitoring.duration_text import describe_duration
-from sessions.admin.labels import SIDES, STATES, WHY
-from sessions.detection.presence import SessionPresence
+from sessions.detection.presence import SessionPresence, parse_event_id
 from sessions.detection.silence_events import SOURCE
 from sessions.frames import ID_LENGTH
 from sessions.store import inbox, sessions, stats
 from sessions.store.client import StoreUnavailable
 from sessions.store.stats import SessionSnapshot
+
+MENU: tuple[Group, ...] = (
+    (
+        gettext_lazy("Live chats"),
+        (
+            Entry(
+                "forum",
+                (
+                    Tab(gettext_lazy("Live overview"), "chat_sessions_live", "chat_sessions.view_silencepolicy"),
+                    Tab(gettext_lazy("Silence policies"), "chat_sessions_silencepolicy_changelist",
+                        "chat_sessions.view_silencepolicy"),
+                    Tab(gettext_lazy("Campaigns"), "chat_sessions_campaign_changelist", "chat_sessions.view_campaign"),
+                ),
+            ),
+        ),
+    ),
+)  # fmt: skip
+
+
+#: Plain name of a table, shown in the list of permissions.
+PLAIN = (gettext_noop("nudge mark"),)
+
+register_labels(
+    {
+        "no_session": gettext_lazy("The customer has no chat that is open"),
+        "inapp_away": gettext_lazy("The live sessions cannot be reached, trying again"),
+        "inapp_busy": gettext_lazy("Too many messages wait for the live sessions, trying again"),
+        "stale": gettext_lazy("Too late for a guide message"),
+    },
+    {},
+)
+
+#: State of a chat, with the tone of its label.
+STATES = {
+    "idle": (gettext_lazy("no timer"), ""),
+    "armed": (gettext_lazy("timer running"), "info"),
+    "paused": (gettext_lazy("paused"), "warning"),
+    "silent": (gettext_lazy("silent"), "warning"),
+    "closed": (gettext_lazy("closed"), ""),
+}
+SIDES = {"customer": gettext_lazy("customer"), "agent": gettext_lazy("agent"), "bot": gettext_lazy("bot")}
+
+#: Why the timer of a chat runs or not (see `SessionSnapshot.why`).
+WHY = {
+    "no_message": gettext_lazy("the customer has not written yet"),
+    "customer_wrote": gettext_lazy("the customer wrote last; the timer runs after a message of an agent"),
+    "agent_wrote": gettext_lazy("an agent wrote last; the timer runs after a message of the customer"),
+    "unknown_writer": gettext_lazy("Redis lost the chat; the timer starts after the next message"),
+    "policy_changed": gettext_lazy("the policy changed; the next frame starts the timer"),
+    "tool": gettext_lazy("a tool is running"),
+    "transfer": gettext_lazy("the chat is being transferred"),
+    "queue": gettext_lazy("the chat waits in a queue"),
+    "armed": gettext_lazy("the timer runs"),
+    "outside_hours": gettext_lazy("outside the opening hours; the timer continues when they start"),
+    "silent": gettext_lazy("a silence was recorded; the next message starts the timer"),
+    "closed": gettext_lazy("the chat is closed"),
+}
+
 
 SECOND = timedelta(seconds=1)
 MOST_CHATS, MOST_SILENCES, MOST_MESSAGES = 200, 50, 100
@@ -100,9 +163,14 @@ def chat_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
         moments += _silence_moments(found)
     moments.sort(key=lambda each: each.at, reverse=True)
     row = _chat_row(found) if found and found.armed_at else None
+    # The policies of both sides: whom each waits for, its key and the tags that chose it.
+    chosen = [("customer", found.guide), ("agent", found.answer)] if found else []
+    policies = [
+        {"awaited": SIDES[side], "key": each.key, "because": " + ".join(each.tags)} for side, each in chosen if each
+    ]
     return render_chat_page(
         pages, request, "chat_sessions/chat.html", _("Live chat"), away=found is None, chat=row, moments=moments,
-        session_id=session_id, policies=_list_policies(found), awaited=SIDES.get(found.awaited, "") if found else "",
+        session_id=session_id, policies=policies, awaited=SIDES.get(found.awaited, "") if found else "",
     )  # fmt: skip
 
 
@@ -120,6 +188,7 @@ def render_chat_page(pages: OpsAdmin, request: HttpRequest, template: str, title
 
 def _chat_row(found: SessionSnapshot) -> ChatRow:
     words, tone = STATES[found.state]
+    left = describe_duration(max(found.deadline - found.now, timedelta(0))) if found.deadline else "–"
     return ChatRow(
         session_id=found.session_id,
         link=build_chat_link(found.session_id),
@@ -128,7 +197,7 @@ def _chat_row(found: SessionSnapshot) -> ChatRow:
         tone=tone,
         tags=", ".join(found.tags),
         policy=found.policy.key,
-        deadline=_time_left(found),
+        deadline=left,
         last=_last_activity(found),
         why=str(WHY[found.why]),
     )
@@ -136,18 +205,6 @@ def _chat_row(found: SessionSnapshot) -> ChatRow:
 
 def build_chat_link(session_id: str) -> str:
     return f"{reverse('admin:chat_sessions_chat')}?{urlencode({'session': session_id})}"
-
-
-def _list_policies(found: SessionSnapshot | None) -> list[dict[str, Any]]:
-    """Return the policies of both sides: whom each waits for, its key and the tags that chose it."""
-    chosen = [("customer", found.guide), ("agent", found.answer)] if found else []
-    return [
-        {"awaited": SIDES[side], "key": each.key, "because": " + ".join(each.tags)} for side, each in chosen if each
-    ]
-
-
-def _time_left(found: SessionSnapshot) -> str:
-    return describe_duration(max(found.deadline - found.now, timedelta(0))) if found.deadline else "–"
 
 
 def _last_activity(found: SessionSnapshot) -> str:
@@ -213,3 +270,63 @@ def _touch_moments(events: Sequence[Event]) -> list[ChatMoment]:
         )
         for each in touches
     ]
+
+
+MOST_SHOWN, MOST_SILENCES_READ = 200, 1_000  #: silences; `tag` selects from the newest that are read
+SHOWN_DAYS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceRow:
+    what: str
+    link: str
+    session_id: str
+    chat_link: str
+    user_id: str
+    tags: str
+    policy: str
+    deadline: datetime
+    outcomes: list[tuple[str, str, str]]  #: state, node with reason, and link of each touch
+
+
+def silences_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
+    """Render the newest silences of both kinds, those of the tag `tag` and the customer `user` if given."""
+    check_chat_permission(pages, request)
+    wanted = {name: request.GET.get(name, "").strip()[:ID_LENGTH] for name in ("user", "tag")}
+    found = Event.objects.filter(
+        type__in=SessionPresence.event_types, source=SOURCE, received_at__gte=now() - timedelta(days=SHOWN_DAYS)
+    )
+    if wanted["user"]:
+        found = found.filter(customer__user_id=wanted["user"])
+    # Ids are in the order of time.
+    newest = found.select_related("customer").order_by("-pk")[: MOST_SILENCES_READ if wanted["tag"] else MOST_SHOWN]
+    read = count_within(lambda: list(newest))
+    events = [each for each in read or () if not wanted["tag"] or wanted["tag"] in each.data.get("tags", ())]
+    return render_chat_page(
+        pages, request, "chat_sessions/silences.html", _("Silences"), wanted=wanted, slow=read is None,
+        rows=_silence_rows(events[:MOST_SHOWN]),
+    )  # fmt: skip
+
+
+def _silence_rows(events: Sequence[Event]) -> list[SilenceRow]:
+    outcomes: dict[UUID, list[tuple[str, str, str]]] = defaultdict(list)
+    for touch in Touch.objects.filter(event__in=events).select_related("node"):
+        words = " · ".join(filter(None, [touch.node.key, translate_reason(touch.reason) if touch.reason else ""]))
+        link = reverse("admin:scheduling_touch_change", args=[touch.pk])
+        outcomes[touch.event_id].append((str(touch.get_state_display()), words, link))
+    return [_silence_row(each, outcomes[each.pk]) for each in events]
+
+
+def _silence_row(event: Event, outcomes: list[tuple[str, str, str]]) -> SilenceRow:
+    session_id = parse_event_id(event.event_id)[0]
+    return SilenceRow(
+        what=name_silence(event),
+        link=reverse("admin:scheduling_event_change", args=[event.pk]),
+        session_id=session_id,
+        chat_link=build_chat_link(session_id),
+        user_id=event.user_id,
+        tags=", ".join(event.data.get("tags", ())),
+        policy=name_silence_policy(event),
+        deadline=event.occurred_at,
+        outcomes=outcomes,
+    )

@@ -21,12 +21,12 @@ from django.utils.translation import gettext_lazy
 
 from scheduling import sql
 from scheduling.admin.base import OpsAdmin
-from scheduling.admin.count_time_limits import PageTimeLimit, count_within
-from scheduling.admin.dashboard.cards import DashboardCard, Figure
 from scheduling.admin.dashboard.charts import (
     WIDTH,
     Bucket,
     Chart,
+    DashboardCard,
+    Figure,
     Label,
     Mark,
     Series,
@@ -37,6 +37,7 @@ from scheduling.admin.dashboard.charts import (
     read_requested_days,
     split_period,
 )
+from scheduling.admin.page_reads import PageTimeLimit, count_within
 from scheduling.admin.touches.touch import build_span_link
 from scheduling.configuration.snapshot import current
 from scheduling.monitoring import statistics
@@ -73,9 +74,14 @@ def live_chats_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
         raise PermissionDenied
     found, tallies = _read_overview(), count_within(nudge_stats.recent_tallies)
     title = _("Live overview")
+    chats = [
+        _build_figure(_("Live chats"), _format_count(found.live) if found else None),
+        _build_figure(_("Timer running"), _format_count(found.armed) if found else None),
+        _build_figure(_("Timer paused"), _format_count(found.paused) if found else None),
+    ]
     answer: HttpResponse = pages.page(
         request, "chat_sessions/live.html", title, opts=None, content_title=title, found=found,
-        groups=[(_("Chats"), _chat_figures(found)), (_("Silences"), _silence_figures(found))],
+        groups=[(_("Chats"), chats), (_("Silences"), _silence_figures(found))],
         day=_day_figures(tallies), rows=_policy_rows(found, tallies or []),
         versions=_version_rows(count_within(nudge_stats.tallies_by_version)),
         watchers=[_watcher_row(each) for each in found.watchers] if found else [],
@@ -100,31 +106,20 @@ def _read_pauses() -> dict[str, list[int]]:
         return {}
 
 
-def _chat_figures(found: Overview | None) -> list[dict[str, Any]]:
-    return [
-        _build_figure(_("Live chats"), _format_count(found.live) if found else None),
-        _build_figure(_("Timer running"), _format_count(found.armed) if found else None),
-        _build_figure(_("Timer paused"), _format_count(found.paused) if found else None),
-    ]
-
-
 def _silence_figures(found: Overview | None) -> list[dict[str, Any]]:
     late = found is not None and found.lag_ms >= LATE_MS
+    bound = settings.AFTERTOUCH_SILENCE_BACKLOG
+    waits = count_within(lambda: count_undelivered(bound))
+    full = waits is not None and waits >= bound
+    backlog = _build_figure(
+        _("Not yet delivered"), None if waits is None else _format_count(waits) + ("+" if full else ""), bad=full
+    )
     return [
         _build_figure(_("A second, last minute"), _format_rate(found.a_second) if found else None),
         _build_figure(_("Watchers are behind by"), _format_span(found.lag_ms) if found else None, bad=late),
         _build_figure(_("Claimed, event being recorded"), _format_count(found.in_flight) if found else None),
-        _backlog_figure(),
+        backlog,
     ]
-
-
-def _backlog_figure() -> dict[str, Any]:
-    bound = settings.AFTERTOUCH_SILENCE_BACKLOG
-    waits = count_within(lambda: count_undelivered(bound))
-    full = waits is not None and waits >= bound
-    return _build_figure(
-        _("Not yet delivered"), None if waits is None else _format_count(waits) + ("+" if full else ""), bad=full
-    )
 
 
 def _day_figures(tallies: list[NudgeTally] | None) -> list[dict[str, Any]]:
@@ -176,16 +171,12 @@ def _version_rows(tallies: list[NudgeTally] | None) -> list[PolicyRow]:
 def _watcher_row(state: WatcherState) -> dict[str, Any]:
     return {
         "name": state.name,
-        "seen": _format_time(state.seen_at),
+        "seen": f"{max(0, round((now() - state.seen_at).total_seconds()))} s",
         "rate": _format_rate(state.last_minute / 60),
         "handed_in": _format_count(state.handed_in),
         "latest": _format_span(state.latest_ms),
         "waits": state.waits,
     }
-
-
-def _format_time(at: datetime) -> str:
-    return f"{max(0, round((now() - at).total_seconds()))} s"
 
 
 def _format_count(count: int) -> str:
@@ -290,7 +281,7 @@ def live_chats_card(request: HttpRequest) -> DashboardCard | None:
     """Show watched chats, watchers, their delay, and silences with guide messages by hour."""
     if not request.user.has_perms(["scheduling.view_event", "scheduling.view_touch"]):
         return None
-    link = _page_link(request)
+    link = reverse("admin:chat_sessions_live") if request.user.has_perm("chat_sessions.view_silencepolicy") else ""
     charts = [silences_chart(split_period(read_requested_days(request)), PageTimeLimit(settings.TIMEOUTS.dashboard))]
     try:
         found = stats.read_overview(sessions.live_store())
@@ -305,24 +296,17 @@ def _card_figures(found: Overview, link: str) -> list[Figure]:
     bound = settings.AFTERTOUCH_SILENCE_BACKLOG
     waits = count_within(lambda: count_undelivered(bound), settings.TIMEOUTS.dashboard)
     silences = f"{reverse('admin:scheduling_event_changelist')}?type={SILENT}"
+    # The list of waiting touches, filtered by node if a single node answers silences.
+    nodes = current().triggered.get(SILENT, ())
+    waiting = f"{reverse('admin:scheduling_touch_changelist')}?status=waiting"
+    guides = f"{waiting}&node__id__exact={nodes[0].id}" if len(nodes) == 1 else waiting
     figures = [
         Figure(_("Watched"), found.live, link),
         Figure(_("Silent, event being recorded"), found.in_flight, silences),
-        Figure(_("Guide messages not yet sent"), waits, _guides_link(), "bad" if waits and waits >= bound else ""),
+        Figure(_("Guide messages not yet sent"), waits, guides, "bad" if waits and waits >= bound else ""),
         Figure(_("Watchers"), len(found.watchers), link, "" if found.watchers else "bad"),
     ]
     behind = timedelta(milliseconds=found.lag_ms)
     return (
         [*figures, Figure(_("Behind by"), describe_duration(behind), link, "bad")] if behind > LATE_AFTER else figures
     )
-
-
-def _page_link(request: HttpRequest) -> str:
-    return reverse("admin:chat_sessions_live") if request.user.has_perm("chat_sessions.view_silencepolicy") else ""
-
-
-def _guides_link() -> str:
-    """Return the list of waiting touches, filtered by node if a single node answers silences."""
-    nodes = current().triggered.get(SILENT, ())
-    link = f"{reverse('admin:scheduling_touch_changelist')}?status=waiting"
-    return f"{link}&node__id__exact={nodes[0].id}" if len(nodes) == 1 else link

@@ -12,12 +12,11 @@ from django.utils.timezone import now
 from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-import sessions.admin.labels  # noqa: F401  (teaches the words)
-from scheduling.admin.base import CheckedForm, HistoryAdmin, ops_display
+import sessions.admin.chats  # noqa: F401  (teaches the words)
+from scheduling.admin.base import CheckedForm, HistoryAdmin, Retirable, RetiredFilter, ops_display
 from scheduling.admin.form_fields import DurationField, NamesField, WindowsField
-from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.monitoring.duration_text import describe_duration
-from sessions.admin import chats, dashboard, silences
+from sessions.admin import chats, dashboard
 from sessions.models import Campaign, SilencePolicy
 from sessions.policy import CUSTOMER, own_tags
 
@@ -102,7 +101,7 @@ class SilencePolicyAdmin(HistoryAdmin, Retirable):
         look = self.admin_site.admin_view(lambda request: dashboard.live_chats_page(self, request))
         listed = self.admin_site.admin_view(lambda request: chats.chats_page(self, request))
         one = self.admin_site.admin_view(lambda request: chats.chat_page(self, request))
-        recorded = self.admin_site.admin_view(lambda request: silences.silences_page(self, request))
+        recorded = self.admin_site.admin_view(lambda request: chats.silences_page(self, request))
         return [
             path("silences/", recorded, name="chat_sessions_silences"),
             path("live/", look, name="chat_sessions_live"),

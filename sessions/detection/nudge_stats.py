@@ -55,7 +55,9 @@ class NudgeSignal(NamedTuple):
 def count_effects(store: Store | None = None) -> None:
     """Count everything new since the last pass. Concurrent passes are safe: one counts, the others return."""
     store = store or live_store()
-    before = _load_position().signs_to
+    # The stored position. A new deployment starts now.
+    at = sql.now()
+    before = NudgeMark.objects.get_or_create(pk=1, defaults={"counted_to": at, "ceiling": at})[0].signs_to
     try:
         signs = _read_signals(store, before)
     except StoreUnavailable as error:
@@ -71,13 +73,14 @@ def count_effects(store: Store | None = None) -> None:
         mark.save()
         sql.execute("DELETE FROM chat_sessions_nudgetally WHERE at < now() - %(kept)s", {"kept": RETENTION})
     if signs:
-        _trim_signals(store, mark.signs_to)
-
-
-def _load_position() -> NudgeMark:
-    """Return the stored position. A new deployment starts now."""
-    at = sql.now()
-    return NudgeMark.objects.get_or_create(pk=1, defaults={"counted_to": at, "ceiling": at})[0]
+        # Trim counted signs from the streams. The next pass repeats a failed trim.
+        with suppress(StoreUnavailable):
+            store.server.ask(
+                lambda pipe: [
+                    pipe.xtrim(client.SIGNS[int(shard)], minid=name, approximate=False)
+                    for shard, name in mark.signs_to.items()
+                ]
+            )
 
 
 def _read_signals(store: Store, before: dict[str, str]) -> list[NudgeSignal]:
@@ -103,16 +106,6 @@ def _read_signals(store: Store, before: dict[str, str]) -> list[NudgeSignal]:
 def _parse_signal(shard: int, name: str, fields: dict[str, str]) -> NudgeSignal:
     typed = int(fields["f"]) if fields["f"] else None
     return NudgeSignal(shard, name, fields["e"], fields["k"], int(fields["d"]), typed)
-
-
-def _trim_signals(store: Store, signs_to: dict[str, str]) -> None:
-    """Trim counted signs from the streams. The next pass repeats a failed trim."""
-    with suppress(StoreUnavailable):
-        store.server.ask(
-            lambda pipe: [
-                pipe.xtrim(client.SIGNS[int(shard)], minid=name, approximate=False) for shard, name in signs_to.items()
-            ]
-        )
 
 
 def _count_sent(mark: NudgeMark) -> None:

@@ -1,14 +1,15 @@
-"""Record silences as events of the core, through the same ingest as other events."""
+"""Record silences as events of the core, through the same ingest as other events, in bounded transactions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import NamedTuple
 
 import structlog
 from django.conf import settings
-from django.db import DataError, IntegrityError, OperationalError
+from django.db import DataError, IntegrityError, OperationalError, transaction
 
 from scheduling import sql
 from scheduling.batching import halve
@@ -21,10 +22,49 @@ from scheduling.models import WebhookEvent, WebhookFact
 from scheduling.planning.ingest import NewEvent, record_events
 from scheduling.webhooks import note_facts
 from sessions.detection.presence import SILENT, UNANSWERED
-from sessions.store.answers import ClaimedSilence
-from sessions.store.brief_transaction import brief_transaction, end_frozen_transactions
+from sessions.store.calls import ClaimedSilence
 
 log = structlog.get_logger(__name__)
+
+
+# Bound the transactions of a watcher.
+#
+# A watcher may freeze inside a transaction (stopped process, suspended machine). PostgreSQL then ends it after
+# `IDLE_MS`, so its row locks do not block other programs for longer. No time limit of PostgreSQL applies while a
+# `COPY` waits for its data. Another watcher ends such a transaction.
+
+
+IDLE_MS = 5_000  #: after this idle time in a transaction the server ends it and releases its locks
+NAME = "aftertouch watcher"  #: `application_name` within the transaction
+
+
+@contextmanager
+def brief_transaction() -> Iterator[None]:
+    with transaction.atomic():
+        sql.rows(_LIMITS, {"limit": str(IDLE_MS), "name": NAME})
+        yield
+
+
+def end_frozen_transactions() -> int:
+    """End brief transactions whose client has sent nothing for `IDLE_MS` within a statement. Return their number.
+
+    A statement that waits for its client copies at most some hundred rows, which takes milliseconds.
+    """
+    return sum(row[0] for row in sql.rows(_END_FROZEN, {"limit": IDLE_MS, "name": NAME}))
+
+
+_LIMITS = """
+SELECT set_config('idle_in_transaction_session_timeout', %(limit)s, true),
+       set_config('application_name', %(name)s, true)
+"""
+
+_END_FROZEN = """
+SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity
+WHERE datname = current_database() AND usename = current_user AND application_name = %(name)s
+  AND state = 'active' AND wait_event = 'ClientRead'
+  AND query_start < statement_timestamp() - %(limit)s * interval '1 millisecond'
+"""
+
 
 SOURCE = "/sessions"
 
@@ -65,7 +105,10 @@ def record_silences(
             receipts = record_events(
                 [silence_event(each, now_ms) for each in silences], publish_wakeups=background_publisher.submit
             )
-            if erased := _find_erased(silences):
+            erasures = read_erasure_times(each.user_id for each in silences)
+            if erased := [
+                each for each in silences if each.user_id in erasures and each.armed <= erasures[each.user_id]
+            ]:
                 raise _CustomersErased(erased)
             new = [each for each, at in zip(silences, receipts, strict=True) if not at.duplicate]
             note_facts([_silence_fact(each) for each in new if not each.for_agent])
@@ -82,11 +125,6 @@ def record_silences(
             raise
         return _record_unlocked(silences, now_ms, ends_at)
     return RecordedSilences(list(silences), [])
-
-
-def _find_erased(silences: Sequence[ClaimedSilence]) -> list[ClaimedSilence]:
-    erasures = read_erasure_times(each.user_id for each in silences)
-    return [each for each in silences if each.user_id in erasures and each.armed <= erasures[each.user_id]]
 
 
 def _record_unlocked(silences: Sequence[ClaimedSilence], now_ms: int, ends_at: float) -> RecordedSilences:

@@ -18,11 +18,10 @@ from django.db import close_old_connections
 from scheduling import sql
 from scheduling.planning.own_events import update_last_active
 from sessions.detection import policies
-from sessions.detection.silence_events import count_undelivered, record_silences
+from sessions.detection.silence_events import brief_transaction, count_undelivered, record_silences
 from sessions.rates import Backoff, Bucket, Every
 from sessions.store import stats
-from sessions.store.answers import ClaimedSilence, ClaimedSilences
-from sessions.store.brief_transaction import brief_transaction
+from sessions.store.calls import ClaimedSilence, ClaimedSilences
 from sessions.store.client import SHARDS, StoreUnavailable
 from sessions.store.sessions import Store
 
@@ -116,7 +115,14 @@ class Watcher:
                 _run_step(self._send_report)
             raise
         if self.housekeeping.is_due():
-            self._run_housekeeping()
+            # Run each step, also after the failure of another one.
+            close_old_connections()
+            # `shards` removes expired pauses, also where no page reads the counts.
+            delete_pauses = partial(self.store.shards, partly=True)
+            for step in (
+                self._release_locked, self._push_policies, self._note_activity, delete_pauses, self._send_report,
+            ):  # fmt: skip
+                _run_step(step)
         elif self._more_activity:
             self._note_activity()
         if self._rearming:
@@ -184,16 +190,6 @@ class Watcher:
             if was_full != (self._room < 1):
                 log.warning("backlog_over" if was_full else "backlog_full", bound=bound)
         return self._room
-
-    def _run_housekeeping(self) -> None:
-        """Run each step, also after the failure of another one."""
-        close_old_connections()
-        # `shards` removes expired pauses, also where no page reads the counts.
-        delete_pauses = partial(self.store.shards, partly=True)
-        for step in (
-            self._release_locked, self._push_policies, self._note_activity, delete_pauses, self._send_report,
-        ):  # fmt: skip
-            _run_step(step)
 
     def _push_policies(self) -> None:
         wanted = policies.read_policies()

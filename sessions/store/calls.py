@@ -1,18 +1,22 @@
-"""Build the calls of the Lua scripts. The header of each Lua file defines the order of keys and arguments."""
+"""Build the calls of the Lua scripts, and read their answers.
+
+The header of each Lua file defines the order of keys and arguments.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 
 from sessions.frames import KINDS, USER, Frame
 from sessions.store import client
-from sessions.store.client import Call
+from sessions.store.client import Call, decode_text
 
 #: After its last frame, an unclosed session is deleted, and the presence of its user, so that an export and an erasure
 #: find the session. `AFTERTOUCH_CONVERSATION_WINDOW` is not longer.
@@ -295,3 +299,69 @@ def _session_keys(shard: int, silences: Sequence[Silence]) -> list[str]:
 
 def _flatten(silences: Sequence[Silence]) -> list[Any]:
     return [word for silence in silences for word in silence]
+
+
+class ShardCounts(NamedTuple):
+    """Counts of one shard."""
+
+    now_ms: int
+    armed: int
+    in_flight: int  #: claimed and not yet confirmed
+    paused: int  #: by a tool, a transfer or a queue
+    first_due_ms: int  #: -1: no deadline
+    counts: dict[str, int]  #: sessions with a timer or in flight as a:<policy>, paused sessions as p:<policy>
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedSilence:
+    """A silence that this watcher has claimed until its lease ends."""
+
+    session_id: str
+    user_id: str
+    chat_id: str
+    tags: tuple[str, ...]
+    policy: str  #: key
+    policy_version: int
+    armed_at: int  #: µs; identifies the silence together with the session id
+    deadline_ms: int
+    nudge: int
+    for_agent: int = 0  #: 1: the customer waits for an agent
+
+    @property
+    def tag(self) -> str:
+        """Return all tags in one text."""
+        return ",".join(self.tags)
+
+    @property
+    def armed(self) -> datetime:
+        return instant_of_ms(self.armed_at // 1000)
+
+    @property
+    def deadline(self) -> datetime:
+        return instant_of_ms(self.deadline_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedSilences:
+    silences: list[ClaimedSilence]
+    now_ms: int
+    next_ms: int  #: next deadline; -1: none
+    versions: frozenset[str]  #: of the policies of the shards; "" where a shard has none
+
+    @property
+    def seconds_to_next(self) -> float:
+        """Return the seconds to the next deadline, infinite without one."""
+        return float("inf") if self.next_ms < 0 else (self.next_ms - self.now_ms) / 1000
+
+
+def instant_of_ms(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def parse_claim(
+    session_id: bytes, user_id: bytes, chat_id: bytes, tags: bytes, policy: bytes, *numbers: int
+) -> ClaimedSilence:
+    words = tuple(decode_text(tags).split("\n")) if tags else ()
+    return ClaimedSilence(
+        decode_text(session_id), decode_text(user_id), decode_text(chat_id), words, decode_text(policy), *numbers
+    )

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from sessions.frames import AGENT, USER
-from sessions.store import answers, client, sessions
+from sessions.store import calls, client, sessions
 from sessions.store.calls import order_of
 from sessions.store.client import Call, Server, read_script
 
@@ -148,7 +148,7 @@ def parse_cursor(cursor: str) -> tuple[int, int]:
 
 def stored_at(cursor: str) -> str:
     """Return the time at which the server stored the message, in ISO format."""
-    return answers.instant_of_ms(parse_cursor(cursor)[0]).isoformat(timespec="milliseconds")
+    return calls.instant_of_ms(parse_cursor(cursor)[0]).isoformat(timespec="milliseconds")
 
 
 def build_put_call(post: Post) -> Call:

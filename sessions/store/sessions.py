@@ -19,7 +19,7 @@ from sessions.frames import Frame
 from sessions.policy import PoliciesUnknown, PolicySet
 from sessions.rates import Every
 from sessions.store import calls, client
-from sessions.store.answers import ClaimedSilence, ClaimedSilences, ShardCounts, instant_of_ms, parse_claim
+from sessions.store.calls import ClaimedSilence, ClaimedSilences, ShardCounts, instant_of_ms, parse_claim
 from sessions.store.client import Call, NoPolicies, Server, StoreUnavailable, decode_text
 
 REARMED, REARM_SPREAD = 200, timedelta(seconds=10)  #: sessions per shard and batch, about

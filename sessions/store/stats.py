@@ -1,5 +1,5 @@
 """Keep the state of each watcher in Redis for one minute, and the number of recorded silences by policy. Read the state
-of single sessions.
+of single sessions. Export and erase the live session of a customer.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from django.conf import settings
 
+from scheduling.ledger.deletion import Identity
 from sessions.policy import AGENT, ANY, CUSTOMER, DEFAULT_KEY, select_policies
 from sessions.rates import Recent
-from sessions.store import calls, client
-from sessions.store.answers import ClaimedSilence, instant_of_ms
+from sessions.store import calls, client, inbox
+from sessions.store.calls import ClaimedSilence, instant_of_ms
 from sessions.store.client import decode_text
-from sessions.store.sessions import Store
+from sessions.store.inbox import live_inbox
+from sessions.store.sessions import REFUSED, Store, live_store
 
 REPORT_LIFETIME_MS = 60_000  #: ms
 
@@ -322,3 +325,49 @@ def _policy_choice(policy: Mapping[str, Any] | None, now: datetime) -> PolicyCho
     spans = zip(hours[::2], hours[1::2], strict=True)
     is_open = not hours or now >= hours[-1] or any(begins <= now < ends for begins, ends in spans)
     return PolicyChoice(policy["key"], tuple(policy["tags"]), policy["after"], is_open)
+
+
+def export_chats(who: Identity, delivery_keys: Sequence[UUID], most: int) -> list[dict[str, Any]] | None:
+    """Return the session of the customer's last frame with its messages, for JSON. None: Redis does not answer."""
+    store = live_store()
+    try:
+        (session_id,) = store.sessions_of([who.user_id])
+        if not session_id:
+            return []
+        found = session_snapshot(store, session_id)
+        if found.user_id not in ("", who.user_id):
+            return []  # it was closed, and another user opened it
+        entries = [entry for entry in live_inbox().since(session_id, inbox.START) if not entry.is_of_other(who.user_id)]
+    except client.StoreUnavailable:
+        return None
+    return [
+        {
+            "session_id": session_id, "chat_id": found.chat_id, "state": found.state, "tags": found.tags,
+            "last_user_at": found.last_user_at, "last_agent_at": found.last_agent_at,
+            "messages": [{"at": inbox.stored_at(each.cursor), **json.loads(each.body)} for each in entries],
+        }
+    ]  # fmt: skip
+
+
+def erase_sessions(who: Identity) -> int:
+    """Close and delete the session of the user's last frame, its messages and the user's presence. Idempotent.
+
+    A session that another user has opened since stays, without the messages of its former user. Redis deletes earlier
+    sessions and their messages at most `SESSION_LIFETIME` after their last frame. A list of the sessions of each user
+    would cost memory for each session.
+    Return the number of sessions.
+    """
+    user_id, store = who.user_id, live_store()
+    (session_id,) = store.sessions_of([user_id])
+    count = 0
+    if session_id and store.close(session_id, user_id).outcome == REFUSED:
+        live_inbox().delete_messages_of(session_id, user_id)
+    elif session_id:
+        live_inbox().delete_messages(session_id)
+        store.server.ask(lambda pipe: [pipe.delete(client.SESSION[client.shard_of(session_id)] + session_id)])
+        count = 1
+    # A user's activity lies in the shards of the sessions. `clear_active` would leave out those of an unavailable node.
+    store.server.ask(
+        lambda pipe: [*(pipe.zrem(key, user_id) for key in client.ACTIVE), pipe.delete(calls.presence_key(user_id))]
+    )
+    return count

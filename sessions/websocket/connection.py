@@ -1,14 +1,132 @@
-"""Send frames to one WebSocket through a bounded queue, and close it even if the client does not read."""
+"""Frames of a WebSocket: parse them strictly, write them in small batches, send them through a bounded queue."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
-from sessions.websocket.protocol import Close
+from scheduling import metrics
+from scheduling.batching import MicroBatcher
+from scheduling.errors import ErrorCollector
+from scheduling.strict_text import InvalidText, decode_json, find_unstorable_text
+from sessions.frames import EPOCH_LENGTH, KINDS, MAX_SEQ, Frame, has_control_characters
+from sessions.store.client import StoreUnavailable, shard_of
+from sessions.store.inbox import OVERTAKEN, Inbox, Post, Posted
+from sessions.store.sessions import DROPPED, UNAVAILABLE, FrameEffect, Store
+
+# Parse frames of a WebSocket strictly, and define its close codes. No I/O.
+#
+# Unknown members are ignored, client timestamps included: the server's clock decides.
+
+
+MAX_FRAME_BYTES = 16_384  #: bytes of a frame
+ID_LENGTH = 64
+EVENT = "event"
+
+
+class Close(IntEnum):
+    """Reasons for which the server closes a connection. The close frame carries a text as well."""
+
+    DONE = 1000  #: the session was closed
+    OVERSIZED = 1009  #: a frame is longer than 16 KB
+    AWAY = 1013  #: the live sessions are unavailable; reconnect
+    BAD_FRAME = 4400  #: binary, not JSON, not an object, or of an unknown type
+    BAD_TOKEN = 4401  #: missing, bad, expired, revoked, or for another session
+    OTHER_USER = 4403  #: the session belongs to a user other than the token's
+    BAD_ORIGIN = 4406  #: a page of this origin may not connect
+    TOO_SLOW = 4408  #: the client does not read
+    TOO_MANY = 4409  #: more connections than a session or a token may have
+    TOO_FAST = 4429  #: more frames than a connection may send or have waiting
+
+
+class FrameRefused(Exception):
+    """A frame that closes the connection."""
+
+    def __init__(self, code: Close, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A frame of a client. `id` is the client's name of a message and identifies repeats."""
+
+    kind: str
+    seq: int | None = None
+    text: str = ""
+    id: str = ""
+    event: Any = None
+    epoch: str = ""
+    spoken: bool = False  #: of a ping: the user has already written in this session
+
+
+def is_origin_permitted(headers: Iterable[tuple[bytes, bytes]], permitted: Collection[str]) -> bool:
+    """Return whether a page of this origin may connect. Clients that are no browser send no origin; they may."""
+    origin = next((value for name, value in headers if name == b"origin"), None)
+    return origin is None or not permitted or origin.decode("latin-1").lower() in permitted
+
+
+def parse_frame(text: str | None, role: str) -> Incoming:
+    """Parse a frame.
+
+    Raises:
+        Refused: the connection must close.
+        InvalidInput: the frame is invalid; the connection continues.
+    """
+    if text is None:
+        raise FrameRefused(Close.BAD_FRAME, "binary")
+    if len(text) > MAX_FRAME_BYTES or len(raw := text.encode()) > MAX_FRAME_BYTES:
+        raise FrameRefused(Close.OVERSIZED, f"longer than {MAX_FRAME_BYTES} bytes")
+    try:
+        found = decode_json(raw)
+    except InvalidText as error:
+        raise FrameRefused(Close.BAD_FRAME, "not JSON") from error
+    if not isinstance(found, dict):
+        raise FrameRefused(Close.BAD_FRAME, "not an object")
+    kind = found.get("type")
+    if not isinstance(kind, str) or kind not in KINDS[role] | {EVENT}:
+        raise FrameRefused(Close.BAD_FRAME, "unknown type")
+    return _check_frame(kind, found)
+
+
+def message_id_of(text: str) -> str:
+    """Return the id of an invalid frame, of any length, for the error message; "" if it cannot be read."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return ""
+    name = found.get("id") if isinstance(found, dict) else ""
+    return name if isinstance(name, str) and not find_unstorable_text(name) else ""
+
+
+def _check_frame(kind: str, found: dict[str, Any]) -> Incoming:
+    wrong = ErrorCollector()
+    seq, text, name = found.get("seq"), found.get("text", ""), found.get("id", "")
+    if seq is not None and (type(seq) is not int or not 0 <= seq <= MAX_SEQ):
+        wrong.add("seq", f"must be a whole number between 0 and {MAX_SEQ}")
+    if kind == "message" and (not isinstance(text, str) or not text.strip()):
+        wrong.add("text", "must be text, and not empty")
+    if not isinstance(name, str) or len(name) > ID_LENGTH:
+        wrong.add("id", f"must be text of at most {ID_LENGTH} characters")
+    if kind == EVENT and not isinstance(found.get(EVENT), dict):
+        wrong.add(EVENT, "must be an object")
+    epoch = found.get("epoch", "")
+    epoch = str(epoch) if type(epoch) is int else epoch
+    if not isinstance(epoch, str) or len(epoch) > EPOCH_LENGTH or has_control_characters(epoch):
+        wrong.add("epoch", f"must be a whole number, or text of at most {EPOCH_LENGTH} characters")
+    wrong.raise_if_any()
+    return Incoming(
+        kind, seq, text if kind == "message" else "", name, found.get(EVENT), epoch, found.get("spoken") is True
+    )
+
 
 MOST_WAITING = 128  #: frames that may wait for a slow client
 END_WITHIN = 10.0  #: seconds until the close frame must be sent
@@ -112,3 +230,131 @@ def abort_connection(send: Send) -> None:
     transport = getattr(getattr(send, "__self__", None), "transport", None)
     if transport is not None:
         transport.abort()
+
+
+BATCH_WINDOW = 0.02  #: seconds
+STALE_SEQ = "stale_seq"  #: reason of a dropped frame: its seq is not above the last of its side
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRequest:
+    """A frame with its message, if it carries one. `look` requests the last cursor of the inbox."""
+
+    frame: Frame
+    post: Post | None = None
+    needs_cursor: bool = False
+
+
+class FrameResult(NamedTuple):
+    noted: FrameEffect
+    posted: Posted | None
+    last_cursor: str  #: of the inbox; "" if not requested
+
+
+class FrameWriter:
+    """Write frames and messages in a thread.
+
+    Messages are written before frames. If the store fails in between, the message is stored and not counted. The
+    client receives an error and repeats the message. The repeat is detected by id or seq, and is counted. In the
+    other order it would be counted and then dropped as a repeat. The repeat of a message that was counted is dropped:
+    the other side may have written since. A frame of a cluster's node that is unavailable gets `StoreUnavailable` as
+    its result; the others of the batch are written.
+    """
+
+    def __init__(self, store: Store, inbox: Inbox) -> None:
+        self.store = store
+        self.inbox = inbox
+
+    def write_batch(self, slips: Sequence[FrameRequest]) -> list[FrameResult | Exception]:
+        posts = build_posts(slips)
+        answers: Sequence[Posted | None]
+        try:
+            answers = self.inbox.put_available(list(posts.values()))
+        except StoreUnavailable:
+            if len(posts) == len(slips):
+                raise
+            answers = [None] * len(posts)  # frames of other nodes may follow
+        posted = dict(zip(posts, answers, strict=True))
+        lost = {shard_of(slips[number].frame.session_id) for number, each in posted.items() if each is None}
+        numbers = [
+            number for number, slip in enumerate(slips) if not lost or shard_of(slip.frame.session_id) not in lost
+        ]
+        stored, repeated = find_repeats(numbers, posts, posted)
+        frames = [slips[number].frame for number in numbers]
+        noted = self.store.note_activity(frames, stored=stored, repeated=repeated, partly=True)
+        stale = sum(
+            each.outcome == DROPPED and frame.seq is not None for frame, each in zip(frames, noted, strict=True)
+        )
+        if stale:
+            metrics.count_dropped_frames(STALE_SEQ, stale)
+        written = [at for at, each in zip(numbers, noted, strict=True) if each.outcome != UNAVAILABLE]
+        asked = [number for number in written if slips[number].needs_cursor]
+        last = dict(zip(asked, self.inbox.last_cursors([slips[at].frame.session_id for at in asked]), strict=True))
+        results: list[FrameResult | Exception] = [StoreUnavailable("the node does not answer")] * len(slips)
+        for number, each in zip(numbers, noted, strict=True):
+            if each.outcome != UNAVAILABLE and last.get(number) != "":
+                results[number] = FrameResult(each, posted.get(number), last.get(number, ""))
+        return results
+
+
+def build_posts(slips: Sequence[FrameRequest]) -> dict[int, Post]:
+    """Return the messages by position in the batch.
+
+    A message is marked `OVERTAKEN` if a higher seq or a newer epoch precedes it in the batch. The inbox stores only
+    counted messages. The inbox detects by key whether the message is already stored.
+    """
+    highest: dict[tuple[str, str], tuple[str, int, str]] = {}
+    former: set[tuple[str, str, str]] = set()
+    posts = {}
+    for number, slip in enumerate(slips):
+        if (post := slip.post) is None:
+            continue
+        side, seq = (slip.frame.session_id, slip.frame.sender), slip.frame.seq
+        if seq is not None:
+            epoch, last, key = highest.get(side, ("", -1, ""))
+            own = slip.frame.epoch or epoch
+            if (*side, own) in former or (own == epoch and (seq < last or (seq == last and post.key != key))):
+                post = replace(post, seq=OVERTAKEN, epoch="")
+            else:
+                if own != epoch and last >= 0:
+                    former.add((*side, epoch))
+                highest[side] = own, seq, post.key
+        posts[number] = post
+    return posts
+
+
+def find_repeats(
+    numbers: Sequence[int], posts: Mapping[int, Post], posted: Mapping[int, Posted | None]
+) -> tuple[set[int], set[int]]:
+    """Return places in `numbers`: of messages in the inbox whose frames count, and of repeats of counted messages."""
+    stored: set[int] = set()
+    repeated: set[int] = set()
+    names: set[tuple[str, str]] = set()
+    for place, number in enumerate(numbers) if posted else ():
+        each = posted.get(number)
+        if each and each.outcome in ("stored", "duplicate"):
+            name = posts[number].session_id, posts[number].key
+            # An earlier frame of the batch is counted with it.
+            is_repeat = each.outcome == "duplicate" and (each.counted or name in names)
+            (repeated if is_repeat else stored).add(place)
+            names.add(name)
+    return stored, repeated
+
+
+FrameBatcher = MicroBatcher[FrameRequest, FrameResult]
+
+_batchers: WeakKeyDictionary[asyncio.AbstractEventLoop, FrameBatcher] = WeakKeyDictionary()
+
+
+def frame_writer() -> FrameBatcher:
+    """Return the frame writer of the running loop."""
+    from sessions.store import inbox, sessions
+
+    loop = asyncio.get_running_loop()
+    if loop not in _batchers:
+        _batchers[loop] = MicroBatcher(
+            FrameWriter(sessions.live_store(), inbox.live_inbox()).write_batch,
+            moment=BATCH_WINDOW,
+            name="sessions-desk",
+        )
+    return _batchers[loop]

@@ -11,28 +11,110 @@ import asyncio
 import contextlib
 import json
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qs
+from weakref import WeakKeyDictionary
 
 import structlog
 from channels.consumer import AsyncConsumer
 from django.conf import settings
 
-from scheduling import batching, metrics
-from scheduling.errors import InvalidInput
+from scheduling import batching, metrics, sql
+from scheduling.api.events import parse_event
+from scheduling.batching import MicroBatcher
+from scheduling.configuration import snapshot
+from scheduling.errors import ErrorCollector, InvalidInput
 from scheduling.ids import new_id
-from scheduling.planning.ingest import DatabaseUnavailable, IngestOverloaded, submit
-from sessions.frames import USER, Frame
-from sessions.store import inbox, revocations
+from scheduling.planning.ingest import DatabaseUnavailable, IngestOverloaded, NewEvent, submit
+from sessions import tokens
+from sessions.detection.presence import SessionPresence
+from sessions.detection.silence_events import SOURCE
+from sessions.frames import USER
+from sessions.store import inbox
 from sessions.store.client import StoreUnavailable
 from sessions.store.inbox import Post
 from sessions.store.sessions import COUNTED, DROPPED, REFUSED
-from sessions.websocket import events, hub, protocol, tokens
-from sessions.websocket.connection import EVENT_COST, FrameRateLimiter, SendQueue
-from sessions.websocket.frame_writer import FrameRequest, FrameResult, frame_writer
-from sessions.websocket.protocol import EVENT, Close, FrameRefused, Incoming
+from sessions.tokens import Admission
+from sessions.websocket import connection, hub
+from sessions.websocket.connection import (
+    EVENT,
+    EVENT_COST,
+    Close,
+    FrameRateLimiter,
+    FrameRefused,
+    FrameRequest,
+    FrameResult,
+    Incoming,
+    SendQueue,
+    frame_writer,
+)
 
 log = structlog.get_logger(__name__)
+
+
+# Validate events that arrive over a WebSocket.
+#
+# A customer can change the page that holds the token. The token therefore limits an event to its own customer and
+# chat. The event's source contains session and side, so an event cannot collide with, or reveal, an event of another
+# sender.
+#
+# Only registered types are accepted. A customer may send only types that are actions of a customer, and no complaint.
+# Complaints require an API key, because they count against a text for all customers.
+
+
+COMPLAINT = "complaint.received"
+
+EventTypes = Mapping[str, bool]  #: registered types; whether the customer is the actor
+
+
+async def event_from_frame(given: Mapping[str, Any], admission: Admission) -> NewEvent:
+    """Return the event of a frame.
+
+    Raises:
+        InvalidInput: the event exceeds the rights of the token.
+        DatabaseUnavailable, Overloaded: the registered types cannot be read.
+    """
+    loop = asyncio.get_running_loop()
+    if loop not in _type_batchers:
+        _type_batchers[loop] = MicroBatcher(_read_types, moment=0, name="event-types")
+    types = await _type_batchers[loop].submit_and_wait(None)
+    source = f"{SOURCE}/{admission.session_id}/{admission.role}"
+    data = given.get("data")
+    if admission.chat_id and isinstance(data, dict | None):  # a missing chat is that of the token
+        data = {**(data or {}), "chat_id": (data or {}).get("chat_id") or admission.chat_id}
+    raw = {"subject": admission.user_id, **given, "source": source, "data": data}
+    wrong = ErrorCollector()
+    if raw["subject"] != admission.user_id:
+        wrong.add(f"{EVENT}.subject", "must be the user of this session")
+    if isinstance(raw["data"], dict) and (raw["data"].get("chat_id") or "") != admission.chat_id:
+        wrong.add(f"{EVENT}.data.chat_id", "must be the chat that the token names")
+    if isinstance(raw.get("type"), str) and (message := _type_problem(raw["type"], admission.role, types)):
+        wrong.add(f"{EVENT}.type", message)
+    wrong.raise_if_any()
+    return parse_event(raw, prefix=EVENT)
+
+
+def _type_problem(kind: str, role: str, types: EventTypes) -> str:
+    if kind in SessionPresence.event_types:
+        return "is found out here"
+    if kind not in types:
+        return "is not registered; new types need an API key"
+    if role == USER and (kind == COMPLAINT or not types[kind]):
+        return "cannot be sent by a customer"
+    return ""
+
+
+def _read_types(askers: Sequence[None]) -> list[EventTypes]:
+    """Read the types in a thread, once for all concurrent callers."""
+    try:
+        return [snapshot.current().activity_types] * len(askers)
+    except sql.UNAVAILABLE_ERRORS as error:
+        raise DatabaseUnavailable from error
+
+
+_type_batchers: WeakKeyDictionary[asyncio.AbstractEventLoop, MicroBatcher[None, EventTypes]] = WeakKeyDictionary()
+
 
 EVENT_WITHIN = 10.0  #: seconds
 EVENTS_AT_ONCE = 8
@@ -75,7 +157,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         """Accept every handshake and close with a reason, because browsers do not expose why a handshake failed."""
         await send({"type": "websocket.accept"})
         query = {name: values[-1] for name, values in parse_qs(self.scope["query_string"].decode("latin-1")).items()}
-        may_connect = protocol.is_origin_permitted(self.scope["headers"], settings.AFTERTOUCH_SOCKET_ORIGINS)
+        may_connect = connection.is_origin_permitted(self.scope["headers"], settings.AFTERTOUCH_SOCKET_ORIGINS)
         # The headers are not used again and are a large part of the memory of an idle connection.
         self.scope = {"path": self.scope["path"], "url_route": self.scope["url_route"]}
         if not may_connect:
@@ -112,7 +194,9 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             if await asyncio.to_thread(self._is_revoked):
                 raise tokens.BadToken("revoked")
         left = max(0.0, self.admission.ends_at - time.time())
-        self.expiry = asyncio.get_running_loop().call_later(left, self._expire)
+        self.expiry = asyncio.get_running_loop().call_later(
+            left, self.send_queue.end, Close.BAD_TOKEN, "token: expired"
+        )
         if wanted is not None and wanted > inbox.parse_cursor(last):
             wanted = inbox.parse_cursor(inbox.START)  # the cursor is of a lost inbox: see _catch_up
         self.cursor = wanted if wanted is not None else inbox.parse_cursor(last)
@@ -128,10 +212,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
 
     def _is_revoked(self) -> bool:
         me = self.admission
-        return revocations.is_revoked(inbox.live_inbox().server, me.session_id, me.role, me.issued_at)
-
-    def _expire(self) -> None:
-        self.send_queue.end(Close.BAD_TOKEN, "token: expired")
+        return tokens.is_revoked(inbox.live_inbox().server, me.session_id, me.role, me.issued_at)
 
     async def websocket_disconnect(self) -> None:
         self.send_queue.drop()
@@ -148,13 +229,17 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
     def websocket_receive(self, message: Any) -> None:
         try:
             if not self.allowance.consume():
-                self._count_refused_activity()
+                # Renew the session for a frame above the rate: the customer is active, although the frame is not
+                # stored.
+                if self.admission.role == USER:
+                    with contextlib.suppress(batching.BatcherOverloaded):
+                        frame_writer().submit(FrameRequest(self.admission.frame("read")), lambda _: None)
                 raise FrameRefused(Close.TOO_FAST, "more frames than a connection may send")
-            self._handle_frame(protocol.parse_frame(message.get("text"), self.admission.role))
+            self._handle_frame(connection.parse_frame(message.get("text"), self.admission.role))
         except FrameRefused as error:
             self.send_queue.end(error.code, error.reason)
         except InvalidInput as error:
-            self._fail("invalid", error, protocol.message_id_of(message["text"]))
+            self._fail("invalid", error, connection.message_id_of(message["text"]))
 
     def _handle_frame(self, frame: Incoming) -> None:
         if frame.kind == "ping":
@@ -163,27 +248,22 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             self._start_event(frame)
         if self.waiting >= MOST_WAITING:
             raise FrameRefused(Close.TOO_FAST, f"more than {MOST_WAITING} frames wait to be noted")
-        slip = FrameRequest(self._activity(frame), self._post(frame), needs_cursor=frame.kind == "ping")
+        # The frame for the store. An event counts as reading by a user, and as a ping by an agent.
+        kind = frame.kind
+        if kind == EVENT:
+            kind = "read" if self.admission.role == USER else "ping"
+        seq, spoken = None if frame.kind == EVENT else frame.seq, frame.spoken or self.spoken
+        slip = FrameRequest(
+            self.admission.frame(kind, seq, epoch=frame.epoch, spoken=kind == "ping" and spoken),
+            self._post(frame),
+            needs_cursor=frame.kind == "ping",
+        )
         try:
             frame_writer().submit(slip, lambda filed: self._handle_result(frame, slip, filed))
         except batching.BatcherOverloaded:
             self._refuse(frame, "overloaded", "too much waits; send it again in a moment")
         else:
             self.waiting += 1
-
-    def _count_refused_activity(self) -> None:
-        """Renew the session for a frame above the rate: the customer is active, although the frame is not stored."""
-        if self.admission.role == USER:
-            with contextlib.suppress(batching.BatcherOverloaded):
-                frame_writer().submit(FrameRequest(self.admission.frame("read")), lambda _: None)
-
-    def _activity(self, frame: Incoming) -> Frame:
-        """Return the frame for the store. An event counts as reading by a user, and as a ping by an agent."""
-        kind = frame.kind
-        if kind == EVENT:
-            kind = "read" if self.admission.role == USER else "ping"
-        seq, spoken = None if frame.kind == EVENT else frame.seq, frame.spoken or self.spoken
-        return self.admission.frame(kind, seq, epoch=frame.epoch, spoken=kind == "ping" and spoken)
 
     def _post(self, frame: Incoming) -> Post | None:
         if frame.kind != "message":
@@ -238,7 +318,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
     async def _record_event(self, frame: Incoming) -> None:
         try:
             async with asyncio.timeout(EVENT_WITHIN):
-                event = await events.event_from_frame(frame.event, self.admission)
+                event = await event_from_frame(frame.event, self.admission)
                 (receipt,) = await submit([event])
         except InvalidInput as error:
             self._fail("invalid", error, frame.id)

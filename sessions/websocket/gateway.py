@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -25,9 +25,7 @@ from scheduling.strict_text import InvalidText, decode_json
 from sessions.frames import ID_LENGTH, MAX_SEQ, OTHER_USER, USER, Frame
 from sessions.store.client import StoreUnavailable
 from sessions.store.sessions import OUTCOMES, REFUSED
-from sessions.websocket.connection import SendQueue
-from sessions.websocket.frame_writer import FrameRequest, FrameResult, frame_writer
-from sessions.websocket.protocol import Close, FrameRefused
+from sessions.websocket.connection import Close, FrameRefused, FrameRequest, FrameResult, SendQueue, frame_writer
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +51,10 @@ class GatewayConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         self.counting = 0  #: frames that are not yet counted
         self.batches: deque[Batch] = deque()  #: not yet acknowledged
         self.room = asyncio.Event()
-        key = _bearer_key(scope["headers"])
+        headers = scope["headers"]
+        given = next((value.decode("latin-1") for name, value in headers if name == b"authorization"), "")
+        scheme, _, key = given.partition(" ")
+        key = key.strip() if scheme.lower() == "bearer" else ""
         await receive()
         await send({"type": "websocket.accept"})
         principal = await self._admit(key)
@@ -233,9 +234,3 @@ async def _find_principal(key: str) -> Principal | None:
     if not known:
         principal = await in_auth_thread(api_key_cache.load_key, key)
     return principal if principal and Scope.SESSIONS in principal.scopes else None
-
-
-def _bearer_key(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    given = next((value.decode("latin-1") for name, value in headers if name == b"authorization"), "")
-    scheme, _, key = given.partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else ""

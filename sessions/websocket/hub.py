@@ -19,7 +19,8 @@ from channels.layers import get_channel_layer
 from channels_redis.pubsub import RedisPubSubChannelLayer
 from django.conf import settings
 
-from sessions.store import revocations, sessions
+from sessions import tokens
+from sessions.store import sessions
 from sessions.store.client import SHARDS, StoreUnavailable
 from sessions.store.inbox import Post, Posted
 
@@ -194,7 +195,11 @@ class Hub:
             try:
                 self._pass_on(await self._layer.receive(self._channel))
                 if self._layer.overflowed(self._channel):
-                    self._reread_inboxes()
+                    # Make every connection read its inbox, because notifications were dropped.
+                    log.warning("notification_rate_exceeded", limit=RECEIVED_LIMIT)
+                    for listeners in list(self._listeners.values()):
+                        for listener in list(listeners):
+                            listener.on_notification({"what": LOST})
             except Exception:
                 log.exception("notification_invalid")
             if number % YIELD_AFTER == 0:
@@ -211,7 +216,7 @@ class Hub:
             try:
                 server = sessions.live_store().server
                 after = [at - REREAD_US for at in read_to]
-                for shard, found in enumerate(await asyncio.to_thread(revocations.list_revocations, server, after)):
+                for shard, found in enumerate(await asyncio.to_thread(tokens.list_revocations, server, after)):
                     for each in found:
                         self._pass_on({"session": each.session_id, **revoked_notification(each.side, each.at)})
                         read_to[shard] = each.at
@@ -220,13 +225,6 @@ class Hub:
             except Exception:
                 log.exception("revocations_unread")
             await asyncio.sleep(REVOCATIONS_EVERY)
-
-    def _reread_inboxes(self) -> None:
-        """Make every connection read its inbox, because notifications were dropped."""
-        log.warning("notification_rate_exceeded", limit=RECEIVED_LIMIT)
-        for listeners in list(self._listeners.values()):
-            for listener in list(listeners):
-                listener.on_notification({"what": LOST})
 
 
 def message_notification(post: Post, posted: Posted) -> dict[str, Any]:

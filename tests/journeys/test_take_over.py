@@ -19,7 +19,7 @@ from pytest_django import DjangoDbBlocker, Settings
 from config.local.processes import wait_until
 from rpa_tasks.browsers import upkeep
 from rpa_tasks.models import ExecutionNode, LoginState, Platform, Shop, TakeOver
-from rpa_tasks.takeover import relay
+from rpa_tasks.takeover import host as take_over_host
 from rpa_tasks.takeover.host import TakeOverHost
 from tests.rpa_tasks.browsers import operator_page
 from tests.rpa_tasks.browsers.browser_processes import extend_time_limits, list_pool_processes
@@ -55,7 +55,7 @@ def node(settings: Settings, monkeypatch: pytest.MonkeyPatch, valkey: redis.Redi
     folder = Path(tempfile.mkdtemp(prefix="pool-"))
     settings.AFTERTOUCH_STATE_DIR, settings.AFTERTOUCH_NODE = folder, "exec-1"
     extend_time_limits(monkeypatch)
-    monkeypatch.setattr(relay, "CONNECTED_WITHIN", 2.0 * WAIT_LIMIT)
+    monkeypatch.setattr(take_over_host, "CONNECTED_WITHIN", 2.0 * WAIT_LIMIT)
     ExecutionNode.objects.create(name="exec-1", seen_at=now() + timedelta(hours=1), started_at=now(), slots=3)
     host = TakeOverHost()
     host.start()

@@ -14,8 +14,8 @@ from scheduling.customers.imports import PARSERS, InvalidValue
 from scheduling.errors import InvalidInput
 from scheduling.ids import find_user_id_problem, reveal_odd_characters
 from scheduling.models import Customer
+from sessions import tokens
 from sessions.frames import Frame
-from sessions.websocket import tokens
 from tests.support.tables import each_row
 
 REFUSED = {

@@ -27,7 +27,7 @@ from sessions.store.calls import presence_key
 from sessions.store.client import Server, StoreUnavailable
 from sessions.store.inbox import Inbox, Post, build_put_call
 from sessions.store.sessions import Store
-from sessions.websocket.frame_writer import FrameRequest, FrameWriter
+from sessions.websocket.connection import FrameRequest, FrameWriter
 from tests.sessions.conftest import Chats
 from tests.sessions.redis_cluster import SLOTS, ClusterUnderTest
 

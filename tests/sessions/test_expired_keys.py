@@ -23,7 +23,7 @@ from sessions.detection import expired_keys
 from sessions.detection.expired_keys import ExpiredKeyListener, KeyspaceEventsDisabled, Pattern
 from sessions.detection.presence import SessionPresence
 from sessions.policy import Policy
-from sessions.store.answers import ClaimedSilence
+from sessions.store.calls import ClaimedSilence
 from sessions.store.client import Server, StoreUnavailable
 from tests.sessions.conftest import Chats
 from tests.sessions.refusing_server import refuse_writes

@@ -13,7 +13,7 @@ from sessions.store import stats
 from sessions.store.client import StoreUnavailable
 from sessions.store.inbox import OVERTAKEN, Inbox, Post
 from sessions.store.sessions import COUNTED, DROPPED
-from sessions.websocket.frame_writer import FrameRequest, FrameResult, FrameWriter, build_posts
+from sessions.websocket.connection import FrameRequest, FrameResult, FrameWriter, build_posts
 from tests.sessions.conftest import Chats
 from tests.support.tables import each_row
 

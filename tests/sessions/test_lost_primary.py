@@ -14,6 +14,7 @@ from scheduling import sql
 from scheduling.channels.base import Delivered, Unknown
 from scheduling.delivery.outgoing import PresenceQuestion
 from scheduling.models import Customer, Event
+from sessions import tokens
 from sessions.detection import watcher
 from sessions.detection.policies import current_policies
 from sessions.detection.presence import SessionPresence
@@ -22,11 +23,11 @@ from sessions.frames import Frame
 from sessions.models import Campaign
 from sessions.policy import PolicySet
 from sessions.rates import Every
-from sessions.store import client, revocations, stats
+from sessions.store import client, stats
 from sessions.store.client import Server, StoreUnavailable
 from sessions.store.inbox import Inbox, Post
 from sessions.store.sessions import Store
-from sessions.websocket.frame_writer import FrameRequest, FrameWriter
+from sessions.websocket.connection import FrameRequest, FrameWriter
 from tests.sessions.redis_cluster import SLOTS, ClusterUnderTest
 from tests.sessions.test_cluster import slot_of
 from tests.sessions.websocket.test_inapp_channel import message, send
@@ -199,10 +200,10 @@ def test_revocations_of_lost_primary_fail_alone(lost_primary: LostPrimary) -> No
     for session in sessions:
         if lost_primary.holds(session):
             with pytest.raises(StoreUnavailable):
-                revocations.read_issue_time(server, session)
+                tokens.read_issue_time(server, session)
         else:
-            at = revocations.revoke_tokens(server, session, ["user"])
-            assert revocations.is_revoked(server, session, "user", at - 1)
-    found = revocations.list_revocations(server, [0] * client.SHARDS)
+            at = tokens.revoke_tokens(server, session, ["user"])
+            assert tokens.is_revoked(server, session, "user", at - 1)
+    found = tokens.list_revocations(server, [0] * client.SHARDS)
     listed = {each.session_id for shard in found for each in shard}
     assert listed == {each for each in sessions if not lost_primary.holds(each)}

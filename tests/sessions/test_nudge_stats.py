@@ -23,7 +23,7 @@ from sessions.models import NudgeMark, NudgeTally
 from sessions.policy import Policy
 from sessions.store import calls, stats
 from sessions.store import client as keys
-from sessions.store.answers import ClaimedSilence
+from sessions.store.calls import ClaimedSilence
 from tests.scheduling.api.serving import WAIT_LIMIT, eventually
 from tests.scheduling.core.conftest import deliver
 from tests.sessions.conftest import Chats

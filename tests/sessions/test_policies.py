@@ -15,7 +15,7 @@ from pytest_django import Settings
 
 from config.local.processes import select_port
 from scheduling.errors import InvalidInput
-from sessions import validation
+from sessions import configuration
 from sessions.detection import policies
 from sessions.frames import Frame
 from sessions.models import Campaign, SilencePolicy
@@ -133,5 +133,5 @@ def test_campaign_constraint_refuses_end_before_start() -> None:
 )
 def test_check_policy_names_invalid_field(values: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        validation.check_policy(values)
+        configuration.check_policy(values)
     assert [error.field for error in refused.value.errors] == [field]

@@ -13,7 +13,7 @@ from scheduling.delivery import outgoing
 from scheduling.delivery.outgoing import PresenceQuestion
 from sessions.detection.presence import SessionPresence, parse_event_id
 from sessions.store import stats
-from sessions.store.answers import ClaimedSilence
+from sessions.store.calls import ClaimedSilence
 from sessions.store.client import Server, StoreUnavailable
 from sessions.store.sessions import Store
 from tests.sessions import stopped_clock

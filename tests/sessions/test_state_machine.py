@@ -22,7 +22,7 @@ from scheduling.server_addresses import is_cluster
 from sessions.frames import Frame
 from sessions.policy import AGENT, ANY, CUSTOMER, Override, Policy, PolicySet
 from sessions.store import client, stats
-from sessions.store.answers import ClaimedSilence
+from sessions.store.calls import ClaimedSilence
 from sessions.store.client import POLICIES, SESSION, decode_text, shard_of
 from sessions.store.sessions import COUNTED, DROPPED, IDLE, Store
 from tests.sessions.conftest import ALWAYS

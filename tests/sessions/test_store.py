@@ -14,8 +14,7 @@ from sessions.frames import AGENT_KINDS, Frame
 from sessions.policy import TYPING, Override, Policy
 from sessions.store import calls, inbox, stats
 from sessions.store import client as keys
-from sessions.store.answers import ClaimedSilence
-from sessions.store.calls import SESSION_LIFETIME
+from sessions.store.calls import SESSION_LIFETIME, ClaimedSilence
 from sessions.store.client import Server, StoreUnavailable
 from sessions.store.inbox import Post
 from sessions.store.sessions import COUNTED, DROPPED, IDLE, REFUSED, Store

@@ -7,10 +7,10 @@ from datetime import datetime, timedelta
 import pytest
 
 from scheduling.errors import InvalidInput
+from sessions import tokens
 from sessions.frames import Frame
 from sessions.policy import CUSTOMER, TYPING, Override, Policy
 from sessions.store import stats
-from sessions.websocket import tokens
 from tests.sessions import stopped_clock
 from tests.sessions.conftest import Chats
 from tests.support.tables import each_row

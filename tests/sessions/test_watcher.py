@@ -23,8 +23,8 @@ from sessions.frames import Frame
 from sessions.models import SilencePolicy
 from sessions.policy import PolicySet
 from sessions.rates import Every
-from sessions.store import brief_transaction, stats
 from sessions.store import client as keys
+from sessions.store import stats
 from tests.scheduling.api.serving import WAIT_LIMIT, database_url
 from tests.sessions.conftest import Chats
 from tests.sessions.test_presence import silence_question
@@ -267,13 +267,13 @@ def await_error(act: Callable[[], None], started: threading.Event, over: threadi
 @pytest.mark.django_db(transaction=True)
 def test_brief_transaction_of_frozen_watcher_releases_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own idle limit ends it, long before the 60 s that other programs may be idle."""
-    monkeypatch.setattr(brief_transaction, "IDLE_MS", 300)
+    monkeypatch.setattr(silence_events, "IDLE_MS", 300)
     Customer.objects.create(user_id="ann")
     locked, done = threading.Event(), threading.Event()
     ended: list[Exception | None] = []
 
     def freeze() -> None:
-        with brief_transaction.brief_transaction():
+        with silence_events.brief_transaction():
             Customer.objects.select_for_update().get(user_id="ann")
             locked.set()
             done.wait(WAIT_LIMIT)
@@ -298,7 +298,7 @@ def test_frozen_copy_is_ended_by_another_watcher(
     chats: Chats, silence_watcher: Watcher, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No time limit of PostgreSQL ends it."""
-    monkeypatch.setattr(brief_transaction, "IDLE_MS", 300)
+    monkeypatch.setattr(silence_events, "IDLE_MS", 300)
     settings.TIMEOUTS = replace(settings.TIMEOUTS, event_lock=1.0)
     Customer.objects.create(user_id="user-0")
     make_silences(chats)
@@ -306,7 +306,7 @@ def test_frozen_copy_is_ended_by_another_watcher(
     ended: list[Exception | None] = []
 
     def freeze() -> None:
-        with brief_transaction.brief_transaction(), connection.cursor() as cursor:
+        with silence_events.brief_transaction(), connection.cursor() as cursor:
             Customer.objects.select_for_update().get(user_id="user-0")
             with connection.wrap_database_errors, cursor.copy("COPY scheduling_stage FROM STDIN"):
                 frozen.set()

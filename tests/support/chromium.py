@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from rpa_tasks.browsers.chromium_program import NoProgram, find_program
+from rpa_tasks.browsers.launch import NoProgram, find_program
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -1,21 +1,27 @@
-"""Draw bar charts over time on the server: shapes of an inline SVG, and the same numbers as a table."""
+"""Draw charts on the server, and define the cards of the overview."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
+import structlog
 from django.http import HttpRequest
 from django.utils.functional import Promise
 from django.utils.timezone import localtime, now
 from django.utils.translation import gettext as _
 
-from scheduling.admin.count_time_limits import PageTimeLimit
+from scheduling.admin.page_reads import PageTimeLimit
 from scheduling.admin.shown_values import describe_instant, format_instant
+from scheduling.app_integrations import integrations
 from scheduling.monitoring.statistics import HOUR, HourlyCache
+from scheduling.replica import is_replica_failure
+
+log = structlog.get_logger(__name__)
+
 
 WIDTH, HEIGHT, GAP = 1000, 100, 0.2  #: of the drawing; the page stretches it
 
@@ -207,8 +213,22 @@ def read_requested_days(request: HttpRequest) -> int:
 
 
 def split_period(days: int) -> list[Span]:
-    """Split a period into bars: hours for one day, otherwise days."""
-    return list(_split_period_into_days(days) if days > 1 else _split_day_into_hours())
+    """Split a period into bars: hours for one day, otherwise days in the server's time zone, up to now."""
+    present = localtime().replace(minute=0, second=0, microsecond=0)
+    spans = []
+    if days <= 1:
+        for back in range(23, -1, -1):
+            hour = present - HOUR * back
+            label = Label(format_instant(hour, "m-d H:i"), describe_instant(hour))
+            spans.append(Span(label, [hour], hour + HOUR))
+        return spans
+    for back in range(days - 1, -1, -1):
+        begins = (localtime() - timedelta(days=back)).replace(hour=0, minute=0, second=0, microsecond=0)
+        ends = min(begins + timedelta(days=1), present + HOUR)
+        day = f"{begins:%m-%d}"
+        hours = [begins + HOUR * number for number in range((ends - begins) // HOUR)]
+        spans.append(Span(Label(day, day), hours, ends))
+    return spans
 
 
 def get_span_bounds(spans: list[Span], span: Span | None) -> tuple[datetime, datetime]:
@@ -230,26 +250,6 @@ def _sum_counters(parts: list[T | None]) -> T | None:
             return None
         whole += part
     return whole  # type: ignore[no-any-return]
-
-
-def _split_day_into_hours() -> Iterator[Span]:
-    """Yield the current hour and the 23 before it."""
-    present = localtime().replace(minute=0, second=0, microsecond=0)
-    for back in range(23, -1, -1):
-        hour = present - HOUR * back
-        label = Label(format_instant(hour, "m-d H:i"), describe_instant(hour))
-        yield Span(label, [hour], hour + HOUR)
-
-
-def _split_period_into_days(count: int) -> Iterator[Span]:
-    """Yield today and the days before it, in the server's time zone."""
-    present = localtime().replace(minute=0, second=0, microsecond=0)
-    for back in range(count - 1, -1, -1):
-        begins = (localtime() - timedelta(days=back)).replace(hour=0, minute=0, second=0, microsecond=0)
-        ends = min(begins + timedelta(days=1), present + HOUR)
-        day = f"{begins:%m-%d}"
-        hours = [begins + HOUR * number for number in range((ends - begins) // HOUR)]
-        yield Span(Label(day, day), hours, ends)
 
 
 SHOWN = 5
@@ -283,3 +283,55 @@ def build_ranked_chart(
 
     buckets = [bucket(*each) for each in zip(spans, counts, strict=True)]
     return build_stacked_chart(key, title, series, buckets, lambda code: names.link(code, None))
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A labelled number of a card. `value` is None if the count exceeded its time limit."""
+
+    words: str | Promise
+    value: Any
+    link: str = ""  #: list of the counted rows
+    tone: str = ""  #: "bad" if a user must act, "quiet" for explanations
+    hint: str | Promise = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardCard:
+    title: str | Promise
+    figures: list[Figure] = field(default_factory=list)
+    link: str = ""
+    note: str | Promise = ""  #: error or missing source
+    charts: list[Chart] = field(default_factory=list)  #: shown with the other charts
+
+
+@dataclass(frozen=True, slots=True)
+class ActionLine:
+    """Work that waits for a person."""
+
+    icon: str
+    words: str | Promise
+    link: str
+    detail: str | Promise = ""
+    tone: str = "bad"  #: or "wait"
+
+
+def format_capped_count(count: int | None, most: int) -> str | None:
+    """Format a count, as "10000+" if it exceeds `most`; None if it is unknown."""
+    return None if count is None else f"{most}+" if count > most else str(count)
+
+
+def load_app_cards(request: HttpRequest) -> Iterator[DashboardCard]:
+    """Yield the cards of other apps. A card that fails shows an error, so that the page still loads."""
+    for build in [build for app in integrations() for build in app.cards]:
+        try:
+            card = build(request)
+        except Exception as error:
+            if is_replica_failure(error):
+                raise
+            log.exception("dashboard_card_failed", card=f"{build.__module__}.{build.__qualname__}")
+            card = DashboardCard(
+                build.__module__.split(".")[0], note=_("This part could not be loaded. The log contains the reason.")
+            )
+        if card is not None:
+            yield card

@@ -1,39 +1,241 @@
-"""Build the overview page, and the context that every page needs."""
+"""Build the overview page with what needs action first, and the context that every page needs."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
-from django.http import HttpRequest
+from django.contrib.auth import get_user_model
+from django.db.models import Count, Max
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
 from django.urls import reverse
+from django.utils.functional import Promise
+from django.utils.html import format_html_join
 from django.utils.http import urlencode
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
+from django.views.decorators.http import require_POST
 
-from scheduling.admin.count_time_limits import PageTimeLimit
 from scheduling.admin.dashboard import series
-from scheduling.admin.dashboard.actions import list_actions
-from scheduling.admin.dashboard.cards import Figure, format_capped_count, load_app_cards
-from scheduling.admin.dashboard.charts import PERIODS, read_requested_days, split_period
-from scheduling.admin.dashboard.config_changes import list_config_changes, mark_changes
-from scheduling.admin.dashboard.first_hour import build_checklist
-from scheduling.admin.dashboard.series import EndedTouches
-from scheduling.admin.dashboard.throughput import build_pace_card, build_queues_card
-from scheduling.admin.replica_pages import read_for_page
-from scheduling.admin.sidebar import find_menu_place
-from scheduling.admin.touches.pause import list_active_pauses
+from scheduling.admin.dashboard.charts import (
+    PERIODS,
+    ActionLine,
+    Figure,
+    format_capped_count,
+    load_app_cards,
+    read_requested_days,
+    split_period,
+)
+from scheduling.admin.dashboard.series import (
+    EndedTouches,
+    build_pace_card,
+    build_queues_card,
+    list_config_changes,
+    mark_changes,
+)
+from scheduling.admin.experiments import list_withdrawn_canaries
+from scheduling.admin.labels import translate_reason
+from scheduling.admin.navigation import find_menu_place, may_see_workers
+from scheduling.admin.page_reads import PageTimeLimit, read_for_page
+from scheduling.admin.shown_values import format_instant
+from scheduling.admin.touches.pause import count_held, list_active_pauses
 from scheduling.admin.touches.touch import build_span_link
-from scheduling.models import FailedTask, Node
+from scheduling.app_integrations import integrations
+from scheduling.models import Alert, ChannelConfig, DismissedChecklist, Event, FailedTask, Node
 from scheduling.monitoring import statistics
+from scheduling.monitoring.alerts import BY_KEY
+from scheduling.monitoring.collectors import count_failing_webhooks
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.monitoring.statistics import MOST, Overdue
-from scheduling.monitoring.wanted_numbers import read_broker
+from scheduling.monitoring.wanted_numbers import BrokerReading, read_broker
+from scheduling.operations.sample_data import HARMLESS_KINDS
+from scheduling.queue_names import CORE_QUEUES
+from scheduling.redaction import redact_text
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    words: str | Promise
+    link: str
+    hint: str | Promise
+    done: bool
+
+
+def build_checklist(request: HttpRequest) -> list[Step]:
+    """Return the steps that the user may take; empty if they are done or the user has hidden the list."""
+    steps = list(_list_steps(request))
+    if all(step.done for step in steps) or DismissedChecklist.objects.filter(user=request.user.pk).exists():
+        return []
+    return steps
+
+
+def _list_steps(request: HttpRequest) -> Iterator[Step]:
+    """Yield the steps. Each reads one row or stops at the second one."""
+    user = request.user
+    channels = ChannelConfig.objects.filter(retired_at=None).exclude(kind__in=HARMLESS_KINDS)
+    if user.has_perm("scheduling.add_channelconfig"):
+        yield Step(
+            _("Set a channel"),
+            reverse("admin:scheduling_channelconfig_add"),
+            _("The channel of a new installation writes into the log only."),
+            channels.exists(),
+        )
+    if user.has_perm("scheduling.change_node"):
+        enabled = Node.objects.filter(enabled=True, retired_at=None, channel__in=channels)
+        yield Step(
+            _("Enable the first node"),
+            reverse("admin:scheduling_node_matrix"),
+            _("Select your channel at a node and enable it."),
+            enabled.exists(),
+        )
+        yield Step(
+            _("Send a test event"),
+            reverse("api:openapi-view"),
+            _("With an API key, or with manage.py sample_data load."),
+            Event.objects.exists(),
+        )
+    if user.has_perm("auth.add_user"):
+        staff = get_user_model()._default_manager.filter(is_staff=True, is_active=True)
+        yield Step(
+            _("Invite a colleague"),
+            reverse("admin:auth_user_add"),
+            _("Give staff status and a group, such as operator."),
+            len(staff[:2]) > 1,
+        )
+
+
+@require_POST
+def dismiss_checklist(request: HttpRequest) -> HttpResponse:
+    """Hide the checklist from this user. Idempotent."""
+    DismissedChecklist.objects.get_or_create(pk=request.user.pk)
+    return redirect("admin:index")
+
 
 WORST = 5
-TOUCHES = "admin:scheduling_touch_changelist"
+LONGEST_WAIT = 120  #: seconds that a message may wait for a worker of touches
+Lines = list[ActionLine] | None  #: None if counting exceeded its time limit
+
+
+def list_actions(
+    request: HttpRequest, time_limit: PageTimeLimit, broker: BrokerReading | None, late: Overdue | None
+) -> tuple[list[ActionLine], bool]:
+    """Return the lines that the user may see, and whether all were counted."""
+    user, parts = request.user, list[Lines]()
+    if user.has_perm("scheduling.view_failedtask"):
+        parts.append(_list_failure_causes(time_limit))
+    listers = [lister for app in integrations() for lister in app.overview_actions]
+    parts += [time_limit(lambda lister=lister: list(lister(request))) for lister in listers]  # type: ignore[misc]
+    if user.has_perm("scheduling.view_pause"):
+        parts.append(_list_pauses(time_limit))
+    if user.has_perm("scheduling.view_touch"):
+        parts += [_list_overdue(late), _list_late_queues(broker)]
+    if user.has_perm("scheduling.view_node"):
+        parts.append(list_withdrawn_canaries())
+    if user.has_perm("scheduling.view_webhooksubscription") and (failing := count_failing_webhooks()):
+        words = _("Webhooks without an answer: %(count)s") % {"count": failing}
+        parts.append([ActionLine("webhook", words, reverse("admin:scheduling_webhooksubscription_changelist"))])
+    if user.has_perm("scheduling.view_alertreceiver"):
+        parts.append(time_limit(lambda: _list_alerts(user)))
+    return [line for part in parts if part for line in part], None not in parts
+
+
+def _list_failure_causes(time_limit: PageTimeLimit) -> Lines:
+    """Return the most frequent causes of open failed tasks."""
+
+    def read() -> list[dict[str, Any]]:
+        groups = FailedTask.objects.filter(state="open").values("fingerprint").order_by()
+        annotated = groups.annotate(
+            count=Count("pk"), last_at=Max("failed_at"), reason=Max("reason"), channel=Max("channel"),
+            detail=Max("detail"),
+        )  # fmt: skip
+        return [dict(each) for each in annotated.order_by("-count")[: WORST + 1]]
+
+    found = time_limit(read)
+    if found is None:
+        return None
+    lines = [_describe_cause(each) for each in found[:WORST]]
+    if len(found) > WORST:
+        lines.append(
+            ActionLine("error", _("More causes of failed tasks"), reverse("admin:scheduling_failedtask_groups"))
+        )
+    return lines
+
+
+def _describe_cause(cause: dict[str, Any]) -> ActionLine:
+    count = cause["count"]
+    words = ngettext("%(count)s open failed task: %(reason)s", "%(count)s open failed tasks: %(reason)s", count) % {
+        "count": count, "reason": translate_reason(cause["reason"]),
+    }  # fmt: skip
+    detail = [cause["channel"], redact_text(cause["detail"])[:80], format_instant(cause["last_at"])]
+    query = urlencode({"state": "open", "fingerprint": cause["fingerprint"]})
+    link = f"{reverse('admin:scheduling_failedtask_changelist')}?{query}"
+    return ActionLine("error", words, link, format_html_join(" · ", "{}", ((each,) for each in detail if each)))
+
+
+def _list_pauses(time_limit: PageTimeLimit) -> Lines:
+    pauses = list_active_pauses()
+    held: Counter[str] | None = time_limit(count_held) if pauses else Counter()
+    return [
+        ActionLine(
+            "pause_circle", _("Paused: %(what)s.") % {"what": each["name"]},
+            f"{reverse('admin:scheduling_touch_changelist')}?{urlencode({'paused_by': each['row'].scope})}",
+            _describe_held(held, each["row"].scope), "wait",
+        )
+        for each in pauses
+    ]  # fmt: skip
+
+
+def _describe_held(held: Counter[str] | None, scope: str) -> str:
+    if held is None:
+        return _("too much to count now")
+    return _("touches held: %(count)s") % {"count": format_capped_count(held[scope], MOST)}
+
+
+def _list_overdue(late: Overdue | None) -> Lines:
+    if late is None or not late.count:
+        return None if late is None else []
+    words = _("Touches are late: %(count)s") % {"count": format_capped_count(late.count, MOST)}
+    detail = _("the oldest for %(span)s") % {"span": describe_duration(late.oldest)} if late.oldest else ""
+    return [ActionLine("schedule", words, f"{reverse('admin:scheduling_touch_changelist')}?status=overdue", detail)]
+
+
+def _list_late_queues(broker: BrokerReading | None) -> Lines:
+    link = reverse("admin:scheduling_touch_workers")
+    if broker is None:
+        return [ActionLine("lan", _("The broker does not respond."), link)]
+    lines = []
+    if broker.accepts_messages is False:
+        lines.append(ActionLine("lan", _("The broker takes no messages"), link))
+    for each in broker.queues:
+        if each.name in CORE_QUEUES and each.length and (each.oldest_age or 0) > LONGEST_WAIT:
+            words = _("Messages wait too long in %(what)s") % {"what": each.name}
+            span = describe_duration(timedelta(seconds=round(each.oldest_age or 0)))
+            lines.append(
+                ActionLine("lan", words, link, f"{each.length} · " + _("the oldest for %(span)s") % {"span": span})
+            )
+    return lines
+
+
+def _list_alerts(user: Any) -> list[ActionLine]:
+    lines = []
+    for alert in Alert.objects.filter(ended_at=None, condition__in=BY_KEY)[: 2 * WORST]:
+        condition = BY_KEY[alert.condition]
+        page = condition.page
+        if page == "admin:scheduling_touch_workers" and not may_see_workers(user):
+            page = "admin:scheduling_alertreceiver_changelist"
+        detail = _("for %(span)s") % {"span": describe_duration(now() - alert.since)}
+        words = condition.name([alert.subject])
+        lines.append(ActionLine("notifications_active", words, reverse(page), f"{detail} · {condition.action}"))
+    return lines
+
+
+TOUCH_LIST = "admin:scheduling_touch_changelist"
 
 
 def build_page_context(request: HttpRequest) -> dict[str, Any]:
@@ -75,7 +277,9 @@ def _add_figures(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any
         if context["may_see_complaints"]:
             context["complaints"] = _rank_complaint_rates(past, time_limit)
     if request.user.has_perm("scheduling.view_failedtask"):
-        figures.append(_build_failed_tasks_figure(time_limit))
+        open_tasks = time_limit(lambda: FailedTask.objects.filter(state="open")[: MOST + 1].count())
+        link, tone = reverse("admin:scheduling_failedtask_groups"), "bad" if open_tasks else ""
+        figures.append(Figure(_("Open failed tasks"), format_capped_count(open_tasks, MOST), link, tone))
     context["actions"], context["actions_complete"] = list_actions(request, time_limit, broker, late)
     context["checklist"] = build_checklist(request)
     context["figures"] = figures
@@ -102,14 +306,10 @@ def _build_backlog_figures(late: Overdue | None, time_limit: PageTimeLimit) -> l
     count = format_capped_count(late.count if late else None, MOST)
     return [
         Figure(_("Due within the hour"), format_capped_count(soon, MOST), within),
-        Figure(_("Overdue"), count, f"{reverse(TOUCHES)}?status=overdue", "bad" if late and late.count else "", hint),
+        Figure(
+            _("Overdue"), count, f"{reverse(TOUCH_LIST)}?status=overdue", "bad" if late and late.count else "", hint
+        ),
     ]
-
-
-def _build_failed_tasks_figure(time_limit: PageTimeLimit) -> Figure:
-    count = time_limit(lambda: FailedTask.objects.filter(state="open")[: MOST + 1].count())
-    link = reverse("admin:scheduling_failedtask_groups")
-    return Figure(_("Open failed tasks"), format_capped_count(count, MOST), link, "bad" if count else "")
 
 
 # --- results --------------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
-"""Define the actions on failed tasks with their texts, and the page that applies one to a single task."""
+"""Define the actions on failed tasks with their texts, the page that applies one, and the difference of an edit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -11,7 +12,9 @@ from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
+from django.template.loader import render_to_string
 from django.utils.functional import Promise
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextInputWidget
@@ -22,6 +25,8 @@ from scheduling.admin.undo import create_undo_link
 from scheduling.models import FailedTask
 from scheduling.operations.bulk_actions import FASTEST, ROW_ACTIONS, SLOWEST, RowAction
 from scheduling.operations.undo import UNDO_WINDOW
+from scheduling.redaction import redact
+from scheduling.strict_text import is_same_json
 
 HANDLE = "scheduling.act_on_failedtask"  #: the permission to act on failed tasks
 
@@ -177,3 +182,51 @@ def act_page(tasks_admin: Any, request: HttpRequest, row: FailedTask, name: str)
         refused=_("Nothing was changed: another user acted first, or the state does not allow the action."),
     )  # fmt: skip
     return tasks_admin.confirm_row(request, row, asked)  # type: ignore[no-any-return]
+
+
+MOST_SHOWN = 50  #: changed values
+ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedValue:
+    """One value of a payload that was edited, by its path. An absent value is None."""
+
+    path: str
+    before: str | None
+    after: str | None
+
+
+def list_changed_values(difference: Any) -> list[ChangedValue]:
+    """Return the edited values of a stored difference, masked by name and content, at most `MOST_SHOWN`."""
+    if not difference:
+        return []
+    plain = [dict(_iterate_values(difference.get(side) or {})) for side in ("before", "after")]
+    shown = [dict(_iterate_values(redact(difference.get(side) or {}))) for side in ("before", "after")]
+    before, after = plain
+    kept = {path for path in before.keys() & after.keys() if is_same_json(before[path], after[path])}
+    paths = [path for path in {**before, **after} if path not in kept]
+    return [
+        ChangedValue(path, *(_format_value(side.get(path, ABSENT)) for side in shown)) for path in paths[:MOST_SHOWN]
+    ]
+
+
+def render_difference(row: FailedTask | None) -> SafeString:
+    """Return the HTML of the difference with its author; empty if the task was not edited."""
+    values = list_changed_values(row.difference) if row else []
+    return render_to_string("ops/difference.html", {"row": row, "values": values}) if values else SafeString("")
+
+
+def _iterate_values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values below an object by path. A list counts as one value."""
+    if isinstance(value, dict) and value:
+        for name, below in value.items():
+            yield from _iterate_values(below, f"{path}.{name}" if path else str(name))
+    elif path:
+        yield path, value
+
+
+def _format_value(value: Any) -> str | None:
+    if value is ABSENT:
+        return None
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

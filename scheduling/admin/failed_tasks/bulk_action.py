@@ -21,7 +21,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from scheduling.admin.base import ReadOnlyAdmin, build_user_actor, ops_display, row_action
-from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.failed_tasks.actions import (
     FAILED_TASK_ACTIONS,
     HANDLE,
@@ -31,6 +30,7 @@ from scheduling.admin.failed_tasks.actions import (
     offer_retry_undo,
 )
 from scheduling.admin.labels import translate_error
+from scheduling.admin.page_reads import count_within
 from scheduling.admin.undo import create_undo_link
 from scheduling.errors import AftertouchError, Conflict, InvalidInput
 from scheduling.models import BulkAction, FailedTask

@@ -1,43 +1,333 @@
-"""Pages of failed tasks: list, groups by cause, and details with actions."""
+"""Pages of failed tasks: list, groups by cause, details with actions and notes, and the edit of a payload."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
-from django.contrib import admin
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
 from django.db.models import Count, Max, Model, QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import URLPattern, path, reverse
 from django.utils.dateparse import parse_datetime
-from django.utils.html import format_html
+from django.utils.html import Urlizer, format_html
 from django.utils.http import urlencode
+from django.utils.safestring import SafeString, mark_safe
 from django.utils.text import Truncator
-from django.utils.translation import gettext
+from django.utils.timezone import localtime
+from django.utils.translation import gettext, gettext_lazy
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import ChoicesDropdownFilter
+from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
-from scheduling.admin.base import Confirmation, ReadOnlyAdmin, ops_action, ops_display, row_action
-from scheduling.admin.failed_tasks.actions import FAILED_TASK_ACTIONS, HANDLE, act_page
+from scheduling import sql
+from scheduling.admin.base import (
+    CappedPaginator,
+    Confirmation,
+    ReadOnlyAdmin,
+    build_user_actor,
+    ops_action,
+    ops_display,
+    row_action,
+)
+from scheduling.admin.failed_tasks.actions import (
+    FAILED_TASK_ACTIONS,
+    HANDLE,
+    ReasonForm,
+    act_page,
+    offer_retry_undo,
+    render_difference,
+)
 from scheduling.admin.failed_tasks.bulk_action import make_list_action
-from scheduling.admin.failed_tasks.difference import render_difference
-from scheduling.admin.failed_tasks.edit_page import confirm_edit, may_edit
-from scheduling.admin.failed_tasks.notes import AssigneeFilter, assign_task, build_notes, comment_task, format_user
-from scheduling.admin.failed_tasks.trend import draw_trends
-from scheduling.admin.labels import translate_reason
-from scheduling.admin.list_export import ListExportMixin
-from scheduling.admin.list_filters import ColumnFilter, ReasonFilter
-from scheduling.admin.retirement import CappedPaginator
-from scheduling.admin.shown_values import format_instant
+from scheduling.admin.form_fields import DataField
+from scheduling.admin.labels import translate_error, translate_reason
+from scheduling.admin.lists import ColumnFilter, ListExportMixin, ReasonFilter
+from scheduling.admin.page_reads import count_within
+from scheduling.admin.shown_values import describe_instant, format_instant
 from scheduling.admin.touches.touch import SpanFilter
 from scheduling.error_lines import find_error_line, has_more_lines
-from scheduling.ids import reveal_odd_characters
+from scheduling.errors import AftertouchError, InvalidInput
+from scheduling.ids import first_id_at, reveal_odd_characters
 from scheduling.models import ChannelConfig, FailedTask
-from scheduling.operations.bulk_actions import filter_failed_state
-from scheduling.operations.failed_tasks import find_origin
+from scheduling.operations import failed_tasks
+from scheduling.operations.bulk_actions import ROW_ACTIONS, filter_failed_state
+from scheduling.operations.failed_tasks import MAX_SUBJECT, find_origin
 from scheduling.operations.queries import filter_failed_by_shown_term
+from scheduling.operations.undo import UNDO_WINDOW
 from scheduling.redaction import redact, redact_json, redact_text
+
+HOURS = 24
+STEP, HEIGHT = 4, 20  #: of the drawing; the base line below the bars adds 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sparkline:
+    """Bars as x, y and height, and the same as a sentence."""
+
+    bars: list[tuple[int, float, float]]
+    words: str
+    width: int = HOURS * STEP
+    bar_width: int = STEP - 1
+
+
+def draw_trends(fingerprints: Sequence[str]) -> dict[str, Sparkline]:
+    """Return the trend of each cause. Empty if counting exceeds its time limit."""
+    present = localtime().replace(minute=0, second=0, microsecond=0)
+    since = present - timedelta(hours=HOURS - 1)
+    found = count_within(lambda: _count_by_hour(fingerprints, since))
+    if found is None:
+        return {}
+    return {each: _draw(found.get(each, {}), since) for each in fingerprints}
+
+
+def _count_by_hour(fingerprints: Sequence[str], since: datetime) -> dict[str, dict[int, int]]:
+    """Count failures by cause and hour after `since`. Ids grow with time, so older tasks are not read."""
+    given = {"since": since, "first": first_id_at(since - timedelta(minutes=1)), "causes": list(fingerprints)}
+    counts: dict[str, dict[int, int]] = defaultdict(dict)
+    for fingerprint, hour, count in sql.rows(_BY_HOUR, given):
+        counts[fingerprint][int(hour)] = count
+    return counts
+
+
+def _draw(counts: dict[int, int], since: datetime) -> Sparkline:
+    most = max(counts.values(), default=0)
+    bars = []
+    for hour, count in sorted(counts.items()):
+        if 0 <= hour < HOURS:
+            height = max(round(HEIGHT * count / most, 1), 1.5)
+            bars.append((hour * STEP, round(HEIGHT - height, 1), height))
+    words = gettext("none in the last 24 hours")
+    if most:
+        peak = since + timedelta(hours=min(hour for hour, count in counts.items() if count == most))
+        words = gettext("%(total)s in the last 24 hours, most at %(hour)s: %(most)s") % {
+            "total": sum(counts.values()), "hour": describe_instant(peak), "most": most,
+        }  # fmt: skip
+    return Sparkline(bars, words)
+
+
+_BY_HOUR = """
+SELECT fingerprint, floor(extract(epoch FROM failed_at - %(since)s::timestamptz) / 3600), count(*)
+FROM scheduling_failedtask
+WHERE id >= %(first)s AND fingerprint = ANY(%(causes)s) AND failed_at >= %(since)s
+GROUP BY 1, 2
+"""
+
+
+class AssigneeFilter(admin.SimpleListFilter):
+    title = _("assignee")
+    parameter_name = "assignee"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [("me", _("Assigned to me")), ("none", _("Not assigned"))]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[FailedTask]) -> QuerySet[FailedTask]:
+        if self.value() == "me":
+            return queryset.filter(assignee=request.user.pk)
+        return queryset.filter(assignee=None) if self.value() == "none" else queryset
+
+
+class AssignForm(forms.Form):
+    user = forms.ChoiceField(label=_("Assignee"), required=False, widget=UnfoldAdminSelectWidget)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        users = failed_tasks.list_assignable_users()
+        self.fields["user"].choices = [  # type: ignore[attr-defined]
+            ("", _("Not assigned")), *((each.username, format_user(each)) for each in users),
+        ]  # fmt: skip
+
+
+class CommentForm(forms.Form):
+    text = forms.CharField(
+        label=_("Comment"), max_length=failed_tasks.MAX_COMMENT, widget=UnfoldAdminTextareaWidget(attrs={"rows": 3})
+    )
+
+
+class CommentUrlizer(Urlizer):
+    """Turn addresses into links that open in a new tab without a reference to this page."""
+
+    url_template = '<a class="at-link" href="{href}" target="_blank" rel="noopener noreferrer nofollow">{url}</a>'
+
+
+_urlizer = CommentUrlizer()
+
+
+def format_user(user: User | None) -> str:
+    """Return the full name of a user with the user name; "–" for None."""
+    if user is None:
+        return "–"
+    name = user.get_full_name()
+    return f"{name} ({user.username})" if name else user.username
+
+
+def format_comment(text: str) -> SafeString:
+    """Return a comment as HTML: masked, escaped, with links and line breaks."""
+    linked = _urlizer(redact_text(text), autoescape=True)
+    return mark_safe(str(linked).replace("\n", "<br>"))  # noqa: S308 (escaped by the urlizer)
+
+
+def build_notes(request: HttpRequest, row: FailedTask, links: Mapping[str, str]) -> dict[str, Any]:
+    """Return the template context of assignee and comments; the forms only for users who may act."""
+    comments = [
+        {"author": each.author_name, "at": each.commented_at, "html": format_comment(each.text)}
+        for each in row.comments.all()
+    ]
+    context: dict[str, Any] = {"comments": comments, "assignee": format_user(row.assignee)}
+    if "assign" in links:
+        mine = row.assignee_id == request.user.pk
+        context |= {
+            "assign_form": AssignForm(initial={"user": row.assignee.username if row.assignee else ""}),
+            "comment_form": CommentForm(),
+            "assign_link": links["assign"],
+            "comment_link": links["comment"],
+            "me": "" if mine else request.user.get_username(),
+        }
+    return context
+
+
+def assign_task(request: HttpRequest, row: FailedTask) -> None:
+    """Assign the failed task to the chosen user, or to none."""
+    try:
+        failed_tasks.assign_failed_task(row.pk, request.POST.get("user") or None)
+        messages.success(request, _("The assignee was changed."))
+    except InvalidInput as error:
+        messages.error(request, translate_error(error.errors[0].message))
+
+
+def comment_task(request: HttpRequest, row: FailedTask) -> None:
+    """Store the written comment."""
+    form = CommentForm(request.POST)
+    try:
+        if form.is_valid():
+            failed_tasks.add_comment(row.pk, form.cleaned_data["text"], build_user_actor(request))
+            messages.success(request, _("The comment was added."))
+        else:
+            messages.error(request, " ".join(map(str, form.errors["text"])))
+    except InvalidInput as error:
+        messages.error(request, translate_error(error.errors[0].message))
+
+
+CODE = {"rows": 14, "class": "at-mono", "spellcheck": "false"}
+
+
+class TouchTextForm(ReasonForm):
+    """Subject and body of the message."""
+
+    field_order = ["subject", "body", "reason"]
+    subject = forms.CharField(
+        label=gettext_lazy("Subject"), max_length=MAX_SUBJECT, required=False, widget=UnfoldAdminTextInputWidget
+    )
+    body = forms.CharField(
+        label=gettext_lazy("Message text"), strip=False, widget=UnfoldAdminTextareaWidget(attrs={"rows": 10}),
+        help_text=gettext_lazy("Sent as written: variables of the template are not replaced."),
+    )  # fmt: skip
+
+    def read_payload(self) -> dict[str, Any]:
+        # Browsers send line ends as CRLF; the template has LF.
+        body = self.cleaned_data["body"].replace("\r\n", "\n")
+        return {"subject": self.cleaned_data["subject"], "body": body}
+
+
+class PayloadForm(ReasonForm):
+    """Payload of the job, as JSON."""
+
+    field_order = ["payload", "reason"]
+    payload = DataField(label=gettext_lazy("Payload (JSON)"), widget=UnfoldAdminTextareaWidget(attrs=CODE))
+
+    def read_payload(self) -> dict[str, Any]:
+        return dict(self.cleaned_data["payload"])
+
+
+def may_edit(request: HttpRequest, row: FailedTask) -> bool:
+    """Return whether the user may edit this failed task, which needs the right to see and change its payload."""
+    republisher = failed_tasks.find_republisher(row.origin)
+    return (
+        republisher is not None
+        and row.state in failed_tasks.RETRYABLE
+        and request.user.has_perm(republisher.edit_permission)
+    )
+
+
+def confirm_edit(request: HttpRequest, row: FailedTask) -> Confirmation:
+    """Edit the payload, check it and publish the task again."""
+    republisher = failed_tasks.find_republisher(row.origin)
+    if republisher is None:
+        raise Http404
+    if not request.user.has_perm(republisher.edit_permission):
+        raise PermissionDenied
+    payload = republisher.read_payload(row)
+    title = gettext("Edit and retry")
+    if problem := _find_edit_problem(request, row, payload):
+        return Confirmation(title=title, act=lambda: None, problem=problem)
+    assert payload is not None
+    of_touch = row.origin == FailedTask.Origin.TOUCH
+    form: TouchTextForm | PayloadForm
+    if of_touch:
+        form = TouchTextForm(request.POST or None, initial=dict(payload))
+    else:
+        text = json.dumps(payload, ensure_ascii=False, indent=2)
+        form = PayloadForm(request.POST or None, initial={"payload": text})
+    unknown = row.failure == "unknown"
+    return Confirmation(
+        title=title, form=form, text=_explain(of_touch), danger=unknown,
+        warning=gettext("The first one may have had its effect. This one has it a second time.") if unknown else "",
+        act=lambda: _retry_edited(request, row, form, as_new=unknown),
+    )  # fmt: skip
+
+
+def _find_edit_problem(request: HttpRequest, row: FailedTask, payload: Mapping[str, Any] | None) -> str:
+    """Return why there is nothing to edit. A submitted form gets the conflict as its answer instead."""
+    if payload is None:
+        return gettext("The original has been deleted.")
+    if request.method != "POST" and row.state not in failed_tasks.RETRYABLE:
+        return gettext("It is %(state)s already.") % {"state": row.get_state_display()}
+    return ""
+
+
+def _explain(of_touch: bool) -> str:
+    if of_touch:
+        return gettext(
+            "Publishes the touch again with this text and a new delivery key. The guards are checked again. "
+            "The address is read when it is sent: correct it at the customer or the community."
+        )
+    return gettext(
+        "Publishes a new job with this payload and a new delivery key. The payload is checked against the flow. "
+        "The difference stays at this failed task."
+    )
+
+
+def _retry_edited(request: HttpRequest, row: FailedTask, form: Any, *, as_new: bool) -> None:
+    actor = build_user_actor(request, form.cleaned_data["reason"])
+    try:
+        new_id = failed_tasks.retry_failed_task(
+            row.pk, actor, as_new=as_new, payload=form.read_payload(), due_at=sql.now() + UNDO_WINDOW
+        )
+    except InvalidInput as error:
+        for each in error.errors:
+            words = translate_error(each.message)
+            name = each.field.removeprefix("payload.")
+            if name in form.fields:
+                form.add_error(name, words)
+            elif "payload" in form.fields:
+                form.add_error("payload", words if each.field == "payload" else f"{each.field}: {words}")
+            else:
+                form.add_error(None, f"{each.field}: {words}")
+    except AftertouchError as error:
+        messages.error(request, translate_error(str(error)))
+    else:
+        link = offer_retry_undo(
+            request, ROW_ACTIONS["again" if as_new else "retry"], {row.pk: new_id}, label=gettext("Edit and retry")
+        )
+        messages.success(request, gettext("The edited task was published again."), extra_tags=link)
+
 
 #: A run may have done half of its work before it failed.
 CLASSES_OF_JOBS = {"failed": _("The run failed"), "unknown": _("May have had its effect")}
@@ -136,13 +426,6 @@ def render_origin_panel(request: HttpRequest, row: FailedTask) -> str:
     """Return the HTML that the origin's app adds to the page."""
     origin = find_origin(row.origin)
     return origin.panel(request, row) if origin and origin.panel else ""
-
-
-def _group_by_cause(chosen: QuerySet[Any]) -> Iterable[Mapping[str, Any]]:
-    """Return the causes of these failed tasks, the most frequent first."""
-    facts = {name: Max(name) for name in ("reason", "channel", "detail", "failure", "origin")}
-    rows = FailedTask.objects.filter(pk__in=chosen).values("fingerprint")
-    return rows.annotate(count=Count("pk"), last_at=Max("failed_at"), **facts).order_by("-count")[:100]
 
 
 @admin.register(FailedTask)
@@ -262,7 +545,11 @@ class FailedTaskAdmin(ListExportMixin, ReadOnlyAdmin):
         """
         state = request.GET.get("state") or OPEN
         latest = FailedTask.objects.filter(state=state).order_by("-failed_at" if state == OPEN else "-pk").values("pk")
-        found = list(_group_by_cause(latest[:GROUPED]))
+        # The causes of these failed tasks, the most frequent first.
+        facts = {name: Max(name) for name in ("reason", "channel", "detail", "failure", "origin")}
+        rows = FailedTask.objects.filter(pk__in=latest[:GROUPED]).values("fingerprint")
+        counted = rows.annotate(count=Count("pk"), last_at=Max("failed_at"), **facts)
+        found: list[Mapping[str, Any]] = list(counted.order_by("-count")[:100])
         trends = draw_trends([group["fingerprint"] for group in found])
         listed = [
             {

@@ -1,30 +1,38 @@
-"""Pages of channels. Secrets can be written and are never displayed."""
+"""Pages of channels, of their receivers, and of communities. Secrets can be written and are never displayed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from datetime import datetime
+from typing import Any, ClassVar
 
 from django import forms
+from django.conf import settings
 from django.contrib import admin
+from django.core.exceptions import PermissionDenied
 from django.db.models import Count, QuerySet
+from django.db.models.functions import Length
 from django.http import HttpRequest, HttpResponse
-from django.urls import URLPattern, path
+from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.text import capfirst
+from django.utils.timezone import localdate, localtime
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import TabularInline
 from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminSelectWidget
 
-from scheduling.admin.base import CheckedForm, HistoryAdmin, ops_display, row_action
+from scheduling.admin.base import CheckedForm, HistoryAdmin, Retirable, RetiredFilter, ops_display, row_action
 from scheduling.admin.form_fields import DurationsField, SettingsField
-from scheduling.admin.retirement import Retirable, RetiredFilter
+from scheduling.admin.page_reads import count_within
+from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.admin.touches.pause import redirect_to_pause_page
 from scheduling.channels.base import channel_kinds, list_secret_names, redirects_secret
-from scheduling.models import ChannelConfig, DisabledTarget, HarassmentRule, Pause
+from scheduling.configuration.validation import channel_kind_for_target, check_community
+from scheduling.models import ChannelConfig, Community, DisabledTarget, HarassmentRule, Pause
 from scheduling.models.encrypted import Sealed
 from scheduling.monitoring.duration_text import describe_duration
+from scheduling.monitoring.receivers import ReceiverStatus, list_receivers
 
 MASK = "••••"
 SECRET_LABELS = {
@@ -186,8 +194,6 @@ class ChannelAdmin(HistoryAdmin, Retirable):
     actions_detail = ("pause_or_resume", "retire", "bring_back")
 
     def get_urls(self) -> list[URLPattern]:
-        from scheduling.admin.matrix.receivers import receivers_page  # it names the kinds of this module
-
         page = self.admin_site.admin_view(lambda request: receivers_page(self, request))
         return [path("receivers/", page, name="scheduling_channelconfig_receivers"), *super().get_urls()]
 
@@ -262,3 +268,191 @@ def _filter_rules_of(row: ChannelConfig) -> QuerySet[HarassmentRule]:
     """Return the rules that name the channel. The name of a kind stays valid without it."""
     rules = HarassmentRule.objects.filter(channel=row.key)
     return rules.none() if row.key in channel_kinds() else rules
+
+
+PER_PAGE = 25
+
+
+def receivers_page(channels_admin: Any, request: HttpRequest) -> HttpResponse:
+    if not (channels_admin.has_view_or_change_permission(request) and request.user.has_perm("scheduling.view_touch")):
+        raise PermissionDenied
+    given = request.GET.get("page", "")
+    number = int(given) if given.isdecimal() and 0 < int(given) < 1_000 else 1
+    found = count_within(lambda: list_receivers((number - 1) * PER_PAGE, PER_PAGE), settings.TIMEOUTS.receivers)
+    names = _read_community_names([row.chat_id for row in found.rows]) if found else {}
+    return channels_admin.page(  # type: ignore[no-any-return]
+        request,
+        "ops/receivers.html",
+        gettext("Receivers"),
+        receivers=None if found is None else [_describe_receiver(row, names) for row in found.rows],
+        incomplete=found is not None and found.incomplete,
+        previous=number - 1,
+        next=number + 1 if found and found.more else 0,
+        zone=settings.TIME_ZONE,
+    )
+
+
+def _read_community_names(chat_ids: list[str]) -> dict[str, str]:
+    wanted = [chat_id for chat_id in chat_ids if chat_id]
+    return dict(Community.objects.filter(chat_id__in=wanted).values_list("chat_id", "name"))
+
+
+def _describe_receiver(row: ReceiverStatus, names: dict[str, str]) -> dict[str, Any]:
+    return {
+        "channel": row.channel.key,
+        "link": reverse("admin:scheduling_channelconfig_change", args=[row.channel.id]),
+        "kind": KIND_LABELS.get(row.channel.kind, row.channel.kind),
+        "community": names.get(row.chat_id) or row.chat_id,
+        "waiting": f"{row.waiting:,}" if row.counted_all else f"{row.waiting:,}+",
+        "in_flight": row.in_flight,
+        "rate": format_rate(row.rate),
+        "rest": describe_rest(row),
+        "tone": "danger" if row.resting_reason == "target_down" else "warning",
+        "end": _describe_end(row),
+        "used": [_describe_usage(*each) for each in row.used],
+    }
+
+
+def format_rate(rate: float | None) -> str:
+    """Format touches per second: by the minute if they are few."""
+    if not rate:
+        return "–"
+    if rate < 1:
+        return gettext("%(count)s a minute") % {"count": f"{60 * rate:.3g}"}
+    return gettext("%(count)s a second") % {"count": f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"}
+
+
+def describe_rest(row: ReceiverStatus) -> str:
+    """Return why a receiver gets nothing now and until when; empty if it does not rest."""
+    words = {
+        "": "",
+        "paused": gettext("Paused by an operator"),
+        "throttled": gettext("Throttled by the vendor until %(at)s"),
+        "target_down": gettext("Does not answer, rests until %(at)s"),
+        "day": gettext("Limit of the day used up until %(at)s"),
+        "month": gettext("Limit of the month used up until %(at)s"),
+    }
+    text = words[row.resting_reason]
+    return insert_values(text, at=format_moment(row.resting_until)) if row.resting_until else text
+
+
+def _describe_end(row: ReceiverStatus) -> str:
+    if row.ends_at is None:
+        return "–"
+    words = gettext("done at %(at)s") if row.counted_all else gettext("not before %(at)s")
+    return insert_values(words, at=format_moment(row.ends_at))
+
+
+def _describe_usage(period: str, used: int, limit: int) -> str:
+    words = gettext("%(used)s of %(limit)s today") if period == "day" else gettext("%(used)s of %(limit)s this month")
+    return words % {"used": f"{used:,}", "limit": f"{limit:,}"}
+
+
+def format_moment(at: datetime) -> str:
+    """Format an instant of today as `11:40`, another with its date, in the server's time zone."""
+    local = localtime(at)
+    return format_instant(at, "H:i" if local.date() == localdate() else "Y-m-d H:i")
+
+
+def channels_by_key() -> dict[str, str]:
+    return dict(ChannelConfig.objects.filter(retired_at=None).values_list("key", "kind"))
+
+
+def list_known_communities() -> QuerySet[Community]:
+    """Return communities with a name or a target, to choose from.
+
+    All others are stored when they are first counted: as many as there are conversations.
+    """
+    known = Community.objects.alias(size=Length("targets")).exclude(name="", size=0)
+    return known.filter(retired_at=None)
+
+
+def list_targets(stored: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """Return the possible targets of a community: by kind, by channel, and the stored ones."""
+    kinds = channels_by_key()
+    named = [kind for kind, each in channel_kinds().items() if not each.address_key and each.secret_fields]
+    named += [key for key, kind in kinds.items() if kind in named and key not in named]
+    named += [name for name in stored if name not in named]
+    return [
+        (name, sorted(getattr(kind, "target_fields", kind.secret_fields), reverse=True))
+        for name in named
+        if (kind := channel_kind_for_target(name, kinds))
+    ]
+
+
+class CommunityForm(CheckedForm):
+    written_columns = ("targets",)
+
+    class Meta:
+        model = Community
+        fields: ClassVar[Any] = ("chat_id", "name")
+
+    def check(self, values: Mapping[str, Any], /) -> None:
+        check_community(values, channels_by_key())
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.targets: Mapping[str, Any] = self.instance.targets or {}  #: the value after the form is clean
+        self.stored = get_readable_secrets(self.targets)
+        for place, names in list_targets(self.stored):
+            for name in names:
+                self.fields[f"target_{place}_{name}"] = SecretField(name, bool(self.stored.get(place, {}).get(name)))
+
+    def values(self) -> dict[str, Any]:
+        cleaned = super().values()
+        targets = dict(self.stored)
+        for place, names in list_targets(self.stored):
+            given = {name: cleaned.get(f"target_{place}_{name}", "").strip() for name in names}
+            before = self.stored.get(place, {})
+            others = {name: value for name, value in before.items() if name not in names}
+            targets[place] = {**others, **merge_secrets(before, given)}
+        cleaned["targets"] = {name: target for name, target in targets.items() if target}
+        if cleaned["targets"] or not isinstance(self.instance.targets, Sealed):
+            self.targets = cleaned["targets"]
+        return cleaned
+
+    def find_error_field(self, path: str) -> str | None:
+        root, _dot, rest = path.partition(".")
+        if root == "targets":
+            place, _dot, name = rest.rpartition(".")
+            for field in (f"target_{place}_{name}", f"target_{rest}_url"):
+                if field in self.fields:
+                    return field
+        return super().find_error_field(path)
+
+
+@admin.register(Community)
+class CommunityAdmin(Retirable):
+    form = CommunityForm
+    list_display = ("chat_id", "name", "shown_targets")
+    list_filter = (RetiredFilter,)
+    list_filter_submit = False
+    search_fields = ("chat_id", "name")
+    fixed_fields = ("chat_id",)
+
+    def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
+        stored = get_readable_secrets(obj.targets) if obj else {}
+        sealed = obj is not None and isinstance(obj.targets, Sealed)
+        return [
+            (None, {"fields": ("chat_id", "name"), "description": SEALED if sealed else None}),
+            *(
+                (
+                    KIND_LABELS.get(place) or gettext("channel %s") % place,
+                    {
+                        "fields": [tuple(f"target_{place}_{name}" for name in names)],
+                        "classes": [] if place in stored else ["collapse"],
+                    },
+                )
+                for place, names in list_targets(stored)
+            ),
+        ]
+
+    def in_use(self, row: Community) -> bool:
+        """Always in use: events and touches refer to a community by its chat id."""
+        return True
+
+    @ops_display(description=_("targets"))
+    def shown_targets(self, row: Community) -> str:
+        if isinstance(row.targets, Sealed):
+            return gettext("Secrets cannot be decrypted here")
+        return ", ".join(f"{KIND_LABELS.get(name, name)} {MASK}" for name in row.targets) or "–"

@@ -181,7 +181,11 @@ def read_rows(shown: Any) -> dict[str, Any] | None:
     groups: dict[str, list[Any]] = {}
     numbers: dict[int, int] = {}  #: by identity of a stored row: its number in the form
     for number, row in enumerate(rows, 1):
-        stored = _store_row(row)
+        stored: dict[str, Any] = {"field": row["field"], "op": row["op"]}
+        if row["op"] in WITH_LIST:
+            stored["value"] = [parse_value(each) for each in _ENTRY.findall(row["value"])]
+        elif row["value"]:
+            stored["value"] = parse_value(row["value"])
         numbers[id(stored)] = number
         letter = row["group"] if row["group"] in GROUPS else ""
         if letter and letter not in groups:
@@ -194,15 +198,6 @@ def read_rows(shown: Any) -> dict[str, Any] | None:
     if found.errors:
         raise ValidationError([_describe_error(each.field, each.message, condition, numbers) for each in found.errors])
     return condition
-
-
-def _store_row(row: Mapping[str, str]) -> dict[str, Any]:
-    stored: dict[str, Any] = {"field": row["field"], "op": row["op"]}
-    if row["op"] in WITH_LIST:
-        stored["value"] = [parse_value(each) for each in _ENTRY.findall(row["value"])]
-    elif row["value"]:
-        stored["value"] = parse_value(row["value"])
-    return stored
 
 
 def _describe_error(path: str, message: str, condition: Any, numbers: Mapping[int, int]) -> str:

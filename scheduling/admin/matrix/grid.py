@@ -1,34 +1,189 @@
-"""Show the service-node matrix (stage × trigger, one card per node) with the touches of the last week, and stages."""
+"""Show the service-node matrix (stage × trigger, one card per node), change a node from its card, and edit stages."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from django import forms
 from django.conf import settings
-from django.contrib import admin
+from django.contrib import admin, messages
+from django.db import transaction
 from django.db.models import Count, Q, QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.functional import Promise
 from django.utils.http import urlencode
+from django.utils.text import slugify
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, gettext_noop
 
-from scheduling.admin.base import ops_display
-from scheduling.admin.count_time_limits import PageTimeLimit
+from scheduling import sql
+from scheduling.admin.base import CheckedForm, Retirable, RetiredFilter, ops_display
 from scheduling.admin.dashboard.charts import Span, split_period
 from scheduling.admin.dashboard.series import EndedTouches, count_ended_by_span
-from scheduling.admin.matrix.card_actions import CardForm
-from scheduling.admin.optimistic_lock import VERSION_FIELD
-from scheduling.admin.replica_pages import read_for_page
-from scheduling.admin.retirement import Retirable, RetiredFilter
+from scheduling.admin.matrix.preview import list_impact_lines
+from scheduling.admin.page_reads import PageTimeLimit, read_for_page
+from scheduling.admin.row_edits import VERSION_FIELD
+from scheduling.admin.undo import create_undo_link
+from scheduling.error_text import ErrorText
+from scheduling.errors import Conflict
 from scheduling.models import EventType, Node, Pause, Stage
+from scheduling.models.versioned import lock_for_write
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.monitoring.statistics import OutcomeCounts
+from scheduling.operations import commands
+from scheduling.operations.failed_tasks import Actor
+from scheduling.operations.undo import Reversal
+
+LONGEST = 58  #: characters; a number of up to five digits follows
+_LOCK = "SELECT pg_advisory_xact_lock(hashtext('scheduling_node.key'))"
+
+
+def derive_node_key(name: str, stage: str, trigger: str) -> str:
+    """Return a free key from the name, or from stage and trigger if the name has other letters than a to z.
+
+    The transaction of the caller keeps a lock until its end: concurrent forms derive different keys.
+    """
+    sql.execute(_LOCK, {})
+    base = _shorten(slugify(name)) if name.isascii() else ""
+    base = base or _shorten(re.sub(r"[^a-z0-9]+", "-", f"{stage}-{trigger}".lower())) or "node"
+    taken = set(Node.objects.filter(key__startswith=base).values_list("key", flat=True))
+    keys = (base if number == 1 else f"{base}-{number}" for number in range(1, len(taken) + 2))
+    return next(key for key in keys if key not in taken)
+
+
+def _shorten(text: str) -> str:
+    return text[:LONGEST].strip("-_")
+
+
+LONGEST_NAME = 90  #: characters of a copied name; the word for a copy follows
+
+
+class CardForm(CheckedForm):
+    """The place and the switch of a node. The whole row is checked, the version covers these two columns."""
+
+    class Meta:
+        model = Node
+        fields: ClassVar[Any] = ("stage", "enabled")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        stages = Stage.objects.filter(retired_at=None) | Stage.objects.filter(pk=self.instance.stage_id)
+        self.fields["stage"].queryset = stages  # type: ignore[attr-defined]
+
+    def clean(self) -> dict[str, Any]:
+        if "enabled" not in self.data:  # a form without the box would switch the node off
+            self.add_error("enabled", self.fields["stage"].error_messages["required"])
+        return super().clean()
+
+    def hide_fields(self) -> None:
+        """Leave only the reason visible, for the confirmation."""
+        for name in ("stage", "enabled"):
+            self.fields[name].widget = forms.HiddenInput()
+
+
+def build_card_link(nodes_admin: Any, node: Node) -> str:
+    """Return the address of the node's card in the matrix."""
+    return f"{nodes_admin.url('matrix')}#node-{node.pk}"
+
+
+def place_card(nodes_admin: Any, request: HttpRequest, row: Node) -> HttpResponse:
+    """Store stage and switch of a card. Show the impact first if touches wait and the node moves or is switched off."""
+    back = build_card_link(nodes_admin, row)
+    with transaction.atomic():
+        form = CardForm(request.POST, instance=row)
+        if not form.is_valid():
+            for lines in form.errors.values():
+                for line in lines:
+                    messages.error(request, f"{row}: {line}")
+            return redirect(back)
+        if "confirmed" not in request.POST and (facts := _list_facts_to_confirm(form, row)):
+            form.hide_fields()
+            if "enabled" in form.changed_data:
+                title, button = _("Switch off “%(node)s”?") % {"node": row}, _("Switch off")
+            else:
+                words = _("Move “%(node)s” to the stage “%(stage)s”?")
+                title, button = words % {"node": row, "stage": row.stage}, _("Move")
+            return nodes_admin.page(  # type: ignore[no-any-return]
+                request, "ops/confirm.html", title, facts=facts, form=form, hidden=[("confirmed", "1")],
+                button=button, back=back, danger="enabled" in form.changed_data,
+            )  # fmt: skip
+        if form.has_changed():
+            at = sql.now()
+            saved = form.save(commit=False)
+            nodes_admin.save_model(request, saved, form, change=True)
+            nodes_admin.log_change(request, saved, nodes_admin.construct_change_message(request, form, [], False))
+            link = ""
+            if "enabled" in form.changed_data and not row.enabled:
+                link = create_undo_link(
+                    request, "node.off", [row.pk], label=str(row), version=row.version, since=at.isoformat()
+                )
+            messages.success(request, _describe_card_change(form, row), extra_tags=link)
+    return redirect(back)
+
+
+def switch_on_again(node_id: str, actor: Actor, *, version: int, since: str) -> None:
+    """Switch a node on through the checks of the form.
+
+    Raises:
+        Conflict: the node changed since it was switched off, or the checks refuse it.
+    """
+    row = lock_for_write(Node.objects.all()).filter(pk=node_id, version=version, enabled=False, retired_at=None).first()
+    if row is None:
+        raise Conflict(ErrorText(gettext_noop("the node changed since it was switched off")))
+    form = CardForm({"stage": row.stage_id, "enabled": "on", "change_reason": _("Undone")}, instance=row)
+    if not form.is_valid():
+        raise Conflict("; ".join(str(line) for lines in form.errors.values() for line in lines))
+    form.save()
+
+
+REVERSAL = Reversal(
+    Node._meta.label_lower, "scheduling.change_node", switch_on_again, follow_up=commands.plan_suppressed_again
+)
+
+
+def _list_facts_to_confirm(form: CardForm, row: Node) -> list[str]:
+    """Return the impact if touches wait or other nodes follow; [] if nothing needs a confirmation."""
+    if "stage" not in form.changed_data and row.enabled:
+        return []
+    lines = list_impact_lines(form, row)
+    return [text for _tone, text in lines] if len(lines) > 1 else []
+
+
+def _describe_card_change(form: CardForm, row: Node) -> str:
+    if "stage" in form.changed_data:
+        return _("“%(node)s” was moved to the stage “%(stage)s”.") % {"node": row, "stage": row.stage}
+    words = _("“%(node)s” was switched on.") if row.enabled else _("“%(node)s” was switched off.")
+    return words % {"node": row}
+
+
+def copy_node(nodes_admin: Any, request: HttpRequest, row: Node) -> HttpResponse:
+    """Store a copy of a node, with a new key and switched off."""
+    with transaction.atomic():
+        made = build_copy(row)
+        nodes_admin.save_model(request, made, None, change=False)
+        nodes_admin.log_addition(request, made, [{"added": {}}])
+    messages.success(request, _("“%(node)s” was stored with the key %(key)s. It is switched off.") % {
+        "node": made, "key": made.key,
+    })  # fmt: skip
+    return redirect(build_card_link(nodes_admin, made))
+
+
+def build_copy(row: Node) -> Node:
+    """Return an unsaved copy of a node. The transaction keeps the lock of its key."""
+    made = Node.objects.get(pk=row.pk)
+    made.pk = None
+    made._state.adding = True
+    made.key = derive_node_key(row.key, row.stage.key, row.trigger)
+    made.name = _("%(name)s (copy)") % {"name": str(row)[:LONGEST_NAME]}
+    made.enabled, made.version, made.retired_at = False, 1, None
+    return made
+
 
 DAYS = 7  #: today included
 
@@ -184,6 +339,7 @@ def _build_matrix_rows(
         by_cell[card.node.stage_id, card.node.trigger].append(card)
     in_use = Stage.objects.filter(pk__in={card.node.stage_id for card in cards})
     stages = Stage.objects.filter(retired_at=None) | in_use
+    add_page = reverse("admin:scheduling_node_add")
     return [
         MatrixRow(
             stage,
@@ -192,17 +348,13 @@ def _build_matrix_rows(
                     each,
                     names.get(each) or each,
                     by_cell[stage.pk, each],
-                    _build_add_link(stage, each) if may_add else "",
+                    f"{add_page}?{urlencode({'stage': str(stage.pk), 'trigger': each})}" if may_add else "",
                 )
                 for each in triggers
             ],
         )
         for stage in stages.distinct()
     ]
-
-
-def _build_add_link(stage: Stage, trigger: str) -> str:
-    return f"{reverse('admin:scheduling_node_add')}?{urlencode({'stage': str(stage.pk), 'trigger': trigger})}"
 
 
 @admin.register(Stage)

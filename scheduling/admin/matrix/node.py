@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from django import forms
 from django.conf import settings
 from django.contrib import admin
-from django.contrib.admin.utils import unquote
+from django.contrib.admin.utils import flatten, unquote
 from django.db import connection
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
@@ -21,9 +21,18 @@ from unfold.contrib.filters.admin import RelatedDropdownFilter
 from unfold.widgets import UnfoldBooleanSwitchWidget
 
 from scheduling import sql
-from scheduling.admin.base import CheckedForm, Confirmation, HistoryAdmin, ops_action, ops_display, row_action
-from scheduling.admin.experiments import conversion
-from scheduling.admin.experiments.rollout import (
+from scheduling.admin import experiments
+from scheduling.admin.base import (
+    CheckedForm,
+    Confirmation,
+    HistoryAdmin,
+    Retirable,
+    RetiredFilter,
+    ops_action,
+    ops_display,
+    row_action,
+)
+from scheduling.admin.experiments import (
     MOVED_BY_ROLLOUT,
     ROLLOUT_FIELDS,
     build_node_context,
@@ -41,9 +50,10 @@ from scheduling.admin.form_fields import (
     list_event_types,
 )
 from scheduling.admin.labels import translate_error
-from scheduling.admin.matrix import card_actions, grid
+from scheduling.admin.matrix import grid
 from scheduling.admin.matrix.conditions import ConditionField, VariantsField
-from scheduling.admin.matrix.node_impact import (
+from scheduling.admin.matrix.grid import derive_node_key
+from scheduling.admin.matrix.preview import (
     ImpactMixin,
     Lines,
     describe_retirement,
@@ -51,18 +61,103 @@ from scheduling.admin.matrix.node_impact import (
     list_followers,
     list_impact_lines,
     move_after_commit,
+    preview_node,
 )
-from scheduling.admin.matrix.node_keys import derive_node_key
-from scheduling.admin.matrix.node_sections import build_sections, unfold_edits
-from scheduling.admin.matrix.preview import preview_node
 from scheduling.admin.matrix.rules import add_calendar_errors
-from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.touches.pause import redirect_to_pause_page
-from scheduling.admin.touches.receipts import build_receipt_figures
+from scheduling.admin.touches.timeline import build_receipt_figures
 from scheduling.configuration.condition_fields import FieldCatalogue, conditions_in
 from scheduling.error_text import ErrorText
 from scheduling.models import WAITING, Node, Pause, Template, Touch
 from scheduling.policy.matrix import TOUCH_TYPES, find_follow_problem
+
+SECTIONS: tuple[Any, ...] = (
+    (
+        _("Essentials"),
+        {
+            "fields": (
+                "name",
+                ("stage", "trigger"),
+                "delay",
+                "move_waiting",
+                ("template", "channel"),
+                "enabled",
+                "change_reason",
+            )
+        },
+    ),
+    (
+        _("When"),
+        {
+            "fields": (
+                "from_nodes",
+                "dynamic",
+                "delay_rules",
+                ("at", "at_day"),
+                ("not_before", "send_window"),
+                "expires_after",
+                "cancel_on",
+            )
+        },
+    ),
+    (_("What"), {"fields": ("priority", "variants", "tags")}),
+    (
+        _("For whom"),
+        {
+            "fields": (
+                "when",
+                "rollout_percent",
+                "rollout_communities",
+                ("holdout_percent", "guard_holdout"),
+            )
+        },
+    ),
+    (_("Canary"), {"fields": ("canary_template", "canary_percent", "canary_communities")}),
+    (
+        _("Guards"),
+        {
+            "fields": (
+                ("guard_cap", "over_cap"),
+                ("guard_dedupe", "guard_conversation"),
+                "guard_quiet_hours",
+                "on_repeat",
+            )
+        },
+    ),
+    (_("Goal"), {"fields": (("goal_event", "goal_within"),)}),
+    (_("Life"), {"fields": ("key", "waiting", "version")}),
+)
+
+
+def build_sections(row: Node | None) -> list[Any]:
+    """Return the fieldsets of a node; without `move_waiting` for a new one."""
+    (name, options), *rest = SECTIONS
+    fields = tuple(each for each in options["fields"] if row is not None or each != "move_waiting")
+    return [
+        (name, {"fields": fields}),
+        *(
+            (name, each if _has_own_values(row, each["fields"]) else {**each, "classes": ("collapse",)})
+            for name, each in rest
+        ),
+    ]
+
+
+def unfold_edits(form: Any) -> None:
+    """Unfold sections with errors or edits. Django overlooks the errors of fields that share a line."""
+    seen = {*form.form.errors, *(form.form.changed_data if form.form.is_bound else ())}
+    form.fieldsets = [
+        (name, {**options, "classes": ()} if set(flatten(options["fields"])) & seen else options)
+        for name, options in form.fieldsets
+    ]
+
+
+def _has_own_values(row: Node | None, names: Any) -> bool:
+    """Return whether any of these columns of a stored node differs from the default."""
+    columns = {field.name: field for field in Node._meta.concrete_fields if not field.is_relation}
+    own = [columns[name] for name in flatten(names) if name in columns and name not in ("key", "version")]
+    canary = row is not None and row.canary_template_id is not None and "canary_template" in names
+    return canary or (row is not None and any(getattr(row, each.name) != each.get_default() for each in own))
+
 
 _LOCK_JOURNEYS = "SELECT pg_advisory_xact_lock(hashtext('scheduling_node.from_nodes'))"
 
@@ -244,7 +339,7 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
         return list_impact_lines(form, row) if row.pk else []
 
     def get_urls(self) -> list[URLPattern]:
-        effects = self.admin_site.admin_view(lambda request: conversion.effect_page(self, request))
+        effects = self.admin_site.admin_view(lambda request: experiments.effect_page(self, request))
         return [
             path("conversion/", effects, name="scheduling_node_conversion"),
             *super().get_urls(),
@@ -275,10 +370,10 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
         return super().render_change_form(request, context, *args, **kwargs)
 
     def response_post_save_add(self, request: HttpRequest, obj: Node) -> HttpResponse:
-        return redirect(card_actions.build_card_link(self, obj))
+        return redirect(grid.build_card_link(self, obj))
 
     def response_post_save_change(self, request: HttpRequest, obj: Node) -> HttpResponse:
-        return redirect(card_actions.build_card_link(self, obj))
+        return redirect(grid.build_card_link(self, obj))
 
     def save_model(self, request: HttpRequest, obj: Node, form: Any, change: bool) -> None:
         super().save_model(request, obj, form, change)
@@ -323,7 +418,9 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
         label={"on": "success", "off": "default", "paused": "warning", "retired": "default"},
     )
     def shown_state(self, row: Node) -> tuple[str, Any]:
-        return grid.describe_node_state(row, _is_node_paused(row))
+        scopes = ("all", f"channel:{row.channel.key}", f"node:{row.key}")
+        is_paused = Pause.objects.filter(scope__in=scopes).exists()
+        return grid.describe_node_state(row, is_paused)
 
     @ops_display(description=_("waiting touches"))
     def waiting(self, row: Node) -> str:
@@ -356,20 +453,15 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
 
     @row_action(permission="change", methods=["POST"])
     def place(self, request: HttpRequest, row: Node) -> HttpResponse:
-        return card_actions.place_card(self, request, row)
+        return grid.place_card(self, request, row)
 
     @row_action(permission="scheduling.add_node", methods=["POST"])
     def copy(self, request: HttpRequest, row: Node) -> HttpResponse:
-        return card_actions.copy_node(self, request, row)
+        return grid.copy_node(self, request, row)
 
     @row_action(permission="scheduling.view_event", methods=["GET", "HEAD"])
     def preview(self, request: HttpRequest, row: Node) -> HttpResponse:
         return preview_node(request, row)
-
-
-def _is_node_paused(row: Node) -> bool:
-    scopes = ("all", f"channel:{row.channel.key}", f"node:{row.key}")
-    return Pause.objects.filter(scope__in=scopes).exists()
 
 
 def _build_touches_link(row: Node) -> str:

@@ -18,13 +18,14 @@ from scheduling.admin.base import (
     CheckedForm,
     HistoryAdmin,
     OpsAdmin,
+    Retirable,
+    RetiredFilter,
     SingleRowAdmin,
     ops_display,
 )
-from scheduling.admin.count_time_limits import count_within
 from scheduling.admin.form_fields import LevelsField, LimitsField, NamesField, SuggestingInput, WindowsField
-from scheduling.admin.matrix.node_impact import MOST, ImpactMixin, Lines, describe_uncounted, format_most
-from scheduling.admin.retirement import Retirable, RetiredFilter
+from scheduling.admin.matrix.preview import MOST, ImpactMixin, Lines, describe_uncounted, format_most
+from scheduling.admin.page_reads import count_within
 from scheduling.configuration import snapshot
 from scheduling.configuration.validation import check_rule_channel
 from scheduling.models import Calendar, ChannelConfig, DelayRule, EventType, HarassmentRule, Holdout, Node

@@ -19,12 +19,11 @@ from unfold.admin import StackedInline
 from unfold.contrib.filters.admin import ChoicesDropdownFilter
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
-from scheduling.admin.base import CheckedForm, HistoryAdmin, ops_display, row_action
+from scheduling.admin.base import CheckedForm, HistoryAdmin, Retirable, RetiredFilter, ops_display, row_action
 from scheduling.admin.form_fields import DataField, SuggestingInput
 from scheduling.admin.labels import translate_error, translate_reason
-from scheduling.admin.matrix.community import list_known_communities
-from scheduling.admin.optimistic_lock import VERSION_FIELD, OptimisticLockForm
-from scheduling.admin.retirement import Retirable, RetiredFilter
+from scheduling.admin.matrix.channel import list_known_communities
+from scheduling.admin.row_edits import VERSION_FIELD, OptimisticLockForm
 from scheduling.channels.base import Delivered, Message, Outcome, Unknown, find_escape
 from scheduling.channels.http_client import send_once
 from scheduling.configuration import snapshot
@@ -251,7 +250,9 @@ class TemplateAdmin(HistoryAdmin, Retirable):
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
         if "text" in request.POST:
-            row = get_object_or_404(TemplateText, pk=_parse_row_id(request.POST["text"]))
+            row_id = request.POST["text"]
+            is_id = row_id.isdecimal() and len(row_id) < 19
+            row = get_object_or_404(TemplateText, pk=int(row_id) if is_id else 0)  # no row has 0
             return render_preview(request, TextSpec(row.locale, row.subject, row.body))
         if not self.has_change_permission(request):
             raise PermissionDenied
@@ -267,8 +268,3 @@ def _filter_nodes_with(row: Template) -> QuerySet[Node]:
     """Return the nodes whose touches may get this template."""
     of_variant = Q(variants__contains=[{"template": row.key}])
     return Node.objects.filter(Q(template=row) | Q(canary_template=row) | of_variant)
-
-
-def _parse_row_id(text: str) -> int:
-    """Parse a row id; 0, which no row has, for any other text."""
-    return int(text) if text.isdecimal() and len(text) < 19 else 0

@@ -1,15 +1,16 @@
-"""Pages of customers: eligibility for new touches, upcoming and past touches, events and complaints."""
+"""Pages of customers and of their complaints."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from django import forms
+from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.crypto import salted_hmac
 from django.utils.html import format_html, format_html_join
@@ -17,16 +18,25 @@ from django.utils.http import urlencode
 from django.utils.timezone import now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from unfold.contrib.filters.admin import DropdownFilter
+from unfold.contrib.filters.admin import DropdownFilter, RelatedDropdownFilter
 from unfold.widgets import UnfoldAdminTextInputWidget, UnfoldBooleanSwitchWidget
 
 from scheduling import sql
-from scheduling.admin.base import BigTable, CheckedForm, Confirmation, OpsAdmin, ops_display, row_action
+from scheduling.admin.base import (
+    BigTable,
+    CheckedForm,
+    Confirmation,
+    OpsAdmin,
+    ReadOnlyAdmin,
+    ops_action,
+    ops_display,
+    row_action,
+)
 from scheduling.admin.form_fields import NamesField, SettingsField
 from scheduling.admin.labels import translate_error, translate_reason
+from scheduling.admin.page_reads import count_within, read_for_page
 from scheduling.admin.shown_values import format_instant
-from scheduling.admin.touches.receipts import list_disabled_addresses
-from scheduling.admin.touches.timeline import describe_counted_kinds, format_verdict_figure
+from scheduling.admin.touches.timeline import describe_counted_kinds, format_verdict_figure, list_disabled_addresses
 from scheduling.customers.changes import change_customer, match_term
 from scheduling.models import (
     WAITING,
@@ -40,11 +50,77 @@ from scheduling.models import (
     Verdict,
 )
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.operations import preview
+from scheduling.operations import preview, queries
 from scheduling.operations.preview import Eligibility, NodeVerdict
 from scheduling.policy.profile import InvalidValue, check_attribute_name, merge_attributes, normalize_tags, store_value
 from scheduling.policy.send_times import is_time_zone
 from scheduling.redaction import redact
+
+PERIODS = (7, 30, 90)  #: days
+USUAL = 30
+
+
+@admin.register(Complaint)
+class ComplaintAdmin(BigTable, ReadOnlyAdmin):
+    list_display = ("complained_at", "who", "about", "node")
+    list_select_related = ("customer", "touch__node")
+    ordering = ("-pk",)
+    list_filter = (("touch__node", RelatedDropdownFilter),)
+    fields = readonly_fields = ("complained_at", "who", "about", "node")
+    actions_list = ("rates",)
+
+    @ops_display(description=_("customer"))
+    def who(self, row: Complaint) -> str:
+        link = reverse("admin:scheduling_customer_change", args=[row.customer_id])
+        return format_html('<a class="at-link" href="{}">{}</a>', link, row.customer)
+
+    @ops_display(description=_("touch"))
+    def about(self, row: Complaint) -> str:
+        if row.touch is None:
+            return "–"
+        link = reverse("admin:scheduling_touch_change", args=[row.touch.pk])
+        return format_html('<a class="at-link" href="{}">…{}</a>', link, str(row.touch.pk)[-8:])
+
+    @ops_display(description=_("node"))
+    def node(self, row: Complaint) -> str:
+        return row.touch.node.key if row.touch else "–"
+
+    @ops_action(description=_("Complaint rates"), icon="percent", permissions=["view"])
+    def rates(self, request: HttpRequest) -> HttpResponse:
+        """Show complaint rates. A separate page, because it reads all delivered touches of the period."""
+        days = next((each for each in PERIODS if str(each) == request.GET.get("days")), USUAL)
+        since = now() - timedelta(days=days)
+        found = read_for_page(
+            request,
+            lambda: count_within(lambda: queries.complaint_rates(since), settings.TIMEOUTS.complaint_rates),
+        )
+        return self.page(
+            request,
+            "ops/complaint_rates.html",
+            gettext("Complaint rates"),
+            tables=_build_rate_tables(found) if found else None,
+            most=queries.MOST_RATES,
+            periods=[(each, describe_duration(timedelta(days=each)), each == days) for each in PERIODS],
+            back=self.url("changelist"),
+        )
+
+
+def _build_rate_tables(found: queries.ComplaintRates) -> list[dict[str, Any]]:
+    groups = [
+        (gettext("By node"), gettext("node"), found.by_node),
+        (gettext("By template version"), gettext("template"), found.by_template),
+        (gettext("By community"), gettext("community"), found.by_community),
+    ]
+    return [
+        {"title": title, "noun": noun, "rows": [_describe_complaint_rate(each) for each in rates]}
+        for title, noun, rates in groups
+    ]
+
+
+def _describe_complaint_rate(each: queries.ComplaintRate) -> dict[str, Any]:
+    name = each.key if each.version is None else f"{each.key} (v{each.version})"
+    return {"name": name, "delivered": each.delivered, "complaints": each.complaints, "percent": 100 * each.rate}
+
 
 SHOWN = 30  #: rows of each kind
 SEARCHED_TAGS = 1_000  #: latest profiles whose tags the filter offers
@@ -59,10 +135,20 @@ def build_customer_context(request: HttpRequest, customer: Customer) -> dict[str
         "shown": SHOWN,
     }
     if context["may_see_touches"]:
-        context |= _build_touches_context(customer)
+        touches = Touch.objects.select_related("node", "event")
+        touches_link = f"{reverse('admin:scheduling_touch_changelist')}?{urlencode({'q': customer.user_id})}"
+        upcoming = touches.filter(customer=customer, state__in=WAITING).order_by("due_at")
+        past = touches.filter(event__customer=customer).exclude(state__in=WAITING).order_by("-task_id")
+        context |= {
+            "upcoming": _describe_touches(upcoming),
+            "past": _describe_touches(past),
+            "touches_link": touches_link,
+        }
         context["eligibility"] = _describe_eligibility(preview.check_eligibility(customer.spec(), now()), customer)
     if context["may_see_events"]:
-        context |= _build_events_context(customer)
+        events = Event.objects.filter(customer=customer)
+        events_link = f"{reverse('admin:scheduling_event_changelist')}?{urlencode({'q': customer.user_id})}"
+        context |= {"events": list(events.order_by("-pk")[:SHOWN]), "events_link": events_link}
     changes = CustomerChange.objects.filter(customer=customer).order_by("-pk")[:SHOWN]
     context["changes"] = [
         {"at": row.at, "actor": row.actor, "created": row.created, "fields": _describe_change(row)} for row in changes
@@ -135,14 +221,6 @@ def _describe_node_verdict(each: NodeVerdict) -> dict[str, Any]:
 # --- touches and events -----------------------------------------------------------------------------------------------
 
 
-def _build_touches_context(customer: Customer) -> dict[str, Any]:
-    touches = Touch.objects.select_related("node", "event")
-    link = f"{reverse('admin:scheduling_touch_changelist')}?{urlencode({'q': customer.user_id})}"
-    upcoming = touches.filter(customer=customer, state__in=WAITING).order_by("due_at")
-    past = touches.filter(event__customer=customer).exclude(state__in=WAITING).order_by("-task_id")
-    return {"upcoming": _describe_touches(upcoming), "past": _describe_touches(past), "touches_link": link}
-
-
 def _describe_touches(rows: QuerySet[Touch]) -> list[dict[str, Any]]:
     from scheduling.admin.touches.touch import STATE_TONES
 
@@ -167,12 +245,6 @@ def _format_verdict_figures(verdict: Any) -> str:
     """Format the observed value and the limit of a verdict."""
     shown = (verdict.observed, verdict.limit)
     return format_html_join(" / ", "{}", ((format_verdict_figure(each),) for each in shown if each))
-
-
-def _build_events_context(customer: Customer) -> dict[str, Any]:
-    events = Event.objects.filter(customer=customer)
-    link = f"{reverse('admin:scheduling_event_changelist')}?{urlencode({'q': customer.user_id})}"
-    return {"events": list(events.order_by("-pk")[:SHOWN]), "events_link": link}
 
 
 class CustomerTagFilter(DropdownFilter):  # type: ignore[misc]

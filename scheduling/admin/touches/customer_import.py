@@ -17,7 +17,7 @@ from unfold.widgets import UnfoldAdminSelectWidget, UnfoldBooleanSwitchWidget
 
 from scheduling.admin.base import Confirmation, ReadOnlyAdmin, ops_display, row_action
 from scheduling.admin.labels import translate_error
-from scheduling.admin.list_export import stream_table
+from scheduling.admin.lists import stream_table
 from scheduling.customers import imports
 from scheduling.customers.imports import ENCODINGS, State, map_header
 from scheduling.error_text import ErrorText

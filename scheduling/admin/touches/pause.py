@@ -20,7 +20,7 @@ from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from scheduling import sql
 from scheduling.admin.base import OpsAdmin, ops_action, ops_display
-from scheduling.admin.count_time_limits import count_within
+from scheduling.admin.page_reads import count_within
 from scheduling.admin.undo import create_undo_link
 from scheduling.errors import AftertouchError
 from scheduling.models import ChannelConfig, Node, Pause, Touch
@@ -85,14 +85,6 @@ class PauseForm(forms.Form):
             (_("A channel"), [(f"channel:{key}", key) for key in channels]),
             (_("A node"), [(f"node:{key}", key) for key in nodes]),
         ]
-
-
-def _resume(request: HttpRequest, scope: str) -> None:
-    try:
-        commands.resume_scope(scope, actor=request.user.get_username())
-        messages.success(request, _("Resumed: %(what)s.") % {"what": describe_scope(scope)})
-    except AftertouchError:
-        messages.info(request, _("The pause had already ended."))
 
 
 @admin.register(Pause)
@@ -164,7 +156,11 @@ class PauseAdmin(OpsAdmin):
         scope = request.GET.get("scope", "")
 
         def act() -> None:
-            _resume(request, scope)
+            try:
+                commands.resume_scope(scope, actor=request.user.get_username())
+                messages.success(request, _("Resumed: %(what)s.") % {"what": describe_scope(scope)})
+            except AftertouchError:
+                messages.info(request, _("The pause had already ended."))
 
         title = _("Resume %(what)s?") % {"what": describe_scope(scope)}
         text = _("Touches kept during the pause are sent over the next minutes, unless a guard suppresses them.")

@@ -1,4 +1,4 @@
-"""Build the timeline of a touch: event → plan → dispatch → verdicts → attempts → end → receipts, complaints."""
+"""Show the timeline of a touch and the receipts for it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
+from django.conf import settings
+from django.contrib.postgres.aggregates import ArrayAgg
+from django.db.models import OuterRef, Subquery
 from django.urls import reverse
 from django.utils.translation import gettext as _
 
+from scheduling.admin.dashboard.charts import Figure
 from scheduling.admin.labels import translate_reason
+from scheduling.admin.page_reads import PageTimeLimit
 from scheduling.admin.shown_values import format_instant
 from scheduling.durations import parse_duration
 from scheduling.ids import reveal_odd_characters
@@ -21,17 +26,73 @@ from scheduling.models import (
     AttemptOutcome,
     Category,
     Complaint,
+    Customer,
     DeliveryReceipt,
+    DisabledTarget,
     FailedTask,
     GuardDecision,
+    Node,
     ReceiptKind,
     Touch,
     Verdict,
 )
+from scheduling.models.node import digest_address
 from scheduling.models.touch_log import MOST_VERDICTS
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.policy.guards import ALL_NODES
+from scheduling.receipts import count_delivered_touches, count_receipts
 from scheduling.redaction import redact_text
+
+SPAN = timedelta(days=7)
+
+
+def build_receipt_figures(node: Node) -> list[Figure]:
+    """Return the receipts of the last seven days by kind with their share of the delivered touches. [] for none."""
+    within = PageTimeLimit(settings.TIMEOUTS.dashboard)
+    counts = within(lambda: count_receipts(node.pk, SPAN))
+    if counts == {}:
+        return []
+    delivered = within(lambda: count_delivered_touches(node.pk, SPAN))
+    return [
+        Figure(
+            ReceiptKind(kind).label,
+            None if counts is None else counts.get(kind, 0),
+            tone="bad" if kind in (ReceiptKind.BOUNCED, ReceiptKind.COMPLAINED) and counts and kind in counts else "",
+            hint=_format_receipt_share(counts.get(kind, 0) if counts else None, delivered),
+        )
+        for kind in ReceiptKind.values
+    ]
+
+
+def _format_receipt_share(count: int | None, delivered: int | None) -> str:
+    if count is None or not delivered:
+        return ""
+    return _("%(share)s %% of %(delivered)s delivered") % {
+        "share": f"{100 * count / delivered:.1f}",
+        "delivered": delivered,
+    }
+
+
+def receipt_kinds_subquery() -> Subquery:
+    """Return the kinds of a touch's receipts."""
+    mine = DeliveryReceipt.objects.filter(delivery_key=OuterRef("root_id")).order_by().values("delivery_key")
+    return Subquery(mine.annotate(kinds=ArrayAgg("kind")).values("kinds"))
+
+
+def format_receipt_kinds(row: Any) -> str:
+    return ", ".join(str(ReceiptKind(kind).label) for kind in sorted(row.receipt_kinds or ()))
+
+
+def list_disabled_addresses(customer: Customer) -> list[DisabledTarget]:
+    """Return the disabled targets among a customer's addresses, each with its `address_name` and a redacted reason."""
+    if not isinstance(customer.addresses, dict) or not customer.addresses:
+        return []
+    names = {digest_address(address): name for name, address in customer.addresses.items()}
+    found = list(DisabledTarget.objects.filter(target_digest__in=names).select_related("channel"))
+    for each in found:
+        each.address_name = names[each.target_digest]  # type: ignore[attr-defined]
+        each.reason = redact_text(each.reason)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +112,10 @@ class TimelineEntry:
 def build_timeline(touch: Touch) -> list[TimelineEntry]:
     """Return the steps of a touch in order of time."""
     between = _build_dispatch_entries(touch)
-    between += _build_verdict_entries(touch)
+    entries = [_build_verdict_entry(each) for each in touch.verdicts]
+    if len(entries) >= MOST_VERDICTS:
+        entries.insert(1, TimelineEntry(entries[0].at, "more_horiz", "plain", _("Earlier verdicts are not shown")))
+    between += entries
     between += [_build_attempt_entry(each) for each in touch.attempts]
     # A verdict and its attempt may share an instant. Verdicts are added first, and the sort is stable.
     between.sort(key=lambda moment: moment.at.timestamp() if moment.at else 0)
@@ -127,13 +191,6 @@ def _build_dispatch_entries(touch: Touch) -> list[TimelineEntry]:
         return []
     facts = [(_("wake-ups"), str(touch.wakeups))] if touch.wakeups > 1 else []
     return [TimelineEntry(touch.queued_at, "move_to_inbox", "plain", _("Dispatched"), facts)]
-
-
-def _build_verdict_entries(touch: Touch) -> list[TimelineEntry]:
-    entries = [_build_verdict_entry(each) for each in touch.verdicts]
-    if len(entries) >= MOST_VERDICTS:
-        entries.insert(1, TimelineEntry(entries[0].at, "more_horiz", "plain", _("Earlier verdicts are not shown")))
-    return entries
 
 
 def _build_verdict_entry(verdict: Verdict) -> TimelineEntry:

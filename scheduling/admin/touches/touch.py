@@ -1,22 +1,25 @@
-"""Pages of touches: list with filters and search, timeline, and cancellation of one or many."""
+"""Pages of events and touches, and of the workers and queues that handle them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
-from uuid import UUID
 
+import structlog
+from django.conf import settings
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path, reverse
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
+from django.utils.safestring import mark_safe
 from django.utils.timezone import is_naive, localtime, make_aware, now
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext, gettext_lazy, ngettext
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import (
     ChoicesDropdownFilter,
@@ -28,23 +31,119 @@ from unfold.utils import parse_datetime_str
 
 from scheduling import sql
 from scheduling.admin.base import BigTable, Confirmation, ReadOnlyAdmin, ops_action, ops_display, parse_uuid, row_action
-from scheduling.admin.failed_tasks.actions import PaceForm
+from scheduling.admin.failed_tasks.actions import PaceForm, render_difference
 from scheduling.admin.failed_tasks.bulk_action import matching_rows_page
-from scheduling.admin.failed_tasks.difference import render_difference
 from scheduling.admin.labels import translate_reason
-from scheduling.admin.list_export import ListExportMixin
-from scheduling.admin.list_filters import ReasonFilter
+from scheduling.admin.lists import ColumnFilter, ListExportMixin, ReasonFilter
+from scheduling.admin.matrix.preview import preview_page
+from scheduling.admin.navigation import may_open_flower, may_see_workers
+from scheduling.admin.page_reads import count_within
 from scheduling.admin.shown_values import format_instant
-from scheduling.admin.touches.receipts import format_receipt_kinds, receipt_kinds_subquery
-from scheduling.admin.touches.timeline import build_timeline
-from scheduling.admin.touches.workers import workers_page
+from scheduling.admin.touches.timeline import build_timeline, format_receipt_kinds, receipt_kinds_subquery
 from scheduling.admin.undo import create_undo_link
+from scheduling.app_integrations import integrations
+from scheduling.db_timeouts import Deadline
 from scheduling.errors import AftertouchError
-from scheduling.models import WAITING, Customer, FailedTask, Touch
+from scheduling.ids import first_id_at
+from scheduling.models import WAITING, Customer, Event, EventType, FailedTask, Touch
 from scheduling.monitoring.duration_text import describe_duration
+from scheduling.monitoring.wanted_numbers import (
+    QueueStats,
+    WorkerReport,
+    list_worker_reports,
+    read_broker,
+    read_scaling,
+)
 from scheduling.operations import commands, queries
 from scheduling.operations.bulk_actions import ROW_ACTIONS, filter_effective_state
-from scheduling.redaction import split_by_shown_term
+from scheduling.queue_names import CORE_QUEUES, RPA_QUEUES, TOUCH_QUEUES
+from scheduling.redaction import redact_json, split_by_shown_term
+from scheduling.redis_client import RedisError
+
+log = structlog.get_logger(__name__)
+
+
+KINDS = {
+    "workers": gettext_lazy("Core workers"), "execution_nodes": gettext_lazy("Execution nodes"),
+    "watchers": gettext_lazy("Watchers"),
+}  # fmt: skip
+#: A report is late after this time.
+LATE_REPORT = timedelta(seconds=15)
+
+
+def workers_page(touches_admin: Any, request: HttpRequest) -> HttpResponse:
+    if not may_see_workers(request.user):
+        raise PermissionDenied
+    workers, has_answer = _list_workers()
+    wanted = [
+        {
+            "kind": KINDS.get(kind, kind), "running": scale.running, "wanted": scale.wanted,
+            "is_short": scale.wanted is not None and scale.running is not None and scale.wanted > scale.running,
+        }
+        for kind, scale in read_scaling(Deadline(settings.TIMEOUTS.metrics)).items()
+    ]  # fmt: skip
+    return touches_admin.page(  # type: ignore[no-any-return]
+        request,
+        "ops/workers.html",
+        gettext("Queues and workers"),
+        read_at=now(),
+        **_describe_broker(workers),
+        workers=[_describe_worker(each) for each in workers],
+        reports_missing=not has_answer,
+        wanted=wanted,
+        flower=reverse("flower") if may_open_flower(request.user) else "",
+    )
+
+
+def _list_workers() -> tuple[list[WorkerReport], bool]:
+    """Return the reports of core workers and those of other apps, and whether Redis and PostgreSQL answered."""
+    found, has_answer = [], True
+    try:
+        # The nodes of execution workers follow below; their own reports are for unacknowledged messages.
+        found += [report for report in list_worker_reports() if not set(report.queues).isdisjoint(CORE_QUEUES)]
+    except RedisError as error:
+        log.warning("worker_reports_unavailable", error=str(error))
+        has_answer = False
+    for lister in [lister for app in integrations() for lister in app.worker_lists]:
+        others = count_within(lister, settings.TIMEOUTS.dashboard)
+        found += others or []
+        has_answer = has_answer and others is not None
+    return found, has_answer
+
+
+def _describe_worker(worker: WorkerReport) -> dict[str, Any]:
+    name, _at, host = worker.name.partition("@")
+    age = timedelta(seconds=round(worker.age))
+    return {
+        "name": name if host else gettext("execution node"), "host": host or name, "queues": worker.queues,
+        "processes": worker.processes, "running": worker.running, "is_late": age > LATE_REPORT,
+        "seen": gettext("%(span)s ago") % {"span": describe_duration(age)} if age else gettext("now"),
+    }  # fmt: skip
+
+
+def _describe_broker(workers: Iterable[WorkerReport]) -> dict[str, Any]:
+    consumers = Counter(queue for worker in workers for queue in worker.queues)
+    broker = read_broker()
+    if broker is None:
+        return {"queues": None}
+    known = {each.name for each in broker.queues}
+    order = {name: place for place, name in enumerate([*CORE_QUEUES, *RPA_QUEUES])}
+    rows = sorted(broker.queues, key=lambda each: (order.get(each.name, len(order)), each.name))
+    rows += [QueueStats(name, 0, 0.0, None) for name in sorted(set(consumers) - known)]
+    return {"queues": [_describe_queue(each, consumers) for each in rows], "refuses": broker.accepts_messages is False}
+
+
+def _describe_queue(queue: QueueStats, consumers: Counter[str]) -> dict[str, Any]:
+    priority = next((key for key, name in TOUCH_QUEUES.items() if name == queue.name), None)
+    touches = reverse("admin:scheduling_touch_changelist")
+    age = timedelta(seconds=round(queue.oldest_age or 0))
+    return {
+        "name": queue.name, "length": queue.length, "unacked": queue.unacked, "consumers": consumers[queue.name],
+        "link": "" if priority is None else f"{touches}?state__exact=queued&priority__exact={priority}",
+        "oldest": describe_duration(age) if queue.length and age else "",
+        "is_unattended": bool(queue.length and not consumers[queue.name]),
+    }  # fmt: skip
+
 
 FOUND = 500  #: matches of an id that is not unique, or of words
 LOOKED_AT = 50_000  #: latest touches that a search reads
@@ -85,38 +184,24 @@ def search_touches(touches: QuerySet[Touch], term: str) -> QuerySet[Touch]:
     """Search by full id or by words of a text. Matches are looked up by their ids, whatever else filters the list."""
     if not term:
         return touches
-    found = {
-        task_id
-        for way in (_find_touches_of_customer, _find_touches_of_event, _find_touches_of_chat)
-        for task_id in way(term)
-    }
-    if uuid := parse_uuid(term):
-        return touches.filter(task_id__in={*found, *queries.iterate_retries(uuid)})
-    return touches.filter(task_id__in=found or set(_find_touches_by_text(term)))
-
-
-def _find_touches_of_customer(term: str) -> QuerySet[Any]:
     customer = Customer.objects.filter(user_id=term).values("pk")
-    return _list_latest_ids(Touch.objects.filter(event__customer__in=customer))
-
-
-def _find_touches_of_event(term: str) -> QuerySet[Any]:
-    return _list_latest_ids(Touch.objects.filter(event_id__in=queries.find_events_by_term(term)))
-
-
-def _find_touches_of_chat(term: str) -> list[UUID]:
-    """Return touches sent to a chat, and those of the latest that wait or were not sent."""
+    # Of a chat: the touches sent to it, and those of the latest that wait or were not sent.
     sent = Touch.objects.filter(chat_id=term, reserved_at__isnull=False).exclude(chat_id="").order_by("-reserved_at")
     others = Touch.objects.filter(chat_id=term, reserved_at__isnull=True)
     if first := Touch.objects.order_by("-pk").values_list("pk", flat=True)[LOOKED_AT : LOOKED_AT + 1].first():
         others = others.filter(pk__gt=first)
-    return [*sent.values_list("pk", flat=True)[:FOUND], *_list_latest_ids(others)]
-
-
-def _find_touches_by_text(term: str) -> list[UUID]:
-    """Search words among the texts of the latest `LOOKED_AT` touches, as they are shown."""
-    parameters = {"term": term, "searched": LOOKED_AT, "found": FOUND}
-    return split_by_shown_term(term, sql.rows(_TOUCHES_WITH_TEXT, parameters))[0]
+    found = {
+        *_list_latest_ids(Touch.objects.filter(event__customer__in=customer)),
+        *_list_latest_ids(Touch.objects.filter(event_id__in=queries.find_events_by_term(term))),
+        *sent.values_list("pk", flat=True)[:FOUND],
+        *_list_latest_ids(others),
+    }
+    if uuid := parse_uuid(term):
+        return touches.filter(task_id__in={*found, *queries.iterate_retries(uuid)})
+    if not found:  # words among the texts of the latest touches, as they are shown
+        parameters = {"term": term, "searched": LOOKED_AT, "found": FOUND}
+        found = set(split_by_shown_term(term, sql.rows(_TOUCHES_WITH_TEXT, parameters))[0])
+    return touches.filter(task_id__in=found)
 
 
 _TOUCHES_WITH_TEXT = """
@@ -341,3 +426,79 @@ class TouchAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
             difference=render_difference(edited_from) + render_difference(failed),
             links=self.action_links(request, row),
         )
+
+
+class ReceivedFilter(SpanFilter):
+    """Filter by time of receipt through ids, which grow with time. No index covers that time."""
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Event]) -> QuerySet[Event]:
+        ends = {"gte": self._instant("from"), "lt": self._instant("to")}
+        return queryset.filter(**{f"pk__{end}": first_id_at(at) for end, at in ends.items() if at})
+
+
+class TypeFilter(ColumnFilter):
+    title = _("type")
+    parameter_name = "type"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [(row.key, str(row)) for row in EventType.objects.all()[:200]]
+
+
+@admin.register(Event)
+class EventAdmin(BigTable, ReadOnlyAdmin):
+    list_display = ("occurred_at", "type", "who", "chat_id", "source", "event_id")
+    list_filter = (TypeFilter, ("occurred_at", RangeDateTimeFilter), ("received_at", ReceivedFilter))
+    list_select_related = ("customer",)
+    ordering = ("-pk",)
+    search_fields = ("event_id",)
+    search_help_text = _("Event id, user id or chat id (of the latest events), in full")
+    fields = readonly_fields = (
+        "type", "who", "chat_id", "occurred_at", "received_at", "source", "event_id", "shown_data", "touches_of",
+    )  # fmt: skip
+    actions_list = ("preview",)
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Event], search_term: str
+    ) -> tuple[QuerySet[Event], bool]:
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        customer = Customer.objects.filter(user_id=term).values("pk")
+        of_customer = Event.objects.filter(customer__in=customer).order_by("-pk")
+        # A chat's events are searched among the latest `LOOKED_AT` only, because no index covers the chat.
+        first = Event.objects.order_by("-pk").values_list("pk", flat=True)[LOOKED_AT : LOOKED_AT + 1].first()
+        latest = Event.objects.filter(pk__gt=first) if first else Event.objects.all()
+        of_chat = latest.filter(chat_id=term).order_by("-pk")
+        found = {
+            *queries.find_events_by_term(term),
+            *of_customer.values_list("pk", flat=True)[:FOUND],
+            *of_chat.values_list("pk", flat=True)[:FOUND],
+        }
+        return queryset.filter(pk__in=found), False
+
+    @ops_display(description=_("customer"))
+    def who(self, row: Event) -> str:
+        link = reverse("admin:scheduling_customer_change", args=[row.customer_id])
+        return format_html('<a class="at-link" href="{}">{}</a>', link, row.customer)
+
+    @ops_display(description=_("data"))
+    def shown_data(self, row: Event) -> str:
+        return format_html('<pre class="at-code">{}</pre>', redact_json(row.data))
+
+    @ops_display(description=_("touches"))
+    def touches_of(self, row: Event) -> str:
+        lines = [
+            (
+                reverse("admin:scheduling_touch_change", args=[touch.pk]),
+                touch.node.key,
+                touch.get_state_display(),
+                translate_reason(touch.reason),
+            )
+            for touch in row.touches.select_related("node").order_by("due_at")
+        ]
+        html = '<div><a class="at-link" href="{}">{}</a> · {} <span class="at-quiet">{}</span></div>'
+        return format_html_join("", html, lines) or mark_safe("–")
+
+    @ops_action(description=_("Send preview"), icon="psychology_alt", permissions=["view"])
+    def preview(self, request: HttpRequest) -> HttpResponse:
+        return preview_page(self, request)

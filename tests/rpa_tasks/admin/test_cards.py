@@ -15,7 +15,7 @@ from django.utils.timezone import now
 from rpa_tasks.admin.dashboard import count_ended_runs
 from rpa_tasks.models import ExecutionNode, Job, LoginState, Run, Shop
 from scheduling import sql
-from scheduling.admin.dashboard.cards import DashboardCard
+from scheduling.admin.dashboard.charts import DashboardCard
 from scheduling.monitoring.statistics import HourlyCache, hours_between
 from tests.rpa_tasks.admin.conftest import Market
 

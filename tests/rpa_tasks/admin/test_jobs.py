@@ -9,7 +9,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
 
-from rpa_tasks.jobs.personal_data import erase_jobs_of_customer
+from rpa_tasks.jobs.retention import erase_jobs_of_customer
 from rpa_tasks.models import Evidence, Flow, Job, LoginState, Platform, Run, Shop
 from scheduling.ledger.deletion import Identity
 from scheduling.models import FailedTask, Pause

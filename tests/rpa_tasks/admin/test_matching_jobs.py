@@ -10,8 +10,8 @@ from django.db.models.functions import Now
 from django.test import Client
 from django.utils.timezone import localtime, now
 
-from rpa_tasks.jobs.bulk import filters
-from rpa_tasks.jobs.bulk.actions import JOB_ACTIONS
+from rpa_tasks.jobs import queries as job_actions
+from rpa_tasks.jobs.queries import JOB_ACTIONS
 from rpa_tasks.models import ExecutionNode, Flow, Job
 from scheduling.admin.failed_tasks import bulk_action
 from scheduling.models import BulkAction, FailedTask
@@ -51,7 +51,7 @@ def test_job_list_matches_bulk_selection(viewer: Client, market: Market) -> None
     found = {}
     for address in ADDRESSES:
         page = viewer.get(f"{url('job_changelist')}?{address.format(**given)}")
-        shown = {row.pk for row in page.context["cl"].queryset if row.state in filters.UNFINISHED}
+        shown = {row.pk for row in page.context["cl"].queryset if row.state in job_actions.UNFINISHED}
         chosen = read_filter(page.wsgi_request.GET)
         assert set(matching_rows(JOB_ACTIONS["job.cancel"], chosen, now()).values_list("pk", flat=True)) == shown
         found[address] = len(shown)
@@ -139,5 +139,5 @@ def test_payload_search_needs_the_right_to_payloads(
     assert (row.filter, row.total) == ({"payload": "双十一"}, 1)
     assert "?q=%E5%8F%8C" in text(editor.get(f"/admin/scheduling/bulkaction/{row.pk}/change/"))
 
-    monkeypatch.setattr(filters, "SEARCHED", 1)
+    monkeypatch.setattr(job_actions, "SEARCHED", 1)
     assert listed(editor, "双十一") == []

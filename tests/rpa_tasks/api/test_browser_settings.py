@@ -10,12 +10,10 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 from pytest_django import Settings
 
-from rpa_tasks.admin.browser_fields import BrowserForm
-from rpa_tasks.admin.platform import PlatformForm
+from rpa_tasks.admin.platform import BrowserForm, PlatformForm
 from rpa_tasks.admin.shop import ShopForm
-from rpa_tasks.browsers.browser_errors import NoBrowser
-from rpa_tasks.browsers.launch_settings import LaunchSettings
-from rpa_tasks.configuration.browser_settings import check_browser_settings, resolve_launch_settings
+from rpa_tasks.browser_settings import check_browser_settings, resolve_launch_settings
+from rpa_tasks.browsers.launch import LaunchSettings, NoBrowser
 from rpa_tasks.models import Platform, Shop
 from scheduling.errors import ErrorCollector
 from scheduling.models import encrypted

@@ -12,7 +12,7 @@ import pytest
 from requests import Response
 
 from rpa_tasks.models import Evidence, Flow, Job, Run, Shop
-from rpa_tasks.worker.evidence import UNPACKED_LIMIT
+from rpa_tasks.worker.runner import UNPACKED_LIMIT
 from scheduling.ids import new_id
 from scheduling.operations import commands
 from tests.rpa_tasks.api.conftest import Market, send_until_free

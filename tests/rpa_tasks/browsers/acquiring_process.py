@@ -20,8 +20,7 @@ import django
 
 django.setup()
 
-from rpa_tasks.browsers.browser_errors import NoBrowser  # noqa: E402
-from rpa_tasks.browsers.launch_settings import LaunchSettings  # noqa: E402
+from rpa_tasks.browsers.launch import LaunchSettings, NoBrowser  # noqa: E402
 from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser  # noqa: E402
 from tests.rpa_tasks.browsers.browser_processes import extend_time_limits  # noqa: E402
 

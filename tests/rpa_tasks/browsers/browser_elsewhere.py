@@ -9,7 +9,7 @@ from pathlib import Path
 from config.local.processes import select_port
 from rpa_tasks.browsers import devtools
 from rpa_tasks.browsers.chromium import FLAGS, find_chromium
-from rpa_tasks.browsers.launch_settings import LaunchSettings
+from rpa_tasks.browsers.launch import LaunchSettings
 from tests.rpa_tasks.browsers.browser_processes import eventually
 
 

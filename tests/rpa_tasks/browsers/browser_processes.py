@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from config.environment import ROOT
-from rpa_tasks.browsers import chromium, devtools, pool, proxy, registry, slots, upkeep
+from rpa_tasks.browsers import chromium, devtools, pool, registry, upkeep
 from rpa_tasks.browsers.browser_processes import MARKER, read_command_line
 from rpa_tasks.supervisor.processes import all_processes, read_environment, read_process
 
@@ -28,8 +28,8 @@ WAIT_LIMIT = 60.0  #: seconds for a machine that does other things, too
 #: How long a browser may take before this process gives it up.
 LIMITS = (
     (pool, "ALIVE_WITHIN"), (chromium, "START_TIMEOUT"), (devtools, "TIMEOUT"), (devtools, "CLOSE_TIMEOUT"),
-    (slots, "ANSWER_WITHIN"), (slots, "CLOSE_TIMEOUT"), (upkeep, "PAGE_TIME_LIMIT"),
-    (proxy, "PROOF_TIMEOUT"), (proxy, "DIRECT_TIMEOUT"),
+    (pool, "ANSWER_WITHIN"), (pool, "CLOSE_TIMEOUT"), (upkeep, "PAGE_TIME_LIMIT"),
+    (chromium, "PROOF_TIMEOUT"), (chromium, "DIRECT_TIMEOUT"),
     (chromium, "ATTACH_TIMEOUT"),
 )  # fmt: skip
 
@@ -42,7 +42,7 @@ def extend_time_limits(monkeypatch: pytest.MonkeyPatch | None = None) -> None:
 
 def suspend_browser(pid: int, monkeypatch: pytest.MonkeyPatch, *, limit: float = 1.0) -> None:
     """Stop the browser with SIGSTOP; its next user notices soon."""
-    monkeypatch.setattr(slots, "ANSWER_WITHIN", limit)
+    monkeypatch.setattr(pool, "ANSWER_WITHIN", limit)
     monkeypatch.setattr(pool, "ALIVE_WITHIN", limit)
     os.kill(pid, signal.SIGSTOP)
 

@@ -20,10 +20,10 @@ from pytest_django import DjangoDbBlocker, Settings
 
 from config.environment import ROOT, environment
 from rpa_tasks.browsers import upkeep
-from rpa_tasks.browsers.launch_settings import LaunchSettings
+from rpa_tasks.browsers.launch import LaunchSettings
 from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser
 from rpa_tasks.models import ExecutionNode, Shop, TakeOver
-from rpa_tasks.takeover import relay
+from rpa_tasks.takeover import host as take_over_host
 from rpa_tasks.takeover.host import TakeOverHost
 from tests.rpa_tasks.browsers.browser_elsewhere import Elsewhere
 from tests.rpa_tasks.browsers.browser_processes import (
@@ -172,7 +172,7 @@ def shop(pool: Path, valkey: redis.Redis, transactional_db: None, settings: Sett
 def host(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Iterator[TakeOverHost]:
     """Host the take-overs of this process. An operator may come late: web processes start during a test."""
     for name in ("CONNECTED_WITHIN", "CONNECT_LIMIT"):
-        monkeypatch.setattr(relay, name, 3 * WAIT_LIMIT)
+        monkeypatch.setattr(take_over_host, name, 3 * WAIT_LIMIT)
     host = TakeOverHost()
     host.start()
     yield host

@@ -12,9 +12,9 @@ from websockets.sync.client import connect
 from websockets.typing import Origin
 
 from rpa_tasks.browsers import devtools
-from rpa_tasks.browsers.launch_settings import LaunchSettings
+from rpa_tasks.browsers.launch import LaunchSettings
 from rpa_tasks.browsers.pool import AcquiredBrowser
-from rpa_tasks.flow_sdk.browser import open_browser
+from rpa_tasks.flow_sdk.flow import open_browser
 from tests.rpa_tasks.browsers.browser_elsewhere import Elsewhere
 from tests.rpa_tasks.browsers.conftest import Site
 from tests.rpa_tasks.browsers.test_launch_settings import evaluate

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from pytest_django import Settings
 
-from rpa_tasks.browsers import devtools, registry, slots, upkeep
-from rpa_tasks.browsers.browser_errors import PROFILE_BUSY, NoBrowser
+from rpa_tasks.browsers import devtools, pool, registry, upkeep
 from rpa_tasks.browsers.browser_processes import release_singleton
+from rpa_tasks.browsers.launch import PROFILE_BUSY, NoBrowser
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.supervisor.processes import all_processes
 from tests.rpa_tasks.browsers.browser_processes import (
@@ -186,7 +186,7 @@ def test_daemon_with_recorded_session_is_kept(state: Path) -> None:
     daemon = eventually(lambda: [each.pid for each in all_processes() if each.session == session], "no daemon")[0]
     try:
         record = registry.Record(slot=1, state="idle", profile="s1", pid=session, ticks=1)
-        assert slots.end_browser(record, "test")
+        assert pool.end_browser(record, "test")
         assert not is_gone(daemon)
     finally:
         kill(daemon)
@@ -239,7 +239,7 @@ def test_killed_holder_during_start_leaves_usable_slot(
 
 def test_unstoppable_browser_is_quarantined(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
     first = acquire("s1")
-    monkeypatch.setattr(slots, "end_browser", lambda record, why: False)
+    monkeypatch.setattr(pool, "end_browser", lambda record, why: False)
     first.release(dirty=True)
     record = find_record("s1")
     assert record is not None

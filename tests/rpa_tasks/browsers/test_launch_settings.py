@@ -14,10 +14,9 @@ import pytest
 from pytest_django import Settings
 
 from rpa_tasks.browsers import devtools, registry
-from rpa_tasks.browsers.browser_errors import PROXY_FAILED, NoBrowser
 from rpa_tasks.browsers.browser_processes import read_command_line
 from rpa_tasks.browsers.chromium import find_extensions
-from rpa_tasks.browsers.launch_settings import LaunchSettings
+from rpa_tasks.browsers.launch import PROXY_FAILED, LaunchSettings, NoBrowser
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.supervisor.processes import all_processes
 from tests.rpa_tasks.browsers.browser_processes import WAIT_LIMIT, eventually, find_record, is_gone, read_slot_states

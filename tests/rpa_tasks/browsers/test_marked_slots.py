@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rpa_tasks.browsers import registry, slots, upkeep
+from rpa_tasks.browsers import pool, registry, upkeep
 from rpa_tasks.browsers.browser_processes import MARKER, marked_slots
 from rpa_tasks.browsers.registry import BUSY, Record
 from rpa_tasks.supervisor.client import SupervisedCommand
@@ -35,7 +35,7 @@ def test_end_unrecorded_live_flow_that_bears_the_mark_of_a_slot_is_left_alone(st
 
         assert stubborn in bearers(mark)
         assert marked_slots(str(registry.browsers_dir().resolve())) == set()
-        assert slots.remaining_processes(Record(slot=2, state=BUSY, reason="unreadable")) == []
+        assert pool.remaining_processes(Record(slot=2, state=BUSY, reason="unreadable")) == []
         assert not registry.slot_lock(2).exists()
 
 

@@ -20,8 +20,8 @@ from pytest_django import DjangoAssertNumQueries, Settings
 from rpa_tasks import isolation
 from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.registry import IDLE, Lock, Record
-from rpa_tasks.maintainer import old_profiles
-from rpa_tasks.maintainer.old_profiles import KEPT_FOR, UNNEEDED_MARK, OldProfiles
+from rpa_tasks.maintainer import housekeeping
+from rpa_tasks.maintainer.housekeeping import KEPT_FOR, UNNEEDED_MARK, OldProfiles
 from rpa_tasks.models import ExecutionNode, Lane, Platform, Shop
 from rpa_tasks.supervisor.runs import MARKERS
 
@@ -122,7 +122,7 @@ def test_interrupted_profile_deletion_continues_next_pass(monkeypatch: pytest.Mo
     clock: list[float] = [0.0]
     given: list[float] = []
     folders = [profile(name, left=LONG) for name in ("a", "b")]
-    monkeypatch.setattr(old_profiles, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(housekeeping, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     def delete_nothing(folder: Path, within: float) -> bool:
         given.append(within)
@@ -188,7 +188,7 @@ def test_profile_is_kept_when_shop_returns_before_lock(monkeypatch: pytest.Monke
         Lane.objects.filter(shop=row).update(home="n1")
         return taken(lock)
 
-    monkeypatch.setattr(old_profiles.Lock, "try_acquire", take)
+    monkeypatch.setattr(housekeeping.Lock, "try_acquire", take)
     assert not OldProfiles().delete_one()
     assert list_names(folder) >= WHOLE
 
@@ -223,13 +223,13 @@ def test_home_is_kept_when_a_run_starts_during_the_look(monkeypatch: pytest.Monk
     shop("moved", home="n2")
     profile("pdd-moved", left=LONG)
     folder = home("pdd-moved")
-    look = old_profiles.processes_on_profile
+    look = housekeeping.processes_on_profile
 
     def start_run(folder: str) -> Iterator[Any]:
         yield from look(folder)
         isolation.home_dir("pdd-moved")
 
-    monkeypatch.setattr(old_profiles, "processes_on_profile", start_run)
+    monkeypatch.setattr(housekeeping, "processes_on_profile", start_run)
     assert not OldProfiles().delete_one()
     assert (folder / "a" / "token").exists()
 

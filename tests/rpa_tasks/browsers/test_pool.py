@@ -12,7 +12,7 @@ import pytest
 from pytest_django import Settings
 
 from rpa_tasks.browsers import devtools, registry
-from rpa_tasks.browsers.browser_errors import BROWSER_WAIT, PROFILE_BUSY, NoBrowser
+from rpa_tasks.browsers.launch import BROWSER_WAIT, PROFILE_BUSY, NoBrowser
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.browsers.registry import Lock
 from tests.rpa_tasks.browsers.browser_processes import (

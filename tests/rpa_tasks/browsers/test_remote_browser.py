@@ -14,7 +14,7 @@ from pytest_django import Settings
 from websockets.sync.client import connect
 
 from rpa_tasks.browsers import devtools, registry, upkeep
-from rpa_tasks.browsers.browser_errors import BROWSER_FAILED, PROFILE_BUSY, NoBrowser
+from rpa_tasks.browsers.launch import BROWSER_FAILED, PROFILE_BUSY, NoBrowser
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from tests.rpa_tasks.browsers.browser_elsewhere import Elsewhere
 from tests.rpa_tasks.browsers.browser_processes import WAIT_LIMIT, find_record, is_gone, kill, read_slot_states, visit

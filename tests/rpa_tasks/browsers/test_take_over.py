@@ -16,10 +16,10 @@ from django.db import connection
 from pytest_django import Settings
 from websockets.exceptions import InvalidStatus
 
-from rpa_tasks.browsers.browser_errors import NoBrowser
+from rpa_tasks.browsers.launch import NoBrowser
 from rpa_tasks.models import Lane, Shop, TakeOver
+from rpa_tasks.takeover import host, leases
 from rpa_tasks.takeover import host as take_over_host
-from rpa_tasks.takeover import leases, relay
 from tests.rpa_tasks.browsers.browser_elsewhere import Elsewhere
 from tests.rpa_tasks.browsers.browser_processes import eventually, list_pool_processes, read_slot_states
 from tests.rpa_tasks.browsers.operator_page import OperatorPage, Platform, create_operator
@@ -184,7 +184,7 @@ def test_lost_connection_of_the_operator_ends_the_take_over(
     row = start(shop, ann)
     page = open_page(row, cookie)
     page.wait(lambda: page.controls, "it does not control")
-    monkeypatch.setattr(relay, "CONNECTED_WITHIN", 1.0)
+    monkeypatch.setattr(host, "CONNECTED_WITHIN", 1.0)
     page.socket.close()
     assert wait_for_end(row) == "disconnected"
     assert read_slot_states() == {"pdd-s1": "idle"}

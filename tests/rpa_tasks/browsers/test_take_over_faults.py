@@ -17,11 +17,11 @@ from redis import Redis
 
 from config.local.processes import select_port
 from rpa_tasks.browsers import pool as browser_pool
-from rpa_tasks.browsers.launch_settings import LaunchSettings
+from rpa_tasks.browsers.launch import LaunchSettings
 from rpa_tasks.browsers.pool import AcquiredBrowser
-from rpa_tasks.jobs.gates.node_drains import drain_node
+from rpa_tasks.jobs.shops import drain_node
 from rpa_tasks.models import ExecutionNode, Lane, Platform, Shop, TakeOver
-from rpa_tasks.takeover import leases, relay
+from rpa_tasks.takeover import leases
 from rpa_tasks.takeover.host import TakeOverHost
 from tests.rpa_tasks.browsers.browser_processes import (
     eventually,
@@ -172,7 +172,7 @@ def test_killed_redis_ends_or_goes_on(
             assert now.pid == browser.pid
             leases.request_end(row, leases.TakeOverEnd.ENDED)
         else:
-            monkeypatch.setattr(relay, "CONNECTED_WITHIN", 1.0)
+            monkeypatch.setattr(host, "CONNECTED_WITHIN", 1.0)
         assert wait_for_end(row) == ("ended" if returns else "disconnected")
     assert count_browsers(pool) == 1
     assert read_slot_states() == {"pdd-s1": "idle"}

@@ -16,8 +16,8 @@ from pytest_django import Settings
 
 from rpa_tasks.browsers import registry
 from rpa_tasks.models import Shop
-from rpa_tasks.takeover import file_exchange, leases
-from rpa_tasks.takeover.kept_files import KeptFiles, delete_left_files, make_file_name
+from rpa_tasks.takeover import files, leases
+from rpa_tasks.takeover.files import KeptFiles, delete_left_files, make_file_name
 from rpa_tasks.takeover.wire import PART_LIMIT
 from scheduling.models import AuditEntry
 from tests.rpa_tasks.browsers.browser_elsewhere import Elsewhere
@@ -119,7 +119,7 @@ def test_operator_gets_what_the_page_downloads(
     [found] = page.state["files"]["downloads"]
     content = REPORT.encode()
     assert (found["name"], found["size"]) == ("订单.csv", len(content))
-    assert len(content) > file_exchange.OUTGOING_PART
+    assert len(content) > files.OUTGOING_PART
     watcher.wait(lambda: watcher.state.get("files", {}).get("downloads"), "the other operator does not see it")
     watcher.send("fetch", id=found["id"], offset=0)
     assert fetch(page, found["id"]) == content
@@ -177,7 +177,7 @@ def test_file_that_cannot_be_recorded_reaches_no_page(
     open_files(page, platform)
     chooser = open_chooser(page)
 
-    record, failed = file_exchange.record_action, []
+    record, failed = files.record_action, []
 
     def fail_once(*words: Any, **more: Any) -> None:
         if not failed:
@@ -185,7 +185,7 @@ def test_file_that_cannot_be_recorded_reaches_no_page(
             raise OperationalError("no connection")
         record(*words, **more)
 
-    monkeypatch.setattr(file_exchange, "record_action", fail_once)
+    monkeypatch.setattr(files, "record_action", fail_once)
     send_file(page, chooser, b"x")
     page.wait(lambda: "not_recorded" in [each.get("problem") for each in page.notices], "it is not refused")
     assert not [each for each in platform.noted if each.startswith("/uploaded")]

@@ -12,13 +12,11 @@ import pytest
 from pytest_django import Settings
 
 from config.celery.application import refuse_snap
-from rpa_tasks.browsers import chromium, chromium_program, registry
-from rpa_tasks.browsers.browser_errors import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, NoBrowser
-from rpa_tasks.browsers.chromium_program import find_program
+from rpa_tasks.browsers import chromium, launch, registry
+from rpa_tasks.browsers.launch import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, NoBrowser, find_program
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.checks import check_browser_program
-from rpa_tasks.flow_sdk.browser import open_browser
-from rpa_tasks.flow_sdk.errors import Misused
+from rpa_tasks.flow_sdk.flow import Misused, open_browser
 from tests.rpa_tasks.browsers.browser_processes import eventually, read_slot_states
 
 Acquire = Callable[..., AcquiredBrowser]
@@ -46,7 +44,7 @@ def test_chromium_of_snap_is_refused_with_the_remedy(
         case "script":
             program.write_text(f'#!/bin/sh\n: > {started}\nexec /snap/bin/chromium "$@"\n')
         case "program":
-            monkeypatch.setattr(chromium_program, "SNAPS", f"{tmp_path}/")
+            monkeypatch.setattr(launch, "SNAPS", f"{tmp_path}/")
             program.write_text(f"#!/bin/sh\n: > {started}\n")
     program.chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -15,7 +15,7 @@ from pytest_django import Settings
 
 from rpa_tasks.browsers import devtools, registry, upkeep
 from rpa_tasks.browsers.browser_processes import read_command_line
-from rpa_tasks.browsers.launch_settings import LaunchSettings
+from rpa_tasks.browsers.launch import LaunchSettings
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.supervisor.processes import all_processes
 from tests.rpa_tasks.browsers.browser_processes import (

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from rpa_tasks.supervisor.child import adopt_orphans
+from rpa_tasks.supervisor.processes import adopt_orphans
 
 
 def main(words: list[str]) -> None:

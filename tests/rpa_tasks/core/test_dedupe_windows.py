@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from django.utils.timezone import now
 
-from rpa_tasks.jobs import dedupe_windows, schedules
-from rpa_tasks.jobs.bulk.actions import repeat_request
-from rpa_tasks.jobs.bulk.publish_many import publish_many
+from rpa_tasks.jobs import payloads, schedules
+from rpa_tasks.jobs.dispatch import RunResult, settle_run
 from rpa_tasks.jobs.payloads import add_period
 from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, publish_job, request_cancel
+from rpa_tasks.jobs.publish_many import publish_many
+from rpa_tasks.jobs.queries import repeat_request
 from rpa_tasks.jobs.retention import WINDOWS
 from rpa_tasks.jobs.schedules import RoundCounts
-from rpa_tasks.jobs.settle import RunResult, settle_run
 from rpa_tasks.models import DedupeWindow, Flow, Job, Shop
 from rpa_tasks.outcomes import RunOutcome, Verdict
 from scheduling import sql
@@ -360,7 +360,7 @@ def daily(market: Market) -> Flow:
 )
 def test_find_period_keeps_to_the_clock_of_its_zone(period: str, zone: str, at: str, name: str, ends_at: str) -> None:
     flow = Flow(dedupe_period=period, dedupe_timezone=zone)
-    found = dedupe_windows.find_period(flow, datetime.fromisoformat(at).replace(tzinfo=UTC))
+    found = payloads.find_period(flow, datetime.fromisoformat(at).replace(tzinfo=UTC))
 
     assert (found[0], found[1].astimezone(UTC)) == (name, datetime.fromisoformat(ends_at).replace(tzinfo=UTC))
 
@@ -373,7 +373,7 @@ def test_period_refuses_a_second_run_and_the_next_one_allows_it(market: Market, 
     again = market.publish()
     assert (again.task_id, again.because) == (first.task_id, "window")
     assert again.window_ends_at
-    assert abs(again.window_ends_at - dedupe_windows.find_period(daily, at)[1]) < timedelta(seconds=5)
+    assert abs(again.window_ends_at - payloads.find_period(daily, at)[1]) < timedelta(seconds=5)
 
     tomorrow = market.publish(not_before=at + DAY)
     assert not tomorrow.duplicate
@@ -416,7 +416,7 @@ def test_late_schedule_belongs_to_the_period_in_which_it_fell_due(market: Market
             end_next_run(market)
 
     job = Job.objects.get()
-    assert job.dedupe_key == add_period("", dedupe_windows.find_period(daily, yesterday)[0])
+    assert job.dedupe_key == add_period("", payloads.find_period(daily, yesterday)[0])
     assert (job.state, job.deadline) == ("succeeded", yesterday + timedelta(hours=1))
     assert DedupeWindow.objects.get().ends_at <= sql.now() + DAY
     assert not market.publish().duplicate

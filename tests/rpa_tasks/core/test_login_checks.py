@@ -10,11 +10,11 @@ from django.contrib.auth.models import User
 from django.utils.timezone import now
 
 from rpa_tasks.jobs import dispatch
-from rpa_tasks.jobs.gates.login_checks import check_login, clear_ended_checks
+from rpa_tasks.jobs.dispatch import RunResult, settle_run
 from rpa_tasks.jobs.pick import LANES, Pick, jobs
 from rpa_tasks.jobs.publish import request_cancel
 from rpa_tasks.jobs.queries import shop_states
-from rpa_tasks.jobs.settle import RunResult, settle_run
+from rpa_tasks.jobs.shops import check_login, clear_ended_checks
 from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Shop, TakeOverEnd
 from rpa_tasks.outcomes import RunOutcome, Verdict
 from rpa_tasks.takeover import leases

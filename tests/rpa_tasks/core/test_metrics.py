@@ -12,7 +12,7 @@ from django.utils.timezone import now
 from prometheus_client.registry import REGISTRY
 
 from rpa_tasks import metrics
-from rpa_tasks.jobs.settle import RunResult, settle_run
+from rpa_tasks.jobs.dispatch import RunResult, settle_run
 from rpa_tasks.metrics import count_jobs_at_risk
 from rpa_tasks.models import Breaker, ExecutionNode, Job, Run
 from rpa_tasks.outcomes import RunOutcome, Verdict

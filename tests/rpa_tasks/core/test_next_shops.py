@@ -11,8 +11,7 @@ from django.utils.timezone import now
 from pytest_django import Settings
 
 from rpa_tasks.browsers.upkeep import Prewarmer
-from rpa_tasks.maintainer.housekeeping import Housekeeping
-from rpa_tasks.maintainer.next_shops import find_next_shops
+from rpa_tasks.maintainer.housekeeping import Housekeeping, find_next_shops
 from rpa_tasks.models import Breaker, ExecutionNode, Job, Lane, LoginState, Shop
 from tests.rpa_tasks.core.conftest import EVERY, Market
 

@@ -16,8 +16,8 @@ from pytest_django import Settings
 from config.environment import ROOT, environment
 from rpa_tasks.jobs.pick import NODE_SILENT
 from rpa_tasks.models import ExecutionNode
-from rpa_tasks.worker import node_name
-from rpa_tasks.worker.node_name import claim_node_name, read_state_id
+from rpa_tasks.worker import node
+from rpa_tasks.worker.node import claim_node_name, read_state_id
 from tests.scheduling.api.serving import database_url
 from tests.support.second_connection import Race
 
@@ -49,7 +49,7 @@ def test_one_of_machines_that_ask_at_once_gets_the_name(
 ) -> None:
     settings.AFTERTOUCH_STATE_DIR = tmp_path
     ids = iter(range(8))
-    monkeypatch.setattr(node_name, "read_state_id", lambda _: f"machine {next(ids)}")
+    monkeypatch.setattr(node, "read_state_id", lambda _: f"machine {next(ids)}")
     assert sum(race(8, lambda _: claim_node_name())) == 1
 
 

@@ -14,10 +14,10 @@ from django.utils.timezone import now
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rpa_tasks.jobs.bulk import publish_many as batches
-from rpa_tasks.jobs.bulk.publish_many import PublishResult, publish_many
+from rpa_tasks.jobs import publish_many as batches
 from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish_job, request_cancel
+from rpa_tasks.jobs.publish_many import PublishResult, publish_many
 from rpa_tasks.models import DedupeWindow, Flow, Job, Lane, Platform, Shop
 from scheduling import sql
 from scheduling.errors import InvalidInput

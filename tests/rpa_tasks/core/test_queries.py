@@ -12,8 +12,8 @@ from django.db import connection, transaction
 from django.utils.timezone import now
 
 from rpa_tasks.jobs import dispatch, queries, schedules
-from rpa_tasks.jobs.bulk.publish_many import publish_many
 from rpa_tasks.jobs.publish import PublishRequest, publish_job
+from rpa_tasks.jobs.publish_many import publish_many
 from rpa_tasks.models import Flow, Job, Platform, Shop
 from scheduling import sql
 from scheduling.models.touch import RARE

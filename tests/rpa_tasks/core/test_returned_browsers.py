@@ -21,7 +21,7 @@ from rpa_tasks.jobs import dispatch
 from rpa_tasks.models import Job
 from rpa_tasks.outcomes import CommandResult
 from rpa_tasks.supervisor.client import Event, SupervisedCommand
-from rpa_tasks.worker import evidence, runner
+from rpa_tasks.worker import runner
 from tests.rpa_tasks.browsers.browser_processes import extend_time_limits, read_slot_states
 from tests.rpa_tasks.core.conftest import EVERY, Market
 from tests.rpa_tasks.core.test_runner import TABLE, script
@@ -58,7 +58,7 @@ def publish_job(
     extend_time_limits(monkeypatch)
     monkeypatch.setattr(runner, "EXTENSION", 1000.0)  # leases end when the test ends them
     monkeypatch.setattr(runner, "POLL_INTERVAL", 0.05)
-    monkeypatch.setattr(evidence, "SNAPSHOT_TIME_LIMIT", 0.0)
+    monkeypatch.setattr(runner, "SNAPSHOT_TIME_LIMIT", 0.0)
     server = ThreadingHTTPServer(("127.0.0.1", 0), BrowserElsewhere)
     server.daemon_threads = True
 

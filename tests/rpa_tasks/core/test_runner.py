@@ -23,11 +23,11 @@ from pytest_django import Settings
 from config.local.processes import wait_until
 from rpa_tasks import isolation
 from rpa_tasks.browsers import registry
-from rpa_tasks.browsers.browser_errors import NoBrowser
+from rpa_tasks.browsers.launch import NoBrowser
 from rpa_tasks.jobs import dispatch
+from rpa_tasks.jobs.dispatch import RunResult, settle_run
 from rpa_tasks.jobs.pick import JobLedger, jobs
 from rpa_tasks.jobs.publish import request_cancel
-from rpa_tasks.jobs.settle import RunResult, settle_run
 from rpa_tasks.maintainer import housekeeping
 from rpa_tasks.maintainer.housekeeping import Housekeeping
 from rpa_tasks.models import Breaker, Evidence, Flow, Job, Lane, LoginState, Shop
@@ -36,7 +36,7 @@ from rpa_tasks.supervisor import processes
 from rpa_tasks.supervisor.client import SupervisedCommand
 from rpa_tasks.supervisor.runs import LEASE_NO, SHOP, STATE_DIR, TASK_ID, state_dir
 from rpa_tasks.worker import runner
-from rpa_tasks.worker.evidence import unpack_text
+from rpa_tasks.worker.runner import unpack_text
 from scheduling.errors import Conflict
 from scheduling.models import FailedTask
 from scheduling.operations import failed_tasks

@@ -23,9 +23,9 @@ django.setup()
 
 from django.db import connection  # noqa: E402
 
-from rpa_tasks.jobs.bulk.publish_many import publish_many  # noqa: E402
-from rpa_tasks.jobs.gates.login_checks import check_login  # noqa: E402
 from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish_job, request_cancel  # noqa: E402
+from rpa_tasks.jobs.publish_many import publish_many  # noqa: E402
+from rpa_tasks.jobs.shops import check_login  # noqa: E402
 from rpa_tasks.models import Flow, Platform, Shop  # noqa: E402
 from scheduling.errors import AftertouchError  # noqa: E402
 

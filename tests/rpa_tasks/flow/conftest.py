@@ -21,7 +21,7 @@ from config.environment import ROOT
 from examples.demo_shop.market import Market
 from examples.demo_shop.server import Server
 from examples.demo_shop.site import SiteRequest, SiteResponse, handle_request
-from rpa_tasks.flow_sdk.browser import open_browser
+from rpa_tasks.flow_sdk.flow import open_browser
 from tests.support.chromium import find_chromium
 
 WAIT_LIMIT = 150.0  #: seconds; three runs at once start three drivers of Playwright on a machine that is busy

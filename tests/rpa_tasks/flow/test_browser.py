@@ -84,7 +84,7 @@ def test_missing_browser_exits_as_transient(flows: Flows) -> None:
 
 
 def test_browser_crash_exits_as_transient(flows: Flows, site: Site) -> None:
-    from rpa_tasks.flow_sdk.browser import open_browser
+    from rpa_tasks.flow_sdk.flow import open_browser
 
     flows.write("long", OPEN + "flow.progress(0.1)\nflow.page.wait_for_selector('#nothing', timeout=600_000)")
     with open_browser() as port:

@@ -22,11 +22,11 @@ from django.conf import settings  # noqa: E402
 
 from rpa_tasks import isolation  # noqa: E402
 from rpa_tasks.browsers import registry  # noqa: E402
-from rpa_tasks.browsers.launch_settings import LaunchSettings  # noqa: E402
+from rpa_tasks.browsers.launch import LaunchSettings  # noqa: E402
 from rpa_tasks.browsers.pool import acquire_browser  # noqa: E402
 from rpa_tasks.outcomes import CommandResult  # noqa: E402
 from rpa_tasks.supervisor.client import RunSpec, SupervisedCommand  # noqa: E402
-from rpa_tasks.worker.run_directory import make_run_directory  # noqa: E402
+from rpa_tasks.worker.runner import make_run_directory  # noqa: E402
 
 LIMIT = 400  #: seconds; the flow reads all files below /tmp
 ATTEMPTS = Path(__file__).with_name("hostile_flow.py")

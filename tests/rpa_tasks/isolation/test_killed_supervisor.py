@@ -14,7 +14,7 @@ from rpa_tasks import isolation
 from rpa_tasks.outcomes import CommandResult, ExitCause
 from rpa_tasks.supervisor.client import RunSpec, Started, SupervisedCommand
 from rpa_tasks.supervisor.processes import Process, all_processes, read_process
-from rpa_tasks.worker.run_directory import make_run_directory
+from rpa_tasks.worker.runner import make_run_directory
 
 #: Leaves its parent, its session and its environment. Its argument identifies it.
 HIDES = """

@@ -12,7 +12,7 @@ from rpa_tasks import isolation
 from rpa_tasks.browsers import registry
 from rpa_tasks.outcomes import CommandResult, ExitCause
 from rpa_tasks.supervisor.client import RunSpec, SupervisedCommand
-from rpa_tasks.worker.run_directory import make_run_directory
+from rpa_tasks.worker.runner import make_run_directory
 
 pytestmark = pytest.mark.parametrize("kind", [isolation.BUBBLEWRAP], indirect=True)
 

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from rpa_tasks.outcomes import CommandResult, ExitCause, RunOutcome, judge
-from rpa_tasks.supervisor.child import NotStarted
 from rpa_tasks.supervisor.client import SupervisedCommand
 from rpa_tasks.supervisor.event_loop import SupervisorLoop
+from rpa_tasks.supervisor.processes import NotStarted
 from rpa_tasks.supervisor.protocol import Inbox, Outbox, clock, unpack_line
 from tests.rpa_tasks.supervisor.task_commands import TaskCommands
 

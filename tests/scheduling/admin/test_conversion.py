@@ -55,6 +55,6 @@ def test_effect_without_goal_or_control_shows_advice(matrix: MatrixBuilder, view
     ],
 )
 def test_effect_verdict_follows_the_interval(lift: Lift, tone: str) -> None:
-    from scheduling.admin.experiments.conversion import judge_lift
+    from scheduling.admin.experiments import judge_lift
 
     assert judge_lift(lift)[0] == tone

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from scheduling.admin import list_filters, retirement
+from scheduling.admin import base, lists
 from scheduling.admin.failed_tasks import failed_task
 from scheduling.models import FailedTask
 from tests.support.tables import each_row
@@ -24,7 +24,7 @@ def fail(reason: str, fingerprint: str = "", **changes: Any) -> FailedTask:
 
 
 def test_failed_task_count_stops_at_the_limit(viewer: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retirement, "MOST", 2)
+    monkeypatch.setattr(base, "MOST_COUNTED", 2)
     rows = [fail("connect") for _ in range(2)]
     shown = viewer.get(admin_url("failedtask_changelist")).context["cl"]
     assert (shown.result_count, shown.full_result_count) == (2, None)
@@ -38,7 +38,7 @@ def test_reason_filter_lists_latest_reasons(viewer: Client, admin_url: Url, monk
     for reason in ("oldest", "later", "latest", "later"):
         fail(reason)
     fail("handled", state="ignored")
-    monkeypatch.setattr(list_filters, "LOOKED_AT", 3)
+    monkeypatch.setattr(lists, "LOOKED_AT", 3)
     specs = viewer.get(admin_url("failedtask_changelist")).context["cl"].filter_specs
     (causes,) = [each for each in specs if isinstance(each, failed_task.CauseFilter)]
     assert [code for code, _ in causes.lookup_choices] == ["later", "latest"]

@@ -245,10 +245,10 @@ def test_causes_show_the_trend_of_a_day(failed: Failed, viewer: Client, admin_ur
 def test_causes_without_time_to_count_show_no_trend(
     failed: Failed, viewer: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from scheduling.admin.failed_tasks import trend
+    from scheduling.admin.failed_tasks import failed_task
 
     failed()
-    monkeypatch.setattr(trend, "count_within", lambda count: None)
+    monkeypatch.setattr(failed_task, "count_within", lambda count: None)
     page = viewer.get(admin_url("failedtask_groups"))
     assert page.context["groups"][0]["trend"] is None
     assert "Counting took too long." in page.content.decode()

@@ -14,8 +14,8 @@ from django.urls import reverse
 from django.utils.timezone import now
 
 from rpa_tasks.models import Platform, Shop
-from scheduling.admin.dashboard.cards import ActionLine
-from scheduling.admin.dashboard.config_changes import MODELS
+from scheduling.admin.dashboard.charts import ActionLine
+from scheduling.admin.dashboard.series import MODELS
 from scheduling.models import (
     Alert,
     ChannelConfig,

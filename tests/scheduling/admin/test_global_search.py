@@ -17,8 +17,8 @@ from django.utils.timezone import now
 
 from rpa_tasks.models import Flow, Platform, Shop
 from rpa_tasks.models import Job as RpaJob
-from scheduling.admin import global_search
-from scheduling.admin.global_search import Found
+from scheduling.admin import navigation
+from scheduling.admin.navigation import Found
 from scheduling.customers.changes import find_first_customers
 from scheduling.models import ChannelConfig, Customer, Event, FailedTask, Node, Pause, Template
 from scheduling.operations.commands import update_customer
@@ -184,7 +184,7 @@ def test_search_beyond_time_limit_keeps_other_results(viewer: Client, monkeypatc
 
     limits = replace(settings.TIMEOUTS, search=3.0, count=3.0)
     monkeypatch.setattr(settings, "TIMEOUTS", limits)
-    monkeypatch.setattr(global_search, "SLOW_FINDERS", (("", sleep),))
+    monkeypatch.setattr(navigation, "SLOW_FINDERS", (("", sleep),))
     page = viewer.get(reverse("admin:search"), {"s": "calendar"}).content.decode()
     assert reverse("admin:scheduling_calendar_changelist") in page
     assert "Some results are missing" in page

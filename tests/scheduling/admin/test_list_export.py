@@ -16,7 +16,7 @@ from openpyxl import load_workbook
 from openpyxl.utils.escape import unescape
 from pytest_django import DjangoAssertNumQueries
 
-from scheduling.admin import list_export
+from scheduling.admin import lists
 from scheduling.audit import EXPORT
 from scheduling.models import AuditEntry, Customer, FailedTask, Touch
 from tests.scheduling.core.conftest import deliver
@@ -43,7 +43,7 @@ def read_xlsx_cells(file: bytes) -> list[list[tuple[str, Any]]]:
 
 
 def write_xlsx(*rows: list[Any]) -> list[list[tuple[str, Any]]]:
-    return read_xlsx_cells(b"".join(list_export.generate_xlsx(iter([list(rows)]))))
+    return read_xlsx_cells(b"".join(lists.generate_xlsx(iter([list(rows)]))))
 
 
 def test_export_contains_filtered_rows(
@@ -92,8 +92,8 @@ HARMLESS = [
 
 
 def write_csv(*values: Any) -> list[str]:
-    file = b"".join(list_export.generate_csv(iter([[list(values)]]))).decode()
-    (row,) = csv.reader(StringIO(file.removeprefix(list_export.BOM), newline=""))
+    file = b"".join(lists.generate_csv(iter([[list(values)]]))).decode()
+    (row,) = csv.reader(StringIO(file.removeprefix(lists.BOM), newline=""))
     return row
 
 
@@ -112,7 +112,7 @@ def test_csv_escapes_formulas_and_keeps_other_cells() -> None:
 ])  # fmt: skip
 def test_export_escapes_formulas_after_any_separator(separator: str, text: str) -> None:
     """Excel takes the separator from the reader's country, and a quote only at the start of a cell."""
-    file = b"".join(list_export.generate_csv(iter([[["id", text, "end"]]]))).decode().removeprefix(list_export.BOM)
+    file = b"".join(lists.generate_csv(iter([[["id", text, "end"]]]))).decode().removeprefix(lists.BOM)
     cells = [cell for row in csv.reader(StringIO(file, newline=""), delimiter=separator) for cell in row]
     assert not [cell for cell in cells if cell.lstrip().startswith(tuple("=+-@＝＋－＠"))]
 
@@ -139,7 +139,7 @@ def test_xlsx_escapes_what_xml_refuses() -> None:
 
 def test_xlsx_of_a_browser_that_left_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    parts = list_export.generate_xlsx(iter([[["a"]], [["b"]]]))
+    parts = lists.generate_xlsx(iter([[["a"]], [["b"]]]))
     next(parts)
     assert list(tmp_path.iterdir()) != []
     parts.close()  # type: ignore[attr-defined]
@@ -175,8 +175,8 @@ def test_export_is_recorded_in_the_log(
 def test_export_is_cut_at_the_row_limit(
     matrix: MatrixBuilder, operator: Client, admin_url: Url, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(list_export, "MOST", 5)
-    monkeypatch.setattr(list_export, "BATCH", 2)
+    monkeypatch.setattr(lists, "MOST", 5)
+    monkeypatch.setattr(lists, "BATCH", 2)
     matrix.node()
     for number in range(6):
         record_event(user=f"u{number}")

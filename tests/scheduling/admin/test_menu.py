@@ -14,7 +14,7 @@ from django.utils.translation import override
 from pytest_django import Settings
 
 from rpa_tasks.models import Platform, Shop
-from scheduling.admin.sidebar import MOST_COUNTED, Tab, list_menu_groups
+from scheduling.admin.navigation import MOST_COUNTED, Tab, list_menu_groups
 from scheduling.models import FailedTask, Pause
 from tests.support.tables import each_row
 

@@ -10,7 +10,7 @@ import pytest
 from django.db import OperationalError
 from django.test import Client
 
-from scheduling.admin.matrix import node_impact as impact
+from scheduling.admin.matrix import preview as impact
 from scheduling.models import Customer, HarassmentRule, Node, Touch
 from tests.scheduling.admin.test_conditions import rows
 from tests.scheduling.core.conftest import pass_time

@@ -14,7 +14,7 @@ from django.test import Client, RequestFactory
 from django.utils.timezone import localtime
 
 from scheduling.admin.base import lock_fields
-from scheduling.admin.optimistic_lock import OptimisticLockForm
+from scheduling.admin.row_edits import OptimisticLockForm
 from scheduling.admin.shown_values import describe_instant
 from scheduling.models import ChannelConfig, Community, Customer, HarassmentRule, Node, Template, TemplateText
 from scheduling.models.versioned import lock_for_write

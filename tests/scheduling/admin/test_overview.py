@@ -19,10 +19,11 @@ from django.utils.html import escape
 from django.utils.timezone import now
 from pytest_django import DjangoAssertNumQueries, Settings
 
-from scheduling.admin.dashboard.cards import DashboardCard, Figure
 from scheduling.admin.dashboard.charts import (
     Bucket,
     Chart,
+    DashboardCard,
+    Figure,
     Goal,
     Label,
     Series,

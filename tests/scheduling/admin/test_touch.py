@@ -11,8 +11,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import translation
 from pytest_django import DjangoAssertNumQueries
 
-from scheduling.admin import list_filters
-from scheduling.admin.list_filters import ReasonFilter
+from scheduling.admin import lists
+from scheduling.admin.lists import ReasonFilter
 from scheduling.admin.shown_values import format_instant
 from scheduling.admin.touches.timeline import build_timeline
 from scheduling.models import Attempt, Complaint, Event, Touch, Verdict
@@ -195,7 +195,7 @@ def test_reason_filter_offers_what_the_latest_touches_have(
         Touch.objects.filter(pk=record_event().task_ids[0]).update(reason=reason)
     assert offered() == ["by:ann", "cap"]
     assert offered("?reason=dedupe") == ["by:ann", "cap", "dedupe"]
-    monkeypatch.setattr(list_filters, "LOOKED_AT", 0)
+    monkeypatch.setattr(lists, "LOOKED_AT", 0)
     assert offered() == []
 
 

@@ -14,7 +14,7 @@ from django.utils.timezone import now
 from pytest_django import Settings
 
 from rpa_tasks.models import ExecutionNode
-from scheduling.admin.touches import workers as page
+from scheduling.admin.touches import touch as page
 from scheduling.monitoring.wanted_numbers import WorkerReport, send_worker_report
 from scheduling.redis_client import RedisError
 

@@ -60,8 +60,7 @@ from sessions.detection.watcher import store_activity
 from sessions.frames import Frame
 from sessions.models import SilencePolicy
 from sessions.store import client
-from sessions.store.answers import ClaimedSilence
-from sessions.store.calls import SESSION_LIFETIME
+from sessions.store.calls import SESSION_LIFETIME, ClaimedSilence
 from sessions.store.inbox import START, Post, live_inbox
 from sessions.store.sessions import live_store
 from sessions.store.stats import session_snapshot

@@ -14,7 +14,7 @@ from django.core.management import call_command
 from django.db import connection
 from pytest_django import Settings
 
-from rpa_tasks.configuration.validation import check_flow
+from rpa_tasks.configuration import check_flow
 from rpa_tasks.models import Flow, Platform
 from scheduling.configuration import snapshot
 from scheduling.models import ChannelConfig, Configuration, EventType, HarassmentRule, Node, Template, TemplateText

@@ -9,7 +9,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
 
-from scheduling.admin.people.account import describe_browser
+from scheduling.admin.sign_in import describe_browser
 from scheduling.identity import sign_ins
 from scheduling.identity.sign_ins import SessionStore
 from scheduling.models import SignIn

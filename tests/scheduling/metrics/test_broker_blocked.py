@@ -9,7 +9,7 @@ import redis
 from django.test import Client
 
 from config.celery.application import app
-from scheduling.admin.dashboard import throughput
+from scheduling.admin.dashboard import series
 from scheduling.monitoring.collectors import export_cluster_metrics
 from scheduling.monitoring.wanted_numbers import read_broker
 from tests.faults.brokers import redis_server
@@ -28,10 +28,10 @@ def test_full_redis_is_reported_as_blocked(
         assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
         assert answer.json()["broker"]["status"] == "blocked"
         assert b"aftertouch_broker_blocked 1.0" in export_cluster_metrics()
-        assert throughput.build_queues_card(read_broker()).note
+        assert series.build_queues_card(read_broker()).note
 
 
 def test_redis_with_room_is_reported_as_ok(client: Client, valkey: redis.Redis) -> None:
     assert client.get("/health/ready").json()["broker"]["status"] == "ok"
     assert b"aftertouch_broker_blocked 0.0" in export_cluster_metrics()
-    assert not throughput.build_queues_card(read_broker()).note
+    assert not series.build_queues_card(read_broker()).note

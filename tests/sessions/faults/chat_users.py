@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from examples.chat_client import ConnectionEnded, SessionClient
-from sessions.websocket import tokens
+from sessions import tokens
 
 HOUR = 3600.0
 STARTED_WITHIN = 240.0

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 from websockets.exceptions import ConnectionClosed
 
 from config.environment import Environment
+from sessions import tokens
 from sessions.frames import Frame
-from sessions.store import client, revocations
+from sessions.store import client
 from sessions.store.sessions import live_store
 from sessions.websocket import connection
 from tests.scheduling.api.serving import Client
@@ -47,7 +48,7 @@ def test_revoked_token_closes_sockets_of_all_processes(
 def test_revocation_without_notification_closes_socket(api: Client, open_page: Callable[..., Page]) -> None:
     """The channel layer lost the notification; the process reads revocations itself."""
     page = open_page(token=issue(api))
-    revocations.revoke_tokens(live_store().server, "s1", ["user"])
+    tokens.revoke_tokens(live_store().server, "s1", ["user"])
     assert page.close_code() == (4401, "token: revoked")
 
 
@@ -77,23 +78,23 @@ def test_revocation_is_later_than_clock_that_went_back(valkey: redis.Redis) -> N
     shard = client.shard_of("s1")
     latest = int(valkey.time()[0] + 600) * 1_000_000
     valkey.zadd(client.REVOKED[shard], {"other\nuser": latest})
-    at = revocations.revoke_tokens(server, "s1", ["user"])
-    issued_at = revocations.read_issue_time(server, "s1")
+    at = tokens.revoke_tokens(server, "s1", ["user"])
+    issued_at = tokens.read_issue_time(server, "s1")
     assert latest < at < issued_at
-    assert revocations.is_revoked(server, "s1", "user", at - 1)
-    assert not revocations.is_revoked(server, "s1", "user", issued_at)
-    found = revocations.list_revocations(server, [at - 1] * client.SHARDS)
+    assert tokens.is_revoked(server, "s1", "user", at - 1)
+    assert not tokens.is_revoked(server, "s1", "user", issued_at)
+    found = tokens.list_revocations(server, [at - 1] * client.SHARDS)
     assert [each.session_id for each in found[shard]] == ["s1"]
 
 
 def test_revocation_of_a_process_before_the_upgrade_counts(valkey: redis.Redis) -> None:
     """It lies in one key for all shards. A token that it revoked was valid after the upgrade."""
     server = live_store().server
-    at = revocations.read_issue_time(server, "s1")
+    at = tokens.read_issue_time(server, "s1")
     valkey.zadd("{at:revoked}", {"s1\nuser": at})
-    assert revocations.is_revoked(server, "s1", "user", at - 1)
-    assert not revocations.is_revoked(server, "s1", "user", at)
-    assert not revocations.is_revoked(server, "s1", "agent", at - 1)
+    assert tokens.is_revoked(server, "s1", "user", at - 1)
+    assert not tokens.is_revoked(server, "s1", "user", at)
+    assert not tokens.is_revoked(server, "s1", "agent", at - 1)
 
 
 def test_origin_list_limits_pages(initial_rows: None, second_address: str) -> None:

@@ -13,11 +13,11 @@ import requests
 
 from config.local.processes import wait_until
 from scheduling.operations import commands
+from sessions import tokens
 from sessions.detection import policies
 from sessions.models import SilencePolicy
 from sessions.store import client
 from sessions.store.inbox import live_inbox as inbox
-from sessions.websocket import tokens
 from tests.scheduling.api.serving import NOWHERE, WAIT_LIMIT, Client, eventually
 from tests.sessions.conftest import Chats
 from tests.sessions.refusing_server import REFUSALS, refuse_writes

@@ -16,11 +16,9 @@ from channels.layers import get_channel_layer
 from sessions.store.inbox import Post
 from sessions.store.inbox import live_inbox as inbox
 from sessions.websocket import connection, consumer, hub
-from sessions.websocket.connection import BURST, MOST_WAITING, RATE, FrameRateLimiter, SendQueue
+from sessions.websocket.connection import BURST, MOST_WAITING, RATE, Close, FrameRateLimiter, FrameWriter, SendQueue
 from sessions.websocket.consumer import SessionConsumer
-from sessions.websocket.frame_writer import FrameWriter
 from sessions.websocket.hub import Hub, group_of
-from sessions.websocket.protocol import Close
 from tests.scheduling.api.serving import WAIT_LIMIT
 from tests.sessions.websocket.test_catch_up import RecordedSocket, scope
 

@@ -18,8 +18,8 @@ from pytest_django import Settings
 from config.environment import ROOT
 from config.settings.logging import WithoutTokens
 from scheduling.models import Customer
+from sessions import tokens
 from sessions.models import SilencePolicy
-from sessions.websocket import tokens
 
 PAGE, START, STATE = "/demo/chat/", "/demo/chat/start", "/demo/chat/state"
 

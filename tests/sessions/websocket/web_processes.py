@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from config.environment import ROOT, environment
-from sessions.websocket import tokens
+from sessions import tokens
 from tests.scheduling.api.serving import WAIT_LIMIT, database_url
 
 FLAGS = "--ws websockets-sansio --ws-max-size 65536 --ws-per-message-deflate false --timeout-graceful-shutdown 2"

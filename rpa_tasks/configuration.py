@@ -1,0 +1,499 @@
+"""Validation of platforms, flows and shops, their sections of a configuration file, and rows of a new deployment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from zoneinfo import available_timezones
+
+import jsonschema_rs
+from django.db import transaction
+from django.db.models import Count, Q
+from django.utils.timezone import now
+
+from rpa_tasks.browser_settings import (
+    LISTS,
+    SECRETS,
+    SETTINGS,
+    check_browser_settings,
+    find_browser_address,
+    find_shared_browsers,
+    map_browsers_to_shops,
+    needs_new_password,
+    normalize_address,
+)
+from rpa_tasks.jobs.payloads import unstorable_reason
+from rpa_tasks.jobs.pick import TIERS
+from rpa_tasks.jobs.wakeups import wake_for_shops
+from rpa_tasks.models import DedupeBy, DedupePeriod, Flow, Job, Platform, Shop
+from rpa_tasks.supervisor.command import MOST_FOLDERS, check_program, check_words
+from rpa_tasks.supervisor.runs import MARKERS
+from scheduling.configuration.file.notation import ANY_MAPPING, SECONDS, WHOLE, choice, list_of, map_of, text
+from scheduling.configuration.file.section import Change, Field, Key, Listed, Place, Section, Stamp
+from scheduling.configuration.validation import check_retry_delays
+from scheduling.error_text import ErrorText as _
+from scheduling.errors import ErrorCollector
+from scheduling.models import WAITING
+from scheduling.models.versioned import rules_of
+from scheduling.strict_text import find_unstorable_text
+
+if TYPE_CHECKING:
+    from scheduling.configuration.file.apply import Plan
+
+
+# Validate platforms, flows and shops for admin forms and configuration files.
+#
+# Values have the names of the model's fields; absent ones are skipped. One `InvalidInput` contains all errors.
+# `platform` is always the platform's key.
+
+
+MIN_TIMEOUT, MAX_TIMEOUT = timedelta(seconds=1), timedelta(hours=24)
+MAX_WINDOW = timedelta(days=31)
+MAX_BACKLOG = 1_000_000
+MAX_SCHEMA = 65_536  #: characters
+EXIT_CLASSES = ("transient", "business", "session", "platform")
+MAX_VARIABLES = 50
+MAX_VALUE = 4_000  #: characters of a variable's value
+MAX_FOLDER = 1_000  #: characters
+#: Variables that the runner sets; the flow's value would be replaced.
+OWN_VARIABLES = {"PATH", "HOME", "LANG", "TZ", "TMPDIR", *MARKERS}
+#: With these a command could sign in as any user and read the secrets of every channel.
+FORBIDDEN_VARIABLES = {
+    "DJANGO_SECRET_KEY", "AFTERTOUCH_SECRETS_KEYS", "AFTERTOUCH_RPA_SECRETS_KEYS", "REDIS_URL", "CELERY_BROKER_URL",
+    "AFTERTOUCH_GATEWAY_REDIS_URL", "AFTERTOUCH_SESSIONS_REDIS_URL", "AFTERTOUCH_SENTINEL_URL_OPTIONS",
+    "AFTERTOUCH_EMAIL_URL", "AFTERTOUCH_FLOWER_AUTH", "FLOWER_BASIC_AUTH", "AFTERTOUCH_OIDC_CLIENT_SECRET",
+    "AFTERTOUCH_HTTP_PROXY", "AFTERTOUCH_CHATWOOT_SECRET", "AFTERTOUCH_ROCKETCHAT_TOKEN",
+}  # fmt: skip
+#: Its directories are mounted for a command that runs in isolation; only the node may name them.
+MOUNTED_VARIABLE = "AFTERTOUCH_RPA_FLOWS"
+#: Prefixes of variables that the dynamic linker reads. The program that isolates a command would obey them first.
+LOADER_VARIABLES = ("LD_", "GLIBC_TUNABLES", "GCONV_PATH")
+
+#: It is part of the names of a directory and a queue.
+_SHOP_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_PROFILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,139}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+
+
+def check_platform(
+    values: Mapping[str, Any],
+    task_types: Collection[str] = (),
+    stored: Platform | None = None,
+    shops: Iterable[Shop] = (),
+) -> None:
+    """Check a platform. `task_types` are those of its flows in use. If it exists, `stored` is its row, and `shops` are
+    all shops, for the browsers elsewhere.
+    """
+    found = ErrorCollector()
+    found.key(values)
+    check = values.get("check_task_type", "")
+    if check and check not in task_types:
+        found.add(
+            "check_task_type",
+            _("%(platform)s has no task type “%(name)s”", platform=values.get("key") or "it", name=check),
+        )
+    _check_name(values, found, longest=100)
+    found.number(values, "backlog_limit", 1, MAX_BACKLOG)
+    found.number(values, "breaker_threshold", 1, 100)
+    check_browser_settings(values, found, is_platform=True, stored=stored, shops=shops)
+    found.raise_if_any()
+
+
+@rules_of(Flow)
+def check_flow(values: Mapping[str, Any]) -> None:
+    """Check a flow, without the program on this machine: see `missing_program`."""
+    found = ErrorCollector()
+    found.key(values, "task_type")
+    if "command" in values:
+        for problem in check_words(values["command"]):
+            found.add("command", problem)
+        if values.get("needs_browser") is False and any("{debug_port}" in word for word in map(str, values["command"])):
+            found.add("command", _("{debug_port} is empty without a browser; set needs_browser"))
+    _check_path(values, found)
+    if values.get("dedupe_by", DedupeBy.PAYLOAD) not in DedupeBy.values:
+        found.add("dedupe_by", _("must be one of %(known)s", known=", ".join(DedupeBy.values)))
+    found.span(values, "timeout", least=MIN_TIMEOUT, most=MAX_TIMEOUT)
+    found.span(values, "dedupe_window", least=MIN_TIMEOUT, most=MAX_WINDOW)
+    _check_period(values, found)
+    _check_exit_codes(values.get("exit_codes", {}), found)
+    _check_schema(values.get("payload_schema", {}), found)
+    check_retry_delays(values, found)
+    _check_environment(values, found)
+    _check_fixed_variables(values, found)
+    cwd = values.get("cwd", "")
+    if cwd and (not isinstance(cwd, str) or not cwd.startswith("/") or len(cwd) > MAX_FOLDER or "\0" in cwd):
+        found.add("cwd", _("must be an absolute folder of at most %(most)s characters", most=MAX_FOLDER))
+    found.raise_if_any()
+
+
+def _check_period(values: Mapping[str, Any], found: ErrorCollector) -> None:
+    period, timezone = values.get("dedupe_period", ""), values.get("dedupe_timezone", "")
+    if period and period not in DedupePeriod.values:
+        found.add("dedupe_period", _("must be one of %(known)s", known=", ".join(DedupePeriod.values)))
+    if period and values.get("dedupe_window"):
+        found.add("dedupe_period", _("has no effect beside a time span; remove one of the two"))
+    if timezone and timezone not in available_timezones():
+        found.add("dedupe_timezone", _("must be a time zone like Asia/Shanghai"))
+    elif timezone and not period:
+        found.add("dedupe_timezone", _("has no effect without a period; remove it or set the period"))
+
+
+def missing_program(values: Mapping[str, Any]) -> str:
+    """Return why the command of a valid flow cannot be started on this machine, or "". It may be no execution node."""
+    return check_program(values["command"][0], values.get("path", []), values.get("cwd", ""))
+
+
+def _check_path(values: Mapping[str, Any], found: ErrorCollector) -> None:
+    found.texts(values, "path", longest=MAX_FOLDER)
+    folders = values.get("path", [])
+    if not isinstance(folders, list):
+        return
+    if len(folders) > MOST_FOLDERS:
+        found.add("path", _("must not name more than %(most)s folders", most=MOST_FOLDERS))
+    for folder in folders:
+        if not isinstance(folder, str) or not folder.startswith("/") or ":" in folder or "\0" in folder:
+            found.add("path", _("“%(name)s” is not an absolute folder without “:”", name=folder))
+
+
+def check_shop(
+    values: Mapping[str, Any],
+    taken: Mapping[str, str] | None = None,
+    browsers: Mapping[str, str] | None = None,
+    inherited: str = "",
+) -> None:
+    """Check a shop. `taken` maps the browser profiles of all other shops, retired ones included, to their shops;
+    `browsers` maps the addresses of their browsers that run elsewhere. `inherited` is the address from its platform.
+
+    A profile has the cookies of its shop, so another shop may never get it.
+    """
+    found = ErrorCollector()
+    if "shop_id" in values and not _SHOP_ID.fullmatch(str(values["shop_id"])):
+        found.add(
+            "shop_id",
+            _("must start with a letter or digit and have only letters, digits, “-”, “_” and “.”, at most 64"),
+        )
+    if values.get("dedicated_queue") and values.get("shop_id") in TIERS.values():
+        # On RabbitMQ its routing key would be one of the shared queue.
+        found.add(
+            "shop_id",
+            _("“%(name)s” is a queue of all shops; this shop can have no queue of its own", name=values["shop_id"]),
+        )
+    _check_name(values, found, longest=200)
+    profile = values.get("profile_id", "")
+    if profile and not _PROFILE.fullmatch(profile):
+        found.add(
+            "profile_id", _("names a directory: only letters, digits, “-”, “_” and “.”, at most 140, no “.” in front")
+        )
+    elif (name := profile_of(values)) in (taken or {}):
+        found.add(
+            "profile_id",
+            _("browser profile “%(name)s” belongs to %(shop)s; set another one", name=name, shop=(taken or {})[name]),
+        )
+    found.number(values, "backlog_limit", 1, MAX_BACKLOG)
+    check_browser_settings(values, found, taken=browsers, inherited=inherited)
+    found.raise_if_any()
+
+
+def profile_of(values: Mapping[str, Any]) -> str:
+    """Return the value of `Shop.profile` for these values, or "" if they are incomplete."""
+    if values.get("profile_id"):
+        return str(values["profile_id"])
+    known = values.get("platform") and values.get("shop_id")
+    return f"{values['platform']}-{values['shop_id']}" if known else ""
+
+
+def map_profiles_to_shops(shops: Iterable[Shop]) -> dict[str, str]:
+    """Map each browser profile to its shop. The shops come with their platforms."""
+    return {shop.profile: f"{shop.platform.key}/{shop.shop_id}" for shop in shops}
+
+
+def _check_name(values: Mapping[str, Any], found: ErrorCollector, *, longest: int) -> None:
+    if len(values.get("name", "")) > longest:
+        found.add("name", _("must not be longer than %(most)s characters", most=longest))
+
+
+def _check_exit_codes(table: Any, found: ErrorCollector) -> None:
+    if not isinstance(table, dict):
+        found.add(
+            "exit_codes",
+            _("must be a mapping of %(classes)s to lists of exit codes", classes=", ".join(EXIT_CLASSES)),
+        )
+        return
+    owner: dict[int, str] = {}
+    for name, codes in table.items():
+        field = f"exit_codes.{name}"
+        if name not in EXIT_CLASSES:
+            found.add(field, _("is not known here; known are %(known)s", known=", ".join(EXIT_CLASSES)))
+        elif not isinstance(codes, list) or not all(_is_exit_code(code) for code in codes):
+            found.add(field, _("must be a list of whole numbers from 1 to 255"))
+        else:
+            for code in codes:
+                if code in owner:
+                    found.add(field, _("%(code)s is listed already, as %(name)s", code=code, name=owner[code]))
+                owner.setdefault(code, name)
+
+
+def _is_exit_code(code: Any) -> bool:
+    return isinstance(code, int) and not isinstance(code, bool) and 1 <= code <= 255
+
+
+def _check_schema(schema: Any, found: ErrorCollector) -> None:
+    if not isinstance(schema, dict):
+        found.add("payload_schema", _("must be a mapping: a JSON schema"))
+        return
+    if problem := unstorable_reason(schema):
+        found.add("payload_schema", problem[:200])
+        return
+    if len(repr(schema)) > MAX_SCHEMA:
+        found.add("payload_schema", _("must not be longer than %(most)s characters", most=MAX_SCHEMA))
+        return
+    try:
+        # A remote reference would let the author of a schema make our servers call any address.
+        jsonschema_rs.validator_for(schema, offline=True)
+    except jsonschema_rs.ValidationError as error:
+        where = ".".join(["payload_schema", *map(str, error.instance_path)])
+        found.add(where, error.message.splitlines()[0][:200])
+    except ValueError as error:  # nested too deeply
+        found.add("payload_schema", str(error)[:200])
+
+
+def _check_environment(values: Mapping[str, Any], found: ErrorCollector) -> None:
+    found.texts(values, "environment", longest=100)
+    names = values.get("environment", [])
+    if not isinstance(names, list):
+        return
+    if len(names) > MAX_VARIABLES:
+        found.add("environment", _("must not name more than %(most)s variables", most=MAX_VARIABLES))
+    for name in names:
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            found.add("environment", _("“%(name)s” is not the name of an environment variable", name=name))
+        elif name in OWN_VARIABLES:
+            found.add("environment", _("%(name)s is set for every run anyway", name=name))
+        elif name in FORBIDDEN_VARIABLES:
+            found.add("environment", _("%(name)s is never given to a command", name=name))
+
+
+def _check_fixed_variables(values: Mapping[str, Any], found: ErrorCollector) -> None:
+    fixed = values.get("env", {})
+    if not isinstance(fixed, dict):
+        found.add("env", _("must be a mapping of names to texts"))
+        return
+    if len(fixed) > MAX_VARIABLES:
+        found.add("env", _("must not name more than %(most)s variables", most=MAX_VARIABLES))
+    for name, value in fixed.items():
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            found.add("env", _("“%(name)s” is not the name of an environment variable", name=name))
+        elif name in OWN_VARIABLES:
+            found.add("env", _("%(name)s is set for every run anyway", name=name))
+        elif name in FORBIDDEN_VARIABLES or name == MOUNTED_VARIABLE or name.startswith(LOADER_VARIABLES):
+            found.add("env", _("%(name)s is never given to a command", name=name))
+        elif name in values.get("environment", []):
+            found.add("env", _("%(name)s is named in environment already", name=name))
+        elif not isinstance(value, str) or len(value) > MAX_VALUE or find_unstorable_text(value):
+            found.add(
+                "env",
+                _("%(name)s must be a text of at most %(most)s characters without NUL", name=name, most=MAX_VALUE),
+            )
+
+
+PLATFORMS = {"pdd": "拼多多", "temu": "Temu", "tiktok": "TikTok Shop"}
+#: Whether a repeat has no second effect.
+TASK_TYPES = {"sync_order": True, "refresh_goods": True, "batch_reply": False}
+#: The call of an RPA tool; its program is to be replaced.
+COMMAND = ["rpa-cli", "run", "--flow", "{flow}", "--param", "{param}", "--timeout", "{timeout}"]
+
+
+def ship_platforms() -> str:
+    """Create the platforms and flows as retired rows, while there is no platform. Returns a line for the operator."""
+    if Platform.objects.exists():
+        return ""
+    at = now()
+    for key, name in PLATFORMS.items():
+        platform = Platform.objects.create(key=key, name=name, retired_at=at)
+        for task_type, idempotent in TASK_TYPES.items():
+            Flow.objects.create(
+                platform=platform, task_type=task_type, command=COMMAND, idempotent=idempotent, retired_at=at
+            )
+    return f"Shipped platforms, not in use: {', '.join(PLATFORMS)}"
+
+
+# Sections `platforms`, `flows` and `shops` of the configuration file.
+#
+# Operators pause platforms and shops at any time. The file may set `paused`; without it a pause stays, so that
+# applying a file never resumes what an operator has paused. The login of a shop is not configuration.
+
+
+BROWSER_FIELDS = (
+    *(
+        Field(
+            f"browser.{path}", "browser", list_of(text(500)) if name in LISTS else text(500, empty=True),
+            [] if name in LISTS else "", member=name,
+        )
+        for name, path in SETTINGS.items()
+    ),
+    *(
+        Field(f"browser.{path}", "proxy_secret", text(255, empty=True), "", member=name)
+        for name, path in SECRETS.items()
+    ),
+)  # fmt: skip
+PASSWORD, PROVIDER = f"browser.{SECRETS['password']}", f"browser.{SETTINGS['cdp_url']}"
+
+
+class Pausable(Section):
+    """Section of rows with browser settings and `paused`. An absent `paused` keeps the present one."""
+
+    scope = "rpa.configure"
+    left_out = frozenset({"browser", "login_state"})
+    further = BROWSER_FIELDS
+
+    def own_defaults(self, values: Mapping[str, Any], position: int, stored: Any = None) -> dict[str, Any]:
+        return {"paused": stored is not None and stored.retired_at is None and stored.paused}
+
+    def read_entry(
+        self, entry: dict[str, Any], position: int, path: str, earlier: Mapping[Key, Listed], plan: Plan
+    ) -> Listed | None:
+        one = super().read_entry(entry, position, path, earlier, plan)
+        if one is not None and isinstance(address := one.row.browser.get("cdp_url"), str):
+            one.row.browser["cdp_url"] = normalize_address(address)
+        return one
+
+    def check_among(self, one: Listed, plan: Plan) -> None:
+        if one.row.paused and "paused" not in one.entry:
+            plan.note(f"{one.path}: is paused and stays so; “paused: false” would end it")
+
+    def find_secrets(self, entry: Mapping[str, Any]) -> Iterable[Place]:
+        return [("browser", *path.split(".")) for path in SECRETS.values()]
+
+    def find_forbidden_secret(self, kept: Iterable[Place], stored: Any, row: Any) -> tuple[str, str] | None:
+        if needs_new_password(stored, row.browser.get("proxy_url", "")):
+            return PASSWORD, _("must be entered with the user name for another proxy")
+        return None
+
+    def store(self, change: Change, stamp: Stamp) -> None:
+        super().store(change, stamp)
+        if change.before is not None and change.before.paused and change.after is not None and not change.after.paused:
+            shops = list(self.list_shops(change.after).values_list("pk", flat=True))
+            transaction.on_commit(lambda: wake_for_shops(shops), robust=True)
+
+    def list_shops(self, row: Any) -> Any:
+        """Return the shops that a pause of this row stops."""
+        raise NotImplementedError
+
+
+def note_waiting_jobs(changes: Sequence[Change], plan: Plan, column: str) -> None:
+    """Add a note about jobs of retired rows, which the next pass cancels."""
+    retired = {change.before.pk: change for change in changes if change.verb == "retired"}
+    jobs = Job.objects.filter(Q((f"{column}__in", list(retired))), state__in=WAITING, paused_by="")
+    for pk, waiting in jobs.values_list(column).annotate(Count("pk")).order_by() if retired else ():
+        change = retired[pk]
+        plan.note(f"{change.section.noun} “{change.label}” is retired: its waiting jobs ({waiting}) are cancelled")
+
+
+def _map_templates(plan: Plan) -> dict[str, str]:
+    """Map platforms to their address of a browser elsewhere as of after the file is applied."""
+    found: dict[str, str] = plan.once(
+        "browsers of platforms",
+        lambda: {key: row.browser.get("cdp_url", "") for (key,), row in plan.in_use(Platform).items()},
+    )
+    return found
+
+
+class Platforms(Pausable):
+    name = "platforms"
+    noun = "platform"
+    model = Platform
+    paths = {"check_task_type": "check"}
+
+    def check_values(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
+        task_types = {task_type for platform, task_type in plan.in_use(Flow) if (platform,) == one.key}
+        check_platform(values, task_types, one.stored)
+
+    def check_among(self, one: Listed, plan: Plan) -> None:
+        super().check_among(one, plan)
+        if "shops" in plan.document:
+            return  # their section compares the browsers
+        shops = plan.stored(plan.section_of[Shop]).values()
+        shared = plan.once("shared browsers", lambda: list(find_shared_browsers(shops, _map_templates(plan))))
+        for shop, problem in shared:
+            if shop.platform.key == one.row.key:
+                plan.problem(f"{one.path}.{PROVIDER}", problem)
+
+    def note_changes(self, changes: Sequence[Change], plan: Plan) -> None:
+        note_waiting_jobs(changes, plan, "shop__platform")
+
+    def list_shops(self, row: Any) -> Any:
+        return row.shops.filter(retired_at=None)
+
+
+class Flows(Section):
+    name = "flows"
+    noun = "flow"
+    scope = "rpa.commands"
+    model = Flow
+    identity = ("platform", "task_type")
+    required = frozenset({"idempotent"})
+    paths = {"dedupe_by": "dedupe.key", "dedupe_": "dedupe."}
+    notations = {
+        "command": list_of(text(4_000, empty=True)),
+        "exit_codes": map_of(list_of(WHOLE)),
+        "payload_schema": ANY_MAPPING,
+        "retry_delays": list_of(SECONDS),
+        "dedupe_period": choice({"none": "", **{each: each for each in DedupePeriod.values}}),
+        "environment": list_of(text(100)),
+        "path": list_of(text(1_000)),
+        "env": map_of(text(4_000, empty=True)),
+    }
+
+    def check_among(self, one: Listed, plan: Plan) -> None:
+        row = one.row
+        if problem := missing_program({"command": row.command, "path": row.path, "cwd": row.cwd}):
+            plan.note(f"flow {self.label(row)}: {problem} on this machine")
+
+    def note_changes(self, changes: Sequence[Change], plan: Plan) -> None:
+        note_waiting_jobs(changes, plan, "flow")
+        for change in changes if "platforms" not in plan.document else ():
+            row = change.before
+            if change.verb == "retired" and row.platform.check_task_type == row.task_type:
+                plan.note(f"flow “{change.label}” is retired: it no longer checks logins of its platform")
+
+
+class Shops(Pausable):
+    name = "shops"
+    noun = "shop"
+    model = Shop
+    identity = ("platform", "shop_id")
+
+    def check_values(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
+        shops = plan.stored(self).values()
+        taken = dict(plan.once("browser profiles", lambda: map_profiles_to_shops(shops)))
+        # `check_among` compares the addresses that the platforms give, as of after the file is applied.
+        browsers = dict(plan.once("browsers elsewhere", lambda: map_browsers_to_shops(shops, {})))
+        if one.stored is not None:
+            taken.pop(one.stored.profile, None)
+            browsers.pop(find_browser_address(one.stored.browser.get("cdp_url", ""), ""), None)
+        check_shop(values, taken, browsers)
+
+    def check_among(self, one: Listed, plan: Plan) -> None:
+        super().check_among(one, plan)
+        profiles = plan.once("profiles of the file", dict)
+        first = profiles.setdefault(one.row.profile, one.path)
+        if first != one.path:
+            problem = _("browser profile “%(profile)s” is used at %(path)s too", profile=one.row.profile, path=first)
+            plan.problem(f"{one.path}.profile_id", problem)
+        browsers = plan.once("browsers of the file", lambda: self._map_unlisted_browsers(plan))
+        own, template = one.row.browser.get("cdp_url", ""), _map_templates(plan).get(one.row.platform.key, "")
+        address = find_browser_address(own, template, one.row.shop_id)
+        if address and (other := browsers.setdefault(address, one.path)) != one.path:
+            plan.problem(f"{one.path}.{PROVIDER}", _("this browser is used at %(path)s too", path=other))
+
+    def _map_unlisted_browsers(self, plan: Plan) -> dict[str, str]:
+        absent = (row for key, row in plan.stored(self).items() if key not in plan.listed[self.name])
+        return map_browsers_to_shops(absent, _map_templates(plan))
+
+    def note_changes(self, changes: Sequence[Change], plan: Plan) -> None:
+        note_waiting_jobs(changes, plan, "shop")
+
+    def list_shops(self, row: Any) -> Any:
+        return Shop.objects.filter(pk=row.pk)
