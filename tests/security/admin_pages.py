@@ -753,17 +753,20 @@ ACTIONS: dict[tuple[str, str], list[Action]] = {
 }  # fmt: skip
 
 
-def page_addresses(user: User, *, histories: int = len(MODELS), forms: bool = True) -> Iterator[str]:
+def page_addresses(
+    user: User, *, histories: int = len(MODELS), forms: bool = True, empty_forms: bool = True
+) -> Iterator[str]:
     """Yield the address of each page that a browser shows. The row of a page is made when its turn comes.
 
-    `histories` is the number of models whose history is read. `forms` includes the forms of the models.
+    `histories` is the number of models whose history is read. `forms` includes the forms of the models,
+    and `empty_forms` those for a new row, where a row of the model can be changed too.
     """
     routes = {name: route for route, name in RENAMED.items()}
     for place, (name, rights) in enumerate(MODELS.items()):
         yield reverse(f"admin:{name}_changelist")
         if not forms:
             continue
-        if rights.add != NOBODY:
+        if rights.add != NOBODY and (empty_forms or rights.change == NOBODY):
             yield reverse(f"admin:{name}_add")
         for kind in ("change", "history") if place < histories else ("change",):
             yield reverse(f"admin:{name}_{kind}", args=rights.row(user))
