@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from scheduling.api.customers.rows import NamedCustomerIn
+from scheduling.api.customers import NamedCustomerIn
 from scheduling.api.events import parse_event
 from scheduling.customers.imports import PARSERS, InvalidValue
 from scheduling.errors import InvalidInput

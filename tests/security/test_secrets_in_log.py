@@ -182,7 +182,7 @@ def test_api_request_logs_no_key(
 
     key = create_api_key("shop", ["customers"])
     if answer == 500:
-        monkeypatch.setattr("scheduling.api.customers.rows.serialize_customer", crash)
+        monkeypatch.setattr("scheduling.api.customers.serialize_customer", crash)
         Customer.objects.create(user_id="ann")
     client = Client(raise_request_exception=False, headers={"authorization": f"Bearer {key}"})
     if answer == 200:

@@ -172,7 +172,7 @@ def test_killed_redis_ends_or_goes_on(
             assert now.pid == browser.pid
             leases.request_end(row, leases.TakeOverEnd.ENDED)
         else:
-            monkeypatch.setattr(host, "CONNECTED_WITHIN", 1.0)
+            monkeypatch.setattr("rpa_tasks.takeover.host.CONNECTED_WITHIN", 1.0)
         assert wait_for_end(row) == ("ended" if returns else "disconnected")
     assert count_browsers(pool) == 1
     assert read_slot_states() == {"pdd-s1": "idle"}

@@ -13,7 +13,7 @@ import yaml
 from django.db import connection
 
 from scheduling import sql
-from scheduling.api.config import publication
+from scheduling.api import config
 from scheduling.configuration.file.apply import plan_changes
 from scheduling.configuration.file.document import export_document, format_document
 from scheduling.configuration.file.versions import compute_version
@@ -157,11 +157,11 @@ def test_impact_has_one_time_limit(api: Client, monkeypatch: pytest.MonkeyPatch,
     def count_slowly(*_: Any) -> int:
         return len(sql.rows("SELECT pg_sleep(%(pause)s)", {"pause": pause}))
 
-    monkeypatch.setattr(publication, "TIME_LIMIT", timedelta(seconds=1))
+    monkeypatch.setattr(config, "TIME_LIMIT", timedelta(seconds=1))
     monkeypatch.setattr(rescheduling, "count_limited_touches", count_slowly)
-    assert publication._measure_impact(planned) is None
+    assert config._measure_impact(planned) is None
     monkeypatch.undo()
-    assert publication._measure_impact(planned) == {"nodes": [], "rules": []}
+    assert config._measure_impact(planned) == {"nodes": [], "rules": []}
 
 
 def test_move_waiting_moves_touches(api: Client) -> None:

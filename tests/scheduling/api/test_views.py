@@ -72,6 +72,9 @@ def test_api_serves_docs_and_schema(server: str) -> None:
     assert (
         "application/cloudevents-batch+json" in described["paths"]["/api/v1/events"]["post"]["requestBody"]["content"]
     )
+    names = [operation["operationId"] for methods in described["paths"].values() for operation in methods.values()]
+    assert {"events_post_events", "customers_put_customer", "rpa_publish"} < set(names)
+    assert len(set(names)) == len(names)
 
 
 @each_row("method, path, status", [("GET", "/nowhere", 404), ("DELETE", "/events", 405)])
