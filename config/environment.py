@@ -215,7 +215,7 @@ class Environment(BaseSettings):
     @classmethod
     def require_proxy(cls, proxy: SecretStr) -> SecretStr:
         if address := proxy.get_secret_value():
-            from scheduling.channels.http_client import parse_proxy  # not for programs without a proxy
+            from scheduling.channels.ssrf import parse_proxy  # not for programs without a proxy
 
             parse_proxy(address)
         return proxy

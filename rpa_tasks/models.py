@@ -471,7 +471,7 @@ class ExecutionNode(models.Model):
     #: One entry per browser slot: {"slot", "state", "shop", "profile", "port", "uses", "started_at", "last_used_at",
     #: "rss_mb", "reason"}.
     browsers = models.JSONField(_("browsers"), default=list)
-    #: Since then it starts nothing new: see `rpa_tasks.jobs.shops`. Its own reports do not change it.
+    #: Since then it starts nothing new: see `rpa_tasks.jobs.nodes`. Its own reports do not change it.
     draining_at = models.DateTimeField(_("drained since"), null=True, editable=False)
     drained_by = models.CharField(_("drained by"), max_length=150, blank=True, db_default="", editable=False)
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from scheduling.admin.dashboard.charts import ActionLine, DashboardCard
     from scheduling.admin.navigation import Finder, Group
     from scheduling.db_timeouts import Deadline
-    from scheduling.delivery.outgoing import Presence
+    from scheduling.delivery.presence import Presence
     from scheduling.ledger.deletion import Identity
     from scheduling.models import FailedTask
-    from scheduling.monitoring.wanted_numbers import WorkerReport
+    from scheduling.monitoring.queues import WorkerReport
     from scheduling.operations.bulk_actions import BulkList
     from scheduling.operations.failed_tasks import Republisher
     from scheduling.operations.retention import RetentionTable

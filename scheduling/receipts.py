@@ -34,7 +34,7 @@ from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
 from scheduling.delivery.receivers import find_delivery_keys, store_disabled_targets
 from scheduling.ids import new_id
-from scheduling.ledger import transitions
+from scheduling.ledger import locks
 from scheduling.models import Customer, CustomerChange, DeliveryReceipt, ReceiptKind, WebhookEvent, WebhookFact
 from scheduling.models.customer import REPLYING
 from scheduling.models.node import digest_address
@@ -239,7 +239,7 @@ def _record_consequences(config: Snapshot, new: Sequence[FoundReport]) -> None:
         return
     with transaction.atomic():
         sql.limit_lock_waits(settings.TIMEOUTS.event_lock)
-        remaining = transitions.lock_remaining(each.touch.customer_id for each in wanted)
+        remaining = locks.lock_remaining(each.touch.customer_id for each in wanted)
         if events := _compose_events(config, [each for each in wanted if each.touch.customer_id in remaining]):
             record_and_publish(events, settings.TIMEOUTS.event_lock)
 
@@ -408,7 +408,7 @@ def _record_messages(spec: ChannelSpec, messages: Sequence[CustomerMessage]) -> 
     with transaction.atomic():
         sql.limit_lock_waits(settings.TIMEOUTS.event_lock)
         # The locks keep an erased customer from coming back as a new one.
-        users = transitions.lock_remaining(key for keys in found.values() for key in keys)
+        users = locks.lock_remaining(key for keys in found.values() for key in keys)
         spoken = [(users[key], each) for each in messages for key in found.get(each.address, ()) if key in users]
         _open_conversations(spec, spoken)
     latest: dict[str, datetime] = {}

@@ -144,7 +144,7 @@ def stop_load_reports(**_: Any) -> None:
 
 
 def _report_load(name: str, processes: int, queues: list[str]) -> None:
-    from scheduling.monitoring.wanted_numbers import WorkerReport, remove_worker_report, send_worker_report
+    from scheduling.monitoring.queues import WorkerReport, remove_worker_report, send_worker_report
 
     busy = 0.0
     while not _stopping.is_set():

@@ -40,8 +40,8 @@ from scheduling.admin.page_reads import PageTimeLimit, count_within
 from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.admin.touches.touch import build_span_link
 from scheduling.models import Priority
+from scheduling.monitoring.queues import WorkerReport
 from scheduling.monitoring.statistics import HourlyCache, hours_between
-from scheduling.monitoring.wanted_numbers import WorkerReport
 
 OUTCOME_SERIES = (
     Series("done", gettext_lazy("Done"), "good"),

@@ -30,6 +30,7 @@ from rpa_tasks.admin.labels import STATE_TONES
 from rpa_tasks.admin.run_job import RUN_JOBS
 from rpa_tasks.jobs import publish
 from rpa_tasks.jobs.dead_letters import digest_jobs
+from rpa_tasks.jobs.nodes import waits_for_drained_node
 from rpa_tasks.jobs.queries import (
     JOB_ACTIONS,
     UNFINISHED,
@@ -39,7 +40,7 @@ from rpa_tasks.jobs.queries import (
     filter_jobs_of_platform,
     filter_jobs_of_task_type,
 )
-from rpa_tasks.jobs.shops import is_login_check, waits_for_drained_node
+from rpa_tasks.jobs.shops import is_login_check
 from rpa_tasks.models import Evidence, ExecutionNode, Flow, Job, LoginState, Platform, Run, Shop
 from rpa_tasks.takeover.page_socket import PERMISSION
 from rpa_tasks.worker.runner import unpack_text

@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy as _
 from rpa_tasks.admin import labels
 from rpa_tasks.admin.run_job import RUN_JOBS
 from rpa_tasks.browser_settings import uses_browser_elsewhere
-from rpa_tasks.jobs import shops
+from rpa_tasks.jobs import nodes
 from rpa_tasks.jobs.pick import NODE_SILENT
 from rpa_tasks.jobs.shops import unpin_matching_shops
 from rpa_tasks.models import ExecutionNode, Job, LoginState, Run
@@ -68,7 +68,7 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
 
     @ops_display(description=_("free slots"))
     def free_slots(self, row: Any) -> int:
-        return shops.count_free_slots(row, row.load, reports=not has_stopped_reporting(row))
+        return nodes.count_free_slots(row, row.load, reports=not has_stopped_reporting(row))
 
     @ops_display(description=_("pinned shops, with due jobs"))
     def shops(self, row: Any) -> str:
@@ -88,7 +88,7 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
 
     def get_changelist_instance(self, request: HttpRequest) -> Any:
         found = super().get_changelist_instance(request)
-        loads = shops.measure_loads([row.name for row in found.result_list])
+        loads = nodes.measure_loads([row.name for row in found.result_list])
         for row in found.result_list:
             row.load = loads[row.name]
         return found
@@ -100,14 +100,14 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
         row = self.get_row_or_404(request, object_id)
-        row.load = shops.measure_loads([row.name])[row.name]
+        row.load = nodes.measure_loads([row.name])[row.name]
         return self.page(
             request, "rpa_tasks/node.html", row.name, original=row, node=row, subtitle=None,
             state=self.shown_state(row), gone=has_stopped_reporting(row), seen=format_age(row.seen_at),
             up=format_age(row.started_at), warm=describe_warm_share(row), free=self.free_slots(row),
             browsers=[_browser_row(each) for each in row.browsers],
             jobs=[{"job": job, "bar": labels.render_progress(job)} for job in self.jobs_of(row)],
-            take_overs=shops.open_take_overs().filter(node=row.name).select_related("shop__platform"),
+            take_overs=nodes.open_take_overs().filter(node=row.name).select_related("shop__platform"),
             shops=_shop_rows(row) if request.user.has_perm("rpa_tasks.view_shop") else [], shops_shown=SHOPS_SHOWN,
             links=self.action_links(request, row),
             delete_link=self.url("delete", row.pk) if self.has_delete_permission(request, row) else "",
@@ -121,7 +121,7 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
 
     @row_action(permission="scheduling.add_pause", allowed=lambda row: row.draining_at is None)
     def drain(self, request: HttpRequest, row: ExecutionNode) -> Confirmation:
-        load = shops.measure_loads([row.name])[row.name]
+        load = nodes.measure_loads([row.name])[row.name]
         pinned = gettext("Shops whose browser profile is on this node: %(count)s") % {"count": load.pinned}
         return Confirmation(
             title=gettext("Drain the node “%(node)s”?") % {"node": row.name}, button=gettext("Drain"),
@@ -129,7 +129,7 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
                          "platforms that wait for the preferred node wait until you resume the node or release them. "
                          "The drain lasts over a restart."),
             facts=[gettext("Running jobs: %(count)s") % {"count": load.running}, pinned],
-            act=lambda: shops.drain_node(row.name, by=request.user.get_username()),
+            act=lambda: nodes.drain_node(row.name, by=request.user.get_username()),
             done=gettext("The node starts nothing new."),
         )  # fmt: skip
 
@@ -138,13 +138,13 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
         return Confirmation(
             title=gettext("Resume the node “%(node)s”?") % {"node": row.name}, button=gettext("Resume"),
             text=gettext("The node takes jobs again, and its shops continue."),
-            act=lambda: shops.resume_node(row.name, by=request.user.get_username()),
+            act=lambda: nodes.resume_node(row.name, by=request.user.get_username()),
             done=gettext("The node takes jobs again."),
         )  # fmt: skip
 
     @row_action(permission=RUN_JOBS, allowed=lambda row: row.load.pinned)
     def release_shops(self, request: HttpRequest, row: ExecutionNode) -> Confirmation:
-        load = shops.measure_loads([row.name])[row.name]
+        load = nodes.measure_loads([row.name])[row.name]
 
         def act() -> None:
             done = unpin_matching_shops(by=request.user.get_username(), node=row.name)
@@ -165,7 +165,7 @@ SHOPS_SHOWN = 200
 
 def _shop_rows(row: ExecutionNode) -> list[dict[str, Any]]:
     """Prepare the first shops that are pinned to the node."""
-    pinned: Any = shops.pinned_shops(row.name)[:SHOPS_SHOWN]
+    pinned: Any = nodes.pinned_shops(row.name)[:SHOPS_SHOWN]
     return [
         {
             "shop": shop, "link": reverse("admin:rpa_tasks_shop_change", args=[shop.pk]), "waiting": shop.waiting,

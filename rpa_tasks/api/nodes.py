@@ -11,9 +11,8 @@ from django.http import HttpRequest
 from ninja import Path, Router, Schema
 
 from rpa_tasks.api.jobs import OPERATE, PROBLEMS, READ
-from rpa_tasks.jobs import shops
+from rpa_tasks.jobs.nodes import NodeLoad, count_free_slots, drain_node, measure_loads, resume_node
 from rpa_tasks.jobs.pick import NODE_SILENT
-from rpa_tasks.jobs.shops import NodeLoad
 from rpa_tasks.models import ExecutionNode
 from scheduling import sql
 from scheduling.api.auth import build_api_key_actor
@@ -57,7 +56,7 @@ def list_nodes(request: HttpRequest) -> dict[str, Any]:
 def drain_execution_node(request: HttpRequest, name: Path[Text]) -> dict[str, Any]:
     """Let the node start nothing new. Running jobs and take-overs continue. Idempotent."""
     with sql.brief_lock_waits():
-        shops.drain_node(name, by=build_api_key_actor(request).name)
+        drain_node(name, by=build_api_key_actor(request).name)
     return _serialize_nodes(ExecutionNode.objects.filter(name=name))[0]
 
 
@@ -65,14 +64,14 @@ def drain_execution_node(request: HttpRequest, name: Path[Text]) -> dict[str, An
 def resume_execution_node(request: HttpRequest, name: Path[Text]) -> dict[str, Any]:
     """Let the node start jobs again. Idempotent."""
     with sql.brief_lock_waits():
-        shops.resume_node(name, by=build_api_key_actor(request).name)
+        resume_node(name, by=build_api_key_actor(request).name)
     return _serialize_nodes(ExecutionNode.objects.filter(name=name))[0]
 
 
 def _serialize_nodes(rows: QuerySet[ExecutionNode]) -> list[dict[str, Any]]:
     reports = ExpressionWrapper(Q(seen_at__gt=Now() - NODE_SILENT), BooleanField())
     nodes = list(rows.annotate(reports=reports).order_by("name"))
-    loads = shops.measure_loads([node.name for node in nodes])
+    loads = measure_loads([node.name for node in nodes])
     return [_serialize_node(node, loads[node.name], reports=node.reports) for node in nodes]
 
 
@@ -80,7 +79,7 @@ def _serialize_node(node: ExecutionNode, load: NodeLoad, *, reports: bool) -> di
     fields = ("name", "seen_at", "started_at", "draining_at", "drained_by", "slots")
     return {name: getattr(node, name) for name in fields} | {
         "reports": reports,
-        "free_slots": shops.count_free_slots(node, load, reports=reports),
+        "free_slots": count_free_slots(node, load, reports=reports),
         "running": load.running,
         "take_overs": load.take_overs,
         "pinned": load.pinned,

@@ -44,7 +44,7 @@ from rpa_tasks.browsers.launch import (
 from rpa_tasks.browsers.registry import Record
 from rpa_tasks.supervisor.processes import end_processes, is_alive, read_process
 from scheduling.channels.base import DestinationRefused
-from scheduling.channels.http_client import PrivateHosts
+from scheduling.channels.ssrf import PrivateHosts
 from scheduling.strict_text import storable_text
 
 PROOF_TIMEOUT = 15.0  #: seconds for the echo page through the proxy

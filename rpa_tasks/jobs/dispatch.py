@@ -16,7 +16,7 @@ from django.db.models.functions import Now
 from kombu.exceptions import OperationalError
 
 from rpa_tasks import metrics
-from rpa_tasks.jobs import dead_letters, shops, wakeups
+from rpa_tasks.jobs import breaker, dead_letters, shops, wakeups
 from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.models import Evidence, Job, LoginState, Run, Shop
 from rpa_tasks.outcomes import Verdict, retry_delay
@@ -60,7 +60,7 @@ def settle_run(job: Job, claim: Claim, ended: RunResult) -> bool:
         if fresh.state != "running" or fresh.lease_no != claim.lease_no:
             log.warning("stale_run_dropped", task_id=str(job.pk), lease_no=claim.lease_no, outcome=outcome)
             return False
-        rests = shops.record_outcome(job.shop.platform_id, outcome, job.pk)
+        rests = breaker.record_outcome(job.shop.platform_id, outcome, job.pk)
         at = sql.now()  # the clock of this node may be ahead; due times use PostgreSQL's clock
         settlement, burns = _settlement_of(fresh, job, ended.verdict, rests, at)
         settlement = shops.settle_check(job, settlement)
@@ -200,7 +200,7 @@ def _rescue_run(claim: Claim, began: bool, at: datetime) -> bool:
             jobs.settle({claim: settlement})
             if began:
                 record_lost_run(row, at)
-            shops.release_trial(claim.task_id)
+            breaker.release_trial(claim.task_id)
             if settlement.state in ("failed", "unknown"):
                 dead_letters.record_failed_job(claim.task_id)
     except DatabaseError:

@@ -1,25 +1,23 @@
-"""Operate shops, platforms and nodes: actions of operators, circuit breaker, login checks, drains."""
+"""Operate shops and platforms: actions of operators, login checks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
-from uuid import UUID
 
 import structlog
-from django.conf import settings
 from django.db import transaction
-from django.db.models import BooleanField, Count, Exists, ExpressionWrapper, F, OuterRef, Q, QuerySet, Subquery
-from django.db.models.functions import Coalesce, Now
+from django.db.models import BooleanField, Exists, ExpressionWrapper, F, OuterRef, Q
+from django.db.models.functions import Now
 
+from rpa_tasks.jobs import breaker
 from rpa_tasks.jobs.payloads import CHECK_KEY
 from rpa_tasks.jobs.pick import NODE_SILENT
 from rpa_tasks.jobs.publish import INSERT_JOBS
 from rpa_tasks.jobs.wakeups import wake_for_shops, wakeup_publisher
-from rpa_tasks.models import Breaker, ExecutionNode, Flow, Job, Lane, LoginState, Platform, Shop, TakeOver
+from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Platform, Shop
 from scheduling import sql
 from scheduling.audit import record_action
 from scheduling.error_text import ErrorText as _
@@ -29,76 +27,6 @@ from scheduling.ledger.transitions import WAKEUP_LEASE, Settlement, WakeUp
 from scheduling.models import WAITING, Priority
 
 log = structlog.get_logger(__name__)
-
-
-# Circuit breaker of a platform: closed, open until an instant, half open for one trial run, closed.
-#
-# A platform that rejects robots (captcha, risk check) rejects those of all its shops. The breaker stops all shops
-# before each uses up its retries. It is open for 5 minutes first, at most for 1 hour.
-
-
-FIRST_OPEN_TIME = timedelta(minutes=5)
-LONGEST_OPEN_TIME = timedelta(hours=1)
-#: Outcomes which show that the platform answers normally.
-HEALTHY = ("succeeded", "business", "session")
-
-
-def record_outcome(platform_id: int, outcome: str, task_id: UUID) -> bool:
-    """Record the outcome of a run. Returns True if the breaker is open: the job then keeps its retries."""
-    if outcome in HEALTHY:
-        # A run that started before the breaker opened does not show the present state. Only the trial run closes it.
-        close(platform_id, unless_open_for=task_id)
-        return False
-    if outcome == "platform":
-        return _count_error(platform_id, task_id)
-    release_trial(task_id)
-    return False
-
-
-def close(platform_id: int, *, unless_open_for: UUID | None = None) -> bool:
-    """Close the breaker of a platform. Idempotent; returns False if it was closed and had no errors.
-
-    With `unless_open_for` an open breaker closes only if that job is its trial.
-    """
-    troubled = Breaker.objects.filter(platform_id=platform_id).exclude(errors=0, open_until=None)
-    if unless_open_for is not None:
-        troubled = troubled.filter(Q(open_until=None) | Q(probe=unless_open_for))
-    return bool(troubled.update(errors=0, open_until=None, opened_at=None, openings=0, probe=None))
-
-
-def release_trial(task_id: UUID) -> None:
-    """Let another run become the trial. Use it where the trial ended without a verdict on the platform."""
-    Breaker.objects.filter(probe=task_id).update(probe=None)
-
-
-def _count_error(platform_id: int, task_id: UUID) -> bool:
-    """Count an error of the platform and return whether the breaker is open.
-
-    Each opening doubles the open time. An error of a run that started before the opening does not extend it.
-    """
-    ((rests,),) = sql.rows(
-        """
-        WITH judged AS (
-            SELECT b.platform_id,
-                   CASE WHEN b.open_until IS NULL THEN b.errors + 1 >= p.breaker_threshold
-                        ELSE COALESCE(b.probe = %(task)s, false) END AS opens
-            FROM rpa_tasks_breaker AS b JOIN rpa_tasks_platform AS p ON p.id = b.platform_id
-            WHERE b.platform_id = %(platform)s FOR NO KEY UPDATE OF b
-        )
-        UPDATE rpa_tasks_breaker AS b
-        SET errors = b.errors + 1,
-            open_until = CASE WHEN judged.opens
-                THEN statement_timestamp() + LEAST(%(first)s * power(2, LEAST(b.openings, 10)), %(longest)s)
-                ELSE b.open_until END,
-            opened_at = CASE WHEN judged.opens THEN COALESCE(b.opened_at, statement_timestamp()) ELSE b.opened_at END,
-            openings = b.openings + judged.opens::int,
-            probe = CASE WHEN b.probe = %(task)s THEN NULL ELSE b.probe END
-        FROM judged WHERE b.platform_id = judged.platform_id
-        RETURNING b.open_until IS NOT NULL
-        """,
-        {"platform": platform_id, "task": task_id, "first": FIRST_OPEN_TIME, "longest": LONGEST_OPEN_TIME},
-    )
-    return bool(rests)
 
 
 # Actions of operators on shops and platforms: log in, pause, resume, unpin, move, close a breaker.
@@ -217,7 +145,7 @@ def close_breaker(platform_pk: int, *, by: str) -> bool:
     with transaction.atomic():
         if not Platform.objects.filter(pk=platform_pk).exists():
             raise NotFound(_("There is no platform %(platform)s.", platform=platform_pk))
-        closed = close(platform_pk)
+        closed = breaker.close(platform_pk)
         if closed:
             log.info("breaker_closed_manually", id=platform_pk, by=by)
             record_action("acted", (Platform._meta.label_lower, platform_pk), actor=by, reason="breaker closed")
@@ -361,105 +289,3 @@ WITH ended AS MATERIALIZED (
 UPDATE rpa_tasks_lane AS lane SET check_id = NULL, check_reason = 'cancelled'
 FROM ended WHERE lane.shop_id = ended.shop_id AND lane.check_id = ended.check_id
 """
-
-
-# Drain execution nodes: a draining node ends what runs and starts nothing new.
-#
-# The gate is in `rpa_tasks.jobs.pick`. A pick takes no lock of the node. So a job that was picked before the drain was
-# committed runs to its end.
-
-
-def drain_node(name: str, *, by: str) -> bool:
-    """Let the node start nothing new. What runs there continues. Returns False if it drains already.
-
-    The drain lasts until `resume_node`, also over restarts of the node. Raises: `NotFound`.
-    """
-    return _change_drain(name, {"draining_at": Now(), "drained_by": by[:150]}, drains=False, what="node_drained", by=by)
-
-
-def resume_node(name: str, *, by: str) -> bool:
-    """End the drain and wake the node for its shops. Returns False if it does not drain. Raises: `NotFound`."""
-    return _change_drain(name, {"draining_at": None, "drained_by": ""}, drains=True, what="node_resumed", by=by)
-
-
-def _change_drain(name: str, changes: dict[str, Any], *, drains: bool, what: str, by: str) -> bool:
-    with transaction.atomic():
-        rows = ExecutionNode.objects.filter(name=name)
-        if not rows.filter(draining_at__isnull=not drains).update(**changes):
-            if not rows.exists():
-                raise NotFound(_("There is no execution node %(name)s.", name=name))
-            return False
-        log.info(what, node=name, by=by)
-        kind = ExecutionNode._meta.label_lower
-        record_action("resumed" if drains else "paused", (kind, name), label=name, actor=by, reason=what)
-        if drains:
-            pinned = list(Lane.objects.filter(home=name, shop__retired_at=None).values_list("shop_id", flat=True))
-            transaction.on_commit(lambda: wake_for_shops(pinned), robust=True)
-    return True
-
-
-def is_draining(name: str) -> bool:
-    return ExecutionNode.objects.filter(name=name).exclude(draining_at=None).exists()
-
-
-def waits_for_drained_node(job: Job) -> bool:
-    """Return whether a waiting job needs the browser profile of a draining node, and its platform waits for that.
-
-    It ends when the node has not reported for `AFTERTOUCH_RPA_HOME_LEASE`: then any node takes the shop.
-    """
-    if not (job.shop.lane.home and job.flow.needs_browser and job.shop.platform.waits_for_home):
-        return False
-    reporting = ExecutionNode.objects.filter(seen_at__gt=Now() - settings.AFTERTOUCH_RPA_HOME_LEASE)
-    return reporting.filter(name=job.shop.lane.home).exclude(draining_at=None).exists()
-
-
-@dataclass(frozen=True, slots=True)
-class NodeLoad:
-    """What a node does, and what depends on it."""
-
-    running: int = 0
-    take_overs: int = 0  #: open ones that it hosts
-    pinned: int = 0  #: active shops whose browser profile it has
-    waiting: int = 0  #: of these, shops with a due job
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether a stop of the node ends no run and no take-over."""
-        return not (self.running or self.take_overs)
-
-
-def measure_loads(names: Sequence[str]) -> dict[str, NodeLoad]:
-    """Return the load of each of these nodes. Uses four queries for any number of nodes."""
-
-    def count(rows: QuerySet[Any], column: str) -> dict[str, int]:
-        found = rows.filter(**{f"{column}__in": names}).order_by().values_list(column)
-        return dict(found.annotate(Count("pk")))
-
-    pinned = Shop.objects.filter(retired_at=None)
-    counts = (
-        count(Job.objects.filter(state="running"), "node"),
-        count(open_take_overs(), "node"),
-        count(pinned, "lane__home"),
-        count(pinned.filter(Exists(_due_jobs())), "lane__home"),
-    )
-    return {name: NodeLoad(*(each.get(name, 0) for each in counts)) for name in names}
-
-
-def count_free_slots(node: ExecutionNode, load: NodeLoad, *, reports: bool) -> int:
-    """Return how many further jobs the node could start now: none while it drains or does not report."""
-    return max(0, node.slots - load.running) if reports and node.draining_at is None else 0
-
-
-def open_take_overs() -> QuerySet[TakeOver]:
-    return TakeOver.objects.filter(ended_at=None, lease_until__gt=Now())
-
-
-def pinned_shops(name: str) -> QuerySet[Shop]:
-    """Return the active shops that are pinned to the node, each with `waiting`, its number of due jobs: most first."""
-    waiting = _due_jobs().order_by().values("shop").annotate(count=Count("pk")).values("count")
-    shops = Shop.objects.filter(lane__home=name, retired_at=None).select_related("platform", "lane")
-    return shops.annotate(waiting=Coalesce(Subquery(waiting), 0)).order_by("-waiting", "platform__key", "shop_id")
-
-
-def _due_jobs() -> QuerySet[Job]:
-    return Job.objects.filter(shop=OuterRef("pk"), state__in=WAITING, paused_by="", due_at__lte=Now())

@@ -26,7 +26,7 @@ from rpa_tasks.browsers.browser_processes import processes_on_profile
 from rpa_tasks.browsers.launch import NoBrowser
 from rpa_tasks.browsers.registry import UNNEEDED_MARK, Lock
 from rpa_tasks.browsers.upkeep import WarmShop
-from rpa_tasks.jobs.shops import is_draining
+from rpa_tasks.jobs.nodes import is_draining
 from rpa_tasks.jobs.wakeups import queue_of
 from rpa_tasks.models import ExecutionNode, Job, JobState, LoginState, Shop
 from rpa_tasks.supervisor.runs import LEASE_NO, SHOP, TASK_ID, end_marked_processes, list_run_processes

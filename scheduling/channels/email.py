@@ -51,7 +51,8 @@ from scheduling.channels.base import (
     Unknown,
     thread_pool,
 )
-from scheduling.channels.http_client import PrivateHosts, excerpt, resolve_host
+from scheduling.channels.http_client import excerpt, resolve_host
+from scheduling.channels.ssrf import PrivateHosts
 from scheduling.error_text import ErrorText as _
 
 AT_ONCE = 32  #: concurrent mails of one channel

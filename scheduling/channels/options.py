@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings as installation
 
 from scheduling.channels.base import DestinationRefused, InvalidSetting, Quota, Quotas
-from scheduling.channels.http_client import DIRECT, PrivateHosts, check_proxy, check_url
+from scheduling.channels.ssrf import DIRECT, PrivateHosts, check_proxy, check_url
 from scheduling.durations import format_duration, parse_duration
 from scheduling.error_text import ErrorText as _
 

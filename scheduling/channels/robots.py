@@ -27,7 +27,7 @@ from urllib.parse import quote
 from scheduling.channels import options
 from scheduling.channels.answers import CodedAnswers, Refusal
 from scheduling.channels.base import Failure, InvalidSetting, Message, Outcome, Permanent, Quota, Transient
-from scheduling.channels.http_client import PrivateHosts, Transport, check_url, shared_transport
+from scheduling.channels.http_client import Transport, shared_transport
 from scheduling.channels.markup import (
     BadContent,
     Card,
@@ -38,6 +38,7 @@ from scheduling.channels.markup import (
     read_card,
     split_mentions,
 )
+from scheduling.channels.ssrf import PrivateHosts, check_url
 from scheduling.error_text import ErrorText as _
 
 HEADERS = {"content-type": "application/json; charset=utf-8"}

@@ -23,7 +23,7 @@ from scheduling import sql
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.ids import new_id
-from scheduling.ledger import transitions
+from scheduling.ledger import locks
 from scheduling.models import Customer, CustomerChange
 from scheduling.models.node import enable_targets
 from scheduling.policy.profile import InvalidValue, merge_attributes
@@ -185,9 +185,9 @@ class _CustomersInserted(Exception):
 
 
 def _lock_or_insert(user_ids: Sequence[str]) -> dict[str, StoredCustomer]:
-    ids = {user_id: spec.id for user_id, spec in transitions.lock_users(user_ids).items()}
+    ids = {user_id: spec.id for user_id, spec in locks.lock_users(user_ids).items()}
     unknown = [user_id for user_id in user_ids if user_id not in ids]
-    inserted = transitions.insert_customers(dict.fromkeys(unknown, (None, None))) if unknown else {}
+    inserted = locks.insert_customers(dict.fromkeys(unknown, (None, None))) if unknown else {}
     if len(inserted) < len(unknown):
         raise _CustomersInserted
     stored = {row.user_id: row for row in read_locked([*ids.values(), *inserted.values()])}

@@ -26,7 +26,7 @@ from scheduling.audit import record_action
 from scheduling.customers.imports import is_in_stored_file
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import NotFound
-from scheduling.ledger import deletion, transitions
+from scheduling.ledger import deletion, locks
 from scheduling.ledger.deletion import Identity
 from scheduling.models import (
     Complaint,
@@ -184,7 +184,7 @@ def request_erasure(user_id: str, *, actor: str) -> CustomerErasure:
     """
     digest = digest_user_id(user_id)
     with transaction.atomic():
-        locked = transitions.lock_users([user_id])
+        locked = locks.lock_users([user_id])
         if not locked:
             past = CustomerErasure.objects.filter(digest=digest).first()
             if past is None:
@@ -270,7 +270,7 @@ def _erase_batch(erasure_id: UUID) -> bool:
         erasure = mine.filter(pk=erasure_id, state=State.RUNNING).first()
         if erasure is None or erasure.customer is None:
             return False
-        transitions.lock_users([erasure.customer.user_id])
+        locks.lock_users([erasure.customer.user_id])
         if deletion.cancel_unsent(erasure.customer.pk):
             return False
         counts: Counter[str] = Counter(erasure.counts)
@@ -284,7 +284,7 @@ def _erase_batch(erasure_id: UUID) -> bool:
 
 def _erase_events(row: Customer, events: Sequence[UUID], counts: Counter[str]) -> None:
     """Anonymize events with their touches, failed tasks and jobs."""
-    counts["chats"] += transitions.delete_personal_chats(events)
+    counts["chats"] += locks.delete_personal_chats(events)
     deletion.lock_failed_tasks(events)
     task_ids, keys = deletion.anonymize_touches(events)
     counts["touches"] += len(task_ids)

@@ -39,7 +39,7 @@ from scheduling.customers.imports import WORKING, CsvRecord, State, delete_file,
 from scheduling.error_text import ErrorText
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import InvalidInput
-from scheduling.ledger import transitions
+from scheduling.ledger import locks
 from scheduling.models import CustomerChange, CustomerErasure, CustomerImport, RefusedLines
 from scheduling.models.customer import digest_user_id
 from scheduling.policy.profile import InvalidValue
@@ -257,7 +257,7 @@ def undo_changes(row: CustomerImport) -> tuple[Counter[str], list[KeptValue], bo
         found = found.filter(pk__lt=row.undo_position)
     changes = list(found.order_by("-pk")[:BATCH])
     users = {each.customer_id: each.customer.user_id for each in changes}
-    locked = {spec.id for spec in transitions.lock_users(list(users.values())).values()}  # without erased customers
+    locked = {spec.id for spec in locks.lock_users(list(users.values())).values()}  # without erased customers
     at = sql.now()
     stored = {each.id: each for each in read_locked([key for key in users if key in locked])}
     later = _read_later_changes(row, changes)

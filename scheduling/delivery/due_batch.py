@@ -22,14 +22,14 @@ from django.conf import settings
 
 from scheduling import sql
 from scheduling.configuration.snapshot import Snapshot, sort_texts
-from scheduling.delivery import outgoing
-from scheduling.delivery.outgoing import PresenceQuestion
+from scheduling.delivery import presence
+from scheduling.delivery.presence import PresenceQuestion
 from scheduling.delivery.receivers import Route, Target, find_disabled_targets, load_community_targets
-from scheduling.ledger import transitions
+from scheduling.ledger import locks
 from scheduling.ledger.touches import LockedTouch, touches
 from scheduling.ledger.transitions import Claim, WakeUp
-from scheduling.planning import cancellation
-from scheduling.planning.cancellation import CountedEvent
+from scheduling.planning import earlier_events
+from scheduling.planning.earlier_events import CountedEvent
 from scheduling.policy.guards import AwaitedTouch, Candidate, CapSlot, GuardContext
 from scheduling.policy.matrix import collect_facts
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec, template_for
@@ -63,7 +63,7 @@ def read_announced(task_ids: Sequence[UUID], config: Snapshot) -> Announcement:
     """Read the touches with their events and ask the presence providers about them."""
     touches = load_announced(task_ids, most_bytes=MOST_BYTES)
     questions = presence_questions(touches, config)
-    answers = outgoing.presence_blocks(list(questions.values()))
+    answers = presence.presence_blocks(list(questions.values()))
     blocks = {task_id: answer for task_id, answer in zip(questions, answers, strict=True) if answer}
     return Announcement(touches, questions, blocks)
 
@@ -90,9 +90,9 @@ def presence_questions(touches: dict[UUID, AnnouncedTouch], config: Snapshot) ->
     Asked are touches whose node respects conversations, and touches whose event belongs to a provider. The sender asks
     again right before it sends them.
     """
-    if not outgoing.presence_providers():
+    if not presence.presence_providers():
         return {}
-    asking, types = config.asking_presence, outgoing.provider_event_types()
+    asking, types = config.asking_presence, presence.provider_event_types()
     return {
         task_id: PresenceQuestion(
             event.user_id, event.chat_id, event.type, event.event_id, event.occurred_at, planned_at
@@ -283,9 +283,9 @@ def lock(announced: Announcement, config: Snapshot) -> DueBatch | None:
     if not announced.touches:
         return None
     task_ids = list(announced.touches)
-    customers = transitions.lock_customers(task_ids)
+    customers = locks.lock_customers(task_ids)
     if config.counts_communities:
-        transitions.lock_communities(task_ids)
+        locks.lock_communities(task_ids)
     clock = time.monotonic()
     locked, locked_at = touches.lock_due(task_ids)
     if locked_at is None:
@@ -314,7 +314,7 @@ def add_profiles(
         or (history.first_attempts and row.task_id in history.first_attempts)
     }
     if reading:
-        for customer_id, profile in transitions.load_profiles(reading).items():
+        for customer_id, profile in locks.load_profiles(reading).items():
             customers[customer_id] = customers[customer_id]._replace(profile=profile)
 
 
@@ -349,7 +349,7 @@ def load_history(due: Sequence[Due], config: Snapshot, at: datetime) -> Customer
     _load_cancellations(history, due, config)
     _load_retries(history, due)
     if config.counting_earlier:
-        history.earlier = cancellation.count_before(
+        history.earlier = earlier_events.count_before(
             CountedEvent(row.task_id, row.event.id, config.counting_earlier[row.node_id])
             for row in due
             if row.node_id in config.counting_earlier

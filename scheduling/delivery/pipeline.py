@@ -31,9 +31,10 @@ from scheduling.channels.base import Message, Quotas, find_escape
 from scheduling.channels.quota import SlotRequest
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
-from scheduling.delivery import due_batch, outgoing
+from scheduling.delivery import due_batch, presence
 from scheduling.delivery.due_batch import Announcement, Due, DueBatch, read_announced
-from scheduling.delivery.outgoing import LEASE, Delivery, tracks_links
+from scheduling.delivery.links import tracks_links
+from scheduling.delivery.outgoing import LEASE, Delivery
 from scheduling.delivery.receivers import (
     NoTarget,
     Route,
@@ -449,7 +450,7 @@ def _deliver_batch(task_ids: Sequence[UUID], waits: LaneWaits) -> None:
     keep |= {each.task_id for each in rest}  # they are published at once and use the slots that they have
     forget_quota_slots(set(task_ids) - keep)
     _submit(judged)  # before any statement that may fail: the touches are claimed
-    outgoing.note_sending(_list_stopped_notes(judged, announced))
+    presence.note_sending(_list_stopped_notes(judged, announced))
     _log_unsent(decisions, config)
     if locked and deferred:
         report_deferrals(locked, deferred)
@@ -490,13 +491,13 @@ def _submit(judged: Sequence[Judged]) -> None:
         sender().submit(deliveries)
 
 
-def _list_stopped_notes(judged: Sequence[Judged], announced: Announcement) -> list[outgoing.SendingNote]:
+def _list_stopped_notes(judged: Sequence[Judged], announced: Announcement) -> list[presence.SendingNote]:
     """Return the questions about events of presence providers whose touches stop here, after an earlier claim.
 
     A worker that was killed before the mark may have asked the last question. A touch that was marked before may have
     been sent, so it is left out.
     """
-    types = outgoing.provider_event_types()
+    types = presence.provider_event_types()
     stopped = [each.row for each in judged if not each.delivery and each.row.attempt == 0 and each.row.lease_no > 1]
     questions = [announced.questions.get(row.task_id) for row in stopped]
     return [(question, False) for question in questions if question and question.event_type in types]

@@ -29,7 +29,7 @@ from scheduling import batching, metrics, sql, tracing
 from scheduling.channels.base import Delivered, Outcome, Permanent, Quotas, Transient, Unknown
 from scheduling.channels.http_client import before_first_byte
 from scheduling.channels.quota import NEAR_SLOT, Grant, QuotaGate, SlotRequest, receiver_key
-from scheduling.delivery import outgoing, receivers
+from scheduling.delivery import presence, receivers
 from scheduling.delivery.outgoing import LEASE, Deferred, Delivery, DeliveryResult, HeldSlot, SendRefused, Untried
 from scheduling.delivery.receivers import ReceiverLanes, lane_key, report_lanes, target_digest
 from scheduling.ledger.ends import record_failed_touches
@@ -438,7 +438,7 @@ class Sender:
                     log.exception("mark_failed", count=len(chunk))
                     permits, notes = {}, []
                 if notes:  # before a customer can answer; a slow Redis delays the calls no longer than this
-                    await asyncio.wait({self._run_in(marking.thread, outgoing.note_sending, notes)}, timeout=NOTE_WAIT)
+                    await asyncio.wait({self._run_in(marking.thread, presence.note_sending, notes)}, timeout=NOTE_WAIT)
                 for delivery in chunk:
                     refusal = permits.get(delivery.claim.task_id, UNMARKED)
                     if refusal is None:
@@ -450,7 +450,7 @@ class Sender:
         finally:
             marking.active = False
 
-    def _mark_permitted(self, chunk: list[Delivery]) -> tuple[Permits, list[outgoing.SendingNote]]:
+    def _mark_permitted(self, chunk: list[Delivery]) -> tuple[Permits, list[presence.SendingNote]]:
         """Return for each delivery None (send it) or why not, and what Presence counts.
 
         Runs in a thread because it calls Redis and PostgreSQL. The fenced write comes last, so that no decision
@@ -599,7 +599,7 @@ def _find_presence_blocks(deliveries: list[Delivery]) -> dict[object, SendRefuse
     marked next.
     """
     asked = [delivery for delivery in deliveries if delivery.question]
-    answers = outgoing.presence_blocks(
+    answers = presence.presence_blocks(
         [delivery.question._replace(about_to_send=True) for delivery in asked if delivery.question]
     )
     monotonic = time.monotonic()
@@ -610,13 +610,13 @@ def _find_presence_blocks(deliveries: list[Delivery]) -> dict[object, SendRefuse
     }
 
 
-def _list_sending_notes(deliveries: Sequence[Delivery], permits: Permits) -> list[outgoing.SendingNote]:
+def _list_sending_notes(deliveries: Sequence[Delivery], permits: Permits) -> list[presence.SendingNote]:
     """Return the questions about events of presence providers, each with whether its touch is sent now.
 
     Only a refusal is reported as not sent. A deferred delivery is judged again. An earlier attempt may have been sent,
     so a refused retry is not reported.
     """
-    types = outgoing.provider_event_types()
+    types = presence.provider_event_types()
     asked = [(each, permits.get(each.claim.task_id, UNMARKED)) for each in deliveries]
     return [
         (each.question, refusal is None)

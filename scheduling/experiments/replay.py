@@ -26,7 +26,7 @@ from scheduling import sql
 from scheduling.configuration.snapshot import Snapshot
 from scheduling.delivery.receivers import NoTarget, TargetLookup, channel_of, load_community_targets, target_for
 from scheduling.ids import first_id_at
-from scheduling.ledger import transitions
+from scheduling.ledger import locks
 from scheduling.models import Customer, Event, EventType
 from scheduling.models.encrypted import Unreadable
 from scheduling.planning.ingest import ACTIVITY_GRAIN
@@ -94,7 +94,7 @@ def _load_customers(
 ) -> dict[str, SimulatedCustomer]:
     """Load customers as of `since`: their cap slots of the `memory` before it, and the times of `counted` events."""
     rows = Customer.objects.filter(user_id__in=user_ids)
-    profiles = transitions.load_profiles(row.pk for row in rows)
+    profiles = locks.load_profiles(row.pk for row in rows)
     found: dict[int, SimulatedCustomer] = {}
     for row in rows:
         active_at = row.last_active_at if row.last_active_at and row.last_active_at < since else None

@@ -33,7 +33,8 @@ from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
 from scheduling.channels.base import DestinationRefused, NoAnswer, NotSent
-from scheduling.channels.http_client import PrivateHosts, Transport, check_url
+from scheduling.channels.http_client import Transport
+from scheduling.channels.ssrf import PrivateHosts, check_url
 from scheduling.identity.invitations import assign_roles
 from scheduling.models import IdentityLink
 

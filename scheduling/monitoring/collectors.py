@@ -20,7 +20,7 @@ from scheduling.app_integrations import integrations
 from scheduling.db_timeouts import Deadline
 from scheduling.ledger import ends, partitions
 from scheduling.monitoring import multiprocess
-from scheduling.monitoring.wanted_numbers import (
+from scheduling.monitoring.queues import (
     broker_accepts_messages,
     list_known_queues,
     read_queue_stats,

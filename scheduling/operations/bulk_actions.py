@@ -35,7 +35,7 @@ from scheduling.app_integrations import integrations
 from scheduling.audit import record_action
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, FieldError, InvalidInput, NotFound
-from scheduling.ledger import transitions
+from scheduling.ledger import locks
 from scheduling.models import WAITING, BulkAction, FailedTask, Scope, Touch
 from scheduling.operations import commands, failed_tasks, queries
 from scheduling.operations.failed_tasks import Actor
@@ -269,7 +269,7 @@ def _cancel_row(task_id: UUID, actor: Actor) -> None:
 
 def _lock_customers_first(task_ids: Sequence[UUID]) -> Sequence[UUID]:
     """Lock the customers of these touches before the touches, as every writer does."""
-    transitions.lock_customers(task_ids)
+    locks.lock_customers(task_ids)
     return task_ids
 
 

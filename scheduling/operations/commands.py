@@ -20,7 +20,7 @@ from scheduling.customers.changes import change_customer
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, InvalidInput, NotFound
 from scheduling.ids import new_id
-from scheduling.ledger import transitions
+from scheduling.ledger import locks
 from scheduling.ledger.touches import insert_retry, touches
 from scheduling.models import (
     WAITING,
@@ -90,7 +90,7 @@ def plan_touch_again(task_id: str, actor: Actor) -> None:
         Conflict: an event of the customer has arrived since, or an earlier attempt may have had its effect.
     """
     old = Touch.objects.filter(pk=task_id, state__in=UNSENT).first()
-    if old is None or not old.settled_at or not transitions.lock_remaining([old.customer_id]):
+    if old is None or not old.settled_at or not locks.lock_remaining([old.customer_id]):
         raise Conflict(_("There is no touch %(touch)s that ended without being sent.", touch=task_id))
     later = Event.objects.filter(customer_id=old.customer_id, received_at__gte=old.settled_at - EVENT_WAIT)
     if later.exclude(pk=old.event_id).exists():
@@ -112,7 +112,7 @@ def lock_customers_of(task_ids: Sequence[str]) -> Sequence[str]:
 
     Return the ids as given.
     """
-    transitions.lock_remaining(Touch.objects.filter(pk__in=task_ids).values_list("customer_id", flat=True))
+    locks.lock_remaining(Touch.objects.filter(pk__in=task_ids).values_list("customer_id", flat=True))
     return task_ids
 
 
@@ -121,7 +121,7 @@ def plan_suppressed_again(node_id: str, actor: Actor, *, version: int, since: st
 
     Call it after the commit of the switch: every other transaction locks customers before it reads the configuration.
     """
-    refusals: set[str] = set() if transitions.await_customer_locks(DELIVERY_WAIT) else {STILL_HELD}
+    refusals: set[str] = set() if locks.await_customer_locks(DELIVERY_WAIT) else {STILL_HELD}
     stopped = Touch.objects.filter(
         node_id=node_id, settled_at__gte=since, state="suppressed", reason="node_disabled"
     ).order_by("pk")  # fmt: skip

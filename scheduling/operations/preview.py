@@ -21,7 +21,7 @@ from scheduling.error_text import ErrorText as _
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
 from scheduling.models import Customer
-from scheduling.planning.cancellation import load_event_times
+from scheduling.planning.earlier_events import load_event_times
 from scheduling.planning.ingest import NewEvent
 from scheduling.policy import guards, matrix
 from scheduling.policy.guards import SEND, Candidate, CapSlot, GuardContext, GuardVerdict

@@ -14,7 +14,7 @@ from django.db.models import QuerySet
 from scheduling import sql
 from scheduling.customers.changes import CustomerInput, change_customers
 from scheduling.errors import Conflict
-from scheduling.ledger import transitions
+from scheduling.ledger import locks
 from scheduling.ledger.deletion import delete_touches_of
 from scheduling.models import Customer, CustomerProfile, Node
 from scheduling.planning.ingest import NewEvent, record_events
@@ -74,7 +74,7 @@ def remove_samples() -> dict[str, int]:
         Conflict: a worker is sending some of the touches; nothing was deleted.
     """
     with transaction.atomic():
-        locked = transitions.lock_users(sorted(_find_samples().values_list("user_id", flat=True)))
+        locked = locks.lock_users(sorted(_find_samples().values_list("user_id", flat=True)))
         customers = {"ids": [spec.id for spec in locked.values()]}
         events = [
             row[0] for row in sql.rows("SELECT id FROM scheduling_event WHERE customer_id = ANY(%(ids)s)", customers)

@@ -38,10 +38,11 @@ from scheduling.configuration import snapshot
 from scheduling.dispatch import background_publisher
 from scheduling.errors import AftertouchError, InvalidInput
 from scheduling.ids import new_id
-from scheduling.ledger import touches, transitions
-from scheduling.ledger.transitions import Activity, WakeUp, locked_users
+from scheduling.ledger import locks, touches
+from scheduling.ledger.locks import Activity, locked_users
+from scheduling.ledger.transitions import WakeUp
 from scheduling.models import CustomerChange, EventType
-from scheduling.planning import cancellation, request_metrics
+from scheduling.planning import earlier_events, request_metrics
 from scheduling.planning.cancellation import Cancellation, Planned
 from scheduling.policy import matrix
 from scheduling.policy.matrix import PASSIVE_TYPES
@@ -142,14 +143,14 @@ class _EventBatch:
 
     def lock_customers(self) -> None:
         user_ids = sorted({event.user_id for event in self.events})
-        self.customers = transitions.lock_users(user_ids)
+        self.customers = locks.lock_users(user_ids)
         unknown = {user_id for user_id in user_ids if user_id not in self.customers}
         if not unknown:
             return
         for event in self.events:
             if event.user_id in unknown:
                 self._update_activity(self.inserted, event, _UNKNOWN)
-        ids = transitions.insert_customers(self.inserted)
+        ids = locks.insert_customers(self.inserted)
         if len(ids) < len(unknown):
             raise _CustomersChanged
         self.customers |= {user_id: CustomerSpec(id=key, user_id=user_id) for user_id, key in ids.items()}
@@ -163,13 +164,13 @@ class _EventBatch:
         judging = {key: [node for node in nodes if node.condition] for key, nodes in triggered.items()}
         concerned = {event.user_id: self.customers[event.user_id].id for event in self.events if judging[event.type]}
         reading = any(node.condition.reads_profile for nodes in judging.values() for node in nodes if node.condition)
-        profiles = transitions.load_profiles(concerned.values()) if reading else {}
+        profiles = locks.load_profiles(concerned.values()) if reading else {}
         for user_id, customer_id in concerned.items():
             if profile := profiles.get(customer_id):
                 self.customers[user_id] = self.customers[user_id]._replace(profile=profile)
         counted = {kind for nodes in judging.values() for node in nodes for kind in node.counted}
         oldest = min((event.occurred_at for event in self.events), default=self.now)
-        self.event_times = cancellation.load_event_times(concerned.values(), counted, oldest)
+        self.event_times = earlier_events.load_event_times(concerned.values(), counted, oldest)
 
     def insert_events(self) -> None:
         unseen = sorted({event.type for event in self.events} - self.config.activity_types.keys())
@@ -212,7 +213,7 @@ class _EventBatch:
         types = {event.type for event in self.accepted_events}
         named = {each: self.config.triggered.get(each, ()) for each in types}
         # The snapshot may name a node that was deleted since.
-        kept = transitions.lock_nodes({node.id for nodes in named.values() for node in nodes})
+        kept = locks.lock_nodes({node.id for nodes in named.values() for node in nodes})
         triggered = {each: [node for node in nodes if node.id in kept] for each, nodes in named.items()}
         self.cancellation.cancel_waiting()
         for event in self.accepted_events:

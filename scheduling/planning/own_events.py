@@ -26,7 +26,7 @@ from scheduling import sql
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
 from scheduling.dispatch import background_publisher
-from scheduling.ledger import ends, transitions
+from scheduling.ledger import ends, locks
 from scheduling.ledger.deletion import read_erasure_times
 from scheduling.ledger.ends import EndedTouch
 from scheduling.models import Touch
@@ -82,7 +82,7 @@ def build_end_events(ended: Sequence[EndedTouch], config: Snapshot) -> list[NewE
     if not ended:
         return []
     sql.limit_lock_waits(settings.TIMEOUTS.event_lock)
-    users = transitions.lock_remaining(each.customer_id for each in ended)
+    users = locks.lock_remaining(each.customer_id for each in ended)
     # Cancelled and suppressed touches that were planned again: the new touch has an end of its own. Read after the
     # lock, which an undo holds until its commit.
     unsent = [each.task_id for each in ended if each.state in ("cancelled", "suppressed")]
@@ -138,7 +138,7 @@ def scan_inactive_customers() -> int:
 
 def _scan_batch() -> int:
     with transaction.atomic():
-        inactive = transitions.lock_inactive(settings.AFTERTOUCH_INACTIVE_AFTER, BATCH)
+        inactive = locks.lock_inactive(settings.AFTERTOUCH_INACTIVE_AFTER, BATCH)
         if not inactive:
             return 0
         record_events(
@@ -172,10 +172,10 @@ def update_last_active(seen: Mapping[str, datetime]) -> set[str]:
         return set()
     with sql.brief_lock_waits():
         # A watcher runs this between two checks of its deadlines, so it waits for no customer's lock.
-        customers = transitions.lock_free_users(sorted(seen))
+        customers = locks.lock_free_users(sorted(seen))
         unknown = {user_id: (at, None) for user_id, at in seen.items() if user_id not in customers}
         if unknown:
-            new = transitions.insert_customers(unknown)
+            new = locks.insert_customers(unknown)
             erased = [new[user_id] for user_id, at in read_erasure_times(new).items() if seen[user_id] <= at]
             if erased:
                 sql.execute(_DELETE, {"ids": erased})

@@ -30,10 +30,10 @@ from scheduling.configuration.snapshot import (
     rule_spec,
     timing_spec,
 )
-from scheduling.ledger import transitions
+from scheduling.ledger import locks
 from scheduling.ledger.touches import touches
 from scheduling.models import WAITING, EventType, Node, Touch
-from scheduling.planning.cancellation import CountedEvent, count_before
+from scheduling.planning.earlier_events import CountedEvent, count_before
 from scheduling.policy.matrix import collect_facts, find_due_time
 from scheduling.policy.node_conditions import NodeCondition, compile_condition
 from scheduling.policy.profile import read_profile
@@ -204,7 +204,7 @@ def move_waiting(nodes: Sequence[NodeSpec], rules: DelayRulesSpec, within: timed
             if batch:
                 with transaction.atomic():
                     task_ids = [each.task_id for each in batch]
-                    transitions.lock_customers(task_ids)  # before the touches, as in every writer
+                    locks.lock_customers(task_ids)  # before the touches, as in every writer
                     touches.reschedule(task_ids, [each.due_at for each in batch], expires_after=node.expires_after)
             moved += _count_moves(batch)
     return moved

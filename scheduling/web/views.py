@@ -35,7 +35,7 @@ from scheduling.channels.email import read_token
 from scheduling.channels.vendors.callbacks import CallbackRefused, CallbackRequest, CallbackResult
 from scheduling.channels.vendors.wechat import SyncFailed, sync_messages
 from scheduling.configuration import snapshot
-from scheduling.delivery.outgoing import find_link, read_link_token
+from scheduling.delivery.links import find_link, read_link_token
 from scheduling.delivery.receivers import NoTarget, channel_of
 from scheduling.models import Touch
 from scheduling.models.encrypted import Unreadable

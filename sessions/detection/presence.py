@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from django.conf import settings
 
-from scheduling.delivery.outgoing import PresenceQuestion
+from scheduling.delivery.presence import PresenceQuestion
 from sessions.detection.expired_keys import find_returned_keys
 from sessions.store.client import StoreUnavailable
 from sessions.store.sessions import Store, live_store

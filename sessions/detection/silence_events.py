@@ -17,7 +17,7 @@ from scheduling.configuration.snapshot import current
 from scheduling.dispatch import background_publisher
 from scheduling.errors import InvalidInput
 from scheduling.ledger.deletion import read_erasure_times
-from scheduling.ledger.transitions import locked_users
+from scheduling.ledger.locks import locked_users
 from scheduling.models import WebhookEvent, WebhookFact
 from scheduling.planning.ingest import NewEvent, record_events
 from scheduling.webhooks import note_facts

@@ -25,7 +25,7 @@ from config.environment import ROOT
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import select_port, wait_until
 from config.local.servers import server_binary
-from scheduling.monitoring.wanted_numbers import WORKER_REPORTS
+from scheduling.monitoring.queues import WORKER_REPORTS
 from tests.faults.brokers import Server
 from tests.faults.workers import celery, worker
 

@@ -186,7 +186,7 @@ class Flower(BaseHTTPRequestHandler):
 @pytest.fixture
 def report_worker() -> Iterator[Callable[[str], None]]:
     """Report a worker every second until the test ends, as workers do every five: a report counts for 20 s."""
-    from scheduling.monitoring.wanted_numbers import WorkerReport, send_worker_report
+    from scheduling.monitoring.queues import WorkerReport, send_worker_report
 
     names: list[str] = []
     stop = threading.Event()

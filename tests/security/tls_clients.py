@@ -78,7 +78,7 @@ async def connect_layer() -> None:
 
 
 def connect_broker() -> None:
-    from scheduling.monitoring.wanted_numbers import read_queue_stats
+    from scheduling.monitoring.queues import read_queue_stats
 
     read_queue_stats(["ticks"])
 

@@ -12,7 +12,7 @@ import pytest
 
 from scheduling import sql
 from scheduling.channels.base import Delivered, Unknown
-from scheduling.delivery.outgoing import PresenceQuestion
+from scheduling.delivery.presence import PresenceQuestion
 from scheduling.models import Customer, Event
 from sessions import tokens
 from sessions.detection import watcher

@@ -9,8 +9,8 @@ from django.test import override_settings
 from pytest_django import Settings
 
 from config.local.processes import select_port
-from scheduling.delivery import outgoing
-from scheduling.delivery.outgoing import PresenceQuestion
+from scheduling.delivery import presence
+from scheduling.delivery.presence import PresenceQuestion
 from sessions.detection.presence import SessionPresence, parse_event_id
 from sessions.store import stats
 from sessions.store.calls import ClaimedSilence
@@ -158,7 +158,7 @@ def test_presence_without_store_is_unknown(settings: Settings, chats: Chats) -> 
     with pytest.raises(StoreUnavailable):
         SessionPresence(Store(Server(nowhere), lambda: chats.plan)).presence_blocks([event_question("ann", chats.now)])
     settings.REDIS_URL = nowhere
-    assert outgoing.presence_blocks([event_question("ann", chats.now)]) == ["presence_unknown"]
+    assert presence.presence_blocks([event_question("ann", chats.now)]) == ["presence_unknown"]
 
 
 def test_presence_without_gateway_blocks_only_its_silences(chats: Chats, live: SessionPresence) -> None:

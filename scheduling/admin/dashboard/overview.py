@@ -52,8 +52,8 @@ from scheduling.monitoring import statistics
 from scheduling.monitoring.alerts import BY_KEY
 from scheduling.monitoring.collectors import count_failing_webhooks
 from scheduling.monitoring.duration_text import describe_duration
+from scheduling.monitoring.queues import BrokerReading, read_broker
 from scheduling.monitoring.statistics import MOST, Overdue
-from scheduling.monitoring.wanted_numbers import BrokerReading, read_broker
 from scheduling.operations.sample_data import HARMLESS_KINDS
 from scheduling.queue_names import CORE_QUEUES
 from scheduling.redaction import redact_text

@@ -50,8 +50,8 @@ from scheduling.models import (
 )
 from scheduling.monitoring import statistics
 from scheduling.monitoring.duration_text import describe_duration
+from scheduling.monitoring.queues import BrokerReading
 from scheduling.monitoring.statistics import GOAL, LatenessCounts, OutcomeCounts, compute_lateness_quantile
-from scheduling.monitoring.wanted_numbers import BrokerReading
 from scheduling.queue_names import CORE_QUEUES, TOUCH_QUEUES
 
 TOUCH_LIST = "admin:scheduling_touch_changelist"

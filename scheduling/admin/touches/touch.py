@@ -47,13 +47,8 @@ from scheduling.errors import AftertouchError
 from scheduling.ids import first_id_at
 from scheduling.models import WAITING, Customer, Event, EventType, FailedTask, Touch
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.monitoring.wanted_numbers import (
-    QueueStats,
-    WorkerReport,
-    list_worker_reports,
-    read_broker,
-    read_scaling,
-)
+from scheduling.monitoring.queues import QueueStats, WorkerReport, list_worker_reports, read_broker
+from scheduling.monitoring.wanted_numbers import read_scaling
 from scheduling.operations import commands, queries
 from scheduling.operations.bulk_actions import ROW_ACTIONS, filter_effective_state
 from scheduling.queue_names import CORE_QUEUES, RPA_QUEUES, TOUCH_QUEUES

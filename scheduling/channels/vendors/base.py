@@ -42,16 +42,9 @@ from scheduling.channels.base import (
     Transient,
     thread_pool,
 )
-from scheduling.channels.http_client import (
-    PrivateHosts,
-    Response,
-    Transport,
-    before_first_byte,
-    check_url,
-    excerpt,
-    shared_transport,
-)
+from scheduling.channels.http_client import Response, Transport, before_first_byte, excerpt, shared_transport
 from scheduling.channels.markup import BadContent
+from scheduling.channels.ssrf import PrivateHosts, check_url
 from scheduling.error_text import ErrorText as _
 from scheduling.models.encrypted import Unreadable, decrypt_text, encrypt_text
 from scheduling.redis_client import Redis, RedisError, connect_redis

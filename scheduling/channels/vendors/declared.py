@@ -15,17 +15,10 @@ from urllib.parse import urlencode
 from scheduling.channels import options
 from scheduling.channels.answers import Refusal, parse_answer, read_path, read_vendor_id
 from scheduling.channels.base import Delivered, DestinationRefused, InvalidSetting, Message, Outcome, Transient, Unknown
-from scheduling.channels.http_client import (
-    PrivateHosts,
-    Response,
-    Transport,
-    check_url,
-    excerpt,
-    judge_status,
-    parse_retry_after,
-)
+from scheduling.channels.http_client import Response, Transport, excerpt, judge_status, parse_retry_after
 from scheduling.channels.markup import BadContent, escape_markdown
 from scheduling.channels.robots import encode_json
+from scheduling.channels.ssrf import PrivateHosts, check_url
 from scheduling.channels.vendors.base import COMMON_KEYS, VendorChannel, VendorRequest, add_query, read_named_lines
 from scheduling.durations import parse_duration
 from scheduling.error_text import ErrorText as _

@@ -19,7 +19,7 @@ from config.local.processes import select_port
 from rpa_tasks.browsers import pool as browser_pool
 from rpa_tasks.browsers.launch import LaunchSettings
 from rpa_tasks.browsers.pool import AcquiredBrowser
-from rpa_tasks.jobs.shops import drain_node
+from rpa_tasks.jobs.nodes import drain_node
 from rpa_tasks.models import ExecutionNode, Lane, Platform, Shop, TakeOver
 from rpa_tasks.takeover import leases
 from rpa_tasks.takeover.host import TakeOverHost

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 from django.utils.timezone import now
 
-from rpa_tasks.jobs import shops as breaker
+from rpa_tasks.jobs import breaker
 from rpa_tasks.jobs.dispatch import RunResult, settle_run
 from rpa_tasks.jobs.pick import Pick
 from rpa_tasks.models import Breaker, Job, Lane

@@ -15,8 +15,8 @@ from pytest_django import Settings
 
 from rpa_tasks.admin.job import explain_waiting
 from rpa_tasks.jobs import shops, wakeups
+from rpa_tasks.jobs.nodes import NodeLoad, drain_node, measure_loads, resume_node
 from rpa_tasks.jobs.pick import jobs
-from rpa_tasks.jobs.shops import NodeLoad, drain_node, resume_node
 from rpa_tasks.maintainer import housekeeping
 from rpa_tasks.maintainer.housekeeping import Housekeeping
 from rpa_tasks.metrics import measure_execution_nodes
@@ -160,7 +160,7 @@ def test_take_over_opens_on_no_drained_node(market: Market) -> None:
     assert leases.start_take_over(other.pk, user=ann, address="").node == "n2"
     Platform.objects.update(waits_for_home=False)
     assert leases.start_take_over(shop.pk, user=ann, address="").node == "n2"
-    assert shops.measure_loads(["n1", "n2"]) == {"n1": NodeLoad(pinned=1), "n2": NodeLoad(take_overs=2)}
+    assert measure_loads(["n1", "n2"]) == {"n1": NodeLoad(pinned=1), "n2": NodeLoad(take_overs=2)}
 
 
 @pytest.mark.usefixtures("nodes")

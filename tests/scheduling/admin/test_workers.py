@@ -15,7 +15,7 @@ from pytest_django import Settings
 
 from rpa_tasks.models import ExecutionNode
 from scheduling.admin.touches import touch as page
-from scheduling.monitoring.wanted_numbers import WorkerReport, send_worker_report
+from scheduling.monitoring.queues import WorkerReport, send_worker_report
 from scheduling.redis_client import RedisError
 
 pytestmark = pytest.mark.django_db
@@ -72,7 +72,7 @@ def test_page_without_broker_and_redis_shows_notes(
         raise RedisError("away")
 
     monkeypatch.setattr(page, "list_worker_reports", refuse)
-    monkeypatch.setattr("scheduling.monitoring.wanted_numbers.read_queue_stats", refuse)
+    monkeypatch.setattr("scheduling.monitoring.queues.read_queue_stats", refuse)
     answer = get(viewer)
     assert answer.status_code == 200
     text = answer.content.decode()

@@ -8,7 +8,7 @@ import pytest
 import requests
 
 from scheduling.customers.erasure import continue_erasures
-from scheduling.delivery.outgoing import make_link_token
+from scheduling.delivery.links import make_link_token
 from scheduling.ids import new_id
 from scheduling.models import Customer, DeliveryReceipt, Touch
 from tests.scheduling.api.serving import Client, cloud_event, run_concurrently

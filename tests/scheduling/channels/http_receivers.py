@@ -15,7 +15,8 @@ from typing import Any
 from uuid import UUID
 
 from scheduling.channels.base import Message
-from scheduling.channels.http_client import Lookup, PrivateHosts, Response, Transport, resolve_host
+from scheduling.channels.http_client import Lookup, Response, Transport, resolve_host
+from scheduling.channels.ssrf import PrivateHosts
 from tests.support.loopback_server import LoopbackServer
 
 EVENT = {"source": "shop", "id": "e-1", "type": "material.downloaded", "time": "2026-11-20T08:00:00Z"}

@@ -6,7 +6,7 @@ from ipaddress import ip_address
 import pytest
 
 from scheduling.channels.base import DestinationRefused
-from scheduling.channels.http_client import PrivateHosts, check_proxy, check_url, is_public, parse_proxy
+from scheduling.channels.ssrf import PrivateHosts, check_proxy, check_url, is_public, parse_proxy
 from tests.support.tables import each_row
 
 NOTHING = PrivateHosts()

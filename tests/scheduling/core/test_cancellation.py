@@ -16,7 +16,7 @@ from django.utils.timezone import now
 from scheduling.channels.base import Delivered, Transient
 from scheduling.delivery import pipeline
 from scheduling.ids import new_id
-from scheduling.ledger import transitions
+from scheduling.ledger import locks
 from scheduling.models import Customer, Event, HarassmentRule, Touch
 from scheduling.planning.ingest import NewEvent, record_events
 from tests.scheduling.core.conftest import WAIT_LIMIT, deliver, deliver_when_due, fall_due
@@ -177,7 +177,7 @@ def test_event_that_waited_for_its_customer_is_received_after_the_touch(
 
     with ThreadPoolExecutor(1) as pool:
         with transaction.atomic():
-            transitions.lock_remaining([ann.pk])
+            locks.lock_remaining([ann.pk])
             paid = pool.submit(act_on_second_connection, record_paid)
             await_lock_waits()
             (task_id,) = record_event().task_ids

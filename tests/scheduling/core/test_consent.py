@@ -21,7 +21,7 @@ from pytest_django import Settings
 
 from config.local.processes import select_port, wait_until
 from scheduling import dispatch
-from scheduling.delivery import outgoing, pipeline, receivers, sender
+from scheduling.delivery import pipeline, presence, receivers, sender
 from scheduling.ledger.touches import touches
 from scheduling.models import Attempt, ChannelConfig, FailedTask, Node, Touch
 from scheduling.models.touch import WAITING
@@ -487,13 +487,13 @@ def test_note_sending_failure_sends_and_keeps_the_limit(
 
 def test_note_sending_hang_does_not_stop_the_touch(silent_session: Silence, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends only after the touch is settled, and is counted then."""
-    note, settled = outgoing.note_sending, threading.Event()
+    note, settled = presence.note_sending, threading.Event()
 
     def hang(noted: Any) -> None:
         assert settled.wait(2 * WAIT_LIMIT)
         note(noted)
 
-    monkeypatch.setattr(outgoing, "note_sending", hang)
+    monkeypatch.setattr(presence, "note_sending", hang)
     try:
         silent_session.release_calls()
         assert wait_until(lambda: rows([silent_session.touch])[0].state == "delivered", WAIT_LIMIT)
@@ -651,14 +651,14 @@ def test_slow_receiver_gets_nothing_stopped_before(
     matrix.node("silent", trigger="session.silent", channel=hook, template=template, guard_conversation="ignore")
     store = Store(Server(django_settings.REDIS_URL), lambda: PolicySet({"default": Policy(timedelta(milliseconds=1))}))
     stops = Stops(store, record_event, count)
-    objections = outgoing.presence_blocks
+    objections = presence.presence_blocks
 
     def noted_first(questions: Any) -> list[str]:
         stops.await_share(sum(question.about_to_send for question in questions))
         stops.asked |= {question.user_id: now() for question in questions if question.about_to_send}
         return objections(questions)
 
-    monkeypatch.setattr(outgoing, "presence_blocks", noted_first)
+    monkeypatch.setattr(presence, "presence_blocks", noted_first)
 
     ids = stops.plan()
     fall_due()

@@ -16,10 +16,10 @@ from django.utils.timezone import now
 
 from config.local.processes import wait_until
 from scheduling import dispatch, sql
-from scheduling.delivery import due_batch, outgoing, pipeline
+from scheduling.delivery import due_batch, pipeline, presence
 from scheduling.delivery.sender import sender
 from scheduling.ids import new_id
-from scheduling.ledger import transitions
+from scheduling.ledger import locks
 from scheduling.ledger.touches import touches
 from scheduling.models import Community, FailedTask, HarassmentRule, Pause, Touch
 from scheduling.operations import commands
@@ -71,7 +71,7 @@ def test_customer_address_is_loaded_for_delivery(matrix: MatrixBuilder, record_e
     commands.update_customer("ann", {"addresses": {"email": "ann@example.com"}})
     receipt = record_event()
 
-    (ann,) = transitions.lock_customers(receipt.task_ids).values()
+    (ann,) = locks.lock_customers(receipt.task_ids).values()
 
     assert ann.addresses["email"] == "ann@example.com"
 
@@ -279,7 +279,7 @@ class Answers:
 
     event_types: ClassVar[frozenset[str]] = frozenset()
     said: dict[str, str] | Exception = {}
-    asked: list[outgoing.PresenceQuestion]
+    asked: list[presence.PresenceQuestion]
 
     def presence_blocks(self, questions: Any) -> list[str]:
         assert not connection.in_atomic_block or len(connection.savepoint_ids) == 0

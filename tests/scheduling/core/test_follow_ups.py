@@ -14,7 +14,7 @@ from config.local.processes import wait_until
 from scheduling import sql
 from scheduling.customers import erasure
 from scheduling.ids import new_id
-from scheduling.ledger import ends, transitions
+from scheduling.ledger import ends, locks
 from scheduling.ledger.touches import touches
 from scheduling.models import Customer, EndMark, Event, Node, Touch
 from scheduling.operations import commands
@@ -265,7 +265,7 @@ def test_held_customer_delays_only_that_pass(
 ) -> None:
     settings.TIMEOUTS = replace(settings.TIMEOUTS, event_lock=0.05)
     deliver_when_due(*record_event().task_ids)
-    with held_by_second_connection(lambda: transitions.lock_users(["ann"]), commit=False):
+    with held_by_second_connection(lambda: locks.lock_users(["ann"]), commit=False):
         for _ in range(3):
             assert own_events.record_ends() == 0
     record_all()

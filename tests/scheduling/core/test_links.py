@@ -8,7 +8,7 @@ import pytest
 from django.core.signing import BadSignature
 from pytest_django import Settings
 
-from scheduling.delivery.outgoing import find_link, make_link_token, read_link_token, rewrite_links
+from scheduling.delivery.links import find_link, make_link_token, read_link_token, rewrite_links
 from scheduling.ids import new_id
 from scheduling.models import ChannelConfig, Community
 from tests.scheduling.channels.http_receivers import MessageFactory

@@ -20,7 +20,7 @@ from scheduling.configuration import snapshot
 from scheduling.delivery import pipeline
 from scheduling.errors import AftertouchError
 from scheduling.ids import new_id
-from scheduling.ledger import transitions
+from scheduling.ledger import locks
 from scheduling.ledger.touches import touches
 from scheduling.models import Community, Customer, FailedTask, HarassmentRule, Node, Touch
 from scheduling.models.touch import WAITING
@@ -151,14 +151,14 @@ def test_delivery_locks_community_that_erasure_deletes(matrix: MatrixBuilder, re
     matrix.node()
     ended = record_event(user="ann", chat_id="c1")
     (waiting,) = record_event(user="bob", chat_id="c1").task_ids
-    transitions.lock_communities([waiting])
+    locks.lock_communities([waiting])
 
     def delete() -> None:
-        assert transitions.delete_personal_chats([ended.id]) == 1
+        assert locks.delete_personal_chats([ended.id]) == 1
 
     def lock_again() -> bool:
         with transaction.atomic():
-            transitions.lock_communities([waiting])
+            locks.lock_communities([waiting])
             return Community.objects.filter(chat_id="c1").exists()
 
     assert act_behind_locks(delete, lock_again) == [True]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from scheduling.ledger import transitions
+from scheduling.ledger import locks
 from scheduling.models import Customer, CustomerProfile
 from scheduling.policy.profile import (
     InvalidValue,
@@ -86,7 +86,7 @@ def test_load_profiles_returns_typed_values_of_those_that_have_one() -> None:
         customer=ann, attributes={"city": "上海", "since": "2026-03-03T12:00:00Z"}, tags=["vip"]
     )
     profile = Profile({"city": "上海", "since": NOON}, ("vip",))
-    assert transitions.load_profiles([bob.pk, ann.pk]) == {ann.pk: profile}
+    assert locks.load_profiles([bob.pk, ann.pk]) == {ann.pk: profile}
     assert ann.spec().profile == profile
     assert bob.spec().profile == Profile()
 

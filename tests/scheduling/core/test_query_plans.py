@@ -28,7 +28,7 @@ from scheduling import sql
 from scheduling.configuration import snapshot
 from scheduling.delivery import due_batch
 from scheduling.ids import first_id_at
-from scheduling.ledger import partitions, transitions
+from scheduling.ledger import locks, partitions
 from scheduling.ledger.touches import Sending, TouchDecision, touches
 from scheduling.ledger.transitions import AGE_UNKNOWN, Claim, Content, Ledger, Settlement
 from scheduling.models import Touch
@@ -108,7 +108,7 @@ def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
         "settle_batch": lambda: touches.settle_batch(decisions, at=now(), lease=LEASE),
         "in_doubt": lambda: touches.with_unknown_outcome(ids.waiting),
         "lock_due": lambda: touches.lock_due(ids.waiting),
-        "lock_customers": lambda: transitions.lock_customers(ids.waiting),
+        "lock_customers": lambda: locks.lock_customers(ids.waiting),
         "announced": lambda: due_batch.load_announced(ids.waiting, most_bytes=10_000),
     }
     return {name: (act, {KEY}) for name, act in by_key.items()} | {

@@ -15,7 +15,7 @@ from config.local.processes import wait_until
 from scheduling import sql
 from scheduling.delivery import pipeline
 from scheduling.errors import AftertouchError
-from scheduling.ledger import transitions
+from scheduling.ledger import locks
 from scheduling.models import AuditEntry, BulkAction, FailedTask, Node, Pause, Touch
 from scheduling.operations import bulk_actions, commands, failed_tasks, undo
 from scheduling.operations.failed_tasks import Actor
@@ -119,7 +119,7 @@ def switched_off(touch: UUID, record_event: RecordEvent, ann: Actor) -> Callable
 
 def suppress(touch: UUID) -> None:
     """As a worker does that has read the node as off."""
-    transitions.lock_customers([touch])
+    locks.lock_customers([touch])
     sql.execute(
         "UPDATE scheduling_touch SET state = 'suppressed', reason = 'node_disabled', settled_at = now(),"
         " lease_until = NULL, queued_at = NULL WHERE task_id = %(id)s", {"id": touch},

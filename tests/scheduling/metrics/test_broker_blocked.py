@@ -11,7 +11,7 @@ from django.test import Client
 from config.celery.application import app
 from scheduling.admin.dashboard import series
 from scheduling.monitoring.collectors import export_cluster_metrics
-from scheduling.monitoring.wanted_numbers import read_broker
+from scheduling.monitoring.queues import read_broker
 from tests.faults.brokers import redis_server
 from tests.scheduling.metrics.test_collectors import broker_is
 

@@ -22,7 +22,7 @@ from scheduling.ids import new_id
 from scheduling.ledger.touches import touches
 from scheduling.models import CustomerErasure, EndMark, FailedTask, Pause, Touch
 from scheduling.monitoring import collectors
-from scheduling.monitoring.wanted_numbers import WorkerReport, send_worker_report
+from scheduling.monitoring.queues import WorkerReport, send_worker_report
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 from tests.support.matrix import MatrixBuilder
 

@@ -15,7 +15,7 @@ from pytest_django import DjangoAssertNumQueries, Settings
 
 from rpa_tasks.models import Platform
 from scheduling.db_timeouts import Deadline
-from scheduling.monitoring import collectors, wanted_numbers
+from scheduling.monitoring import collectors, queues
 from tests.scheduling.api.serving import WAIT_LIMIT
 from tests.scheduling.hanging_database import HangingDatabase, proxy_database
 from tests.scheduling.metrics.test_collectors import read_cluster_metrics
@@ -95,4 +95,4 @@ def test_queue_names_survive_database_outage(valkey: redis.Redis, monkeypatch: p
 
     monkeypatch.setattr(collectors.sql, "rows", away)
     assert read_cluster_metrics()['celery_queue_length{queue_name="p.own.high"}'] == 0
-    assert "p.own.high" in {each.name for each in wanted_numbers.read_queue_stats()}
+    assert "p.own.high" in {each.name for each in queues.read_queue_stats()}

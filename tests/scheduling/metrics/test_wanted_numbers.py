@@ -17,13 +17,8 @@ from scheduling.db_timeouts import Deadline
 from scheduling.ids import new_id
 from scheduling.models import Touch
 from scheduling.monitoring import wanted_numbers
-from scheduling.monitoring.wanted_numbers import (
-    WORKER_REPORTS,
-    Scale,
-    WorkerReport,
-    list_worker_reports,
-    send_worker_report,
-)
+from scheduling.monitoring.queues import WORKER_REPORTS, WorkerReport, list_worker_reports, send_worker_report
+from scheduling.monitoring.wanted_numbers import Scale
 from tests.scheduling.metrics.test_collectors import read_cluster_metrics
 from tests.support.matrix import MatrixBuilder, RecordEvent
 

@@ -13,7 +13,7 @@ from kombu import Connection
 
 from config.environment import environment
 from config.local.processes import wait_until
-from scheduling.monitoring.wanted_numbers import WorkerReport, count_unacked_messages, list_worker_reports
+from scheduling.monitoring.queues import WorkerReport, count_unacked_messages, list_worker_reports
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 from tests.faults.test_celery_guards import envelope
 from tests.faults.workers import Program, worker

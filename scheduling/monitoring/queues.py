@@ -1,0 +1,235 @@
+"""Read the length, age and unacknowledged messages of each queue, and the reports of workers.
+
+RabbitMQ gives the lengths of queues only. There, workers report their unacknowledged messages every five seconds. Redis
+keeps the state of each worker for a short time, and its clock decides which reports are recent.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+from celery import current_app
+from django.conf import settings
+from django.db import DatabaseError
+
+from scheduling import broker_health
+from scheduling.app_integrations import integrations
+from scheduling.dispatch import read_publication_time
+from scheduling.queue_names import TOUCH_QUEUES
+from scheduling.redis_client import RedisError, connect_once
+
+log = structlog.get_logger(__name__)
+
+SAMPLE = 50  #: unacknowledged messages that are sampled
+_UNACKED = Path(__file__).with_name("unacked.lua").read_text()
+#: kept in memory, because broker metrics are needed most while the database is unavailable
+_app_queues: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    name: str
+    length: int
+    oldest_age: float | None = None  #: seconds; None if the broker does not show it
+    unacked: int | None = None  #: None while Redis does not answer
+
+
+def refresh_app_queues() -> None:
+    """Ask the other apps for their queue names. Their functions query the database."""
+    global _app_queues
+    _app_queues = frozenset(name for app in integrations() for list_names in app.queues for name in list_names())
+
+
+def list_known_queues() -> list[str]:
+    """Return all queues that receive messages: the declared ones, and those that other apps last named."""
+    return sorted({*current_app.amqp.queues, *_app_queues})
+
+
+def read_queue_stats(names: Sequence[str] | None = None) -> list[QueueStats]:
+    """Return statistics of the given queues; by default, of all known queues.
+
+    Raises:
+        Exception: whatever the broker's client raises if the broker does not answer in time.
+    """
+    names = _refresh_known_queues() if names is None else names
+    with _connect_broker() as connection:
+        channel = connection.default_channel
+        if hasattr(channel, "client"):
+            return _read_redis_stats(channel, names)
+        unacked: Counter[str] | None = None
+        try:
+            unacked = count_unacked_messages()
+        except RedisError as error:
+            log.warning("worker_reports_unavailable", error=str(error))
+        return [
+            QueueStats(name, length, unacked=None if unacked is None else unacked[name])
+            for name in names
+            if (length := _read_declared_length(connection, name)) is not None
+        ]
+
+
+def broker_accepts_messages() -> bool | None:
+    """Return whether the broker accepts messages; None if this cannot be determined.
+
+    Raises the same as `read_queue_stats`.
+    """
+    with _connect_broker() as connection:
+        return broker_health.accepts_messages(connection)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerReading:
+    queues: list[QueueStats]
+    accepts_messages: bool | None
+
+
+def read_broker() -> BrokerReading | None:
+    """Return the state of the broker for a page; None while it does not respond."""
+    try:
+        return BrokerReading(read_queue_stats(), broker_accepts_messages())
+    except Exception as error:  # any exception of the broker's client
+        log.warning("broker_stats_unavailable", error=str(error))
+        return None
+
+
+def _refresh_known_queues() -> list[str]:
+    try:
+        refresh_app_queues()
+    except DatabaseError as error:
+        log.warning("queues_unknown", error=str(error))
+    return list_known_queues()
+
+
+@contextmanager
+def _connect_broker() -> Iterator[Any]:
+    seconds = settings.TIMEOUTS.broker_stats
+    with current_app.connection_for_read(connect_timeout=seconds) as connection:
+        connection.transport_options = {**connection.transport_options, "socket_timeout": seconds}
+        connection.ensure_connection(max_retries=1, timeout=seconds)
+        yield connection
+
+
+def _read_redis_stats(channel: Any, names: Sequence[str]) -> list[QueueStats]:
+    with channel.client.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.llen(name)
+            # kombu adds the prefix only to commands that it uses itself; these are not among them.
+            pipe.execute_command("LINDEX", channel.global_keyprefix + name, -1)
+        pipe.execute_command("EVAL", _UNACKED, 1, channel.global_keyprefix + channel.unacked_key, SAMPLE)
+        *found, (total, *sample) = pipe.execute()
+    keys = [key.decode() for key in sample]
+    return [
+        QueueStats(
+            name, length, _compute_oldest_age(oldest), round(total * keys.count(name) / len(keys)) if keys else 0
+        )
+        for name, length, oldest in zip(names, found[::2], found[1::2], strict=True)
+    ]  # fmt: skip
+
+
+def _compute_oldest_age(oldest: bytes | None) -> float | None:
+    """Return the age in seconds; 0 if the queue is empty, None if the message has no time."""
+    if oldest is None:
+        return 0.0
+    instant = read_publication_time(oldest)
+    return None if instant is None else max(0.0, time.time() - instant.timestamp())
+
+
+def _read_declared_length(connection: Any, name: str) -> int | None:
+    """Return the length of a queue; None if it does not exist.
+
+    RabbitMQ closes the channel after a question about a missing queue, so each question has its own channel.
+    """
+    channel = connection.channel()
+    try:
+        length = int(channel.queue_declare(name, passive=True).message_count)
+    except connection.channel_errors:
+        return None
+    channel.close()
+    return length
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+WORKER_REPORTS = "at:workers"
+REPORT_LIFETIME = 20.0  #: seconds; a worker reports every five
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    name: str
+    processes: int  #: at its largest size
+    busy: float  #: mean share of them that ran a task since the previous report
+    queues: Sequence[str] = ()
+    running: int = field(default=0, compare=False)  #: tasks at the time of the report
+    age: float = field(default=0.0, compare=False)  #: seconds since the report
+    unacked: Mapping[str, int] = field(default_factory=dict, compare=False)  #: unacknowledged messages by queue
+
+    @property
+    def key(self) -> str:
+        """Return the name and the queues. Workers that were started without `-n` on one machine share a name."""
+        return f"{self.name} {','.join(self.queues)}"
+
+
+def send_worker_report(report: WorkerReport) -> None:
+    """Write the report and remove expired ones. Raises `RedisError`."""
+    now, found = _read_reports()
+    gone = [name for name, text in found.items() if now - json.loads(text)["at"] >= REPORT_LIFETIME]
+    with connect_once(settings.REDIS_URL).pipeline(transaction=False) as pipe:
+        if gone:
+            pipe.hdel(WORKER_REPORTS, *gone)
+        pipe.hset(WORKER_REPORTS, report.key, json.dumps({"at": now, **asdict(report)}))
+        pipe.pexpire(WORKER_REPORTS, int(REPORT_LIFETIME * 1000))
+        pipe.execute()
+
+
+def remove_worker_report(report: WorkerReport) -> None:
+    """Remove the report of a worker that stops. Raises `RedisError`."""
+    connect_once(settings.REDIS_URL).hdel(WORKER_REPORTS, report.key)
+
+
+def list_worker_reports() -> list[WorkerReport]:
+    """Return the reports of the last `REPORT_LIFETIME` seconds. Raises `RedisError`.
+
+    A worker of an older version reports no queues: it is taken as a core worker. Execution workers report on RabbitMQ
+    only.
+    """
+    now, found = _read_reports()
+    return [
+        WorkerReport(
+            said["name"],
+            said["processes"],
+            said["busy"],
+            said.get("queues", list(TOUCH_QUEUES.values())),
+            said.get("running", 0),
+            max(0.0, now - said["at"]),
+            said.get("unacked", {}),
+        )
+        for _key, said in sorted((key, json.loads(text)) for key, text in found.items())
+        if now - said["at"] < REPORT_LIFETIME
+    ]
+
+
+def count_unacked_messages() -> Counter[str]:
+    """Return the messages that running workers have not acknowledged, by queue. Raises `RedisError`."""
+    total: Counter[str] = Counter()
+    for report in list_worker_reports():
+        total.update(report.unacked)
+    return total
+
+
+def _read_reports() -> tuple[float, dict[bytes, bytes]]:
+    """Return Redis' time in seconds and all reports."""
+    with connect_once(settings.REDIS_URL).pipeline(transaction=False) as pipe:
+        pipe.time()
+        pipe.hgetall(WORKER_REPORTS)
+        (seconds, micros), found = pipe.execute()
+    return seconds + micros / 1e6, found
