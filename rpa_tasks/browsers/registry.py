@@ -285,7 +285,7 @@ def homes_lock() -> Iterator[None]:
 
 @contextmanager
 def claim_home(profile_id: str) -> Iterator[Path]:
-    """Yield the path of the shop's HOME under the lock of all homes, and keep it for `old_profiles.KEPT_FOR`.
+    """Yield the path of the shop's HOME under the lock of all homes, and keep it for `housekeeping.KEPT_FOR`.
 
     Flows without a browser run on any node, also on one that the profile has left.
     """

@@ -118,8 +118,8 @@ def target_for(
 ) -> Mapping[str, Any]:
     """Return the community's target or the customer's address.
 
-    `disabled` holds the disabled targets of the batch (see `disabled_targets`). Without it this one target is looked
-    up.
+    `disabled` holds the disabled targets of the batch (see `find_disabled_targets`). Without it this one target is
+    looked up.
 
     Raises:
         NoTarget: there is no target, or it is disabled.

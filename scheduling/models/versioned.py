@@ -22,7 +22,7 @@ SomeRules = TypeVar("SomeRules", bound=Callable[..., None])
 
 
 class Checked(models.Model):
-    """A row whose app has rules about its values, in its module `validation`.
+    """A row whose app has rules about its values: functions that `rules_of` marks.
 
     They are not methods, because they know channels and texts, which import the models.
     """

@@ -40,7 +40,7 @@ _DECIMAL = re.compile(r"[+-]?[0-9]{1,30}(?:\.[0-9]{1,30})?")
 
 
 class Facts(NamedTuple):
-    """What a condition is judged by. `earlier` counts the customer's events before this one (`event_counts`)."""
+    """What a condition is judged by. `earlier` counts the customer's events before this one (`earlier_events`)."""
 
     data: Mapping[str, Any]
     chat_id: str
