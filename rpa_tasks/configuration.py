@@ -24,8 +24,8 @@ from rpa_tasks.browser_settings import (
     needs_new_password,
     normalize_address,
 )
+from rpa_tasks.jobs.ledger import TIERS
 from rpa_tasks.jobs.payloads import unstorable_reason
-from rpa_tasks.jobs.pick import TIERS
 from rpa_tasks.jobs.wakeups import wake_for_shops
 from rpa_tasks.models import DedupeBy, DedupePeriod, Flow, Job, Platform, Shop
 from rpa_tasks.supervisor.command import MOST_FOLDERS, check_program, check_words

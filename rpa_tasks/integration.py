@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rpa_tasks import configuration, metrics
 from rpa_tasks.admin import dashboard, job, labels, shop
-from rpa_tasks.jobs import dead_letters, queries, retention, schedules, wakeups
+from rpa_tasks.jobs import dead_letters, personal_data, queries, retention, schedules, wakeups
 from rpa_tasks.models import Job
 from scheduling.app_integrations import FailedTaskOrigin, Integration, ScheduledRound
 
@@ -16,9 +16,9 @@ INTEGRATION = Integration(
         "rpa_tasks.publish_for_shops": ScheduledRound(schedules.check_arguments, schedules.publish_round)
     },
     retention=(retention.JOBS, retention.WINDOWS),
-    user_erasers=(retention.erase_jobs_of_customer,),
-    delivery_erasers=(retention.erase_jobs_of_touches,),
-    user_exporters={"rpa_jobs": retention.export_jobs},
+    user_erasers=(personal_data.erase_jobs_of_customer,),
+    delivery_erasers=(personal_data.erase_jobs_of_touches,),
+    user_exporters={"rpa_jobs": personal_data.export_jobs},
     bootstrap=(configuration.ship_platforms,),
     metrics=(metrics.RpaMetrics,),
     scaling={"execution_nodes": metrics.measure_execution_nodes},

@@ -15,7 +15,7 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rpa_tasks.jobs.pick import NODE_SILENT, QUEUE_PREFIX, TIERS, jobs
+from rpa_tasks.jobs.ledger import NODE_SILENT, QUEUE_PREFIX, TIERS, jobs
 from rpa_tasks.jobs.shops import is_being_checked
 from rpa_tasks.models import LoginState, Shop
 from rpa_tasks.outcomes import Verdict

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from scheduling.admin.navigation import Finder, Group
     from scheduling.db_timeouts import Deadline
     from scheduling.delivery.presence import Presence
-    from scheduling.ledger.deletion import Identity
+    from scheduling.ledger.anonymization import Identity
     from scheduling.models import FailedTask
     from scheduling.monitoring.queues import WorkerReport
     from scheduling.operations.bulk_actions import BulkList

@@ -32,7 +32,7 @@ from scheduling.channels.base import channel_kinds
 from scheduling.channels.vendors.callbacks import CallbackResult, CustomerMessage
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
-from scheduling.delivery.receivers import find_delivery_keys, store_disabled_targets
+from scheduling.delivery.routing import find_delivery_keys, store_disabled_targets
 from scheduling.ids import new_id
 from scheduling.ledger import locks
 from scheduling.models import Customer, CustomerChange, DeliveryReceipt, ReceiptKind, WebhookEvent, WebhookFact

@@ -40,7 +40,7 @@ from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput, NotFound
 from scheduling.ids import new_id
 from scheduling.ledger import ends
-from scheduling.ledger.deletion import Identity
+from scheduling.ledger.anonymization import Identity
 from scheduling.models import WebhookEndpoint, WebhookEvent, WebhookFact, WebhookMessage, WebhookSubscription
 from scheduling.models.encrypted import Sealed
 from scheduling.models.versioned import lock_for_write

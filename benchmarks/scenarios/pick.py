@@ -16,7 +16,7 @@ GOAL = 5.0
 
 
 def pick(bench: Bench) -> None:
-    from rpa_tasks.jobs.pick import jobs
+    from rpa_tasks.jobs.ledger import jobs
     from rpa_tasks.models import Flow, Job, Lane, Platform, Run, Shop
     from scheduling.ledger.transitions import Settlement
 

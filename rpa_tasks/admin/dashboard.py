@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy
 
 from rpa_tasks.admin.node import STATES
 from rpa_tasks.admin.shop import count_shops_by_state
-from rpa_tasks.jobs.pick import NODE_SILENT
+from rpa_tasks.jobs.ledger import NODE_SILENT
 from rpa_tasks.jobs.shops import is_being_checked
 from rpa_tasks.models import ExecutionNode, Job, LoginState, Shop
 from rpa_tasks.takeover.page_socket import PERMISSION

@@ -19,7 +19,7 @@ from rpa_tasks.admin import labels
 from rpa_tasks.admin.run_job import RUN_JOBS
 from rpa_tasks.browser_settings import uses_browser_elsewhere
 from rpa_tasks.jobs import nodes
-from rpa_tasks.jobs.pick import NODE_SILENT
+from rpa_tasks.jobs.ledger import NODE_SILENT
 from rpa_tasks.jobs.shops import unpin_matching_shops
 from rpa_tasks.models import ExecutionNode, Job, LoginState, Run
 from scheduling.admin.base import Confirmation, ReadOnlyAdmin, ops_display, row_action

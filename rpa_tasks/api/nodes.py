@@ -11,8 +11,8 @@ from django.http import HttpRequest
 from ninja import Path, Router, Schema
 
 from rpa_tasks.api.jobs import OPERATE, PROBLEMS, READ
+from rpa_tasks.jobs.ledger import NODE_SILENT
 from rpa_tasks.jobs.nodes import NodeLoad, count_free_slots, drain_node, measure_loads, resume_node
-from rpa_tasks.jobs.pick import NODE_SILENT
 from rpa_tasks.models import ExecutionNode
 from scheduling import sql
 from scheduling.api.auth import build_api_key_actor

@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 
 from rpa_tasks import metrics
 from rpa_tasks.jobs import breaker, dead_letters, shops, wakeups
-from rpa_tasks.jobs.pick import jobs
+from rpa_tasks.jobs.ledger import jobs
 from rpa_tasks.models import Evidence, Job, LoginState, Run, Shop
 from rpa_tasks.outcomes import Verdict, retry_delay
 from scheduling import sql

@@ -1,6 +1,6 @@
 """Drain execution nodes and measure their load.
 
-A draining node ends what runs and starts nothing new. The gate is in `rpa_tasks.jobs.pick`. A pick takes no lock of
+A draining node ends what runs and starts nothing new. The gate is in `rpa_tasks.jobs.ledger`. A pick takes no lock of
 the node. So a job that was picked before the drain was committed runs to its end.
 """
 

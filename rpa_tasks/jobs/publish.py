@@ -19,6 +19,7 @@ from django.db import transaction
 from django.db.models.functions import Now
 
 from rpa_tasks.jobs import payloads
+from rpa_tasks.jobs.ledger import jobs
 from rpa_tasks.jobs.payloads import (
     PAYLOAD_KEY,
     RESERVED_KEY_PREFIX,
@@ -30,7 +31,6 @@ from rpa_tasks.jobs.payloads import (
     payload_errors,
     unstorable_reason,
 )
-from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.jobs.wakeups import wakeup_publisher
 from rpa_tasks.models import DedupeBy, Flow, Job, Platform, Shop
 from scheduling import sql

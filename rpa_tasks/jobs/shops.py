@@ -13,8 +13,8 @@ from django.db.models import BooleanField, Exists, ExpressionWrapper, F, OuterRe
 from django.db.models.functions import Now
 
 from rpa_tasks.jobs import breaker
+from rpa_tasks.jobs.ledger import NODE_SILENT
 from rpa_tasks.jobs.payloads import CHECK_KEY
-from rpa_tasks.jobs.pick import NODE_SILENT
 from rpa_tasks.jobs.publish import INSERT_JOBS
 from rpa_tasks.jobs.wakeups import wake_for_shops, wakeup_publisher
 from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Platform, Shop

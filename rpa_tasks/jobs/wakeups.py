@@ -17,7 +17,7 @@ import structlog
 from celery import current_app
 from django.conf import settings
 
-from rpa_tasks.jobs.pick import NODE_SILENT, TIERS
+from rpa_tasks.jobs.ledger import NODE_SILENT, TIERS
 from rpa_tasks.models import Job, Platform, Shop
 from scheduling import sql
 from scheduling.batching import BackgroundBatcher

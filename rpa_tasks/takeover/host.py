@@ -25,7 +25,7 @@ from rpa_tasks.browsers import devtools, registry
 from rpa_tasks.browsers.launch import NoBrowser
 from rpa_tasks.browsers.pool import acquire_browser
 from rpa_tasks.browsers.registry import BUSY, Record, records_of_profile
-from rpa_tasks.jobs.pick import renew_in_background
+from rpa_tasks.jobs.ledger import renew_in_background
 from rpa_tasks.models import TakeOver, TakeOverEnd
 from rpa_tasks.takeover import leases
 from rpa_tasks.takeover.browser_view import BrowserView, Picture

@@ -16,7 +16,7 @@ from django.db.models import F, QuerySet
 from django.db.models.functions import Now
 
 from rpa_tasks.browser_settings import uses_browser_elsewhere
-from rpa_tasks.jobs.pick import NODE_SILENT, TIERS
+from rpa_tasks.jobs.ledger import NODE_SILENT, TIERS
 from rpa_tasks.jobs.wakeups import queue_of
 from rpa_tasks.models import ExecutionNode, Job, Lane, TakeOver, TakeOverEnd
 from scheduling.audit import record_action

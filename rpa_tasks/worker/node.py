@@ -15,7 +15,7 @@ from uuid import uuid4
 from django.conf import settings
 
 from rpa_tasks.browsers import registry
-from rpa_tasks.jobs.pick import NODE_SILENT
+from rpa_tasks.jobs.ledger import NODE_SILENT
 from rpa_tasks.supervisor.processes import is_alive, read_process
 from scheduling import sql
 

@@ -25,7 +25,7 @@ from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser
 from rpa_tasks.flow_sdk.discovery import FLOWS_VARIABLE
 from rpa_tasks.jobs import wakeups
 from rpa_tasks.jobs.dispatch import RunResult, settle_run
-from rpa_tasks.jobs.pick import Pick, jobs, renew_in_background
+from rpa_tasks.jobs.ledger import Pick, jobs, renew_in_background
 from rpa_tasks.models import Job, ParamStyle
 from rpa_tasks.outcomes import CommandResult, ExitCause, RunOutcome, Verdict, judge
 from rpa_tasks.supervisor import command

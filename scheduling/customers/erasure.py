@@ -26,8 +26,8 @@ from scheduling.audit import record_action
 from scheduling.customers.imports import is_in_stored_file
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import NotFound
-from scheduling.ledger import deletion, locks
-from scheduling.ledger.deletion import Identity
+from scheduling.ledger import anonymization, locks
+from scheduling.ledger.anonymization import Identity
 from scheduling.models import (
     Complaint,
     Customer,
@@ -72,7 +72,7 @@ def export_customer(row: Customer) -> dict[str, Any]:
     rows = list(touches[:MOST_ENTRIES])
     receipts = load_receipts({each.root_id for each in rows})
     messages = find_messages_of_customer(who.user_id, MOST_ENTRIES)
-    failed = deletion.find_failed_tasks_of_customer(who, [each.pk for each in rows], MOST_ENTRIES)
+    failed = anonymization.find_failed_tasks_of_customer(who, [each.pk for each in rows], MOST_ENTRIES)
     addresses = {digest_address(each): each for each in who.addresses}
     disabled = DisabledTarget.objects.filter(target_digest__in=addresses)
     found: dict[str, list[Any]] = {
@@ -209,7 +209,7 @@ def _erase_own_rows(row: Customer, erasure_id: str) -> dict[str, int]:
         "changes": CustomerChange.objects.filter(customer=row).delete()[0],
         "log entries": log_entries.update(object_repr="", change_message=""),
     }
-    deletion.cancel_unsent(row.pk)
+    anonymization.cancel_unsent(row.pk)
     row.user_id = f"erased:{erasure_id}"
     row.name = row.locale = row.timezone = ""
     row.addresses = row.consent = {}
@@ -271,7 +271,7 @@ def _erase_batch(erasure_id: UUID) -> bool:
         if erasure is None or erasure.customer is None:
             return False
         locks.lock_users([erasure.customer.user_id])
-        if deletion.cancel_unsent(erasure.customer.pk):
+        if anonymization.cancel_unsent(erasure.customer.pk):
             return False
         counts: Counter[str] = Counter(erasure.counts)
         events = [row[0] for row in sql.rows(_EVENTS, {"customer": erasure.customer.pk, "most": BATCH})]
@@ -285,11 +285,11 @@ def _erase_batch(erasure_id: UUID) -> bool:
 def _erase_events(row: Customer, events: Sequence[UUID], counts: Counter[str]) -> None:
     """Anonymize events with their touches, failed tasks and jobs."""
     counts["chats"] += locks.delete_personal_chats(events)
-    deletion.lock_failed_tasks(events)
-    task_ids, keys = deletion.anonymize_touches(events)
+    anonymization.lock_failed_tasks(events)
+    task_ids, keys = anonymization.anonymize_touches(events)
     counts["touches"] += len(task_ids)
-    counts["failed tasks"] += deletion.empty_failed_tasks(task_ids)
-    counts["log entries"] += deletion.blank_log_entries([*events, *task_ids])
+    counts["failed tasks"] += anonymization.empty_failed_tasks(task_ids)
+    counts["log entries"] += anonymization.blank_log_entries([*events, *task_ids])
     counts["receipts"] += erase_receipts(keys)
     for erase in [erase for app in integrations() for erase in app.delivery_erasers]:
         counts["jobs"] += erase(keys)
@@ -307,7 +307,7 @@ def _end_erasure(erasure_id: UUID, who: Identity) -> None:
         if erasure is None or is_in_stored_file(who.user_id, erasure.requested_at):
             return
         counts: Counter[str] = Counter(erasure.counts)
-        counts["failed tasks"] += deletion.empty_failed_tasks_of_customer(who)
+        counts["failed tasks"] += anonymization.empty_failed_tasks_of_customer(who)
         counts["operators' texts"] += erase_operator_texts(who)
         enable_targets(who.addresses)
         erasure.state, erasure.ended_at = State.DONE, sql.now()

@@ -24,7 +24,7 @@ from scheduling import sql
 from scheduling.configuration.snapshot import Snapshot, sort_texts
 from scheduling.delivery import presence
 from scheduling.delivery.presence import PresenceQuestion
-from scheduling.delivery.receivers import Route, Target, find_disabled_targets, load_community_targets
+from scheduling.delivery.routing import Route, Target, find_disabled_targets, load_community_targets
 from scheduling.ledger import locks
 from scheduling.ledger.touches import LockedTouch, touches
 from scheduling.ledger.transitions import Claim, WakeUp

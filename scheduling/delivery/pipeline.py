@@ -35,7 +35,7 @@ from scheduling.delivery import due_batch, presence
 from scheduling.delivery.due_batch import Announcement, Due, DueBatch, read_announced
 from scheduling.delivery.links import tracks_links
 from scheduling.delivery.outgoing import LEASE, Delivery
-from scheduling.delivery.receivers import (
+from scheduling.delivery.routing import (
     NoTarget,
     Route,
     channel_of,

@@ -29,9 +29,10 @@ from scheduling import batching, metrics, sql, tracing
 from scheduling.channels.base import Delivered, Outcome, Permanent, Quotas, Transient, Unknown
 from scheduling.channels.http_client import before_first_byte
 from scheduling.channels.quota import NEAR_SLOT, Grant, QuotaGate, SlotRequest, receiver_key
-from scheduling.delivery import presence, receivers
+from scheduling.delivery import presence, routing
+from scheduling.delivery.lanes import ReceiverLanes, report_lanes
 from scheduling.delivery.outgoing import LEASE, Deferred, Delivery, DeliveryResult, HeldSlot, SendRefused, Untried
-from scheduling.delivery.receivers import ReceiverLanes, lane_key, report_lanes, target_digest
+from scheduling.delivery.routing import lane_key, target_digest
 from scheduling.ledger.ends import record_failed_touches
 from scheduling.ledger.touches import Stop, touches
 from scheduling.ledger.transitions import Claim, Settlement
@@ -88,7 +89,7 @@ def _settle_results(results: Sequence[DeliveryResult]) -> None:
         valid = [each for each in results if each[0].claim in settled]
         record_failed_touches([each.claim.task_id for each, _ in valid if ends[each.claim].state in FAILED_ENDS])
         disable_targets(results)
-        receivers.store_vendor_ids(
+        routing.store_vendor_ids(
             (each.spec.id, result.vendor_id, each.message.delivery_key)
             for each, result in results
             if isinstance(result, Delivered) and result.vendor_id
@@ -261,7 +262,7 @@ def measure_ends(ends: Mapping[tuple[str, str], int]) -> None:
 
 def disable_targets(results: Sequence[DeliveryResult]) -> None:
     """Disable the targets of receivers that answered that they are gone."""
-    receivers.store_disabled_targets(
+    routing.store_disabled_targets(
         (
             delivery.spec.id,
             target_digest(delivery.spec, delivery.message.target),

@@ -24,7 +24,7 @@ from django.conf import settings
 
 from scheduling import sql
 from scheduling.configuration.snapshot import Snapshot
-from scheduling.delivery.receivers import NoTarget, TargetLookup, channel_of, load_community_targets, target_for
+from scheduling.delivery.routing import NoTarget, TargetLookup, channel_of, load_community_targets, target_for
 from scheduling.ids import first_id_at
 from scheduling.ledger import locks
 from scheduling.models import Customer, Event, EventType

@@ -183,7 +183,7 @@ class ChannelConfig(Addressed, Versioned):
 class DisabledTarget(models.Model):
     """A receiver that answered 410 Gone.
 
-    Its deletion enables the receiver again: `scheduling.delivery.receivers`.
+    Its deletion enables the receiver again: `scheduling.delivery.routing`.
     """
 
     channel = models.ForeignKey(ChannelConfig, on_delete=models.CASCADE, verbose_name=_("channel"))

@@ -28,7 +28,7 @@ from scheduling.channels.http_client import send_once
 from scheduling.channels.quota import UNAVAILABLE_DELAY, QuotaGate, receiver_key
 from scheduling.configuration import snapshot
 from scheduling.db_timeouts import Deadline
-from scheduling.delivery import receivers
+from scheduling.delivery import routing
 from scheduling.experiments.rollouts import withdrawn_canaries
 from scheduling.ids import new_id
 from scheduling.models import Alert, AlertReceiver
@@ -290,13 +290,13 @@ def resolve_target(receiver: AlertReceiver) -> tuple[ChannelSpec, Channel, dict[
         Unreadable: a secret cannot be decrypted on this server.
     """
     spec = snapshot.channel_spec(receiver.channel)
-    channel = receivers.channel_of(spec)
+    channel = routing.channel_of(spec)
     place = receiver.community
     who = CustomerSpec(0, "", addresses={channel.address_key: receiver.address} if receiver.address else {})
     chat_id, communities = (place.chat_id, {place.chat_id: place.targets}) if place else ("", {})
-    target = receivers.target_for(spec, channel, who, chat_id, communities)
+    target = routing.target_for(spec, channel, who, chat_id, communities)
     if not target and not spec.config.get("url"):
-        raise receivers.NoTarget("no_target", f"no {spec.kind} target")
+        raise routing.NoTarget("no_target", f"no {spec.kind} target")
     return spec, channel, dict(target)
 
 
@@ -314,7 +314,7 @@ def send_alert_message(receiver: AlertReceiver, subject: str, body: str, now: da
             event={"source": "aftertouch", "id": str(key), "type": "aftertouch.alert", "time": now.isoformat()},
         )  # fmt: skip
         slot = receiver_key(channel, message)
-    except receivers.NoTarget as error:
+    except routing.NoTarget as error:
         return Permanent(error.reason, str(error))
     except Unreadable as error:
         return Permanent("secrets_unreadable", str(error))

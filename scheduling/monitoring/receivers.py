@@ -1,6 +1,6 @@
 """Show each receiver that touches wait for or are sent to: what waits, how fast it takes touches, why it rests.
 
-PostgreSQL holds what waits, Redis the quotas and the reports of the processes (`delivery.receivers`). A page
+PostgreSQL holds what waits, Redis the quotas and the reports of the processes (`delivery.lanes`). A page
 counts only its own receivers, each up to a bound. Touches for addresses of customers count by channel. So do touches
 that wait for a webhook, also where a community has an address of its own.
 """
@@ -22,15 +22,8 @@ from scheduling.channels.base import Quota, Quotas, channel_kinds
 from scheduling.channels.quota import QuotaGate, QuotaState
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
-from scheduling.delivery.receivers import (
-    LaneLoad,
-    NoTarget,
-    Route,
-    channel_of,
-    find_route,
-    load_community_targets,
-    read_receiver_loads,
-)
+from scheduling.delivery.lanes import LaneLoad, read_receiver_loads
+from scheduling.delivery.routing import NoTarget, Route, channel_of, find_route, load_community_targets
 from scheduling.models.encrypted import Unreadable
 from scheduling.policy.specs import ChannelSpec, CustomerSpec
 from scheduling.redis_client import RedisError

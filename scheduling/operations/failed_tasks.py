@@ -27,7 +27,7 @@ from scheduling.app_integrations import FailedTaskOrigin, integrations
 from scheduling.audit import record_action
 from scheduling.configuration import snapshot
 from scheduling.delivery.due_batch import load_edited_texts
-from scheduling.delivery.receivers import find_preview_escape
+from scheduling.delivery.routing import find_preview_escape
 from scheduling.error_text import ErrorText
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, ErrorCollector, InvalidInput, NotFound

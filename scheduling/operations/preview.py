@@ -16,7 +16,7 @@ from django.utils.timezone import now
 from scheduling.configuration import snapshot
 from scheduling.delivery import due_batch
 from scheduling.delivery.due_batch import CustomerHistory
-from scheduling.delivery.receivers import find_preview_escape
+from scheduling.delivery.routing import find_preview_escape
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id

@@ -23,7 +23,7 @@ from scheduling import sql
 from scheduling.app_integrations import integrations
 from scheduling.configuration import snapshot
 from scheduling.customers import imports
-from scheduling.delivery import receivers
+from scheduling.delivery import routing
 from scheduling.ids import first_id_at
 from scheduling.ledger import ends, partitions
 from scheduling.ledger.deletion import delete_ended
@@ -132,7 +132,7 @@ def _created_between(kind: RetentionTable, after: UUID, end: UUID) -> list[UUID]
 def _delete_expired_targets(ends_at: datetime) -> int:
     deleted = 0
     while True:
-        gone = receivers.delete_expired_targets(BATCH)
+        gone = routing.delete_expired_targets(BATCH)
         deleted += gone
         if gone < BATCH or datetime.now(UTC) >= ends_at:
             return deleted
@@ -184,7 +184,7 @@ VENDOR_IDS = RetentionTable(
     VendorMessage._meta.db_table,
     "id",
     lambda: timedelta(days=settings.AFTERTOUCH_VENDOR_IDS_DAYS),
-    receivers.delete_vendor_ids,
+    routing.delete_vendor_ids,
 )
 BULK_ACTIONS = RetentionTable(
     BulkAction._meta.db_table,

@@ -27,7 +27,7 @@ from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
 from scheduling.dispatch import background_publisher
 from scheduling.ledger import ends, locks
-from scheduling.ledger.deletion import read_erasure_times
+from scheduling.ledger.anonymization import read_erasure_times
 from scheduling.ledger.ends import EndedTouch
 from scheduling.models import Touch
 from scheduling.planning.ingest import NewEvent, record_events

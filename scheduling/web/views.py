@@ -36,7 +36,7 @@ from scheduling.channels.vendors.callbacks import CallbackRefused, CallbackReque
 from scheduling.channels.vendors.wechat import SyncFailed, sync_messages
 from scheduling.configuration import snapshot
 from scheduling.delivery.links import find_link, read_link_token
-from scheduling.delivery.receivers import NoTarget, channel_of
+from scheduling.delivery.routing import NoTarget, channel_of
 from scheduling.models import Touch
 from scheduling.models.encrypted import Unreadable
 from scheduling.monitoring import collectors

@@ -16,7 +16,7 @@ from scheduling.batching import halve
 from scheduling.configuration.snapshot import current
 from scheduling.dispatch import background_publisher
 from scheduling.errors import InvalidInput
-from scheduling.ledger.deletion import read_erasure_times
+from scheduling.ledger.anonymization import read_erasure_times
 from scheduling.ledger.locks import locked_users
 from scheduling.models import WebhookEvent, WebhookFact
 from scheduling.planning.ingest import NewEvent, record_events

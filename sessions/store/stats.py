@@ -16,7 +16,7 @@ from uuid import UUID
 
 from django.conf import settings
 
-from scheduling.ledger.deletion import Identity
+from scheduling.ledger.anonymization import Identity
 from sessions.policy import AGENT, ANY, CUSTOMER, DEFAULT_KEY, select_policies
 from sessions.rates import Recent
 from sessions.store import calls, client, inbox

@@ -13,7 +13,7 @@ from django.db import transaction
 from django.utils.timezone import now
 
 from config.environment import ROOT
-from rpa_tasks.jobs.pick import jobs
+from rpa_tasks.jobs.ledger import jobs
 from rpa_tasks.models import Flow, Job, JobState, Platform, Shop
 from scheduling.errors import Conflict
 from scheduling.ids import new_id

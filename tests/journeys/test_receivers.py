@@ -25,7 +25,7 @@ def test_receivers_page_shows_rests_and_fits(
     valkey: redis.Redis,
 ) -> None:
     from scheduling.channels.quota import QuotaGate
-    from scheduling.delivery.receivers import LaneLoad, send_lane_report
+    from scheduling.delivery.lanes import LaneLoad, send_lane_report
     from scheduling.models import ChannelConfig, Community, Pause, Touch
     from scheduling.monitoring.receivers import list_receivers
 

@@ -40,7 +40,7 @@ from rpa_tasks.models import (
 )
 from scheduling.audit import record_action
 from scheduling.customers import imports
-from scheduling.delivery import receivers
+from scheduling.delivery import routing
 from scheduling.experiments import drafts, rollouts
 from scheduling.identity import invitations, totp
 from scheduling.models import (
@@ -245,8 +245,8 @@ def with_values(model: Any, wanted: Data, **values: Any) -> Args:
 def disabled_customer() -> Customer:
     row = Customer.objects.get()
     Customer.objects.filter(pk=row.pk).update(addresses={"email": "ann@example.com"})
-    receivers.store_disabled_targets(
-        [(ChannelConfig.objects.get(key="log").pk, receivers.digest_address("ann@example.com"), "", "bounced")]
+    routing.store_disabled_targets(
+        [(ChannelConfig.objects.get(key="log").pk, routing.digest_address("ann@example.com"), "", "bounced")]
     )
     return row
 

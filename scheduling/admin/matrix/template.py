@@ -27,7 +27,7 @@ from scheduling.admin.row_edits import VERSION_FIELD, OptimisticLockForm
 from scheduling.channels.base import Delivered, Message, Outcome, Unknown, find_escape
 from scheduling.channels.http_client import send_once
 from scheduling.configuration import snapshot
-from scheduling.delivery import receivers
+from scheduling.delivery import routing
 from scheduling.ids import new_id
 from scheduling.models import ChannelConfig, Community, Customer, Node, Template, TemplateText
 from scheduling.models.encrypted import Unreadable
@@ -136,11 +136,11 @@ def _send_test_message(template: Template, wanted: Mapping[str, Any]) -> tuple[O
     chat_id = community.chat_id if community else ""
     communities = {community.chat_id: community.targets} if community else {}
     try:
-        channel = receivers.channel_of(spec)
-        target = receivers.target_for(spec, channel, who, chat_id, communities)
+        channel = routing.channel_of(spec)
+        target = routing.target_for(spec, channel, who, chat_id, communities)
         event = sample_event(who.user_id, chat_id, wanted["event_data"])
         subject, body, locale = render_message(snapshot.template_spec(template), who, event, find_escape(channel))
-    except receivers.NoTarget as error:
+    except routing.NoTarget as error:
         return f"{translate_reason(error.reason)}: {error}", ""
     except Unreadable as error:
         return f"{gettext('Secrets cannot be decrypted here')}: {error}", ""

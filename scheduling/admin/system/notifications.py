@@ -42,7 +42,7 @@ from scheduling.admin.matrix.template import describe_outcome
 from scheduling.admin.row_edits import OptimisticLockForm
 from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.channels.base import channel_kinds
-from scheduling.delivery.receivers import NoTarget
+from scheduling.delivery.routing import NoTarget
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
 from scheduling.models import (

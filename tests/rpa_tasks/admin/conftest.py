@@ -13,7 +13,7 @@ from django.utils.timezone import now
 
 from rpa_tasks.jobs import wakeups
 from rpa_tasks.jobs.dead_letters import record_failed_job
-from rpa_tasks.jobs.pick import jobs
+from rpa_tasks.jobs.ledger import jobs
 from rpa_tasks.jobs.publish import PublishRequest, Receipt, publish_job
 from rpa_tasks.models import Evidence, Flow, Job, Lane, Platform, Run, Shop
 

@@ -9,9 +9,9 @@ from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
 
-from rpa_tasks.jobs.retention import erase_jobs_of_customer
+from rpa_tasks.jobs.personal_data import erase_jobs_of_customer
 from rpa_tasks.models import Evidence, Flow, Job, LoginState, Platform, Run, Shop
-from scheduling.ledger.deletion import Identity
+from scheduling.ledger.anonymization import Identity
 from scheduling.models import FailedTask, Pause
 from tests.rpa_tasks.admin.conftest import Market, messages_of, text, url
 from tests.support.tables import each_row

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from django.contrib.auth.models import User
 
 from rpa_tasks.browsers.pool import AcquiredBrowser
-from rpa_tasks.jobs.pick import Pick
+from rpa_tasks.jobs.ledger import Pick
 from rpa_tasks.models import Shop, TakeOver
 from rpa_tasks.takeover import leases
 from tests.rpa_tasks.browsers.browser_processes import eventually

@@ -17,7 +17,7 @@ from django.utils.timezone import now
 from rpa_tasks.admin.node import describe_warm_share
 from rpa_tasks.browsers.upkeep import Prewarmer
 from rpa_tasks.jobs import dispatch, wakeups
-from rpa_tasks.jobs.pick import JobLedger
+from rpa_tasks.jobs.ledger import JobLedger
 from rpa_tasks.maintainer.housekeeping import Housekeeping
 from rpa_tasks.models import ExecutionNode, Job, Run, Shop
 from rpa_tasks.worker import runner

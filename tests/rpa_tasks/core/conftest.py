@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pytest
 
 from rpa_tasks.jobs import wakeups
-from rpa_tasks.jobs.pick import Pick, jobs
+from rpa_tasks.jobs.ledger import Pick, jobs
 from rpa_tasks.jobs.publish import PublishRequest, Receipt, publish_job
 from rpa_tasks.models import Flow, Platform, Shop
 

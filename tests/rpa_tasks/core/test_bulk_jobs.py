@@ -15,7 +15,7 @@ from pytest_django import Settings
 
 from config.local.processes import wait_until
 from rpa_tasks.jobs import dead_letters
-from rpa_tasks.jobs.pick import jobs
+from rpa_tasks.jobs.ledger import jobs
 from rpa_tasks.jobs.queries import JOB_ACTIONS
 from rpa_tasks.jobs.schedules import publish_round
 from rpa_tasks.models import ExecutionNode, Job, Lane

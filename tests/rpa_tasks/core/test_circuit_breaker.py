@@ -9,7 +9,7 @@ from django.utils.timezone import now
 
 from rpa_tasks.jobs import breaker
 from rpa_tasks.jobs.dispatch import RunResult, settle_run
-from rpa_tasks.jobs.pick import Pick
+from rpa_tasks.jobs.ledger import Pick
 from rpa_tasks.models import Breaker, Job, Lane
 from rpa_tasks.outcomes import RunOutcome, Verdict
 from tests.rpa_tasks.core.conftest import Market

@@ -12,7 +12,7 @@ from django.utils.timezone import now
 
 from rpa_tasks.jobs import dispatch, wakeups
 from rpa_tasks.jobs.dispatch import DEFER_BY_REASON, PLATFORM_DEFER, RunResult, settle_run
-from rpa_tasks.jobs.pick import Pick
+from rpa_tasks.jobs.ledger import Pick
 from rpa_tasks.models import Breaker, Job, Run, Shop
 from rpa_tasks.outcomes import JITTER, RunOutcome, Verdict
 from scheduling import sql

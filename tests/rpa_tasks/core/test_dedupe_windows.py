@@ -11,8 +11,8 @@ from django.utils.timezone import now
 
 from rpa_tasks.jobs import payloads, schedules
 from rpa_tasks.jobs.dispatch import RunResult, settle_run
+from rpa_tasks.jobs.ledger import jobs
 from rpa_tasks.jobs.payloads import add_period
-from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, publish_job, request_cancel
 from rpa_tasks.jobs.publish_many import publish_many
 from rpa_tasks.jobs.queries import repeat_request

@@ -9,7 +9,7 @@ from django.utils.timezone import now
 
 from rpa_tasks.jobs import dispatch, publish
 from rpa_tasks.jobs.dispatch import RunResult, settle_run
-from rpa_tasks.jobs.pick import jobs
+from rpa_tasks.jobs.ledger import jobs
 from rpa_tasks.models import Breaker, Evidence, Job, LoginState, Run, Shop
 from rpa_tasks.outcomes import RunOutcome, Verdict
 from scheduling.models import FailedTask

@@ -11,7 +11,7 @@ from django.utils.timezone import now
 
 from rpa_tasks.jobs import dispatch
 from rpa_tasks.jobs.dispatch import RunResult, settle_run
-from rpa_tasks.jobs.pick import LANES, Pick, jobs
+from rpa_tasks.jobs.ledger import LANES, Pick, jobs
 from rpa_tasks.jobs.publish import request_cancel
 from rpa_tasks.jobs.queries import shop_states
 from rpa_tasks.jobs.shops import check_login, clear_ended_checks

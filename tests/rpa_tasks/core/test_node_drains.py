@@ -15,8 +15,8 @@ from pytest_django import Settings
 
 from rpa_tasks.admin.job import explain_waiting
 from rpa_tasks.jobs import shops, wakeups
+from rpa_tasks.jobs.ledger import jobs
 from rpa_tasks.jobs.nodes import NodeLoad, drain_node, measure_loads, resume_node
-from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.maintainer import housekeeping
 from rpa_tasks.maintainer.housekeeping import Housekeeping
 from rpa_tasks.metrics import measure_execution_nodes

@@ -14,7 +14,7 @@ from django.utils.timezone import now
 from pytest_django import Settings
 
 from config.environment import ROOT, environment
-from rpa_tasks.jobs.pick import NODE_SILENT
+from rpa_tasks.jobs.ledger import NODE_SILENT
 from rpa_tasks.models import ExecutionNode
 from rpa_tasks.worker import node
 from rpa_tasks.worker.node import claim_node_name, read_state_id

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from django.db import transaction
 
-from rpa_tasks.jobs import retention
+from rpa_tasks.jobs import personal_data
 from rpa_tasks.jobs.dead_letters import record_failed_job
 from rpa_tasks.jobs.dispatch import RunResult, settle_run
 from rpa_tasks.jobs.queries import run_job_again
@@ -17,7 +17,7 @@ from scheduling import sql
 from scheduling.customers.erasure import ErasureDelayed, continue_erasures, request_erasure
 from scheduling.errors import Conflict
 from scheduling.ids import new_id
-from scheduling.ledger.deletion import Identity
+from scheduling.ledger.anonymization import Identity
 from scheduling.models import FailedTask, Touch
 from scheduling.operations.failed_tasks import Actor, retry_failed_task, withdraw_retry
 from tests.rpa_tasks.core.conftest import Market
@@ -36,10 +36,10 @@ def test_erasure_waits_for_a_running_job(market: Market) -> None:
     pick = market.pick()
     job = Job.objects.select_related("shop__platform", "flow").get()
     with pytest.raises(ErasureDelayed):
-        retention.erase_jobs_of_customer(WHO)
+        personal_data.erase_jobs_of_customer(WHO)
     verdict = Verdict(RunOutcome.SUCCEEDED)
     settle_run(job, pick.claim, RunResult(verdict, sql.now(), result={"user": USER}, evidence={"log": USER.encode()}))
-    assert retention.erase_jobs_of_customer(WHO) == 1
+    assert personal_data.erase_jobs_of_customer(WHO) == 1
     job.refresh_from_db()
     assert (job.payload, job.result, USER in job.dedupe_key, Evidence.objects.count()) == ({}, None, False, 0)
 
@@ -48,7 +48,7 @@ def test_erasure_cancels_a_waiting_job(market: Market) -> None:
     market.shop()
     market.flow()
     market.publish(payload={"user_id": USER})
-    assert retention.erase_jobs_of_customer(WHO) == 1
+    assert personal_data.erase_jobs_of_customer(WHO) == 1
     assert [*Job.objects.values_list("state", "reason", "payload")] == [("cancelled", "by:erasure", {})]
 
 
@@ -65,10 +65,10 @@ def test_erasure_waits_for_a_job_that_serves_another_request(market: Market, by:
 
     for _ in range(2):
         with pytest.raises(ErasureDelayed), transaction.atomic():
-            retention.erase_jobs_of_touches([key])
+            personal_data.erase_jobs_of_touches([key])
         if by == "touch":
             with pytest.raises(ErasureDelayed):
-                retention.erase_jobs_of_customer(WHO)
+                personal_data.erase_jobs_of_customer(WHO)
     assert by == "client" or Job.objects.get(dedupe_key="own").state == "cancelled"
     pick = market.pick()
     job = Job.objects.select_related("shop__platform", "flow").get(pk=first.task_id)
@@ -76,7 +76,7 @@ def test_erasure_waits_for_a_job_that_serves_another_request(market: Market, by:
     settle_run(job, pick.claim, RunResult(Verdict(RunOutcome.SUCCEEDED), sql.now(), result={"user": USER}))
 
     with transaction.atomic():
-        assert retention.erase_jobs_of_touches([key]) == 1
+        assert personal_data.erase_jobs_of_touches([key]) == 1
     job.refresh_from_db()
     assert (job.state, job.payload, job.result) == ("succeeded", {}, None)
 
@@ -87,7 +87,7 @@ def test_erasure_cancels_a_repeated_job_whose_key_names_the_customer(market: Mar
     market.flow()
     for _ in range(2):
         market.publish(payload={"user_id": USER}, dedupe_key=f"refund:{USER}")
-    assert retention.erase_jobs_of_customer(WHO) == 1
+    assert personal_data.erase_jobs_of_customer(WHO) == 1
     assert [*Job.objects.values_list("state", "requests", "payload")] == [("cancelled", 2, {})]
 
 
@@ -99,7 +99,7 @@ def test_erasure_of_an_edited_job_empties_the_difference(market: Market) -> None
     Job.objects.update(state="failed", reason="x", settled_at=sql.now(), lease_until=None, fresh=False)
     record_failed_job(Job.objects.get().pk)
     retry_failed_task(FailedTask.objects.get().pk, Actor("ann"), payload={"user_id": USER})
-    assert retention.erase_jobs_of_customer(WHO) == 1
+    assert personal_data.erase_jobs_of_customer(WHO) == 1
     failed = FailedTask.objects.get()
     assert (failed.difference, USER in str(failed.payload)) == (None, False)
 
@@ -112,7 +112,7 @@ def test_erasure_empties_the_failed_task_of_a_job_of_a_touch(market: Market) -> 
     Job.objects.update(state="failed", reason="x", settled_at=sql.now(), lease_until=None)
     record_failed_job(Job.objects.get().pk)
     with transaction.atomic():
-        assert retention.erase_jobs_of_touches([key]) == 1
+        assert personal_data.erase_jobs_of_touches([key]) == 1
     failed = FailedTask.objects.get()
     assert (failed.state, USER in str(failed.payload)) == ("archived", False)
 
@@ -148,7 +148,7 @@ def test_erased_job_never_runs_again(market: Market, key: str | None) -> None:
     job = market.publish(payload={"user_id": USER}, dedupe_key=key).task_id
     Job.objects.update(state="succeeded", settled_at=sql.now(), lease_until=None, fresh=False)
     for _ in range(2):
-        retention.erase_jobs_of_customer(WHO)
+        personal_data.erase_jobs_of_customer(WHO)
     with pytest.raises(Conflict, match="erased"):
         run_job_again(job, Actor("ann"), due_at=sql.now())
     assert Job.objects.count() == 1
@@ -162,7 +162,7 @@ def test_erased_job_never_runs_again_by_a_failed_task_whose_retry_was_undone(mar
     record_failed_job(Job.objects.get().pk)
     failed = FailedTask.objects.get()
     again = retry_failed_task(failed.pk, Actor("ann"), payload={"user_id": "bob"})
-    retention.erase_jobs_of_customer(WHO)
+    personal_data.erase_jobs_of_customer(WHO)
     with transaction.atomic():
         withdraw_retry(str(failed.pk), Actor("ann"), retried={str(failed.pk): str(again)}, as_new=False)
     with pytest.raises(Conflict, match="erased"):

@@ -13,7 +13,7 @@ from django.utils.timezone import now
 from pytest_django import Settings
 
 from rpa_tasks.jobs import wakeups
-from rpa_tasks.jobs.pick import LANES, TIERS, jobs
+from rpa_tasks.jobs.ledger import LANES, TIERS, jobs
 from rpa_tasks.jobs.publish import PublishRequest, Receipt
 from rpa_tasks.jobs.publish_many import publish_many
 from rpa_tasks.models import Breaker, ExecutionNode, Job, Lane, LoginState, Platform, Shop

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pytest_django import DjangoCaptureOnCommitCallbacks
 
-from rpa_tasks.jobs.pick import jobs
+from rpa_tasks.jobs.ledger import jobs
 from rpa_tasks.jobs.publish import BacklogFull, request_cancel
 from rpa_tasks.models import Flow, Job
 from rpa_tasks.supervisor import command

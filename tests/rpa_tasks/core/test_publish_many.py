@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rpa_tasks.jobs import publish_many as batches
-from rpa_tasks.jobs.pick import jobs
+from rpa_tasks.jobs.ledger import jobs
 from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish_job, request_cancel
 from rpa_tasks.jobs.publish_many import PublishResult, publish_many
 from rpa_tasks.models import DedupeWindow, Flow, Job, Lane, Platform, Shop

@@ -26,7 +26,7 @@ from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.launch import NoBrowser
 from rpa_tasks.jobs import dispatch
 from rpa_tasks.jobs.dispatch import RunResult, settle_run
-from rpa_tasks.jobs.pick import JobLedger, jobs
+from rpa_tasks.jobs.ledger import JobLedger, jobs
 from rpa_tasks.jobs.publish import request_cancel
 from rpa_tasks.maintainer import housekeeping
 from rpa_tasks.maintainer.housekeeping import Housekeeping

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.utils.timezone import now
 
-from rpa_tasks.jobs.pick import jobs
+from rpa_tasks.jobs.ledger import jobs
 from rpa_tasks.metrics import measure_execution_nodes
 from rpa_tasks.models import ExecutionNode, Job, Run, Shop
 from scheduling.db_timeouts import Deadline

@@ -11,7 +11,7 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.utils.timezone import now
 
-from rpa_tasks.jobs import dead_letters, retention
+from rpa_tasks.jobs import dead_letters, personal_data
 from rpa_tasks.jobs.payloads import CHECK_KEY
 from rpa_tasks.jobs.publish import request_cancel
 from rpa_tasks.models import DedupeWindow, Flow, Job
@@ -83,14 +83,14 @@ def test_undone_cancel_keeps_touch_and_requests(market: Market, take_back: Calla
     assert (again.touch_key, again.requests, again.failures) == (touch, 3, 1)
     assert market.publish(touch_key=touch).task_id == again.pk
     request_cancel(again.pk, by="ann")
-    assert retention.erase_jobs_of_touches([touch]) == 2, "the first job has a payload too"
+    assert personal_data.erase_jobs_of_touches([touch]) == 2, "the first job has a payload too"
     assert set(Job.objects.values_list("payload__page", flat=True)) == {None}
 
 
 def test_cancel_of_an_erased_job_is_not_undone(market: Market, take_back: Callable[..., str]) -> None:
     old = cancelled(market, touch_key=(touch := new_id()))
     digests = dead_letters.digest_jobs([old.pk])
-    retention.erase_jobs_of_touches([touch])
+    personal_data.erase_jobs_of_touches([touch])
     assert "was cancelled before it ran" in take_back("job.cancel", old.pk, digests=digests)
 
 

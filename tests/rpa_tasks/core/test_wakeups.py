@@ -11,7 +11,7 @@ from celery import current_app
 from django.utils.timezone import now
 
 from rpa_tasks.jobs import dispatch, wakeups
-from rpa_tasks.jobs.pick import jobs
+from rpa_tasks.jobs.ledger import jobs
 from rpa_tasks.models import ExecutionNode, Job
 from scheduling.ledger.transitions import Settlement, WakeUp
 from tests.rpa_tasks.core.conftest import Market

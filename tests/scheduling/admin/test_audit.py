@@ -19,7 +19,7 @@ from scheduling.audit import record_action
 from scheduling.customers.erasure import erase_operator_texts
 from scheduling.errors import Conflict
 from scheduling.ids import first_id_at
-from scheduling.ledger.deletion import Identity
+from scheduling.ledger.anonymization import Identity
 from scheduling.models import AuditEntry, FailedTask, Node, Touch
 from scheduling.operations import commands, failed_tasks, retention
 from scheduling.operations.failed_tasks import Actor

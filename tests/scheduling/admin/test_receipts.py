@@ -9,8 +9,9 @@ from django.test import Client
 from django.utils import translation
 
 from scheduling.admin.touches.timeline import build_timeline
-from scheduling.delivery.receivers import digest_address, store_disabled_targets
+from scheduling.delivery.routing import store_disabled_targets
 from scheduling.models import Customer, DisabledTarget, Touch
+from scheduling.models.node import digest_address
 from scheduling.receipts import Report, record_reports
 from tests.scheduling.admin.test_list_export import read_csv_rows
 from tests.scheduling.core.conftest import deliver

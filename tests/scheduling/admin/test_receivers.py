@@ -18,7 +18,7 @@ from redis import Redis
 
 from scheduling.channels import quota
 from scheduling.channels.base import CalendarQuota, Quota
-from scheduling.delivery.receivers import LaneLoad, read_receiver_loads, send_lane_report
+from scheduling.delivery.lanes import LaneLoad, read_receiver_loads, send_lane_report
 from scheduling.models import ChannelConfig, Community, Pause, Touch
 from scheduling.monitoring import receivers
 from scheduling.monitoring.receivers import ReceiverStatus, list_receivers

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CBC
 from scheduling.channels.vendors.callbacks import CallbackRefused, CallbackRequest, parse_xml_document, read_key
 from scheduling.channels.vendors.sms import AliyunSms, TencentSms
 from scheduling.channels.vendors.wechat import OfficialAccount, WeComApp
-from scheduling.delivery.receivers import store_vendor_ids
+from scheduling.delivery.routing import store_vendor_ids
 from scheduling.models import ChannelConfig, Customer, DeliveryReceipt, DisabledTarget, Event, Touch
 from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
 from tests.scheduling.core.conftest import deliver_when_due

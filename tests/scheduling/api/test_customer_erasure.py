@@ -30,9 +30,9 @@ from scheduling.customers.erasure import (
     list_text_columns,
     request_erasure,
 )
-from scheduling.delivery.receivers import digest_address, store_disabled_targets
+from scheduling.delivery.routing import store_disabled_targets
 from scheduling.ids import new_id
-from scheduling.ledger.deletion import Identity
+from scheduling.ledger.anonymization import Identity
 from scheduling.ledger.ends import record_unreadable_message
 from scheduling.models import (
     BulkAction,
@@ -51,6 +51,7 @@ from scheduling.models import (
     WebhookMessage,
     WebhookSubscription,
 )
+from scheduling.models.node import digest_address
 from scheduling.planning.own_events import update_last_active
 from scheduling.receipts import Report, record_callback, record_reports
 from scheduling.webhooks import Occurrence, write_messages

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from scheduling.customers.erasure import continue_erasures
-from scheduling.delivery.receivers import digest_address, store_vendor_ids
+from scheduling.delivery.routing import store_vendor_ids
 from scheduling.models import (
     ChannelConfig,
     Complaint,
@@ -21,6 +21,7 @@ from scheduling.models import (
     Touch,
     VendorMessage,
 )
+from scheduling.models.node import digest_address
 from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
 from tests.scheduling.core.conftest import deliver_when_due
 from tests.support.matrix import MatrixBuilder

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
-from scheduling.delivery.receivers import Breaker, is_receiver_dead
+from scheduling.delivery.lanes import Breaker, is_receiver_dead
 from tests.support.tables import each_row
 
 DEAD = Transient("connect")

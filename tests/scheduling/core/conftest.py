@@ -18,7 +18,7 @@ from scheduling.channels.base import channel_kinds
 from scheduling.channels.http_client import close_shared_transport
 from scheduling.channels.vendors.base import connect_tokens
 from scheduling.delivery import pipeline
-from scheduling.delivery.receivers import ReceiverLanes
+from scheduling.delivery.lanes import ReceiverLanes
 from scheduling.delivery.sender import sender
 from scheduling.ledger.touches import Sending
 from scheduling.ledger.transitions import Claim

@@ -22,7 +22,7 @@ from config.local.processes import select_port, wait_until
 from scheduling.channels.base import CalendarQuota, Delivered, Outcome, Quota, Transient, channel_kinds
 from scheduling.channels.quota import QuotaGate
 from scheduling.channels.webhook import Webhook
-from scheduling.delivery import pipeline, receivers
+from scheduling.delivery import lanes, pipeline
 from scheduling.delivery.sender import sender
 from scheduling.ids import new_id
 from scheduling.ledger.touches import TouchLedger, touches
@@ -444,7 +444,7 @@ def test_slow_receiver_does_not_hold_up_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A worker with a full process stopped working, and touches that could not be sent were judged again."""
-    monkeypatch.setattr(receivers, "IN_FLIGHT_PER_TARGET", 5)
+    monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 5)
     receiver.delay = 0.25
     with ScriptedReceiver() as fast:
         other = ChannelConfig.objects.create(key="fast", kind="webhook", idempotent=True, config={"url": fast.url})
@@ -475,7 +475,7 @@ def test_full_lane_is_asked_before_the_claim(
     record_event: RecordEvent,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(receivers, "IN_FLIGHT_PER_TARGET", 2)
+    monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 2)
     channel = create_fake_channel()
     matrix.node(channel=channel)
     matrix.node("urgent", trigger="urgent", channel=channel, priority=0)
@@ -501,7 +501,7 @@ def test_full_lane_is_asked_before_the_claim(
 
 
 def test_lane_full_of_low_touches_has_room_for_normal_ones() -> None:
-    held, channel = receivers.ReceiverLanes(), cast(Any, SimpleNamespace(at_once=1))
+    held, channel = lanes.ReceiverLanes(), cast(Any, SimpleNamespace(at_once=1))
     for _ in range(9):
         held.hold("slow", channel, 2)
     assert held.find_wait("slow", channel, 2, own=0, total=0)
@@ -510,7 +510,7 @@ def test_lane_full_of_low_touches_has_room_for_normal_ones() -> None:
 
 def test_low_touch_goes_first_before_its_deadline() -> None:
     """It was released, claimed and judged again as long as others arrived."""
-    lane = receivers.ReceiverLane(limit=1)
+    lane = lanes.ReceiverLane(limit=1)
 
     def wait(priority: int, age: float) -> None:
         claimed = time.monotonic() - age
@@ -525,9 +525,9 @@ def test_low_touch_goes_first_before_its_deadline() -> None:
 
 
 def test_full_process_leaves_each_receiver_a_small_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receivers, "IN_FLIGHT", 30)
-    monkeypatch.setattr(receivers, "SMALL_SHARE", 3)
-    held = receivers.ReceiverLanes()
+    monkeypatch.setattr(lanes, "IN_FLIGHT", 30)
+    monkeypatch.setattr(lanes, "SMALL_SHARE", 3)
+    held = lanes.ReceiverLanes()
     channel: Any = object()
     for _ in range(30):
         held.hold("slow", channel, 1)
@@ -544,8 +544,8 @@ def test_full_process_leaves_each_receiver_a_small_share(monkeypatch: pytest.Mon
 
 def test_lanes_of_held_receivers_keep_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the first hundred held deliveries, the process remembered all others for ever."""
-    monkeypatch.setattr(receivers, "REMEMBERED", 200)
-    known, channel = receivers.ReceiverLanes(), object()
+    monkeypatch.setattr(lanes, "REMEMBERED", 200)
+    known, channel = lanes.ReceiverLanes(), object()
     for number in range(150):
         known.hold(f"held-{number}", channel, 1)  # type: ignore[arg-type]
 
@@ -560,7 +560,7 @@ def test_halved_batch_takes_each_instant_of_a_lane_once(
     matrix: MatrixBuilder, create_fake_channel: Callable[..., Any], fake_channel: FakeChannelState,
     record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(receivers, "IN_FLIGHT_PER_TARGET", 1)
+    monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 1)
     matrix.node(channel=create_fake_channel())
     ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(16)]
     fall_due()
@@ -575,13 +575,13 @@ def test_halved_batch_takes_each_instant_of_a_lane_once(
 
     monkeypatch.setattr(TouchLedger, "defer", fail)
     taken: list[float] = []
-    reserve_instant = receivers.ReceiverLane.reserve_instant
+    reserve_instant = lanes.ReceiverLane.reserve_instant
 
-    def note(self: receivers.ReceiverLane, earliest: float, priority: int) -> float:
+    def note(self: lanes.ReceiverLane, earliest: float, priority: int) -> float:
         taken.append(reserve_instant(self, earliest, priority))
         return taken[-1]
 
-    monkeypatch.setattr(receivers.ReceiverLane, "reserve_instant", note)
+    monkeypatch.setattr(lanes.ReceiverLane, "reserve_instant", note)
 
     pipeline.deliver_touches(ids)
 
@@ -591,7 +591,7 @@ def test_halved_batch_takes_each_instant_of_a_lane_once(
 
 
 def test_lane_instants_follow_the_pace_of_the_receiver() -> None:
-    lane = receivers.ReceiverLane(limit=10)
+    lane = lanes.ReceiverLane(limit=10)
     lane.note_duration(5.0)
 
     normal = [lane.reserve_instant(100.0, 1) for _ in range(100)]
@@ -600,14 +600,14 @@ def test_lane_instants_follow_the_pace_of_the_receiver() -> None:
     assert normal == pytest.approx([100 + each / 2 for each in range(1, 101)])
     assert high == pytest.approx([100.5, 101, 101.5, 102])
     far = [lane.reserve_instant(100.0, 1) for _ in range(5000)]
-    assert max(far) <= 100 + receivers.LONGEST_WAIT
+    assert max(far) <= 100 + lanes.LONGEST_WAIT
     assert len({round(each) for each in far}) > 300, "what is beyond the estimate returns at one instant"
 
 
 def test_submitted_trial_counts_before_its_call_starts() -> None:
     """A process admits its next batch while the sender has not looked at the trial of the last one."""
     channel: Any = object()
-    held, at = receivers.ReceiverLanes(), time.monotonic()
+    held, at = lanes.ReceiverLanes(), time.monotonic()
     for _ in range(5):
         held.hold("robot", channel, 1)
         held.end_call("robot", Transient("connect"), at, at)

@@ -21,7 +21,7 @@ from pytest_django import Settings
 
 from config.local.processes import select_port, wait_until
 from scheduling import dispatch
-from scheduling.delivery import pipeline, presence, receivers, sender
+from scheduling.delivery import lanes, pipeline, presence, sender
 from scheduling.ledger.touches import touches
 from scheduling.models import Attempt, ChannelConfig, FailedTask, Node, Touch
 from scheduling.models.touch import WAITING
@@ -71,7 +71,7 @@ def start_queue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., Any]:
     def start_queue(**changes: Any) -> Queue:
-        monkeypatch.setattr(receivers, "IN_FLIGHT_PER_TARGET", 1)
+        monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 1)
         template = matrix.template("guide", category=changes.pop("category", "marketing"))
         matrix.node(channel=create_fake_channel(), template=template, **changes)
         found = Queue(record_event(user="first").task_ids[0], record_event(user="second").task_ids[0], fake_channel)
@@ -383,7 +383,7 @@ def silent_session(
     monkeypatch: pytest.MonkeyPatch,
     settings: Settings,
 ) -> Iterator[Silence]:
-    monkeypatch.setattr(receivers, "IN_FLIGHT_PER_TARGET", 1)
+    monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 1)
     channel = create_fake_channel()
     matrix.node("blocker", channel=channel)
     matrix.node(
@@ -642,7 +642,7 @@ def test_slow_receiver_gets_nothing_stopped_before(
     lane: int,
 ) -> None:
     """Opt-outs, answers in chats, cancellations, a pause and a disabled node while the touches wait in the lane."""
-    monkeypatch.setattr(receivers, "IN_FLIGHT_PER_TARGET", lane)
+    monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", lane)
     settings.AFTERTOUCH_SILENCE_STALE = timedelta(hours=1)  # a slow machine plans for minutes
     receiver.delay = delay
     template = matrix.template("guide", category="marketing")

@@ -12,7 +12,7 @@ from pytest_django import Settings
 
 from scheduling import sql
 from scheduling.configuration import snapshot
-from scheduling.delivery import receivers
+from scheduling.delivery import routing
 from scheduling.models import ChannelConfig, Community, DisabledTarget
 from scheduling.operations import commands, retention
 from scheduling.policy.specs import CustomerSpec
@@ -29,7 +29,7 @@ def age(**span: float) -> None:
 
 
 def disable(channel: ChannelConfig, *addresses: str) -> None:
-    receivers.store_disabled_targets((channel.pk, receivers.digest_address(each), "", "gone") for each in addresses)
+    routing.store_disabled_targets((channel.pk, routing.digest_address(each), "", "gone") for each in addresses)
 
 
 def test_disabled_target_keeps_loaded_configuration(matrix: MatrixBuilder, hook: ChannelConfig) -> None:
@@ -52,21 +52,21 @@ def test_find_disabled_reads_only_the_batch(matrix: MatrixBuilder, hook: Channel
         cursor.execute("ANALYZE scheduling_disabledtarget")
         disable(hook, "https://a.example")
         plan_of = {"channels": [hook.pk], "digests": ["x"], "kept": timedelta(days=1)}
-        plan = "\n".join(row[0] for row in sql.rows(f"EXPLAIN {receivers._AMONG}", plan_of))
+        plan = "\n".join(row[0] for row in sql.rows(f"EXPLAIN {routing._AMONG}", plan_of))
     assert "Seq Scan on scheduling_disabledtarget" not in plan
-    wanted = [(hook.pk, receivers.digest_address(each)) for each in ("https://a.example", "https://b.example")]
-    assert receivers.find_disabled(wanted) == {wanted[0]}
+    wanted = [(hook.pk, routing.digest_address(each)) for each in ("https://a.example", "https://b.example")]
+    assert routing.find_disabled(wanted) == {wanted[0]}
 
 
 def test_disabled_target_expires_and_is_deleted(matrix: MatrixBuilder, hook: ChannelConfig, settings: Settings) -> None:
     settings.AFTERTOUCH_DISABLED_TARGET_DAYS = 30
     disable(hook, "https://a.example", "https://b.example")
-    target = (hook.pk, receivers.digest_address("https://a.example"))
+    target = (hook.pk, routing.digest_address("https://a.example"))
     age(days=31)
-    assert receivers.find_disabled([target]) == set()
+    assert routing.find_disabled([target]) == set()
 
     disable(hook, "https://a.example")  # it responded so again
-    assert receivers.find_disabled([target]) == {target}
+    assert routing.find_disabled([target]) == {target}
     assert retention.delete_expired_rows()["scheduling_disabledtarget"] == 1
     assert DisabledTarget.objects.get().target_digest == target[1]
 
@@ -80,7 +80,7 @@ def test_new_customer_address_enables_target(
     commands.update_customer("ann", {"name": "Ann", "addresses": {"email": "ann@example.com"}})
     assert DisabledTarget.objects.count() == 2  # the same address: nothing new is known about it
     commands.update_customer("ann", {"addresses": {"email": "ann@example.org"}})
-    assert DisabledTarget.objects.get().target_digest == receivers.digest_address("bob@example.com")
+    assert DisabledTarget.objects.get().target_digest == routing.digest_address("bob@example.com")
     commands.update_customer("ann", {"addresses": {"email": "bob@example.com"}})
     assert not DisabledTarget.objects.exists()
 
@@ -123,11 +123,11 @@ class Counted:
 def test_target_for_without_lookup_reads_the_database(matrix: MatrixBuilder, hook: ChannelConfig) -> None:
     spec = snapshot.current().channels[hook.pk]
     disable(hook, hook.config["url"])
-    with pytest.raises(receivers.NoTarget) as raised:
-        receivers.target_for(spec, receivers.channel_of(spec), CustomerSpec(1, "ann"), "", {})
+    with pytest.raises(routing.NoTarget) as raised:
+        routing.target_for(spec, routing.channel_of(spec), CustomerSpec(1, "ann"), "", {})
     assert raised.value.reason == "target_disabled"
-    lookup = receivers.TargetLookup()
-    assert [(hook.pk, receivers.digest_address(each)) in lookup for each in (hook.config["url"], "x")] == [
+    lookup = routing.TargetLookup()
+    assert [(hook.pk, routing.digest_address(each)) in lookup for each in (hook.config["url"], "x")] == [
         True,
         False,
     ]

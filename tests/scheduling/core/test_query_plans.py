@@ -23,7 +23,7 @@ from psycopg import sql as sql_text
 from psycopg._queries import PostgresQuery
 from psycopg.adapt import Transformer
 
-from rpa_tasks.jobs.pick import jobs
+from rpa_tasks.jobs.ledger import jobs
 from scheduling import sql
 from scheduling.configuration import snapshot
 from scheduling.delivery import due_batch

@@ -13,7 +13,7 @@ from django.db import OperationalError, connection
 from config.local.processes import wait_until
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.quota import QuotaGate
-from scheduling.delivery import pipeline, receivers, sender
+from scheduling.delivery import lanes, pipeline, sender
 from scheduling.delivery.outgoing import DeliveryResult
 from scheduling.delivery.sender import settle_results
 from scheduling.models import ChannelConfig, Community, FailedTask, Touch
@@ -92,8 +92,8 @@ def test_dead_endpoint_at_capacity_does_not_block_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Deliveries behind it filled the process, and the next batch waited until the dead receiver's batch ended."""
-    monkeypatch.setattr(receivers, "IN_FLIGHT", 10)
-    monkeypatch.setattr(receivers, "IN_FLIGHT_PER_TARGET", 2)
+    monkeypatch.setattr(lanes, "IN_FLIGHT", 10)
+    monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 2)
     matrix.node("dead", channel=create_fake_channel("dead"))
     matrix.node("alive", trigger="other", channel=create_fake_channel("alive"))
     fake_channel.blocks = True

@@ -9,7 +9,7 @@ from django.db import connection
 from pytest_django import Settings
 
 from scheduling.channels.base import Delivered
-from scheduling.delivery.receivers import find_delivery_keys
+from scheduling.delivery.routing import find_delivery_keys
 from scheduling.ids import first_id_at
 from scheduling.models import ChannelConfig, DeliveryReceipt, Touch, VendorMessage
 from scheduling.operations import retention
