@@ -136,8 +136,9 @@ def _requeue_lost_wakeups() -> int:
 def _rescue_expired_runs() -> int:
     """Settle runs with an expired lease.
 
-    A run that was not sending returns to `scheduled` at once. A run that was sending may have had its effect: an
-    idempotent channel gets the same key again. For any other channel an operator decides.
+    A run that was not sending returns to `scheduled` at once. A run that was sending may have had its effect, and keeps
+    its cap slot: an idempotent channel gets the same key again, until its retries are used up. For any other channel
+    an operator decides. Before it is sent again, the touch is judged again, also whether its channel has changed.
     """
     with transaction.atomic():
         expired = touches.expired_runs(limit=PASS_LIMIT)

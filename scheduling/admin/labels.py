@@ -44,6 +44,7 @@ REASONS: dict[str, str | Promise] = {
     "target_busy": gettext_lazy("Receiver is busy, waiting"),
     "quota": gettext_lazy("Receiver's quota used up, waiting"),
     "channel_retired": gettext_lazy("Channel retired"),
+    "channel_changed": gettext_lazy("Channel changed while the outcome was unknown"),
     "channel_misconfigured": gettext_lazy("Channel misconfigured"),
     "bad_target": gettext_lazy("Invalid target"),
     "internal_error": gettext_lazy("Internal error"),

@@ -169,8 +169,9 @@ class CustomerHistory:
 
     `slots` and `community_slots` hold cap slots by customer and by community. `important` holds touches that soon fall
     due for a customer, with their priority. `cancelled_by` holds the reason of an event that cancelled a touch while
-    a worker held it. `with_unknown_outcome` holds the touches with an earlier attempt of unknown outcome.
-    `first_attempts` holds the content to repeat. `earlier` counts the events before that of a touch.
+    a worker held it. `with_unknown_outcome` holds the touches with an earlier attempt of unknown outcome, and
+    `on_changed_channel` those of them whose channel cannot repeat it. `first_attempts` holds the content to repeat.
+    `earlier` counts the events before that of a touch.
     """
 
     slots: dict[int, list[CapSlot]] = field(default_factory=dict)
@@ -178,6 +179,7 @@ class CustomerHistory:
     important: dict[int, list[tuple[int, AwaitedTouch]]] = field(default_factory=dict)
     cancelled_by: dict[UUID, str] = field(default_factory=dict)
     with_unknown_outcome: set[UUID] = field(default_factory=set)
+    on_changed_channel: set[UUID] = field(default_factory=set)
     first_attempts: dict[UUID, FirstAttempt] = field(default_factory=dict)
     edited: Mapping[UUID, EditedText] = field(default_factory=dict)  #: by delivery key
     earlier: Mapping[UUID, Mapping[str, int]] = field(default_factory=dict)
@@ -347,7 +349,7 @@ def load_history(due: Sequence[Due], config: Snapshot, at: datetime) -> Customer
     if lowest > 0 and settings.AFTERTOUCH_SLOT_HOLD and any(rule.kind == "cap" for rule in config.rules):
         _load_important(history, due, lowest, config)
     _load_cancellations(history, due, config)
-    _load_retries(history, due)
+    _load_retries(history, due, config)
     if config.counting_earlier:
         history.earlier = earlier_events.count_before(
             CountedEvent(row.task_id, row.event.id, config.counting_earlier[row.node_id])
@@ -410,10 +412,21 @@ def _load_cancellations(history: CustomerHistory, due: Sequence[Due], config: Sn
         history.cancelled_by.update(sql.rows(_RESTARTED, {"ids": restarting}, replan=True))
 
 
-def _load_retries(history: CustomerHistory, due: Sequence[Due]) -> None:
+def _load_retries(history: CustomerHistory, due: Sequence[Due], config: Snapshot) -> None:
     repeated = [row.task_id for row in due if row.is_retry]
     if repeated:
         history.with_unknown_outcome = touches.with_unknown_outcome(repeated)
+        if history.with_unknown_outcome:
+            doubtful = [row for row in due if row.task_id in history.with_unknown_outcome]
+            channels = [config.nodes[row.node_id].channel for row in doubtful]
+            parameters = {
+                "ids": [row.task_id for row in doubtful],
+                "channels": [channel.id for channel in channels],
+                "idempotent": [channel.idempotent for channel in channels],
+            }
+            history.on_changed_channel.update(
+                task_id for (task_id,) in sql.rows(_ON_CHANGED_CHANNEL, parameters, replan=True)
+            )
         history.edited = load_edited_texts([row.root_id for row in due if row.is_retry])
         for task_id, template_id, version, subject, body, *texts in sql.rows(
             _FIRST_ATTEMPTS, {"ids": repeated}, replan=True
@@ -478,6 +491,28 @@ SELECT task_id, customer_id, priority, due_at, node_id FROM scheduling_touch_liv
 WHERE customer_id = ANY(%(customers)b) AND state IN ('scheduled', 'queued') AND paused_by = ''
   AND priority < %(lowest)s AND due_at <= statement_timestamp() + %(hold)s
   AND reserved_at IS NULL AND COALESCE(node_id, 0) = ANY(%(nodes)b)
+"""
+
+# An attempt of unknown outcome is repeated only by the channel that made it, and only while its receiver knows repeated
+# keys. The history tells which channel the node had. An operator who published the touch again has decided already, so
+# only the touch's own attempts count.
+_ON_CHANGED_CHANNEL = """
+SELECT DISTINCT t.task_id
+FROM unnest(%(ids)b::uuid[], %(channels)b::bigint[], %(idempotent)b::bool[]) AS present(task_id, channel_id, idempotent)
+JOIN scheduling_touch_live AS t ON t.task_id = present.task_id
+CROSS JOIN LATERAL touch_attempts(t.attempts) AS a
+CROSS JOIN LATERAL (
+    SELECT h.channel_id FROM scheduling_historicalnode AS h
+    WHERE h.id = t.node_id AND h.history_date <= a.started_at
+    ORDER BY h.history_date DESC, h.history_id DESC LIMIT 1
+) AS node
+CROSS JOIN LATERAL (
+    SELECT h.idempotent FROM scheduling_historicalchannelconfig AS h
+    WHERE h.id = node.channel_id AND h.history_date <= a.started_at
+    ORDER BY h.history_date DESC, h.history_id DESC LIMIT 1
+) AS channel
+WHERE t.task_id = ANY(%(ids)b) AND a.outcome = 'unknown'
+  AND (node.channel_id <> present.channel_id OR NOT present.idempotent OR NOT channel.idempotent)
 """
 
 # `retry_of` links touches that share a delivery key. An attempt with a body precedes a lost one: after a lost first

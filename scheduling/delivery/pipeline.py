@@ -292,6 +292,8 @@ def _prepare_send(batch: DueBatch, row: Due, candidate: Candidate, verdict: Guar
     template, counts = candidate.template, candidate.node.guard_cap != "ignore"
     content = (template.content_type, template.id, template.version, counts)
     try:
+        if row.task_id in batch.history.on_changed_channel:
+            raise NoTarget("channel_changed", "the channel that may have sent it is another one, or not idempotent")
         route = _route_of(batch, row, candidate)
         message = _build_message(batch, row, candidate, route)
     except (CannotRender, NoTarget) as error:

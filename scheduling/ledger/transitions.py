@@ -9,8 +9,11 @@ would scan the partial index instead of the primary key. Such statements also na
 them. After a bulk load that ANALYZE saw before its commit, PostgreSQL takes the table for empty. A join may then read
 the whole primary key for each id.
 
-The fence: `claim` increments `lease_no`, and every later write names the number of its claim. Zero rows mean that the
+The fence: a claim increments `lease_no`, and every later write names the number of its claim. Zero rows mean that the
 claim is lost. `attempt` is no fence, because a deferral or a manual retry changes it.
+
+Touches and jobs have a ledger each. That of touches replaces `dispatch_due`, `settle` and `cancel`, and claims a whole
+batch with its verdicts (`touches.settle_batch`). That of jobs adds the pick (`rpa_tasks.jobs.ledger`).
 """
 
 from __future__ import annotations

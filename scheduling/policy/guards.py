@@ -22,7 +22,8 @@ The order is fixed. Permanent reasons come first, so that no slot is used in vai
 An unsettled slot may still be released. If the cap is full only because of such slots, the touch is deferred. It waits
 until the first of their leases ends and is never suppressed.
 
-Find the end of quiet hours. Pure.
+A suppression by rule 1 ends the touch as `cancelled`, one by a retired channel as `failed`, any other as `suppressed`
+(`decision_for` in `scheduling.delivery.sender`).
 """
 
 from __future__ import annotations

@@ -323,13 +323,13 @@ def test_touch_rescued_before_claim_still_asks_presence(
     presence_provider.said = {"ann": "answered"}
     fall_due(task_id)
     lose_worker(task_id)
-    lock_customers = due_batch.transitions.lock_customers
+    lock_customers = due_batch.locks.lock_customers
 
     def rescued_first(task_ids: Any) -> Any:
         second_connection(dispatch.rescue_lost_work)
         return lock_customers(task_ids)
 
-    monkeypatch.setattr(due_batch.transitions, "lock_customers", rescued_first)
+    monkeypatch.setattr(due_batch.locks, "lock_customers", rescued_first)
     pipeline.deliver_touches([task_id])
 
     assert end(rows([task_id])[0]) == ("suppressed", "answered")
@@ -345,14 +345,14 @@ def test_touch_rescued_after_lock_waits_for_next_wakeup(
     (task_id,) = record_event().task_ids
     fall_due(task_id)
     lose_worker(task_id)
-    lock_customers = due_batch.transitions.lock_customers
+    lock_customers = due_batch.locks.lock_customers
 
     def rescued_after(task_ids: Any) -> Any:
         locked = lock_customers(task_ids)
         second_connection(dispatch.rescue_lost_work)
         return locked
 
-    monkeypatch.setattr(due_batch.transitions, "lock_customers", rescued_after)
+    monkeypatch.setattr(due_batch.locks, "lock_customers", rescued_after)
     pipeline.deliver_touches([task_id])
     monkeypatch.undo()
     deliver([task_id])

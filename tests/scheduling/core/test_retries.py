@@ -156,6 +156,53 @@ def test_no_answer_is_unknown_on_other_channel(
     assert len(receiver.calls) == 1
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["no answer", "worker lost"])
+@pytest.mark.parametrize("change", ["another channel", "not idempotent"])
+def test_attempt_in_doubt_is_not_repeated_on_a_changed_channel(
+    hook_touch: UUID, hook: ChannelConfig, receiver: ScriptedReceiver, create_fake_channel: CreateFakeChannel,
+    fake_channel: FakeChannelState, change: str, lost: bool,
+) -> None:  # fmt: skip
+    """I8: another receiver does not know the key."""
+    if lost:
+        lose_worker(hook_touch, sending=True)
+    else:
+        receiver.script = ["hang_up"]
+        deliver_when_due(hook_touch)
+    if change == "another channel":
+        node = Node.objects.get()
+        node.channel = create_fake_channel()
+        node.save()
+    else:
+        hook.idempotent = False
+        hook.save()
+
+    (row,) = deliver_when_due(hook_touch)
+
+    assert (row.state, row.reason) == ("unknown", "channel_changed")
+    assert lost or row.reserved_at is not None
+    assert FailedTask.objects.get().failure == "unknown"
+    assert (len(receiver.calls), fake_channel.received) == (0 if lost else 1, [])
+
+
+def test_attempt_in_doubt_is_not_repeated_by_a_channel_that_became_idempotent(
+    hook_touch: UUID, hook: ChannelConfig, receiver: ScriptedReceiver
+) -> None:
+    """I8: the worker is lost while the channel is not idempotent; its flag changes before the rescue."""
+    hook.idempotent = False
+    hook.save()
+    fall_due(hook_touch)
+    (claim,) = touches.claim([hook_touch], lease=LEASE)
+    assert touches.mark_sending(sendings(claim)) == {hook_touch: None}
+    hook.idempotent = True
+    hook.save()
+    expire_lease(hook_touch)
+    dispatch.rescue_lost_work()
+
+    (row,) = deliver_when_due(hook_touch)
+
+    assert (row.state, row.reason, receiver.calls) == ("unknown", "channel_changed", [])
+
+
 def test_no_answer_at_each_attempt_ends_as_unknown(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
     receiver.script = ["hang_up"] * 9
     for _ in range(3):
