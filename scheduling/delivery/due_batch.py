@@ -494,21 +494,26 @@ WHERE customer_id = ANY(%(customers)b) AND state IN ('scheduled', 'queued') AND 
 """
 
 # An attempt of unknown outcome is repeated only by the channel that made it, and only while its receiver knows repeated
-# keys. The history tells which channel the node had. An operator who published the touch again has decided already, so
-# only the touch's own attempts count.
+# keys. The history tells which channel the node had at the verdict, with which the message was made: an edit between
+# verdict and call concerns later ones. An operator who published the touch again has decided already, so only the
+# touch's own attempts count.
 _ON_CHANGED_CHANNEL = """
 SELECT DISTINCT t.task_id
 FROM unnest(%(ids)b::uuid[], %(channels)b::bigint[], %(idempotent)b::bool[]) AS present(task_id, channel_id, idempotent)
 JOIN scheduling_touch_live AS t ON t.task_id = present.task_id
 CROSS JOIN LATERAL touch_attempts(t.attempts) AS a
 CROSS JOIN LATERAL (
+    SELECT COALESCE(max(v.at), a.started_at) AS at FROM touch_verdicts(t.verdicts) AS v
+    WHERE v.decision = 'send' AND v.at <= a.started_at
+) AS verdict
+CROSS JOIN LATERAL (
     SELECT h.channel_id FROM scheduling_historicalnode AS h
-    WHERE h.id = t.node_id AND h.history_date <= a.started_at
+    WHERE h.id = t.node_id AND h.history_date <= verdict.at
     ORDER BY h.history_date DESC, h.history_id DESC LIMIT 1
 ) AS node
 CROSS JOIN LATERAL (
     SELECT h.idempotent FROM scheduling_historicalchannelconfig AS h
-    WHERE h.id = node.channel_id AND h.history_date <= a.started_at
+    WHERE h.id = node.channel_id AND h.history_date <= verdict.at
     ORDER BY h.history_date DESC, h.history_id DESC LIMIT 1
 ) AS channel
 WHERE t.task_id = ANY(%(ids)b) AND a.outcome = 'unknown'

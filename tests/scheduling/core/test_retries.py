@@ -203,6 +203,30 @@ def test_attempt_in_doubt_is_not_repeated_by_a_channel_that_became_idempotent(
     assert (row.state, row.reason, receiver.calls) == ("unknown", "channel_changed", [])
 
 
+def test_attempt_in_doubt_is_not_repeated_on_a_channel_that_changed_before_its_call(
+    hook_touch: UUID, receiver: ScriptedReceiver, create_fake_channel: CreateFakeChannel,
+    fake_channel: FakeChannelState, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """I8: the message went to the channel of its verdict."""
+    other, mark_sending = create_fake_channel(), touches.mark_sending
+
+    def change_first(*arguments: Any, **options: Any) -> Any:
+        node = Node.objects.get()
+        node.channel = other
+        node.save()
+        return mark_sending(*arguments, **options)
+
+    monkeypatch.setattr(touches, "mark_sending", change_first)
+    receiver.script = ["hang_up"]
+    deliver_when_due(hook_touch)
+    monkeypatch.undo()
+
+    (row,) = deliver_when_due(hook_touch)
+
+    assert (row.state, row.reason) == ("unknown", "channel_changed")
+    assert (len(receiver.calls), fake_channel.received) == (1, [])
+
+
 def test_no_answer_at_each_attempt_ends_as_unknown(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
     receiver.script = ["hang_up"] * 9
     for _ in range(3):
