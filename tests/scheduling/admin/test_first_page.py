@@ -134,7 +134,8 @@ def test_configuration_change_is_marked_in_each_chart(
     node.delay = timedelta(hours=9)
     node._change_reason = "file a.yaml"
     node.save()
-    node.history.update(history_date=now() - timedelta(minutes=90))
+    # The middle of the hour before: near its end, two bars are as close to the mark.
+    node.history.update(history_date=now().replace(minute=30) - timedelta(hours=1))
     client = as_member("viewer")
     context = client.get(reverse("admin:index")).context
     charts = [*context["charts"], *context["more_charts"]]
