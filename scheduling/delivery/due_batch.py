@@ -413,11 +413,12 @@ def _load_cancellations(history: CustomerHistory, due: Sequence[Due], config: Sn
 
 
 def _load_retries(history: CustomerHistory, due: Sequence[Due], config: Snapshot) -> None:
-    repeated = [row.task_id for row in due if row.is_retry]
-    if repeated:
+    retries = [row for row in due if row.is_retry]
+    if retries:
+        repeated = [row.task_id for row in retries]
         history.with_unknown_outcome = touches.with_unknown_outcome(repeated)
         if history.with_unknown_outcome:
-            doubtful = [row for row in due if row.task_id in history.with_unknown_outcome]
+            doubtful = [row for row in retries if row.task_id in history.with_unknown_outcome]
             channels = [config.nodes[row.node_id].channel for row in doubtful]
             parameters = {
                 "ids": [row.task_id for row in doubtful],
@@ -427,7 +428,7 @@ def _load_retries(history: CustomerHistory, due: Sequence[Due], config: Snapshot
             history.on_changed_channel.update(
                 task_id for (task_id,) in sql.rows(_ON_CHANGED_CHANNEL, parameters, replan=True)
             )
-        history.edited = load_edited_texts([row.root_id for row in due if row.is_retry])
+        history.edited = load_edited_texts([row.root_id for row in retries])
         for task_id, template_id, version, subject, body, *texts in sql.rows(
             _FIRST_ATTEMPTS, {"ids": repeated}, replan=True
         ):

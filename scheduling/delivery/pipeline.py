@@ -67,6 +67,153 @@ from scheduling.templating import CannotRender, choose_text, render_message
 log = structlog.get_logger(__name__)
 
 
+# --- a batch ----------------------------------------------------------------------------------------------------------
+
+
+#: Deferral while an operator changes keys node by node. Another node may have the key and deliver the touch.
+UNREADABLE_DELAY = timedelta(minutes=1)
+
+
+def deliver_touches(task_ids: Sequence[UUID]) -> None:
+    """Deliver the touches that are due and that no other worker has locked.
+
+    An unexpected error must not affect other touches: the batch is halved until the faulty touch fails alone. A batch
+    that exceeds a time limit of PostgreSQL is halved as well. A touch whose secrets this node cannot decrypt is
+    deferred.
+
+    Raises:
+        django.db.Error: PostgreSQL is unavailable, or it exceeded its time limit for a single touch.
+            The latter may mean that the machine was suspended.
+    """
+    batching.bisect(task_ids, partial(_deliver_batch, waits={}), _give_up, concerns_all=_concerns_all)
+
+
+def _concerns_all(error: Exception, count: int) -> bool:
+    return isinstance(error, sql.UNAVAILABLE_ERRORS) and (count == 1 or not sql.is_idle_timeout(error))
+
+
+def _give_up(task_id: UUID, error: Exception) -> None:
+    """Settle a touch that cannot be judged without an attempt."""
+    if isinstance(error, Unreadable):
+        log.error("secrets_unreadable", task_id=str(task_id), error=str(error))
+        with transaction.atomic():
+            _settle_without_attempt(
+                task_id, Settlement("scheduled", "secrets_unreadable", sql.now() + UNREADABLE_DELAY)
+            )
+        return
+    log.exception("touch_judgement_failed", task_id=str(task_id))
+    with transaction.atomic():
+        claimed = _settle_without_attempt(task_id, Settlement("failed", "internal_error"))
+        record_failed_touches(claimed, details={task_id: traceback.format_exc(limit=-5)})
+
+
+def _settle_without_attempt(task_id: UUID, end: Settlement) -> list[UUID]:
+    """Claim and settle a touch. An earlier attempt may still have an unknown outcome.
+
+    Return the claimed id, or nothing if the claim failed.
+    """
+    claims = touches.claim([task_id], lease=LEASE)
+    end = keep_outcome_unknown(end) if touches.with_unknown_outcome([task_id]) else end._replace(releases_cap_slot=True)
+    touches.settle(dict.fromkeys(claims, end))
+    return [claim.task_id for claim in claims]
+
+
+def _deliver_batch(task_ids: Sequence[UUID], waits: LaneWaits) -> None:
+    config = snapshot.current()
+    announced = read_announced(task_ids, config)
+    slots = reserve_quota_slots(task_ids, config)
+    with transaction.atomic():
+        locked = due_batch.lock(announced, config)
+        batch, deferred = admit_batch(locked, slots, waits) if locked else (None, {})
+        if deferred:
+            touches.defer(deferred)
+        judged = judge_batch(batch) if batch else []
+        decisions = _settle(batch, judged) if batch and judged else {}
+    judged = [each for alike in decisions.values() for each in alike]
+    settled = {each.row.task_id for each in judged}
+    rest = [*batch.rest, *(each.wakeup for each in batch.due if each.task_id not in settled)] if batch else []
+    keep = {task_id for task_id, (reason, _) in deferred.items() if reason != QUOTA}
+    keep |= {each.task_id for each in rest}  # they are published at once and use the slots that they have
+    forget_quota_slots(set(task_ids) - keep)
+    _submit(judged)  # before any statement that may fail: the touches are claimed
+    presence.note_sending(_list_stopped_notes(judged, announced))
+    _log_unsent(decisions, config)
+    if locked and deferred:
+        report_deferrals(locked, deferred)
+    if batch:
+        _measure(decisions)
+    publish_touches(rest, config.nodes)  # at once, without waiting for its lease; the lease covers a lost message
+    if len(judged) + len(rest) + len(deferred) < len(task_ids):
+        # Premature wake-ups, which a node with a fast clock caused.
+        publish_touches(touches.premature_wakeups(task_ids), config.nodes)
+
+
+def _settle(batch: DueBatch, judged: Sequence[Judged]) -> Decided:
+    """Write claim and state of each touch, the verdicts, and the failed tasks. Return what was written.
+
+    A touch whose node is off stays unchanged if the configuration has changed since: an undo of the switch would not
+    see its late end.
+    """
+    decisions: Decided = {}
+    for each in judged:
+        decisions.setdefault(TouchDecision(each.settlement, each.verdict), []).append(each)
+    written = touches.settle_batch(
+        {decision: [each.row.task_id for each in alike] for decision, alike in decisions.items()},
+        at=batch.locked_at,
+        lease=LEASE,
+        version=batch.config.version,
+    )
+    if written < len(judged):
+        decisions = {each: alike for each, alike in decisions.items() if each.settlement.reason != NODE_DISABLED}
+    failed = [each for alike in decisions.values() for each in alike if each.settlement.state in FAILED_ENDS]
+    details = {each.row.task_id: each.detail for each in failed}
+    record_failed_touches(list(details), details=details)
+    return decisions
+
+
+def _submit(judged: Sequence[Judged]) -> None:
+    deliveries = [each.delivery for each in judged if each.delivery]
+    if deliveries:
+        sender().submit(deliveries)
+
+
+def _list_stopped_notes(judged: Sequence[Judged], announced: Announcement) -> list[presence.SendingNote]:
+    """Return the questions about events of presence providers whose touches stop here, after an earlier claim.
+
+    A worker that was killed before the mark may have asked the last question. A touch that was marked before may have
+    been sent, so it is left out.
+    """
+    types = presence.provider_event_types()
+    stopped = [each.row for each in judged if not each.delivery and each.row.attempt == 0 and each.row.lease_no > 1]
+    questions = [announced.questions.get(row.task_id) for row in stopped]
+    return [(question, False) for question in questions if question and question.event_type in types]
+
+
+def _log_unsent(decisions: Decided, config: Snapshot) -> None:
+    """Log the touches that were not sent. The sender logs the others."""
+    names: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for (end, _), alike in decisions.items():
+        if end.state in FAILED_ENDS:
+            for row in (each.row for each in alike):
+                log_failed(row.task_id, row.event.trace, end, node=config.nodes[row.node_id].key)
+        elif not alike[0].delivery:
+            names[end.state, end.reason] += [
+                tracing.trace_label(each.row.event.trace, each.row.task_id) for each in alike
+            ]
+    for (state, reason), labels in names.items():
+        tracing.log_touches("touches_settled", labels, state=state, reason=reason)
+
+
+@metrics.never_raises
+def _measure(decisions: Decided) -> None:
+    """Update the metrics, once per batch and after the commit."""
+    ends: Counter[tuple[str, str]] = Counter()
+    for (end, _), alike in decisions.items():
+        ends[end.state, end.reason] += len(alike)
+    measure_ends(ends)
+    measure_verdicts((verdict, len(alike)) for (_, verdict), alike in decisions.items())
+
+
 # --- admission --------------------------------------------------------------------------------------------------------
 
 
@@ -261,6 +408,9 @@ class Judged(NamedTuple):
     detail: str = ""  #: why no message could be prepared
 
 
+Decided = dict[TouchDecision, list[Judged]]  #: the touches of a batch by what is decided about them
+
+
 def judge_batch(batch: DueBatch) -> list[Judged]:
     """Judge the most important touches first: the first one gets a free cap slot.
 
@@ -380,151 +530,3 @@ def _render(batch: DueBatch, row: Due, candidate: Candidate, route: Route) -> tu
     if known:
         return known.subject, known.body, choose_text(candidate.template, candidate.customer.locale).locale
     return render_message(candidate.template, candidate.customer, row.event, find_escape(route.channel))
-
-
-# --- a batch ----------------------------------------------------------------------------------------------------------
-
-
-#: Deferral while an operator changes keys node by node. Another node may have the key and deliver the touch.
-UNREADABLE_DELAY = timedelta(minutes=1)
-Decided = dict[TouchDecision, list[Judged]]  #: the touches of a batch by what is decided about them
-
-
-def deliver_touches(task_ids: Sequence[UUID]) -> None:
-    """Deliver the touches that are due and that no other worker has locked.
-
-    An unexpected error must not affect other touches: the batch is halved until the faulty touch fails alone. A batch
-    that exceeds a time limit of PostgreSQL is halved as well. A touch whose secrets this node cannot decrypt is
-    deferred.
-
-    Raises:
-        django.db.Error: PostgreSQL is unavailable, or it exceeded its time limit for a single touch.
-            The latter may mean that the machine was suspended.
-    """
-    batching.bisect(task_ids, partial(_deliver_batch, waits={}), _give_up, concerns_all=_concerns_all)
-
-
-def _concerns_all(error: Exception, count: int) -> bool:
-    return isinstance(error, sql.UNAVAILABLE_ERRORS) and (count == 1 or not sql.is_idle_timeout(error))
-
-
-def _give_up(task_id: UUID, error: Exception) -> None:
-    """Settle a touch that cannot be judged without an attempt."""
-    if isinstance(error, Unreadable):
-        log.error("secrets_unreadable", task_id=str(task_id), error=str(error))
-        with transaction.atomic():
-            _settle_without_attempt(
-                task_id, Settlement("scheduled", "secrets_unreadable", sql.now() + UNREADABLE_DELAY)
-            )
-        return
-    log.exception("touch_judgement_failed", task_id=str(task_id))
-    with transaction.atomic():
-        claimed = _settle_without_attempt(task_id, Settlement("failed", "internal_error"))
-        record_failed_touches(claimed, details={task_id: traceback.format_exc(limit=-5)})
-
-
-def _settle_without_attempt(task_id: UUID, end: Settlement) -> list[UUID]:
-    """Claim and settle a touch. An earlier attempt may still have an unknown outcome.
-
-    Return the claimed id, or nothing if the claim failed.
-    """
-    claims = touches.claim([task_id], lease=LEASE)
-    end = keep_outcome_unknown(end) if touches.with_unknown_outcome([task_id]) else end._replace(releases_cap_slot=True)
-    touches.settle(dict.fromkeys(claims, end))
-    return [claim.task_id for claim in claims]
-
-
-def _deliver_batch(task_ids: Sequence[UUID], waits: LaneWaits) -> None:
-    config = snapshot.current()
-    announced = read_announced(task_ids, config)
-    slots = reserve_quota_slots(task_ids, config)
-    with transaction.atomic():
-        locked = due_batch.lock(announced, config)
-        batch, deferred = admit_batch(locked, slots, waits) if locked else (None, {})
-        if deferred:
-            touches.defer(deferred)
-        judged = judge_batch(batch) if batch else []
-        decisions = _settle(batch, judged) if batch and judged else {}
-    judged = [each for alike in decisions.values() for each in alike]
-    settled = {each.row.task_id for each in judged}
-    rest = [*batch.rest, *(each.wakeup for each in batch.due if each.task_id not in settled)] if batch else []
-    keep = {task_id for task_id, (reason, _) in deferred.items() if reason != QUOTA}
-    keep |= {each.task_id for each in rest}  # they are published at once and use the slots that they have
-    forget_quota_slots(set(task_ids) - keep)
-    _submit(judged)  # before any statement that may fail: the touches are claimed
-    presence.note_sending(_list_stopped_notes(judged, announced))
-    _log_unsent(decisions, config)
-    if locked and deferred:
-        report_deferrals(locked, deferred)
-    if batch:
-        _measure(decisions)
-    publish_touches(rest, config.nodes)  # at once, without waiting for its lease; the lease covers a lost message
-    if len(judged) + len(rest) + len(deferred) < len(task_ids):
-        # Premature wake-ups, which a node with a fast clock caused.
-        publish_touches(touches.premature_wakeups(task_ids), config.nodes)
-
-
-def _settle(batch: DueBatch, judged: Sequence[Judged]) -> Decided:
-    """Write claim and state of each touch, the verdicts, and the failed tasks. Return what was written.
-
-    A touch whose node is off stays unchanged if the configuration has changed since: an undo of the switch would not
-    see its late end.
-    """
-    decisions: Decided = {}
-    for each in judged:
-        decisions.setdefault(TouchDecision(each.settlement, each.verdict), []).append(each)
-    written = touches.settle_batch(
-        {decision: [each.row.task_id for each in alike] for decision, alike in decisions.items()},
-        at=batch.locked_at,
-        lease=LEASE,
-        version=batch.config.version,
-    )
-    if written < len(judged):
-        decisions = {each: alike for each, alike in decisions.items() if each.settlement.reason != NODE_DISABLED}
-    failed = [each for alike in decisions.values() for each in alike if each.settlement.state in FAILED_ENDS]
-    details = {each.row.task_id: each.detail for each in failed}
-    record_failed_touches(list(details), details=details)
-    return decisions
-
-
-def _submit(judged: Sequence[Judged]) -> None:
-    deliveries = [each.delivery for each in judged if each.delivery]
-    if deliveries:
-        sender().submit(deliveries)
-
-
-def _list_stopped_notes(judged: Sequence[Judged], announced: Announcement) -> list[presence.SendingNote]:
-    """Return the questions about events of presence providers whose touches stop here, after an earlier claim.
-
-    A worker that was killed before the mark may have asked the last question. A touch that was marked before may have
-    been sent, so it is left out.
-    """
-    types = presence.provider_event_types()
-    stopped = [each.row for each in judged if not each.delivery and each.row.attempt == 0 and each.row.lease_no > 1]
-    questions = [announced.questions.get(row.task_id) for row in stopped]
-    return [(question, False) for question in questions if question and question.event_type in types]
-
-
-def _log_unsent(decisions: Decided, config: Snapshot) -> None:
-    """Log the touches that were not sent. The sender logs the others."""
-    names: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for (end, _), alike in decisions.items():
-        if end.state in FAILED_ENDS:
-            for row in (each.row for each in alike):
-                log_failed(row.task_id, row.event.trace, end, node=config.nodes[row.node_id].key)
-        elif not alike[0].delivery:
-            names[end.state, end.reason] += [
-                tracing.trace_label(each.row.event.trace, each.row.task_id) for each in alike
-            ]
-    for (state, reason), labels in names.items():
-        tracing.log_touches("touches_settled", labels, state=state, reason=reason)
-
-
-@metrics.never_raises
-def _measure(decisions: Decided) -> None:
-    """Update the metrics, once per batch and after the commit."""
-    ends: Counter[tuple[str, str]] = Counter()
-    for (end, _), alike in decisions.items():
-        ends[end.state, end.reason] += len(alike)
-    measure_ends(ends)
-    measure_verdicts((verdict, len(alike)) for (_, verdict), alike in decisions.items())
