@@ -245,7 +245,7 @@ def apply_document(base_config: dict[str, Any]) -> None:
 
 
 @pytest.mark.django_db
-@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(first=draw_configs(), second=draw_configs(), with_secrets=flags)
 def test_exported_config_applies_without_change(
     first: dict[str, Any], second: dict[str, Any], with_secrets: bool
