@@ -38,6 +38,9 @@ class MessageFactory:
         return Message(**usual | changes)
 
 
+build_message = MessageFactory().message
+
+
 @dataclass
 class Request:
     method: str
@@ -71,6 +74,11 @@ def reset(writer: asyncio.StreamWriter) -> None:
     raw = writer.get_extra_info("socket")
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
+
+
+async def hang_up(request: Request, writer: asyncio.StreamWriter) -> None:
+    """Answer nothing."""
+    reset(writer)
 
 
 async def never() -> None:
