@@ -12,7 +12,7 @@ import pytest
 
 from config.local.processes import select_port
 from scheduling.channels.base import DestinationRefused, NoAnswer, NotSent
-from scheduling.channels.http_client import BODY_CAP
+from scheduling.channels.http_client import BODY_CAP, Response
 from tests.scheduling.channels.http_receivers import (
     LONG,
     Answer,
@@ -33,6 +33,11 @@ from tests.support.tables import each_row
 SHORT = timedelta(seconds=1)
 
 
+async def post_to(receiver: Receiver, scheme: str = "", **options: Any) -> Response:
+    async with receiver, transport("127.0.0.1") as out:
+        return await post(out, f"{scheme}:{receiver.url.partition(':')[2]}" if scheme else receiver.url, **options)
+
+
 async def test_post_returns_response_and_sends_request() -> None:
     async with Receiver(always(reply(201, b"made", {"X-B": "2"}))) as receiver, transport("127.0.0.1") as out:
         response = await post(out, receiver.url + "?sign=%2F")
@@ -47,10 +52,8 @@ async def test_post_returns_response_and_sends_request() -> None:
 
 async def test_post_does_not_follow_redirects() -> None:
     moved = reply(302, b"", {"location": "http://169.254.169.254/latest/meta-data"})
-    async with Receiver(always(moved)) as receiver, transport("127.0.0.1") as out:
-        response = await post(out, receiver.url)
-
-    assert response.status == 302
+    receiver = Receiver(always(moved))
+    assert (await post_to(receiver)).status == 302
     assert len(receiver.requests) == 1
 
 
@@ -110,8 +113,7 @@ async def test_post_dripping_body_is_incomplete() -> None:
         writer.write(b"HTTP/1.1 503 X\r\ncontent-length: 1000\r\nretry-after: 7\r\n\r\n")
         await drip_forever(writer)
 
-    async with Receiver(drip) as receiver, transport("127.0.0.1") as out:
-        response = await post(out, receiver.url)
+    response = await post_to(Receiver(drip))
 
     assert (response.status, response.complete, response.headers["retry-after"]) == (503, False, "7")
     assert 0 < len(response.body) < 1000
@@ -134,21 +136,11 @@ async def test_post_reads_at_most_64_kilobytes() -> None:
 
     assert (len(response.body), response.complete) == (BODY_CAP, False)
     assert written < 32 * 1024 * 1024
-
-
-async def test_post_reply_of_64_kilobytes_is_whole() -> None:
-    async with Receiver(always(reply(200, b"a" * BODY_CAP))) as receiver, transport("127.0.0.1") as out:
-        response = await post(out, receiver.url)
-
-    assert len(response.body) == BODY_CAP
+    assert len((await post_to(Receiver(always(reply(200, b"a" * BODY_CAP))))).body) == BODY_CAP
 
 
 async def test_post_does_not_decompress_reply() -> None:
-    async with (
-        Receiver(always(reply(200, b"\x1f\x8bxx", {"content-encoding": "gzip"}))) as receiver,
-        transport("127.0.0.1") as out,
-    ):
-        response = await post(out, receiver.url)
+    response = await post_to(Receiver(always(reply(200, b"\x1f\x8bxx", {"content-encoding": "gzip"}))))
 
     assert response.body == b"\x1f\x8bxx"
 
@@ -166,8 +158,7 @@ async def test_post_reset_after_headers_is_a_response() -> None:
         await asyncio.to_thread(wait_until_read, writer)
         reset(writer)
 
-    async with Receiver(reset_connection) as receiver, transport("127.0.0.1") as out:
-        response = await post(out, receiver.url)
+    response = await post_to(Receiver(reset_connection))
 
     assert (response.status, response.complete) == (400, False)
 
@@ -177,9 +168,8 @@ async def test_post_reset_after_first_byte_is_no_answer() -> None:
         await reader.readexactly(1)
         reset(writer)
 
-    async with Receiver(on_connect=shut) as receiver, transport("127.0.0.1") as out:
-        with pytest.raises(NoAnswer):
-            await post(out, receiver.url)
+    with pytest.raises(NoAnswer):
+        await post_to(Receiver(on_connect=shut))
 
 
 @each_row("close", [False, True])
@@ -191,52 +181,36 @@ async def test_post_early_refusal_is_a_response(close: bool) -> None:
             writer.close()
         await never()
 
-    async with Receiver(on_connect=refuse) as receiver, transport("127.0.0.1") as out:
-        response = await post(out, receiver.url, body=b"a" * (64_000 if close else 1_000_000))
+    response = await post_to(Receiver(on_connect=refuse), body=b"a" * (64_000 if close else 1_000_000))
 
     assert (response.status, response.body) == (413, b"too large")
 
 
-async def test_post_refused_connection_is_not_sent() -> None:
-    async with transport("127.0.0.1") as out:
-        with pytest.raises(NotSent) as failure:
-            await post(out, f"http://127.0.0.1:{select_port()}/")
-
-    assert failure.value.reason == "connect"
-
-
-async def test_post_unknown_host_is_not_sent() -> None:
+async def test_post_without_a_host_is_not_sent() -> None:
     def unknown(host: str, port: int) -> list[tuple[Any, ...]]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     async with transport("127.0.0.1", lookup=unknown) as out:
-        with pytest.raises(NotSent) as failure:
-            await post(out, "https://no-such-name.example.com/secret-path")
-
-    assert failure.value.reason == "dns"
-    assert "secret-path" not in str(failure.value)
-
-
-async def test_post_untrusted_certificate_is_not_sent(certificate: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
-    server, _ = certificate
-    async with Receiver(context=server) as receiver, transport("127.0.0.1") as out:
-        with pytest.raises(NotSent) as failure:
-            await post(out, receiver.url)
-
-    assert failure.value.reason == "tls"
-    assert receiver.requests == []
+        for url, reason in (
+            (f"http://127.0.0.1:{select_port()}/", "connect"),
+            ("https://no-such-name.example.com/secret-path", "dns"),
+        ):
+            with pytest.raises(NotSent) as failure:
+                await post(out, url)
+            assert failure.value.reason == reason
+            assert "secret-path" not in str(failure.value)
 
 
-async def test_post_plain_server_on_https_is_not_sent() -> None:
+async def test_post_without_trusted_tls_is_not_sent(certificate: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
     async def bad_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(reply(400, b"plain HTTP request expected"))
 
-    async with Receiver(on_connect=bad_request) as receiver, transport("127.0.0.1") as out:
+    for receiver in (Receiver(context=certificate[0]), Receiver(on_connect=bad_request)):
         with pytest.raises(NotSent) as failure:
-            await post(out, receiver.url.replace("http:", "https:"))
-
-    assert failure.value.reason == "tls"
+            await post_to(receiver, "https")
+        assert failure.value.reason == "tls"
+        assert receiver.requests == []
 
 
 async def test_post_hanging_handshake_is_not_sent() -> None:
@@ -256,10 +230,10 @@ async def test_post_connects_to_the_checked_address(
     names: list[str] = []
     server.sni_callback = lambda connection, name, context: names.append(name)
 
-    def lookup(host: str, port: int) -> list[tuple[Any, ...]]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
-
-    async with Receiver(context=server) as receiver, transport("touch.test", context=client, lookup=lookup) as out:
+    async with (
+        Receiver(context=server) as receiver,
+        transport("touch.test", context=client, lookup=lambda *_: [_found("127.0.0.1")]) as out,
+    ):
         response = await post(out, f"https://touch.test:{receiver.port}/")
 
     assert response.status == 200
@@ -267,22 +241,20 @@ async def test_post_connects_to_the_checked_address(
     assert receiver.requests[0].headers["host"] == f"touch.test:{receiver.port}"
 
 
-@each_row("address", ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.1", "fe80::1%lo"])
-async def test_post_public_name_with_private_address_is_refused(address: str) -> None:
-    async with Receiver() as receiver, transport(lookup=lambda *_: [_found(address)]) as out:
-        with pytest.raises(DestinationRefused) as failure:
-            await post(out, f"https://rebind.example.com:{receiver.port}/")
-
-        assert receiver.connections == 0
-    assert failure.value.reason == "private_address"
-
-
-async def test_post_rebinding_name_is_refused() -> None:
-    answers = iter(["192.0.0.1", "127.0.0.1", "127.0.0.1"])
+@each_row(
+    "addresses",
+    [
+        ["192.0.0.1", "127.0.0.1", "127.0.0.1"],
+        *([each] * 2 for each in ("10.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.1", "fe80::1%lo")),
+    ],
+)
+async def test_post_rebinding_name_is_refused(addresses: list[str]) -> None:
+    answers = iter(addresses)
     async with Receiver() as receiver, transport(lookup=lambda *_: [_found(next(answers))]) as out:
         for _ in range(2):
-            with pytest.raises(DestinationRefused):
+            with pytest.raises(DestinationRefused) as failure:
                 await post(out, f"https://rebind.example.com:{receiver.port}/")
+            assert failure.value.reason == "private_address"
 
         assert receiver.connections == 0
 

@@ -101,7 +101,7 @@ async def test_vendor_messages_arrive_with_one_token(kind: type[VendorChannel]) 
     assert vendor.token not in outcome.reply
 
 
-@with_token
+@each_row("kind", [WeComApp, OfficialAccount])
 @each_row("code", [42001, 40001])
 async def test_vendor_expired_token_is_refreshed_once_and_the_message_arrives_once(
     kind: type[VendorChannel], code: int, token_server: Redis
@@ -152,7 +152,7 @@ async def test_vendor_token_answer_of_rubbish_is_transient(answer: bytes) -> Non
     assert outcome.reason in ("token_refused", "token_failed")
 
 
-@every
+@each_row("kind", [WeComApp, OfficialAccount, AliyunSms, TencentSms])
 @each_row(
     "raw, expected",
     [

@@ -25,6 +25,7 @@ from scheduling.monitoring import alerts
 from scheduling.redis_client import connect_redis
 from tests.scheduling.api.serving import eventually
 from tests.support.matrix import MatrixBuilder
+from tests.support.thread_servers import serving_in_thread
 
 pytestmark = pytest.mark.django_db
 BEGAN = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)  #: 16:00 in Shanghai
@@ -79,13 +80,9 @@ class Answer(BaseHTTPRequestHandler):
 def robot(settings: Settings) -> Iterator[Robot]:
     settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ["127.0.0.1"]
     settings.AFTERTOUCH_BASE_URL = "https://touch.example.com"
-    with Robot() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
+    with Robot() as server, serving_in_thread(server):
         yield server
         server.may_answer.set()
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
