@@ -121,6 +121,15 @@ def age_tokens(server: Redis) -> None:
         server.pexpire(key, server.pttl(key) - 15_000)
 
 
+def age_slots(server: Redis, span: timedelta) -> None:
+    """Let time pass for all grants and plans."""
+    for name in server.scan_iter("at:quota:*"):
+        if server.type(name) == "list":
+            earlier = [int(instant) - span // timedelta(microseconds=1) for instant in server.lrange(name, 0, -1)]
+            server.delete(name)
+            server.rpush(name, *earlier)
+
+
 def _answers(client: Any) -> bool:
     try:
         return bool(client.ping())

@@ -21,6 +21,7 @@ from tests.support.loopback_server import LoopbackServer
 
 EVENT = {"source": "shop", "id": "e-1", "type": "material.downloaded", "time": "2026-11-20T08:00:00Z"}
 LONG = timedelta(seconds=30)
+Contexts = tuple[ssl.SSLContext, ssl.SSLContext]  #: the TLS of a server, and of a client that trusts it
 
 
 class MessageFactory:

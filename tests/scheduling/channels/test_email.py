@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import email
 import email.policy
-import ssl
 import tracemalloc
 from base64 import urlsafe_b64decode
 from datetime import UTC, datetime, timedelta
@@ -25,7 +24,7 @@ from scheduling.channels.email import (
     parse_relay,
     read_token,
 )
-from tests.scheduling.channels.http_receivers import MessageFactory, build_message
+from tests.scheduling.channels.http_receivers import Contexts, MessageFactory, build_message
 from tests.scheduling.channels.relays import RelayServer, SmtpDialog
 from tests.support.tables import each_row
 
@@ -264,8 +263,9 @@ async def test_unreachable_relay_is_transient() -> None:
     assert outcome.reason == "connect"
 
 
-async def test_mail_uses_login_and_tls(certificate: tuple[ssl.SSLContext, ssl.SSLContext], trusting: None) -> None:
-    server, _ = certificate
+async def test_mail_uses_login_and_tls(certificate: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, client = certificate
+    monkeypatch.setattr("scheduling.channels.email.ssl.create_default_context", lambda: client)
     async with RelayServer(starttls=server) as relay:
         outcome = await sent(relay.url.replace("://", "://me:p%40ss@") + "?tls=1")
     assert isinstance(outcome, Delivered), outcome
@@ -276,7 +276,7 @@ async def test_mail_uses_login_and_tls(certificate: tuple[ssl.SSLContext, ssl.SS
         assert isinstance(await sent(relay.url), Delivered)
 
 
-async def test_relay_that_is_not_safe_is_not_used(certificate: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+async def test_relay_that_is_not_safe_is_not_used(certificate: Contexts) -> None:
     async with RelayServer() as relay:
         without_starttls = await sent(relay.url + "?tls=1")
         assert isinstance(without_starttls, Transient)
@@ -323,23 +323,14 @@ async def test_slow_mails_run_concurrently() -> None:
         ("smtps://u@mail.example.com", Relay("mail.example.com", 465, True, False, "u", "")),
     ],
 )
-def test_parse_relay_reads_valid_urls(url: str, relay: Relay) -> None:
+def test_relay_is_parsed(url: str, relay: Relay) -> None:
     assert parse_relay(url) == relay
 
 
 @each_row(
-    "url",
-    [
-        "mail.example.com",
-        "http://mail.example.com",
-        "smtp://",
-        "smtp://h:p",
-        "smtp://h?tls=yes",
-        "smtp://h?ssl=1",
-        "smtp://h/x",
-    ],
+    "url", ["mail.example.com", "http://mail.example.com", "smtp://", "smtp://h:p", "smtp://h?tls=yes", "smtp://h/x"]
 )
-def test_parse_relay_refuses_invalid_urls(url: str) -> None:
+def test_invalid_relay_is_refused(url: str) -> None:
     with pytest.raises(ValueError):
         parse_relay(url)
 
@@ -351,7 +342,6 @@ def test_parse_relay_refuses_invalid_urls(url: str) -> None:
         ({"from": "x <a@example.org>\r\nBcc: b@example.org"}, "from: must be one mail address"),
         ({"reply_to": "x"}, "reply_to: must be one mail address"),
         ({"url": "smtp://u:secretpw@h:0x1"}, "url: the port must be"),
-        ({"sender": "a@example.org"}, "sender: is not known here"),
     ],
 )
 def test_email_config_errors_name_the_field(config: dict[str, Any], error: str) -> None:
@@ -381,11 +371,6 @@ async def hang(dialog: SmtpDialog) -> str | None:
 async def reset_connection(dialog: SmtpDialog) -> str | None:
     dialog.reset_connection()
     return None
-
-
-@pytest.fixture
-def trusting(certificate: tuple[ssl.SSLContext, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduling.channels.email.ssl.create_default_context", lambda: certificate[1])
 
 
 @each_row("host", ["127.0.0.1", "localhost"])

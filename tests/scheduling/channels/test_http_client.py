@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-import ssl
 import threading
 from datetime import timedelta
 from typing import Any
@@ -16,6 +15,7 @@ from scheduling.channels.http_client import BODY_CAP, Response
 from tests.scheduling.channels.http_receivers import (
     LONG,
     Answer,
+    Contexts,
     Receiver,
     Request,
     always,
@@ -201,7 +201,7 @@ async def test_post_without_a_host_is_not_sent() -> None:
             assert "secret-path" not in str(failure.value)
 
 
-async def test_post_without_trusted_tls_is_not_sent(certificate: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+async def test_post_without_trusted_tls_is_not_sent(certificate: Contexts) -> None:
     async def bad_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(reply(400, b"plain HTTP request expected"))
@@ -224,7 +224,7 @@ async def test_post_hanging_handshake_is_not_sent() -> None:
 
 
 async def test_post_connects_to_the_checked_address(
-    certificate: tuple[ssl.SSLContext, ssl.SSLContext],
+    certificate: Contexts,
 ) -> None:
     server, client = certificate
     names: list[str] = []
@@ -260,7 +260,7 @@ async def test_post_rebinding_name_is_refused(addresses: list[str]) -> None:
 
 
 async def test_post_opened_network_needs_https_for_names(
-    certificate: tuple[ssl.SSLContext, ssl.SSLContext],
+    certificate: Contexts,
 ) -> None:
     server, client = certificate
     async with (
@@ -326,7 +326,7 @@ async def test_post_retry_without_connection_is_no_answer() -> None:
             await post(out, receiver.url, repeatable=True)
 
 
-async def test_post_retry_to_refused_address_is_no_answer(certificate: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+async def test_post_retry_to_refused_address_is_no_answer(certificate: Contexts) -> None:
     server, client = certificate
     answers = iter(["127.0.0.1", "10.0.0.1"])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +14,7 @@ from redis import Redis
 from config.local.processes import select_port
 from scheduling.channels.base import Delivered, DestinationRefused, NoAnswer, NotSent, Transient, Unknown
 from scheduling.channels.http_client import Lookup, before_first_byte, close_shared_transport
+from scheduling.channels.ssrf import PrivateHosts, check_proxy
 from scheduling.channels.vendors import wechat
 from scheduling.channels.vendors.declared import DeclaredHttp
 from scheduling.channels.vendors.wechat import WeChatService
@@ -22,6 +22,7 @@ from scheduling.channels.webhook import Webhook
 from tests.scheduling.channels.forward_proxy import ForwardProxy
 from tests.scheduling.channels.http_receivers import (
     LONG,
+    Contexts,
     Receiver,
     Request,
     always,
@@ -39,7 +40,6 @@ from tests.support.tables import each_row
 
 LOGIN, PASSWORD = "buyer:s%40cret-word", "s@cret-word"
 PUBLIC = "93.184.216.34"
-Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
 
 
 def lookup_of(**names: list[str] | OSError) -> Lookup:
@@ -285,6 +285,9 @@ async def test_private_proxy_of_installation_is_used_and_opens_no_target(certifi
 
 
 async def test_private_proxy_of_channel_needs_permission() -> None:
+    for host in ("[::1]", "localhost", "169.254.169.254"):
+        with pytest.raises(DestinationRefused):
+            check_proxy(f"http://{host}:3128", PrivateHosts())
     found = lookup_of(proxy_test=["127.0.0.1"], touch_test=[PUBLIC])
     async with ForwardProxy(refusals={"": reply(502)}) as proxy:
         own = f"http://proxy.test:{proxy.port}"

@@ -13,6 +13,7 @@ from redis import Redis
 from config.local.processes import select_port
 from scheduling.channels.base import Quota
 from scheduling.channels.quota import UNAVAILABLE_DELAY, Grant, QuotaGate
+from tests.scheduling.channels.conftest import age_slots
 
 ZERO, MILLISECOND = timedelta(0), timedelta(milliseconds=1)
 MICROSECOND, MINUTE, HOUR = timedelta(microseconds=1), timedelta(minutes=1), timedelta(hours=1)
@@ -202,20 +203,20 @@ def _microseconds(server: Redis) -> int:
 def test_moved_slot_counts_from_now(gate: QuotaGate, server: Redis) -> None:
     quota = (Quota(2, HOUR),)
     slot = gate.acquire(quota, {KEY: 2})[KEY].slot
-    age_grants(server, HOUR * 3 / 4)
+    age_slots(server, HOUR * 3 / 4)
 
     moved, wait = gate.move(quota, KEY, slot - HOUR * 3 / 4 // MICROSECOND)
 
     assert moved >= slot
     assert wait == ZERO
-    age_grants(server, HOUR / 2)
+    age_slots(server, HOUR / 2)
     assert gate.acquire(quota, {KEY: 2})[KEY].granted == 1, "the slot that was moved still counts"
 
 
 def test_slot_moves_only_where_its_window_has_a_place(gate: QuotaGate, server: Redis) -> None:
     quota = (Quota(2, HOUR),)
     late = gate.acquire(quota, {KEY: 2})[KEY].slot - HOUR // MICROSECOND
-    age_grants(server, HOUR)
+    age_slots(server, HOUR)
     later = gate.acquire(quota, {KEY: 2})[KEY]
     assert later.granted == 2
 
@@ -223,7 +224,7 @@ def test_slot_moves_only_where_its_window_has_a_place(gate: QuotaGate, server: R
 
     assert moved == 0
     assert ZERO < wait <= HOUR
-    age_grants(server, HOUR)
+    age_slots(server, HOUR)
     assert gate.move(quota, KEY, late - HOUR // MICROSECOND)[0] >= later.slot
 
 
@@ -234,11 +235,3 @@ def test_muted_target_moves_no_slot(gate: QuotaGate) -> None:
     moved, wait = gate.move(TWENTY, KEY, slot)
     assert moved == 0
     assert wait > timedelta(seconds=50)
-
-
-def age_grants(server: Redis, span: timedelta) -> None:
-    """Let time pass for all grants."""
-    for name in server.keys("at:quota:*:log"):
-        earlier = [int(instant) - span // MICROSECOND for instant in server.lrange(name, 0, -1)]
-        server.delete(name)
-        server.rpush(name, *earlier)

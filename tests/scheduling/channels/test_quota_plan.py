@@ -14,6 +14,7 @@ from scheduling.channels import quota
 from scheduling.channels.base import Quota
 from scheduling.channels.quota import NEAR_SLOT, QuotaGate, SlotRequest
 from scheduling.ids import new_id
+from tests.scheduling.channels.conftest import age_slots
 
 ZERO = timedelta(0)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
@@ -33,15 +34,6 @@ def reserve(
 def minutes(waits: Sequence[timedelta | None]) -> list[int]:
     """The windows in which the slots lie."""
     return [-1 if wait is None else round(wait / MINUTE) for wait in waits]
-
-
-def age_lists(server: Redis, span: timedelta) -> None:
-    """Let time pass for all grants and plans."""
-    for name in server.scan_iter("at:quota:*"):
-        if server.type(name) == "list":
-            earlier = [int(instant) - span // timedelta(microseconds=1) for instant in server.lrange(name, 0, -1)]
-            server.delete(name)
-            server.rpush(name, *earlier)
 
 
 def test_reserve_full_window_continues_in_the_next(gate: QuotaGate) -> None:
@@ -95,7 +87,7 @@ def test_reserve_counts_grants_once(gate: QuotaGate) -> None:
 def test_reserve_counts_late_grants(gate: QuotaGate, server: Redis) -> None:
     """What was planned two minutes ago is sent only now, after an outage."""
     reserve(gate, 20)
-    age_lists(server, 2 * MINUTE)
+    age_slots(server, 2 * MINUTE)
     gate.acquire(TWENTY, {KEY: 20})
 
     assert minutes(reserve(gate, 1)) == [1]
@@ -103,7 +95,7 @@ def test_reserve_counts_late_grants(gate: QuotaGate, server: Redis) -> None:
 
 def test_reserve_past_plan_is_forgotten(gate: QuotaGate, server: Redis) -> None:
     reserve(gate, 100)
-    age_lists(server, HOUR)
+    age_slots(server, HOUR)
 
     assert minutes(reserve(gate, 21)) == [0] * 20 + [1]
 
@@ -186,7 +178,7 @@ def test_slots_that_passed_during_an_outage_come_next(gate: QuotaGate, server: R
                     sent_at[number] = at
                     del due[number]
         at += step
-        age_lists(server, step)
+        age_slots(server, step)
 
     assert max(sent_at.values()) < 15 * MINUTE, "240 take 12 minutes, and the outage two"
     assert max(sent_at[number] - number // 20 * MINUTE for number in sent_at) < 4 * MINUTE
@@ -195,16 +187,9 @@ def test_slots_that_passed_during_an_outage_come_next(gate: QuotaGate, server: R
 
 def test_reserve_waits_for_a_near_grant(gate: QuotaGate, server: Redis) -> None:
     gate.acquire(TWENTY, {KEY: 20})
-    age_lists(server, MINUTE - NEAR_SLOT / 2)
+    age_slots(server, MINUTE - NEAR_SLOT / 2)
 
     assert reserve(gate, 20, slot_came=True) == [ZERO] * 20
-
-
-def test_reserve_keys_expire_after_the_plan(gate: QuotaGate, server: Redis) -> None:
-    reserve(gate, 45)
-    (name,) = server.keys()
-
-    assert 2 * 60_000 < server.pttl(name) <= 3 * 60_000 + 1_000
 
 
 def test_reserve_without_redis_waits_and_asks_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,22 +124,12 @@ def test_shipped_texts_render_in_both_languages() -> None:
             assert (bool(subject), bool(body), used) == (True, True, locale)
 
 
-def test_bootstrap_keeps_existing_configuration() -> None:
+def test_bootstrap_keeps_existing_configuration_and_names_event_types() -> None:
+    EventType.objects.create(key="customer.inactive")
+    EventType.objects.create(key="order.paid", name="付款", is_activity=False)
     ChannelConfig.objects.create(key="mine", kind="log")
     HarassmentRule.objects.create(kind="conversation", enabled=False)
     TemplateText.objects.create(template=Template.objects.create(key="usage-guide", content_type="own"), body="mine")
-    bootstrap()
-    assert ChannelConfig.objects.get(key="mine").retired_at is None
-    assert HarassmentRule.objects.get(kind="conversation").enabled is False
-    assert Template.objects.get(key="usage-guide").texts.get().body == "mine"
-    Node.objects.filter(trigger="order.paid").delete()
-    bootstrap()
-    assert Node.objects.count() == 9
-
-
-def test_bootstrap_names_event_types() -> None:
-    EventType.objects.create(key="customer.inactive")
-    EventType.objects.create(key="order.paid", name="付款", is_activity=False)
     bootstrap()
     assert set(EventType.objects.filter(is_activity=False).values_list("key", "name")) == {
         ("customer.inactive", "客户沉寂"), ("session.silent", "会话沉默"), ("order.paid", "付款"),
@@ -148,6 +138,12 @@ def test_bootstrap_names_event_types() -> None:
         ("session.unanswered", "客服未回复"), ("touch.bounced", "触达被退回"),
     }  # fmt: skip
     assert EventType.objects.count() == 19
+    assert ChannelConfig.objects.get(key="mine").retired_at is None
+    assert HarassmentRule.objects.get(kind="conversation").enabled is False
+    assert Template.objects.get(key="usage-guide").texts.get().body == "mine"
+    Node.objects.filter(trigger="order.paid").delete()
+    bootstrap()
+    assert Node.objects.count() == 9
 
 
 def test_bootstrap_groups_have_nested_permissions() -> None:

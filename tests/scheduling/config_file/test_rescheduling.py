@@ -73,7 +73,7 @@ def test_edited_delay_moves_waiting_touches_only_when_asked(
     assert delay_of(old) == spread
 
 
-def test_move_waiting_skips_started_or_retried(
+def test_move_waiting_skips_started_and_retried_and_shortens_no_deferral(
     apply: Apply, base_config: str, start_touch: Callable[..., Touch]
 ) -> None:
     running, ended, tried, again = (start_touch(name, HOUR / 4) for name in ("ann", "ben", "eve", "dan"))
@@ -81,19 +81,12 @@ def test_move_waiting_skips_started_or_retried(
     Touch.objects.filter(pk=ended.pk).update(state="delivered", settled_at=datetime.now(UTC))
     Touch.objects.filter(pk=tried.pk).update(attempt=1)
     Touch.objects.filter(pk=again.pk).update(retry_of=ended.pk)
-    assert apply(base_config.replace("15m", "30m"), "--move-waiting").endswith("\n0 waiting touches moved\n")
-    assert {delay_of(each) for each in (running, ended, tried, again)} == {2 * HOUR}
-
-
-def test_move_waiting_never_shortens_a_deferral(
-    apply: Apply, base_config: str, start_touch: Callable[..., Touch]
-) -> None:
-    held = start_touch("ann", HOUR)
+    held = start_touch("fay", HOUR)
     Touch.objects.filter(pk=held.pk).update(due_at=held.due_at + HOUR)
-    apply(base_config.replace("15m", "30m"), "--move-waiting")
-    assert delay_of(held) == 3 * HOUR
-    apply(base_config.replace("15m", "5h"), "--move-waiting")
-    assert delay_of(held) == 5 * HOUR
+    for delay, held_for in (("30m", 3 * HOUR), ("5h", 5 * HOUR)):
+        apply(base_config.replace("15m", delay), "--move-waiting")
+        assert {delay_of(each) for each in (running, ended, tried, again)} == {2 * HOUR}
+        assert delay_of(held) == held_for
 
 
 def test_move_waiting_batches_cover_all(
@@ -177,7 +170,7 @@ def test_queries_of_the_impact_do_not_grow_with_nodes(
     apply: Apply,
     base_config: str,
     start_touch: Callable[..., Touch],
-    django_assert_max_num_queries: DjangoAssertNumQueries,
+    django_assert_max_num_queries: DjangoAssertNumQueries
 ) -> None:
     start_touch("ann", HOUR)
     stage, template, channel = (getattr(Node.objects.get(), name) for name in ("stage", "template", "channel"))

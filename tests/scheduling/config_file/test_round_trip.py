@@ -123,11 +123,6 @@ some_windows = st.sampled_from([
     {"from": "11:00", "to": "16:00"},
 ])  # fmt: skip
 windows = st.lists(some_windows, max_size=3) | some_windows
-timings = (
-    st.fixed_dictionaries({}, optional={"at": clocks, "send_window": windows})
-    | st.fixed_dictionaries({"not_before": clocks, "send_window": windows})
-    | st.builds(lambda at: {"at": at, "at_day": "next_working"}, clocks)
-)
 calendars = st.fixed_dictionaries(
     {"key": keys},
     optional={

@@ -231,7 +231,9 @@ def test_crash_after_send_repeats_with_same_key(
     assert first == second
 
 
-def test_receiver_without_target_keeps_the_alert(robot: Robot, receiver: AlertReceiver, failed: FailedTask) -> None:
+def test_receiver_without_target_keeps_the_alert_and_a_disabled_one_does_not(
+    robot: Robot, receiver: AlertReceiver, failed: FailedTask
+) -> None:
     AlertReceiver.objects.update(community=None)
     evaluate_at(0, 60)
     receiver.refresh_from_db()
@@ -240,12 +242,9 @@ def test_receiver_without_target_keeps_the_alert(robot: Robot, receiver: AlertRe
     evaluate_at(180)
     assert len(robot.taken) == 1
 
-
-def test_disabled_receiver_gets_nothing(robot: Robot, receiver: AlertReceiver, failed: FailedTask) -> None:
-    evaluate_at(0)
     AlertReceiver.objects.update(enabled=False)
-    evaluate_at(60, 120)
-    assert robot.headers == []
+    evaluate_at(DAY + 180, DAY + 240)
+    assert len(robot.headers) == 1
     assert not Alert.objects.exists()
 
 
