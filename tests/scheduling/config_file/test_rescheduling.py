@@ -170,7 +170,7 @@ def test_queries_of_the_impact_do_not_grow_with_nodes(
     apply: Apply,
     base_config: str,
     start_touch: Callable[..., Touch],
-    django_assert_max_num_queries: DjangoAssertNumQueries
+    django_assert_max_num_queries: DjangoAssertNumQueries,
 ) -> None:
     start_touch("ann", HOUR)
     stage, template, channel = (getattr(Node.objects.get(), name) for name in ("stage", "template", "channel"))
