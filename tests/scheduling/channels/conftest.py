@@ -20,7 +20,8 @@ from redis.exceptions import ConnectionError as Unreachable
 
 from config.local.processes import select_port
 from scheduling.channels.http_client import close_shared_transport
-from tests.scheduling.channels.http_receivers import MessageFactory
+from scheduling.channels.quota import QuotaGate
+from scheduling.channels.vendors.base import TokenCache
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -47,11 +48,6 @@ def _channel_settings(settings: Settings) -> None:
     settings.AFTERTOUCH_BASE_URL = "https://touch.example.com"
     settings.AFTERTOUCH_EMAIL_URL = ""
     settings.DEFAULT_FROM_EMAIL = "客服 <hello@shop.example.com>"
-
-
-@pytest.fixture
-def message_factory() -> MessageFactory:
-    return MessageFactory()
 
 
 @pytest.fixture
@@ -94,6 +90,44 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(10)
+
+
+@pytest.fixture
+def server(valkey_url: str) -> Iterator[Redis]:
+    """The Valkey, empty."""
+    with Redis.from_url(valkey_url, decode_responses=True) as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def gate(server: Redis, valkey_url: str) -> Iterator[QuotaGate]:
+    made = QuotaGate.connect(valkey_url, margin=timedelta(0))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def token_server(server: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> Redis:
+    """The tokens of each test, in a Redis that starts empty."""
+    cache = TokenCache(Redis.from_url(valkey_url))
+    monkeypatch.setattr("scheduling.channels.vendors.base.shared_tokens", lambda: cache)
+    return server
+
+
+def age_tokens(server: Redis) -> None:
+    """Let the stored tokens be older than ten seconds, in which a refused one is not replaced."""
+    for key in server.keys("at:token:*}"):
+        server.pexpire(key, server.pttl(key) - 15_000)
+
+
+def age_slots(server: Redis, span: timedelta) -> None:
+    """Let time pass for all grants and plans."""
+    for name in server.scan_iter("at:quota:*"):
+        if server.type(name) == "list":
+            earlier = [int(instant) - span // timedelta(microseconds=1) for instant in server.lrange(name, 0, -1)]
+            server.delete(name)
+            server.rpush(name, *earlier)
 
 
 def _answers(client: Any) -> bool:

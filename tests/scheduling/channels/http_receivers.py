@@ -21,6 +21,7 @@ from tests.support.loopback_server import LoopbackServer
 
 EVENT = {"source": "shop", "id": "e-1", "type": "material.downloaded", "time": "2026-11-20T08:00:00Z"}
 LONG = timedelta(seconds=30)
+Contexts = tuple[ssl.SSLContext, ssl.SSLContext]  #: the TLS of a server, and of a client that trusts it
 
 
 class MessageFactory:
@@ -36,6 +37,9 @@ class MessageFactory:
             "body": "您好 Alice，指南在此 👩‍👩‍👧", "locale": "zh-hans", "event": EVENT, "target": {},
         }  # fmt: skip
         return Message(**usual | changes)
+
+
+build_message = MessageFactory().message
 
 
 @dataclass
@@ -71,6 +75,11 @@ def reset(writer: asyncio.StreamWriter) -> None:
     raw = writer.get_extra_info("socket")
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
+
+
+async def hang_up(request: Request, writer: asyncio.StreamWriter) -> None:
+    """Answer nothing."""
+    reset(writer)
 
 
 async def never() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -19,21 +19,17 @@ Verdict = Mapping[str, Any]
 
 @dataclass
 class TokenVendor:
-    """Gives a token, accepts only the current one, and checks the rest of a request with `refuse`."""
+    """Gives a token, and accepts only the current one."""
 
     ok: Verdict = field(default_factory=lambda: {"errcode": 0, "errmsg": "ok", "msgid": "m-1"})
     token_paths: tuple[str, ...] = ("/cgi-bin/gettoken", "/cgi-bin/stable_token")
-    lifetime: int = 7200
     expired_code: int = 42001
     token: str = ""
     fetches: list[Request] = field(default_factory=list)
     calls: list[Request] = field(default_factory=list)
     posted: list[Any] = field(default_factory=list)
-    refuse: Callable[[Any], Verdict | None] = lambda document: None
     refuse_token: Verdict | None = None
-    token_delay: float = 0.0
     fixed_token: str = ""  #: always gives this token, and accepts none
-    fresh: bool = True  #: gives another token for each request
 
     async def __call__(self, request: Request, writer: asyncio.StreamWriter) -> None:
         path = urlsplit(request.target).path
@@ -42,20 +38,16 @@ class TokenVendor:
 
     async def give_token(self, request: Request) -> Verdict:
         self.fetches.append(request)
-        await asyncio.sleep(self.token_delay)
         if self.refuse_token:
             return self.refuse_token
-        if self.fresh or not self.token:
-            self.token = f"token-{len(self.fetches)}-of-the-vendor"
+        self.token = f"token-{len(self.fetches)}-of-the-vendor"
         given = self.fixed_token or self.token
-        return {"errcode": 0, "errmsg": "ok", "access_token": given, "expires_in": self.lifetime}
+        return {"errcode": 0, "errmsg": "ok", "access_token": given, "expires_in": 7200}
 
     def answer(self, request: Request) -> Verdict:
         self.calls.append(request)
         if parse_qs(urlsplit(request.target).query).get("access_token") != [self.token] or self.fixed_token:
             return {"errcode": self.expired_code, "errmsg": "access_token expired"}
-        if refusal := self.refuse(request.json):
-            return refusal
         self.posted.append(request.json)
         return self.ok
 

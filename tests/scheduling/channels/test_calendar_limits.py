@@ -20,13 +20,6 @@ LIMITED: Quotas = (CalendarQuota(20, "day"),)
 
 
 @pytest.fixture
-def server(valkey_url: str) -> Iterator[Redis]:
-    with Redis.from_url(valkey_url, decode_responses=True) as client:
-        client.flushall()
-        yield client
-
-
-@pytest.fixture
 def gate(server: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[QuotaGate]:
     """Its days are 24 hours from the start of this quarter of an hour; three of them are a month."""
     first = datetime.now(UTC).replace(second=0, microsecond=0)
@@ -44,7 +37,7 @@ def gate(server: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 def reserve_days(
     gate: QuotaGate, count: int, quotas: Quotas = LIMITED, *, priority: int = 1, longest: timedelta = 10 * DAY,
-    slot_came: bool = False,
+    slot_came: bool = False
 ) -> list[int]:  # fmt: skip
     """Return the day of each slot; -1 for a slot that comes too late."""
     requests = [SlotRequest(longest, slot_came)] * count

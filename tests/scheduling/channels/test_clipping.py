@@ -6,38 +6,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.channels.robots import clip_text, utf8_size
+from tests.support.tables import each_row
 
 FAMILY = "👩‍👩‍👧"  # 18 bytes: three women and girls held together by two joiners
 FLAG = "🇨🇳"  # 8 bytes: two halves
 
 
-def test_clip_text_that_fits_is_unchanged() -> None:
-    assert clip_text("您好", 6) == "您好"
-
-
-def test_clip_text_marks_cut_and_counts_bytes() -> None:
-    assert clip_text("您好您好", 9) == "您好…"
-    assert clip_text("您好您好", 11) == "您好…"
-
-
-def test_clip_text_keeps_emoji_sequences_whole() -> None:
-    assert clip_text("a" + FAMILY + FAMILY, 1 + 18 + 17) == "a" + FAMILY + "…"
-    assert clip_text("a" + FAMILY, 18) == "a…"
-
-
-def test_clip_text_keeps_combining_marks_and_flags() -> None:
-    assert clip_text("ae\u0301" + "x" * 9, 1 + 1 + 3) == "a…"
-    assert clip_text("a👍🏽" + "x" * 9, 1 + 4 + 3) == "a…"
-    assert clip_text(FLAG + FLAG + "x" * 9, 8 + 4 + 3) == FLAG + "…"
+@each_row(
+    "text, limit, clipped",
+    [
+        ("您好", 6, "您好"),
+        ("您好您好", 9, "您好…"),
+        ("您好您好", 11, "您好…"),
+        ("您好", 3, "…"),
+        ("您好", 2, ""),
+        ("a" + FAMILY + FAMILY, 1 + 18 + 17, "a" + FAMILY + "…"),
+        ("a" + FAMILY, 18, "a…"),
+        ("ae\u0301" + "x" * 9, 1 + 1 + 3, "a…"),
+        ("a👍🏽" + "x" * 9, 1 + 4 + 3, "a…"),
+        (FLAG + FLAG + "x" * 9, 8 + 4 + 3, FLAG + "…"),
+    ],
+)
+def test_clip_text_counts_bytes_and_keeps_characters_whole(text: str, limit: int, clipped: str) -> None:
+    assert clip_text(text, limit) == clipped
 
 
 def test_clip_text_cuts_endless_combining_marks() -> None:
     assert clip_text("a" + "\u0301" * 1000, 500).endswith("…")
-
-
-def test_clip_text_without_room_is_empty() -> None:
-    assert clip_text("您好", 2) == ""
-    assert clip_text("您好", 3) == "…"
 
 
 @given(st.text(max_size=200), st.integers(min_value=0, max_value=400))

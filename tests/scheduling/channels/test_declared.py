@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -15,11 +14,12 @@ from redis import Redis
 
 from scheduling.channels.base import Delivered, Outcome, Permanent, Quota, Transient, Unknown
 from scheduling.channels.quota import receiver_key
-from scheduling.channels.vendors import base
 from scheduling.channels.vendors.declared import DeclaredHttp
-from tests.scheduling.channels.http_receivers import MessageFactory, Receiver, Request, always, reply
+from tests.scheduling.channels.conftest import age_tokens
+from tests.scheduling.channels.http_receivers import MessageFactory, Receiver, Request, always, build_message, reply
 from tests.support.tables import each_row
 
+pytestmark = pytest.mark.usefixtures("token_server")
 TIMEOUT = timedelta(seconds=30)
 SECRET = "a-long-vendor-secret"
 CONFIG: dict[str, Any] = {
@@ -51,15 +51,6 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def token_server(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Redis]:
-    with Redis.from_url(valkey_url) as client:
-        client.flushall()
-        cache = base.TokenCache(client)
-        monkeypatch.setattr("scheduling.channels.vendors.base.shared_tokens", lambda: cache)
-        yield client
-
-
 class Api:
     """Gives tokens at /token. Answers everything else with `verdict`."""
 
@@ -82,9 +73,7 @@ class Api:
         writer.write(reply(200, document if isinstance(document, bytes) else json.dumps(document).encode()))
 
 
-async def sent(
-    message_factory: MessageFactory, api: Any, changes: dict[str, Any] | None = None, count: int = 1, **message: Any
-) -> Outcome:
+async def sent(api: Any, changes: dict[str, Any] | None = None, count: int = 1, **message: Any) -> Outcome:
     async with Receiver(api) as receiver:
         base = receiver.url.removesuffix("/hook")
         config = CONFIG | {"url": f"{base}/send"} | (changes or {})
@@ -92,16 +81,16 @@ async def sent(
             config["token"] = config["token"] | {"url": f"{base}/token"}
         channel = DeclaredHttp({name: value for name, value in config.items() if value is not None}, TIMEOUT)
         usual: dict[str, Any] = {"target": {"address": "13800138000"}, "repeatable": False}
-        letter = message_factory.message(**usual | message)
+        letter = build_message(**usual | message)
         for _ in range(count):
             outcome = await channel.send(letter, datetime.now(UTC) + timedelta(seconds=30))
         return outcome
 
 
-async def test_declared_request_is_built_from_templates(message_factory: MessageFactory) -> None:
+async def test_declared_request_is_built_from_templates() -> None:
     api = Api()
 
-    outcome = await sent(message_factory, api, body='引号 " 换行 \n 斜线 \\', count=2)
+    outcome = await sent(api, body='引号 " 换行 \n 斜线 \\', count=2)
 
     assert isinstance(outcome, Delivered), outcome
     assert (len(api.fetches), len(api.calls)) == (1, 2)
@@ -109,24 +98,20 @@ async def test_declared_request_is_built_from_templates(message_factory: Message
     assert api.fetches[0].target == "/token?app=shop"
     call = api.calls[0]
     assert (call.method, call.target) == ("POST", "/send?access_token=token-number-1")
-    assert call.headers["x-request-id"] == str(message_factory.delivery_key)
+    assert call.headers["x-request-id"] == str(MessageFactory.delivery_key)
     assert call.headers["content-type"] == "application/json; charset=utf-8"
     document = call.json
     assert document.pop("options") | {"at": ""} == {"flash": False, "priority": 3, "at": ""}
     assert document == {"to": ["13800138000"], "text": '引号 " 换行 \n 斜线 \\', "kind": "material.downloaded"}
 
 
-async def test_declared_form_get_and_text_requests(message_factory: MessageFactory) -> None:
+async def test_declared_form_get_and_text_requests() -> None:
     plain: dict[str, Any] = {"token": None, "query": {}, "errors": None, "success": None}
     api = Api()
 
-    await sent(
-        message_factory, api, plain | {"format": "form", "body": {"text": "{{ message.body }}", "n": 1}}, body="a&b=您"
-    )
-    await sent(message_factory, api, plain | {"method": "GET", "query": {"q": "{{ message.body }}"}}, body="a&b=您")
-    await sent(
-        message_factory, api, plain | {"format": "text", "body": "{{ message.subject }}: {{ message.body }}"}, body="hi"
-    )
+    await sent(api, plain | {"format": "form", "body": {"text": "{{ message.body }}", "n": 1}}, body="a&b=您")
+    await sent(api, plain | {"method": "GET", "query": {"q": "{{ message.body }}"}}, body="a&b=您")
+    await sent(api, plain | {"format": "text", "body": "{{ message.subject }}: {{ message.body }}"}, body="hi")
 
     form, get, text = api.calls
     assert parse_qs(form.body.decode()) == {"text": ["a&b=您"], "n": ["1"]}
@@ -135,21 +120,21 @@ async def test_declared_form_get_and_text_requests(message_factory: MessageFacto
     assert text.body.decode() == "使用指南: hi"
 
 
-async def test_declared_address_keeps_its_query_and_drops_its_fragment(message_factory: MessageFactory) -> None:
+async def test_declared_address_keeps_its_query_and_drops_its_fragment() -> None:
     api = Api()
     async with Receiver(api) as receiver:
         url = receiver.url + "?a=1#part"
         channel = DeclaredHttp({"url": url, "query": {"b": "{{ message.chat_id }}"}}, TIMEOUT)
-        await channel.send(message_factory.message(), datetime.now(UTC) + TIMEOUT)
+        await channel.send(build_message(), datetime.now(UTC) + TIMEOUT)
     assert api.calls[0].target == "/hook?a=1&b=c1"
 
 
-async def test_declared_named_lines_are_values(message_factory: MessageFactory) -> None:
+async def test_declared_named_lines_are_values() -> None:
     api = Api()
     body = {"vars": {"name": "{{ values.name }}", "code": "{{ values.code }}"}}
 
-    await sent(message_factory, api, {"body": body}, body="name: 爱丽丝\ncode：7")
-    missing = await sent(message_factory, api, {"body": body}, body="name: 爱丽丝")
+    await sent(api, {"body": body}, body="name: 爱丽丝\ncode：7")
+    missing = await sent(api, {"body": body}, body="name: 爱丽丝")
 
     assert api.calls[0].json == {"vars": {"name": "爱丽丝", "code": "7"}}
     assert (type(missing), getattr(missing, "reason", "")) == (Permanent, "bad_content")
@@ -163,31 +148,26 @@ async def test_declared_named_lines_are_values(message_factory: MessageFactory) 
         ({"status": {"code": 429, "text": "x"}}, Transient("vendor_429", "太快（429：x）", timedelta(minutes=2), 200)),
         ({"status": {"code": "BUSY"}}, Transient("vendor_BUSY", "（BUSY）", timedelta(seconds=30), 200)),
         ({"status": {"code": "NO_NUMBER"}}, Permanent("vendor_NO_NUMBER", "（NO_NUMBER）", 200, disable_target=True)),
-        ({"status": {"code": "FORBIDDEN"}}, Permanent("vendor_FORBIDDEN", "（FORBIDDEN）", 200)),
         ({"status": {"code": "MAYBE"}}, Unknown("vendor_MAYBE", "（MAYBE）")),
         ({"status": {"code": "new"}}, Transient("vendor_other", '{"status": {"code": "new"}}', None, 200)),
         ({"status": {"code": True}}, Transient("vendor_other", '{"status": {"code": true}}', None, 200)),
-        ({"other": 1}, Transient("vendor_other", '{"other": 1}', None, 200)),
         (b"<html>", Unknown("garbled", "<html>")),
-        (b"[]", Unknown("garbled", "[]")),
         (b'{"status": {"code": 0' + b" " * 70_000 + b"}}", None),
     ],
 )  # fmt: skip
-async def test_declared_answer_determines_outcome(
-    message_factory: MessageFactory, verdict: Any, expected: Outcome | None
-) -> None:
-    outcome = await sent(message_factory, Api(verdict))
+async def test_declared_answer_determines_outcome(verdict: Any, expected: Outcome | None) -> None:
+    outcome = await sent(Api(verdict))
     if expected is None:
         assert isinstance(outcome, Unknown), outcome
     else:
         assert outcome == expected
 
 
-async def test_declared_truth_value_is_a_code(message_factory: MessageFactory) -> None:
+async def test_declared_truth_value_is_a_code() -> None:
     changes = {"success": None, "code_field": "ok", "errors": [{"code": False, "then": "permanent"}]}
-    outcome = await sent(message_factory, Api({"ok": False}), changes)
+    outcome = await sent(Api({"ok": False}), changes)
     assert outcome == Permanent("vendor_false", "（false）", 200)
-    assert isinstance(await sent(message_factory, Api({"ok": True}), changes), Delivered)
+    assert isinstance(await sent(Api({"ok": True}), changes), Delivered)
 
 
 @each_row(
@@ -204,23 +184,20 @@ async def test_declared_truth_value_is_a_code(message_factory: MessageFactory) -
         (reply(201, b"<html>"), False, Unknown("garbled", "<html>")),
     ],
 )
-async def test_declared_status_counts_beside_the_table(
-    message_factory: MessageFactory, raw: bytes, repeatable: bool, expected: Outcome
-) -> None:
+async def test_declared_status_counts_beside_the_table(raw: bytes, repeatable: bool, expected: Outcome) -> None:
     plain: dict[str, Any] = {"token": None, "query": {}}
-    assert await sent(message_factory, always(raw), plain, repeatable=repeatable) == expected
+    assert await sent(always(raw), plain, repeatable=repeatable) == expected
 
 
-async def test_declared_expired_token_is_refreshed_once(message_factory: MessageFactory, token_server: Redis) -> None:
+async def test_declared_expired_token_is_refreshed_once(token_server: Redis) -> None:
     api = Api()
     async with Receiver(api) as receiver:
         base = receiver.url.removesuffix("/hook")
         token = CONFIG["token"] | {"url": f"{base}/token"}
         channel = DeclaredHttp(CONFIG | {"url": f"{base}/send", "token": token}, TIMEOUT)
-        letter = message_factory.message(target={"address": "1"}, repeatable=False)
+        letter = build_message(target={"address": "1"}, repeatable=False)
         await channel.send(letter, datetime.now(UTC) + TIMEOUT)
-        for key in token_server.keys("at:token:*"):
-            token_server.pexpire(key, token_server.pttl(key) - 15_000)
+        age_tokens(token_server)
         api.accepts = "token-number-2"
         outcomes = await asyncio.gather(*(channel.send(letter, datetime.now(UTC) + TIMEOUT) for _ in range(20)))
         assert {type(outcome) for outcome in outcomes} == {Delivered}
@@ -232,23 +209,15 @@ async def test_declared_expired_token_is_refreshed_once(message_factory: Message
     assert "token-number" not in refused.detail
 
 
-async def test_declared_answer_that_repeats_secrets_is_masked(message_factory: MessageFactory) -> None:
-    outcome = await sent(message_factory, Api({"status": {"code": "OK"}, "echo": f"{SECRET} token-number-1"}))
-    assert isinstance(outcome, Delivered)
-    assert SECRET not in outcome.reply
-    assert "token-number" not in outcome.reply
+async def test_declared_answer_that_repeats_secrets_is_masked() -> None:
+    for echo in (f"{SECRET} token-number-1", f"{'x' * 955} {SECRET}"):  # the second is cut within the secret
+        outcome = await sent(Api({"status": {"code": "OK"}, "echo": echo}))
+        assert isinstance(outcome, Delivered)
+        assert SECRET[:4] not in outcome.reply
+        assert "token-number" not in outcome.reply
 
 
-async def test_declared_long_answer_ends_within_no_secret(message_factory: MessageFactory) -> None:
-    outcome = await sent(message_factory, Api({"status": {"code": "OK"}, "echo": f"{'x' * 955} {SECRET}"}))
-    assert isinstance(outcome, Delivered)
-    assert SECRET[:4] not in outcome.reply
-
-
-@pytest.mark.usefixtures("token_server")
-async def test_declared_channels_that_differ_in_the_token_request_share_no_token(
-    message_factory: MessageFactory,
-) -> None:
+async def test_declared_channels_that_differ_in_the_token_request_share_no_token() -> None:
     used = []
 
     async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
@@ -261,31 +230,30 @@ async def test_declared_channels_that_differ_in_the_token_request_share_no_token
 
     async with Receiver(answer) as receiver:
         for scope in ("brand-a", "brand-b"):
-            await _send_with_token(message_factory, receiver, scope)
+            await _send_with_token(receiver, scope)
     assert used == ["token-of-brand-a", "token-of-brand-b"]
 
 
-@pytest.mark.usefixtures("token_server")
-async def test_declared_token_under_another_name_is_not_in_the_detail(message_factory: MessageFactory) -> None:
+async def test_declared_token_under_another_name_is_not_in_the_detail() -> None:
     body = {"errcode": 0, "data": {"token": "REAL-ACCESS-TOKEN"}, "token": "REAL-ACCESS-TOKEN"}
     async with Receiver(always(reply(200, json.dumps(body).encode()))) as receiver:
-        outcome = await _send_with_token(message_factory, receiver, "x")
+        outcome = await _send_with_token(receiver, "x")
     assert isinstance(outcome, Transient)
     assert outcome.detail == "HTTP 200: no access_token among: data, errcode, token. errcode 0"
 
 
-async def _send_with_token(message_factory: MessageFactory, receiver: Receiver, scope: str) -> Outcome:
+async def _send_with_token(receiver: Receiver, scope: str) -> Outcome:
     base = receiver.url.removesuffix("/hook")
     token = {"url": f"{base}/token", "body": {"scope": scope}}
     config = {"url": f"{base}/send", "query": {"access_token": "{{ channel.token }}"}, "token": token}
-    message = message_factory.message(target={})
+    message = build_message(target={})
     return await DeclaredHttp(config, TIMEOUT).send(message, datetime.now(UTC) + timedelta(seconds=30))
 
 
-def test_declared_quotas_count_by_address_or_account(message_factory: MessageFactory) -> None:
+def test_declared_quotas_count_by_address_or_account() -> None:
     config = CONFIG | {"url": "https://sms.example.com/", "quotas": ["1/1m", "5/1h"], "token": None, "query": {}}
     config = {name: value for name, value in config.items() if value is not None}
-    messages = [message_factory.message(target={"address": each}) for each in ("1", "2")]
+    messages = [build_message(target={"address": each}) for each in ("1", "2")]
 
     by_address, by_account = DeclaredHttp(config, TIMEOUT), DeclaredHttp(config | {"quota_by": "account"}, TIMEOUT)
 
@@ -298,39 +266,25 @@ def test_declared_quotas_count_by_address_or_account(message_factory: MessageFac
     "changes, problem",
     [
         ({"url": "http://169.254.169.254/"}, "url: "),
-        ({"url": None}, "url: is missing"),
         ({"method": "DELETE"}, "method: must be one of"),
-        ({"format": "xml"}, "format: must be one of"),
         ({"body": "text"}, "body: must be a mapping or a list"),
         ({"body": {"a": {"b": ["{{ user.name }}"]}}}, "body.a.b.0: line 1: unknown variable “user”"),
         ({"body": {"a": "{{ message.colour }}"}}, "body.a: line 1: unknown variable “message.colour”"),
-        ({"body": {"a": "{{ message.body"}}, "body.a: line 1"),
         ({"body": [[[[[[[[[["deep"]]]]]]]]]]}, "body.0"),
         ({"body": {str(n): "x" for n in range(300)}}, "body."),
-        ({"query": ["a"]}, "query: must be a mapping"),
         ({"query": {"a": {"b": 1}}}, "query.a: must be text or a number"),
         ({"headers": {"Host": "internal"}}, "headers.Host: "),
-        ({"headers": {"X Y": "z"}}, "headers.X Y: "),
         ({"token": None}, "token: is missing"),
-        ({"token": "x"}, "token: must be a mapping"),
         ({"token": {"url": "https://169.254.169.254/"}}, "token.url: "),
-        ({"token": {"url": "https://example.com/", "colour": 1}}, "token.colour: is not known"),
         ({"token": {"url": "https://example.com/", "lifetime": "soon"}}, "token.lifetime: "),
         ({"token": {"url": "https://example.com/", "body": {"a": "{{ message.body }}"}}}, "token.body.a: line 1"),
-        ({"success": "ok"}, "success: must be a mapping"),
         ({"success": {"field": "code", "op": "like", "value": 1}}, "success.op: must be one of"),
         ({"success": {"field": "code", "op": "in", "value": 1}}, "success.value: must be a list"),
-        ({"success": {"field": "code"}}, "success.value: "),
         ({"success": {"op": "eq", "value": 1}}, "success.field: is missing"),
-        ({"errors": {"a": 1}}, "errors: must be a list"),
         ({"errors": [{"code": 1}]}, "errors.0.then: must be one of"),
-        ({"errors": [{"then": "retry"}]}, "errors.0.code: "),
         ({"errors": [{"code": 1, "then": "retry"}, {"code": "1", "then": "quota"}]}, "errors.1.code: “1” is"),
         ({"errors": [{"code": 1, "then": "retry", "after": "soon"}]}, "errors.0.after: "),
         ({"code_field": ""}, "code_field: is missing"),
-        ({"quotas": ["a/b"]}, "quotas: "),
-        ({"quota_by": "moon"}, "quota_by: must be one of"),
-        ({"colour": 1}, "colour: is not known here"),
     ],
 )  # fmt: skip
 def test_declared_setting_errors_name_the_field(changes: dict[str, Any], problem: str) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import email
 import email.policy
-import ssl
 import tracemalloc
 from base64 import urlsafe_b64decode
 from datetime import UTC, datetime, timedelta
@@ -22,11 +21,10 @@ from scheduling.channels.email import (
     Relay,
     deliver_mail,
     make_token,
-    one_line,
     parse_relay,
     read_token,
 )
-from tests.scheduling.channels.http_receivers import MessageFactory
+from tests.scheduling.channels.http_receivers import Contexts, MessageFactory, build_message
 from tests.scheduling.channels.relays import RelayServer, SmtpDialog
 from tests.support.tables import each_row
 
@@ -34,10 +32,10 @@ TIMEOUT = timedelta(seconds=30)
 TO_ALICE = {"address": "alice@example.org"}
 
 
-async def sent(message_factory: MessageFactory, url: str, timeout: timedelta = TIMEOUT, **changes: Any) -> Outcome:
+async def sent(url: str, timeout: timedelta = TIMEOUT, **changes: Any) -> Outcome:
     channel = Email({"url": url}, timeout)
     return await channel.send(
-        message_factory.message(**{"target": TO_ALICE} | changes), datetime.now(UTC) + timedelta(seconds=60)
+        build_message(**{"target": TO_ALICE} | changes), datetime.now(UTC) + timedelta(seconds=60)
     )
 
 
@@ -48,9 +46,9 @@ def read(dialog: SmtpDialog) -> EmailMessage:
     return parsed
 
 
-async def test_mail_arrives_whole(message_factory: MessageFactory) -> None:
+async def test_mail_arrives_whole() -> None:
     async with RelayServer() as relay:
-        outcome = await sent(message_factory, relay.url, body="您好\n.\n..点\n" + "长" * 2000)
+        outcome = await sent(relay.url, body="您好\n.\n..点\n" + "长" * 2000)
 
     assert outcome == Delivered("2.0.0 queued as 1", 250)
     (dialog,) = relay.mails
@@ -58,7 +56,7 @@ async def test_mail_arrives_whole(message_factory: MessageFactory) -> None:
     assert message["subject"] == "使用指南"
     assert message["from"] == "客服 <hello@shop.example.com>"
     assert message["to"] == "alice@example.org"
-    assert message["message-id"] == f"<{message_factory.delivery_key}@touch.example.com>"
+    assert message["message-id"] == f"<{MessageFactory.delivery_key}@touch.example.com>"
     assert message["list-unsubscribe"] is None
     assert message.get_content().replace("\r\n", "\n").rstrip("\n") == "您好\n.\n..点\n" + "长" * 2000
     assert "MAIL FROM:<hello@shop.example.com>" in [line.partition(" size=")[0].upper().replace(
@@ -67,9 +65,9 @@ async def test_mail_arrives_whole(message_factory: MessageFactory) -> None:
     assert dialog.content.isascii()
 
 
-async def test_marketing_mail_has_one_click_unsubscribe(message_factory: MessageFactory) -> None:
+async def test_marketing_mail_has_one_click_unsubscribe() -> None:
     async with RelayServer() as relay:
-        await sent(message_factory, relay.url, category="marketing")
+        await sent(relay.url, category="marketing")
 
     message = read(relay.mails[0])
     link = str(message["list-unsubscribe"]).strip()  # folded: it is longer than a line
@@ -78,8 +76,9 @@ async def test_marketing_mail_has_one_click_unsubscribe(message_factory: Message
     assert read_token(link.rpartition("/")[2].removesuffix(">")) == "alice"
 
 
-@each_row("user_id", ["alice", "用户/1", "a:b", "x" * 200])
-def test_token_names_customer_and_cannot_be_forged(user_id: str) -> None:
+@each_row("user_id", ["用户/1", "x" * 200])
+def test_token_names_customer_and_cannot_be_forged(user_id: str, settings: Settings) -> None:
+    settings.SECRET_KEY = "a-key-" * 10
     token = make_token(user_id)
 
     assert read_token(token) == user_id
@@ -87,6 +86,12 @@ def test_token_names_customer_and_cannot_be_forged(user_id: str) -> None:
     for forged in (token[:-1], token + "x", signing.dumps(user_id, salt="other"), "", "a:b:c"):
         with pytest.raises(signing.BadSignature):
             read_token(forged)
+    settings.SECRET_KEY_FALLBACKS = [settings.SECRET_KEY]
+    settings.SECRET_KEY = "another-key-" * 5
+    assert read_token(token) == user_id
+    settings.SECRET_KEY_FALLBACKS = []
+    with pytest.raises(signing.BadSignature):
+        read_token(token)
 
 
 def test_token_shows_nothing_of_the_user_id() -> None:
@@ -101,20 +106,10 @@ def test_token_shows_nothing_of_the_user_id() -> None:
     assert make_token(user_id) != token, "two mails to one customer cannot be told to be of one"
 
 
-def test_token_of_an_earlier_key_is_read(settings: Settings) -> None:
-    token = make_token("alice")
-    settings.SECRET_KEY_FALLBACKS = [settings.SECRET_KEY]
-    settings.SECRET_KEY = "another-key-" * 5
-    assert read_token(token) == "alice"
-    settings.SECRET_KEY_FALLBACKS = []
-    with pytest.raises(signing.BadSignature):
-        read_token(token)
-
-
-@each_row("breaker", ["\r\n", "\n", "\r", "\u2028", "\x0b", "\x00", "\x85"])
-async def test_subject_cannot_add_a_header(message_factory: MessageFactory, breaker: str) -> None:
+@each_row("breaker", ["\r\n", "\r", "\u2028", "\x00"])
+async def test_subject_cannot_add_a_header(breaker: str) -> None:
     async with RelayServer() as relay:
-        outcome = await sent(message_factory, relay.url, subject=f"Hi{breaker}Bcc: eve@example.org")
+        outcome = await sent(relay.url, subject=f"Hi{breaker}Bcc: eve@example.org")
 
     assert isinstance(outcome, Delivered)
     message = read(relay.mails[0])
@@ -124,66 +119,54 @@ async def test_subject_cannot_add_a_header(message_factory: MessageFactory, brea
 
 @each_row(
     "address",
-    ["", "alice", "alice@", "a@b@c", "alice@example.org\r\nRCPT TO:<eve@example.org>", "alice@example.org, eve@x.org",
-     "Alice <alice@example.org>", "alice@example.org\n", "a" * 300 + "@example.org", "<alice@example.org>"],
+    ["", "alice@", "alice@example.org\r\nRCPT TO:<eve@example.org>", "alice@example.org, eve@x.org",
+     "Alice <alice@example.org>", "alice@example.org\n", "a" * 300 + "@example.org"],
 )  # fmt: skip
-async def test_address_not_single_is_refused(message_factory: MessageFactory, address: str) -> None:
+async def test_address_not_single_is_refused(address: str) -> None:
     async with RelayServer() as relay:
-        outcome = await sent(message_factory, relay.url, target={"address": address})
+        outcome = await sent(relay.url, target={"address": address})
 
         assert outcome == Permanent("bad_target", "address: must be one mail address")
         assert relay.talks == []
 
 
-async def test_chinese_domain_is_sent_as_punycode(message_factory: MessageFactory) -> None:
+async def test_chinese_domain_is_sent_as_punycode() -> None:
     async with RelayServer() as relay:
-        await sent(message_factory, relay.url, target={"address": "alice@例子.公司"})
+        await sent(relay.url, target={"address": "alice@例子.公司"})
 
     assert any("rcpt to:<alice@xn--fsqu00a.xn--55qx5d>" in line.lower() for line in relay.mails[0].said)
 
 
 @each_row(
-    "verb, line, expected",
+    "answers, expected",
     [
-        ("GREETING", "554 no service", Transient("smtp_554", "no service", status=554)),
-        ("GREETING", "421 busy", Transient("smtp_421", "busy", status=421)),
-        ("EHLO", "550 go away", Transient("smtp_550", "", status=550)),
-        ("MAIL", "451 later", Transient("smtp_451", "later", status=451)),
-        ("MAIL", "553 not you", Permanent("smtp_553", "not you", 553)),
-        ("RCPT", "450 greylisted", Transient("smtp_450", "greylisted", status=450)),
-        ("RCPT", "550 5.1.1 unknown", Permanent("smtp_550", "5.1.1 unknown", 550, disable_target=True)),
-        ("RCPT", "550 5.7.1 policy", Permanent("smtp_550", "5.7.1 policy", 550)),
-        ("DATA", "452 full", Transient("smtp_452", "full", status=452)),
-        ("DATA", "554 no", Permanent("smtp_554", "no", 554)),
-        ("DATA", "250 what", Transient("garbled", "")),
-        ("END", "451 later", Transient("smtp_451", "later", status=451)),
-        ("END", "554 spam", Permanent("smtp_554", "spam", 554)),
-        ("END", "HTTP/1.1 400", Unknown("garbled", "")),
+        ({"GREETING": "554 no service"}, Transient("smtp_554", "no service", status=554)),
+        ({"EHLO": "550 no", "HELO": "550 no"}, Transient("smtp_550", "no", status=550)),  # concerns no recipient
+        ({"AUTH": "535 5.7.8 no"}, Transient("smtp_535", "5.7.8 no", status=535)),
+        ({"MAIL": "451 later"}, Transient("smtp_451", "later", status=451)),
+        ({"MAIL": "553 not you"}, Permanent("smtp_553", "not you", 553)),
+        ({"RCPT": "450 greylisted"}, Transient("smtp_450", "greylisted", status=450)),
+        ({"RCPT": "550 5.1.1 unknown"}, Permanent("smtp_550", "5.1.1 unknown", 550, disable_target=True)),
+        ({"RCPT": "550 5.7.1 policy"}, Permanent("smtp_550", "5.7.1 policy", 550)),
+        ({"DATA": "554 no"}, Permanent("smtp_554", "no", 554)),
+        ({"DATA": "250 what"}, Transient("garbled", "")),
+        ({"END": "451 later"}, Transient("smtp_451", "later", status=451)),
+        ({"END": "554 spam"}, Permanent("smtp_554", "spam", 554)),
+        ({"END": "HTTP/1.1 400"}, Unknown("garbled", "")),
     ],
 )
-async def test_smtp_reply_determines_outcome(
-    message_factory: MessageFactory, verb: str, line: str, expected: Outcome
-) -> None:
-    async with RelayServer({verb: line}) as relay:
-        outcome = await sent(message_factory, relay.url)
-
-    if verb == "EHLO":  # the greeting after a refused EHLO is tried again as HELO
-        assert isinstance(outcome, (Transient, Delivered))
-    else:
-        assert outcome == expected
+async def test_smtp_reply_determines_outcome(answers: dict[str, Any], expected: Outcome) -> None:
+    login = "me:pw@" if "AUTH" in answers else ""
+    async with RelayServer(answers) as relay:
+        assert await sent(relay.url.replace("://", f"://{login}")) == expected
 
 
 MANY_LINES, LONG_LINE = b"250-more of the same\r\n" * 2_000, b"250 " + b"x" * 64_000
 
 
 @each_row("flood", [MANY_LINES, LONG_LINE])
-@each_row(
-    "verb, expected",
-    [("GREETING", Transient), ("EHLO", Transient), ("MAIL", Transient), ("DATA", Transient), ("END", Unknown)],
-)
-async def test_endless_relay_reply_uses_bounded_memory(
-    message_factory: MessageFactory, verb: str, expected: type[Outcome], flood: bytes
-) -> None:
+@each_row("verb, expected", [("GREETING", Transient), ("DATA", Transient), ("END", Unknown)])
+async def test_endless_relay_reply_uses_bounded_memory(verb: str, expected: type[Outcome], flood: bytes) -> None:
     """Without a bound the reply took all that the relay sent within the timeout: 400 MB in 6 s."""
     taken = 0
 
@@ -198,7 +181,7 @@ async def test_endless_relay_reply_uses_bounded_memory(
     async with RelayServer({verb: endless}) as relay:
         tracemalloc.start()
         try:
-            outcome = await sent(message_factory, relay.url, timedelta(seconds=60))
+            outcome = await sent(relay.url, timedelta(seconds=60))
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -209,39 +192,42 @@ async def test_endless_relay_reply_uses_bounded_memory(
     assert taken < 16_000_000
 
 
-@each_row("verb", ["GREETING", "EHLO", "MAIL", "RCPT", "DATA"])
+@each_row("verb", ["GREETING", "RCPT", "DATA"])
 @each_row("silent", [True, False])
-async def test_break_before_message_is_transient(message_factory: MessageFactory, verb: str, silent: bool) -> None:
-    async with RelayServer({verb: hang if silent else reset_connection}) as relay:
-        outcome = await sent(message_factory, relay.url, timedelta(milliseconds=200) if silent else TIMEOUT)
+async def test_break_before_message_is_transient(verb: str, silent: bool) -> None:
+    async with RelayServer({verb: drip if silent else reset_connection}) as relay:
+        outcome = await sent(relay.url, timedelta(milliseconds=200) if silent else TIMEOUT)
 
         assert isinstance(outcome, Transient), outcome
         await relay.await_client_close()
         assert relay.mails == []
 
 
-async def test_break_after_message_is_unknown(message_factory: MessageFactory) -> None:
+async def drip(dialog: SmtpDialog) -> str | None:
+    """Send a reply without an end."""
+    while True:
+        dialog.writer.write(b"2")
+        await dialog.writer.drain()
+        await asyncio.sleep(0.01)
+
+
+async def test_reset_after_message_is_unknown() -> None:
     async with RelayServer({"END": reset_connection}) as relay:
-        outcome = await sent(message_factory, relay.url)
+        outcome = await sent(relay.url)
 
     assert isinstance(outcome, Unknown)
     assert outcome.reason == "disconnected"
 
 
-@each_row("verb, kind", [("GREETING", Transient), ("RCPT", Transient), ("END", Unknown)])
-async def test_abandon_outcome_depends_on_progress(verb: str, kind: type) -> None:
+async def test_silence_after_message_is_unknown() -> None:
     reached = asyncio.Event()
 
-    async def drip(dialog: SmtpDialog) -> str | None:
+    async def stay_silent(dialog: SmtpDialog) -> str | None:
         reached.set()
-        while True:
-            dialog.writer.write(b"2")
-            await dialog.writer.drain()
-            await asyncio.sleep(0.01)
+        return await drip(dialog)
 
-    async with RelayServer({verb: drip}) as relay:
-        to_relay = Relay("127.0.0.1", relay.port)
-        conversation = Conversation(to_relay)
+    async with RelayServer({"END": stay_silent}) as relay:
+        conversation = Conversation(Relay("127.0.0.1", relay.port))
         running = asyncio.create_task(conversation.run("a@example.org", "b@example.org", b"Subject: x\r\n\r\n"))
         await reached.wait()
 
@@ -250,28 +236,14 @@ async def test_abandon_outcome_depends_on_progress(verb: str, kind: type) -> Non
             await running
         conversation.hang_up()
 
-        assert isinstance(conversation.broken("timeout"), kind)
+        assert isinstance(conversation.broken("timeout"), Unknown)
         await relay.await_client_close()
         assert relay.mails == []
 
 
-async def test_dripping_relay_ends_at_the_deadline(message_factory: MessageFactory) -> None:
-    async def drip(dialog: SmtpDialog) -> str | None:
-        while True:
-            dialog.writer.write(b"2")
-            await dialog.writer.drain()
-            await asyncio.sleep(0.01)
-
-    async with RelayServer({"RCPT": drip}) as relay:
-        outcome = await sent(message_factory, relay.url, timedelta(milliseconds=200))
-        await relay.await_client_close()
-
-    assert outcome == Transient("connect_timeout", "")
-
-
-async def test_slow_quit_does_not_delay_the_outcome(message_factory: MessageFactory) -> None:
+async def test_slow_quit_does_not_delay_the_outcome() -> None:
     async with RelayServer({"QUIT": hang}) as relay:
-        assert isinstance(await sent(message_factory, relay.url), Delivered)
+        assert isinstance(await sent(relay.url), Delivered)
 
 
 async def test_without_time_left_nothing_is_sent() -> None:
@@ -280,80 +252,53 @@ async def test_without_time_left_nothing_is_sent() -> None:
 
         assert outcome == Transient("connect_timeout", "")
         assert relay.talks == []
+    late = await Email({}, TIMEOUT).send(build_message(target=TO_ALICE), datetime.now(UTC))
+    assert isinstance(late, Transient)
 
 
-async def test_unreachable_relay_is_transient(message_factory: MessageFactory) -> None:
-    outcome = await sent(message_factory, f"smtp://127.0.0.1:{select_port()}")
+async def test_unreachable_relay_is_transient() -> None:
+    outcome = await sent(f"smtp://127.0.0.1:{select_port()}")
 
     assert isinstance(outcome, Transient)
     assert outcome.reason == "connect"
 
 
-async def test_mail_uses_login_and_tls(
-    message_factory: MessageFactory, certificate: tuple[ssl.SSLContext, ssl.SSLContext], trusting: None
-) -> None:
-    server, _ = certificate
+async def test_mail_uses_login_and_tls(certificate: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, client = certificate
+    monkeypatch.setattr("scheduling.channels.email.ssl.create_default_context", lambda: client)
     async with RelayServer(starttls=server) as relay:
-        outcome = await sent(message_factory, relay.url.replace("://", "://me:p%40ss@") + "?tls=1")
+        outcome = await sent(relay.url.replace("://", "://me:p%40ss@") + "?tls=1")
     assert isinstance(outcome, Delivered), outcome
     said = relay.mails[0].said
     assert [line.split(" ")[0].upper() for line in said][:4] == ["EHLO", "STARTTLS", "EHLO", "AUTH"]
 
     async with RelayServer(context=server) as relay:
-        assert isinstance(await sent(message_factory, relay.url), Delivered)
+        assert isinstance(await sent(relay.url), Delivered)
 
 
-async def test_relay_without_starttls_is_not_used(message_factory: MessageFactory) -> None:
+async def test_relay_that_is_not_safe_is_not_used(certificate: Contexts) -> None:
     async with RelayServer() as relay:
-        outcome = await sent(message_factory, relay.url + "?tls=1")
-
-        assert isinstance(outcome, Transient)
-        assert outcome.reason == "smtp_unsupported"
+        without_starttls = await sent(relay.url + "?tls=1")
+        assert isinstance(without_starttls, Transient)
+        assert without_starttls.reason == "smtp_unsupported"
         assert relay.mails == []
 
-
-async def test_bad_certificate_is_transient(
-    message_factory: MessageFactory, certificate: tuple[ssl.SSLContext, ssl.SSLContext]
-) -> None:
     async with RelayServer(context=certificate[0]) as relay:
-        outcome = await sent(message_factory, relay.url)
-
-    assert isinstance(outcome, Transient)
-    assert outcome.reason == "tls"
-
-
-async def test_wrong_password_is_transient(message_factory: MessageFactory) -> None:
-    async with RelayServer({"AUTH": "535 5.7.8 no"}) as relay:
-        outcome = await sent(message_factory, relay.url.replace("://", "://me:pw@"))
-
-    assert outcome == Transient("smtp_535", "5.7.8 no", status=535)
+        untrusted = await sent(relay.url)
+    assert isinstance(untrusted, Transient)
+    assert untrusted.reason == "tls"
 
 
-async def test_a_refused_greeting_concerns_no_recipient(message_factory: MessageFactory) -> None:
-    async with RelayServer({"EHLO": "550 no", "HELO": "550 no"}) as relay:
-        outcome = await sent(message_factory, relay.url)
-
-    assert outcome == Transient("smtp_550", "no", status=550)
-
-
-async def test_mail_without_relay_uses_django_backend(
-    message_factory: MessageFactory, mailoutbox: list[mail.EmailMessage]
-) -> None:
-    outcome = await Email({}, TIMEOUT).send(message_factory.message(target=TO_ALICE), datetime.now(UTC) + TIMEOUT)
+async def test_mail_without_relay_uses_django_backend(mailoutbox: list[mail.EmailMessage]) -> None:
+    outcome = await Email({}, TIMEOUT).send(build_message(target=TO_ALICE), datetime.now(UTC) + TIMEOUT)
 
     assert isinstance(outcome, Delivered)
     (message,) = mailoutbox
     assert message.to == ["alice@example.org"]
-    assert message.body == message_factory.message().body
+    assert message.body == build_message().body
 
 
-async def test_mail_after_deadline_is_not_sent(message_factory: MessageFactory) -> None:
-    outcome = await Email({}, TIMEOUT).send(message_factory.message(target=TO_ALICE), datetime.now(UTC))
-
-    assert isinstance(outcome, Transient)
-
-
-async def test_slow_mails_run_concurrently(message_factory: MessageFactory) -> None:
+async def test_slow_mails_run_concurrently() -> None:
     waiting: list[SmtpDialog] = []
     together = asyncio.Event()
 
@@ -365,7 +310,7 @@ async def test_slow_mails_run_concurrently(message_factory: MessageFactory) -> N
         return "250 2.0.0 ok"
 
     async with RelayServer({"RCPT": wait_for_all}) as relay:
-        outcomes = await asyncio.gather(*(sent(message_factory, relay.url, timedelta(seconds=60)) for _ in range(20)))
+        outcomes = await asyncio.gather(*(sent(relay.url, timedelta(seconds=60)) for _ in range(20)))
 
     assert all(isinstance(outcome, Delivered) for outcome in outcomes)
 
@@ -378,23 +323,14 @@ async def test_slow_mails_run_concurrently(message_factory: MessageFactory) -> N
         ("smtps://u@mail.example.com", Relay("mail.example.com", 465, True, False, "u", "")),
     ],
 )
-def test_parse_relay_reads_valid_urls(url: str, relay: Relay) -> None:
+def test_relay_is_parsed(url: str, relay: Relay) -> None:
     assert parse_relay(url) == relay
 
 
 @each_row(
-    "url",
-    [
-        "mail.example.com",
-        "http://mail.example.com",
-        "smtp://",
-        "smtp://h:p",
-        "smtp://h?tls=yes",
-        "smtp://h?ssl=1",
-        "smtp://h/x",
-    ],
+    "url", ["mail.example.com", "http://mail.example.com", "smtp://", "smtp://h:p", "smtp://h?tls=yes", "smtp://h/x"]
 )
-def test_parse_relay_refuses_invalid_urls(url: str) -> None:
+def test_invalid_relay_is_refused(url: str) -> None:
     with pytest.raises(ValueError):
         parse_relay(url)
 
@@ -406,7 +342,6 @@ def test_parse_relay_refuses_invalid_urls(url: str) -> None:
         ({"from": "x <a@example.org>\r\nBcc: b@example.org"}, "from: must be one mail address"),
         ({"reply_to": "x"}, "reply_to: must be one mail address"),
         ({"url": "smtp://u:secretpw@h:0x1"}, "url: the port must be"),
-        ({"sender": "a@example.org"}, "sender: is not known here"),
     ],
 )
 def test_email_config_errors_name_the_field(config: dict[str, Any], error: str) -> None:
@@ -417,17 +352,13 @@ def test_email_config_errors_name_the_field(config: dict[str, Any], error: str) 
     assert "secretpw" not in str(raised.value)
 
 
-def test_mail_without_base_url_has_no_unsubscribe(message_factory: MessageFactory, settings: Settings) -> None:
+def test_mail_without_base_url_has_no_unsubscribe(settings: Settings) -> None:
     settings.AFTERTOUCH_BASE_URL = ""
 
-    composed = Email({}, TIMEOUT).compose(message_factory.message(target=TO_ALICE, category="marketing"))
+    composed = Email({}, TIMEOUT).compose(build_message(target=TO_ALICE, category="marketing"))
 
     assert "List-Unsubscribe" not in composed.extra_headers
     assert composed.extra_headers["Message-ID"].endswith("@shop.example.com>")
-
-
-def test_one_line_is_limited_to_200_characters() -> None:
-    assert len(one_line("长" * 1000)) == 200
 
 
 async def hang(dialog: SmtpDialog) -> str | None:
@@ -442,25 +373,18 @@ async def reset_connection(dialog: SmtpDialog) -> str | None:
     return None
 
 
-@pytest.fixture
-def trusting(certificate: tuple[ssl.SSLContext, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduling.channels.email.ssl.create_default_context", lambda: certificate[1])
-
-
 @each_row("host", ["127.0.0.1", "localhost"])
-async def test_configured_relay_cannot_be_private_address(
-    message_factory: MessageFactory, settings: Settings, host: str
-) -> None:
+async def test_configured_relay_cannot_be_private_address(settings: Settings, host: str) -> None:
     """The attempt would show its greeting: an editor of channels could scan internal ports."""
     settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = []
     async with RelayServer() as relay:
         url = relay.url.replace("127.0.0.1", host)
-        outcome = await sent(message_factory, url)
+        outcome = await sent(url)
         assert isinstance(outcome, Permanent)
         assert outcome.reason == "private_address"
         assert relay.talks == []
 
         settings.AFTERTOUCH_EMAIL_URL = relay.url  # the administrator's own may be in the same network
         channel = Email({}, TIMEOUT)
-        outcome = await channel.send(message_factory.message(target=TO_ALICE), datetime.now(UTC) + TIMEOUT)
+        outcome = await channel.send(build_message(target=TO_ALICE), datetime.now(UTC) + TIMEOUT)
         assert isinstance(outcome, Delivered)

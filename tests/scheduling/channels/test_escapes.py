@@ -11,7 +11,7 @@ from scheduling.channels.markup import escape_markdown, escape_mentions
 from scheduling.channels.vendors.declared import DeclaredHttp
 from scheduling.policy.specs import CustomerSpec, EventSpec, TextSpec
 from scheduling.templating import render_message
-from tests.scheduling.channels.http_receivers import MessageFactory
+from tests.scheduling.channels.http_receivers import build_message
 from tests.scheduling.core.sample_data import ann, event, template
 from tests.support.tables import each_row
 
@@ -57,18 +57,18 @@ def test_address_in_a_value_leads_where_it_led() -> None:
 
 
 @each_row("form", ["text", "card"])
-def test_name_calls_no_group_and_the_author_does(message_factory: MessageFactory, form: str) -> None:
+def test_name_calls_no_group_and_the_author_does(form: str) -> None:
     feishu: Any = channel_kinds()["feishu"]({"format": form}, timedelta(seconds=5))
     mark = '<at user_id="all"></at>' if form == "text" else "<at id=all></at>"
     texts = (TextSpec("en", "For {{ user.name }}", f"{mark} {{{{ user.name }}}}"),)
     subject, body, _ = render_message(template(texts=texts), ann(name=mark), event(), feishu.escape)
-    message = message_factory.message(subject=subject, body=body, target={"url": "https://open.feishu.cn/x"})
+    message = build_message(subject=subject, body=body, target={"url": "https://open.feishu.cn/x"})
     document = feishu.request(message, NOW)[1]
     posted = json.dumps(document if form == "text" else document["card"]["elements"], ensure_ascii=False)
     assert posted.replace('\\"', '"').count(mark) == 1
 
 
-def test_value_mentions_no_one(message_factory: MessageFactory) -> None:
+def test_value_mentions_no_one() -> None:
     """A value that is a whole last line, or follows an “@” of the author."""
     wecom: Any = channel_kinds()["wecom"]({"mentions": True}, timedelta(seconds=5))
     for body, name in (
@@ -77,13 +77,13 @@ def test_value_mentions_no_one(message_factory: MessageFactory) -> None:
         ("{{ user.name }}", "a\n@all"),
     ):
         rendered = render_message(template(body=body), ann(name=name), event(), wecom.escape)[1]
-        message = message_factory.message(body=rendered, target={"url": "https://qyapi.weixin.qq.com/x"})
+        message = build_message(body=rendered, target={"url": "https://qyapi.weixin.qq.com/x"})
         assert "mentioned_list" not in wecom.request(message, NOW)[1]["text"]
 
 
-def test_header_of_a_declared_channel_stays_one_line(message_factory: MessageFactory) -> None:
+def test_header_of_a_declared_channel_stays_one_line() -> None:
     channel = DeclaredHttp(URL | {"headers": {"X-Who": "{{ message.user_id }}"}}, timedelta(seconds=5))
-    request = channel.request(message_factory.message(user_id="a\r\nX-Evil: 1"), "", NOW)
+    request = channel.request(build_message(user_id="a\r\nX-Evil: 1"), "", NOW)
     assert request.headers["x-who"] == "a X-Evil: 1"
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
-from scheduling.channels.robots import DingTalk, Feishu, Robot, WeCom, encode_json, sign_url, signature_fields
-from tests.scheduling.channels.http_receivers import Answer, MessageFactory, Receiver, always, reply, time_out
+from scheduling.channels.robots import DingTalk, Feishu, Robot, WeCom, encode_json
+from tests.scheduling.channels.http_receivers import Answer, Receiver, always, build_message, reply, time_out
 from tests.scheduling.channels.vendors import DingTalkServer, FeishuServer, Vendor, WeComServer
 from tests.support.tables import each_row
 
@@ -27,68 +27,53 @@ both = each_row("format", ["text", "markdown"])
 
 
 async def sent(
-    message_factory: MessageFactory,
-    robot: type[Robot],
-    answer: Answer,
-    path: str = "",
-    secret: str = "",
-    form: str = "text",
-    **changes: Any,
+    robot: type[Robot], answer: Answer, path: str = "", secret: str = "", form: str = "text", **changes: Any
 ) -> Outcome:
     async with Receiver(answer) as receiver:
         url = receiver.url.removesuffix("/hook") + (path or PATHS[robot])
-        message = message_factory.message(target={"url": url, "secret": secret}, **changes)
+        message = build_message(target={"url": url, "secret": secret}, **changes)
         return await robot({"format": form}, TIMEOUT).send(message, datetime.now(UTC) + timedelta(seconds=30))
 
 
 @every
 @both
-async def test_robot_message_arrives_signed(message_factory: MessageFactory, robot: type[Robot], format: str) -> None:
+async def test_robot_message_arrives_signed(robot: type[Robot], format: str) -> None:
     vendor = SERVERS[robot](secret=SECRET)
 
-    outcome = await sent(message_factory, robot, vendor, secret=SECRET, form=format)
+    outcome = await sent(robot, vendor, secret=SECRET, form=format)
 
     assert isinstance(outcome, Delivered)
     assert "您好 Alice，指南在此 👩‍👩‍👧" in json.dumps(vendor.posted, ensure_ascii=False)
 
 
-@every
-async def test_robot_wrong_secret_is_permanent(message_factory: MessageFactory, robot: type[Robot]) -> None:
-    if robot is WeCom:
-        return  # its robots do not sign
-    outcome = await sent(message_factory, robot, SERVERS[robot](secret="another"), secret=SECRET)
+@each_row("robot, reason", [(DingTalk, "vendor_310000"), (Feishu, "vendor_19021")])
+async def test_robot_wrong_secret_is_permanent(robot: type[Robot], reason: str) -> None:
+    outcome = await sent(robot, SERVERS[robot](secret="another"), secret=SECRET)
 
     assert isinstance(outcome, Permanent)
-    assert outcome.reason in {"vendor_310000", "vendor_19021"}
+    assert outcome.reason == reason
     assert "校验" in outcome.detail
 
 
 @every
-async def test_unknown_robot_disables_the_target(message_factory: MessageFactory, robot: type[Robot]) -> None:
-    outcome = await sent(message_factory, robot, SERVERS[robot](), path="/elsewhere?key=x&access_token=x")
+async def test_unknown_robot_disables_the_target_and_a_full_one_waits(robot: type[Robot]) -> None:
+    gone = await sent(robot, SERVERS[robot](), path="/elsewhere?key=x&access_token=x")
+    assert isinstance(gone, Permanent)
+    assert gone.disable_target
 
-    assert isinstance(outcome, Permanent)
-    assert outcome.disable_target
-
-
-@every
-async def test_robot_quota_reply_is_transient_with_delay(message_factory: MessageFactory, robot: type[Robot]) -> None:
-    outcome = await sent(message_factory, robot, SERVERS[robot](quota=0))
-
-    assert isinstance(outcome, Transient)
-    assert outcome.retry_after == timedelta(minutes=10 if robot is DingTalk else 1)
-    assert "频繁" in outcome.detail
+    full = await sent(robot, SERVERS[robot](quota=0))
+    assert isinstance(full, Transient)
+    assert full.retry_after == timedelta(minutes=10 if robot is DingTalk else 1)
+    assert "频繁" in full.detail
 
 
 @every
 @both
-@each_row("letter", ["a", "您", "👩‍👩‍👧", '"', "\n", "\\", "\x01"])
-async def test_robot_long_message_is_cut_to_vendor_limit(
-    message_factory: MessageFactory, robot: type[Robot], format: str, letter: str
-) -> None:
+@each_row("letter", ["a", "👩‍👩‍👧", '"'])
+async def test_robot_long_message_is_cut_to_vendor_limit(robot: type[Robot], format: str, letter: str) -> None:
     vendor = SERVERS[robot](secret=SECRET)
 
-    outcome = await sent(message_factory, robot, vendor, secret=SECRET, form=format, body=letter * 30_000)
+    outcome = await sent(robot, vendor, secret=SECRET, form=format, body=letter * 30_000)
 
     assert isinstance(outcome, Delivered), outcome
     text = json.dumps(vendor.posted[0], ensure_ascii=False)
@@ -104,29 +89,22 @@ async def test_robot_long_message_is_cut_to_vendor_limit(
     "answer, expected",
     [
         (reply(200, b"<html>blocked</html>"), Unknown("garbled", "<html>blocked</html>")),
-        (reply(200, b""), Unknown("garbled", "")),
-        (reply(200, b"[]"), Unknown("garbled", "[]")),
-        (reply(200, b"{}"), Unknown("garbled", "{}")),
         (reply(200, b'{"errcode":"0","code":true}'), Unknown("garbled", '{"errcode":"0","code":true}')),
         (reply(200, b'{"errcode":0,"code":0}', {"content-length": "900", "connection": "close"}), None),
         (reply(200, b"[" * 60_000), None),
         (reply(302, b"", {"location": "/"}), Permanent("redirect", "redirects are not followed", 302)),
-        (reply(404, b"no"), Permanent("http_404", "no", 404)),
         (reply(429, b"slow", {"retry-after": "9"}), Transient("throttled", "slow", timedelta(seconds=9), 429)),
-        (reply(503, b"busy"), Transient("http_503", "busy", None, 503)),
         (reply(500, b"oops"), Unknown("http_500", "oops")),
-        (reply(502, b"<html>"), Unknown("http_502", "<html>")),
-        (reply(504, b"<html>"), Unknown("http_504", "<html>")),
     ],
 )
 async def test_robot_reply_without_verdict_is_judged_by_status(
-    message_factory: MessageFactory, robot: type[Robot], answer: bytes, expected: Outcome | None
+    robot: type[Robot], answer: bytes, expected: Outcome | None
 ) -> None:
     async def once(request: Any, writer: Any) -> None:
         writer.write(answer)
         writer.close()
 
-    outcome = await sent(message_factory, robot, once)
+    outcome = await sent(robot, once)
 
     if expected is None:
         assert isinstance(outcome, Unknown)
@@ -137,37 +115,31 @@ async def test_robot_reply_without_verdict_is_judged_by_status(
 @each_row(
     "robot, verdict, kind, reason",
     [
-        (WeCom, {"errcode": -1, "errmsg": "system busy"}, Transient, "vendor_-1"),
         (WeCom, {"errcode": 93004, "errmsg": ""}, Permanent, "vendor_93004"),
         (WeCom, {"errcode": 777, "errmsg": "new"}, Transient, "vendor_other"),
-        (DingTalk, {"errcode": 410100, "errmsg": "x"}, Transient, "vendor_410100"),
         (DingTalk, {"errcode": 310000, "errmsg": "keywords not in content"}, Permanent, "vendor_310000"),
         (DingTalk, {"errcode": 310000, "errmsg": "invalid timestamp"}, Transient, "vendor_310000"),
-        (DingTalk, {"errcode": 430104, "errmsg": "x"}, Permanent, "vendor_430104"),
         (Feishu, {"code": 9499, "msg": "Bad Request"}, Permanent, "vendor_9499"),
         (Feishu, {"StatusCode": 0, "code": 9499, "msg": "too many request"}, Transient, "vendor_9499"),
         (Feishu, {"StatusCode": 0, "code": 19007, "msg": "Bot Not Enabled"}, Permanent, "vendor_19007"),
-        (Feishu, {"code": 19024, "msg": "Key Words Not Found"}, Permanent, "vendor_19024"),
         (Feishu, {"StatusCode": 0, "StatusMessage": "success"}, Delivered, ""),
     ],
 )
 @each_row("status", [200, 400])
 async def test_robot_vendor_codes_determine_outcome(
-    message_factory: MessageFactory, robot: type[Robot], verdict: dict[str, Any], kind: type, reason: str, status: int
+    robot: type[Robot], verdict: dict[str, Any], kind: type, reason: str, status: int
 ) -> None:
-    outcome = await sent(message_factory, robot, always(reply(status, json.dumps(verdict).encode())))
+    outcome = await sent(robot, always(reply(status, json.dumps(verdict).encode())))
 
     assert isinstance(outcome, kind)
     assert getattr(outcome, "reason", "") == reason
-    if reason:
-        assert str(verdict.get("errcode", verdict.get("code"))) in getattr(outcome, "detail")  # noqa: B009
 
 
 @every
-async def test_robot_error_detail_can_be_stored(message_factory: MessageFactory, robot: type[Robot]) -> None:
+async def test_robot_error_detail_can_be_stored(robot: type[Robot]) -> None:
     body = b'{"errcode":31,"code":31,"errmsg":"\\u0000\\ud800' + b"x" * 5000 + b'","msg":"\\ud800"}'
 
-    outcome = await sent(message_factory, robot, always(reply(200, body)))
+    outcome = await sent(robot, always(reply(200, body)))
 
     assert isinstance(outcome, Transient)
     assert len(outcome.detail) <= 1000
@@ -176,9 +148,9 @@ async def test_robot_error_detail_can_be_stored(message_factory: MessageFactory,
 
 
 @every
-async def test_robot_timeout_is_unknown_and_sent_once(message_factory: MessageFactory, robot: type[Robot]) -> None:
+async def test_robot_timeout_is_unknown_and_sent_once(robot: type[Robot]) -> None:
     async with Receiver(time_out) as receiver:
-        message = message_factory.message(target={"url": receiver.url.removesuffix("/hook") + PATHS[robot]})
+        message = build_message(target={"url": receiver.url.removesuffix("/hook") + PATHS[robot]})
         outcome = await robot({}, TIMEOUT).send(message, datetime.now(UTC) + TIMEOUT)
 
     assert isinstance(outcome, Unknown)
@@ -199,55 +171,19 @@ def test_robot_target_must_be_a_vendor_address(robot: type[Robot]) -> None:
     ):
         with pytest.raises(ValueError, match="url: "):
             robot.validate_target({"url": url})
-
-
-@every
-async def test_robot_without_target_is_permanent(message_factory: MessageFactory, robot: type[Robot]) -> None:
-    outcome = await robot({}, TIMEOUT).send(message_factory.message(), datetime.now(UTC) + TIMEOUT)
-
-    assert outcome == Permanent("bad_target", "url: is missing")
-
-
-@every
-def test_robot_config_errors_name_the_field(robot: type[Robot]) -> None:
-    with pytest.raises(ValueError, match="format: must be one of text, markdown"):
-        robot({"format": "html"}, TIMEOUT)
-    with pytest.raises(ValueError, match="url: is not known here"):
-        robot({"url": "https://example.com"}, TIMEOUT)
     with pytest.raises(ValueError, match="secret: must be text"):
         robot.validate_target({"url": f"https://{HOMES[robot]}{PATHS[robot]}", "secret": 5})
-
-
-@every
-def test_robot_target_key_hides_the_url(message_factory: MessageFactory, robot: type[Robot]) -> None:
-    message = message_factory.message(target={"url": "https://example.com/key-of-the-robot"})
-
-    key = robot({}, TIMEOUT).target_key(message)
-
+    with pytest.raises(ValueError, match="format: must be one of text, markdown"):
+        robot({"format": "html"}, TIMEOUT)
+    key = robot({}, TIMEOUT).target_key(build_message(target={"url": "https://example.com/key-of-the-robot"}))
     assert key.startswith(robot.kind)
     assert "key-of-the-robot" not in key
 
 
-def test_dingtalk_signature_is_quoted_once() -> None:
-    """printf '1767225600000\\nSECtest/+=' | openssl dgst -sha256 -hmac 'SECtest/+=' -binary | base64"""
-    url = sign_url("https://oapi.dingtalk.com/robot/send?access_token=t", SECRET, datetime(2026, 1, 1, tzinfo=UTC))
-
-    assert url.endswith("&timestamp=1767225600000&sign=euHAjNOCNez1MEi1s6KMvz77xUoEiQnS3NUNaq3pOcA%3D")
-    assert "%25" not in url
-
-
-def test_feishu_signature_uses_secret_as_key() -> None:
-    """printf '' | openssl dgst -sha256 -mac HMAC -macopt hexkey:<hex of '1767225600\\nSECtest/+='> -binary | base64"""
-    assert signature_fields(SECRET, datetime(2026, 1, 1, tzinfo=UTC)) == {
-        "timestamp": "1767225600",
-        "sign": "UY7K9XmtVq4Ailbkgqro4Dhf3Vw6fHMHOx7IQQHryjE=",
-    }
-
-
-async def test_dingtalk_slash_is_sent_as_2f(message_factory: MessageFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dingtalk_slash_is_sent_as_2f(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduling.channels.robots.base64.b64encode", lambda digest: b"a/b+c=")
     async with Receiver() as receiver:
-        message = message_factory.message(target={"url": receiver.url + "?access_token=t", "secret": "s"})
+        message = build_message(target={"url": receiver.url + "?access_token=t", "secret": "s"})
         await DingTalk({}, TIMEOUT).send(message, datetime.now(UTC) + TIMEOUT)
 
     assert receiver.requests[0].target.endswith("&sign=a%2Fb%2Bc%3D")
@@ -257,12 +193,10 @@ OK = always(reply(200, b'{"errcode":0,"code":0}'))
 LETTER = "新订单 <b>\n请尽快处理\n[查看](https://shop.example.com/o/1)\n[拒绝](https://shop.example.com/o/2)"
 
 
-async def posted(
-    message_factory: MessageFactory, robot: type[Robot], config: dict[str, Any], **changes: Any
-) -> dict[str, Any]:
+async def posted(robot: type[Robot], config: dict[str, Any], **changes: Any) -> dict[str, Any]:
     async with Receiver(OK) as receiver:
         url = receiver.url.removesuffix("/hook") + PATHS[robot]
-        message = message_factory.message(target={"url": url}, **changes)
+        message = build_message(target={"url": url}, **changes)
         outcome = await robot(config, TIMEOUT).send(message, datetime.now(UTC) + TIMEOUT)
         assert isinstance(outcome, Delivered), outcome
         document: dict[str, Any] = receiver.requests[0].json
@@ -270,12 +204,10 @@ async def posted(
 
 
 @every
-@each_row("form", ["text", "markdown"])
-async def test_robot_mentions_members_of_the_last_line(
-    message_factory: MessageFactory, robot: type[Robot], form: str
-) -> None:
+@both
+async def test_robot_mentions_members_of_the_last_line(robot: type[Robot], format: str) -> None:
     body = "有新订单\n@all @13800138000 @zhangsan"
-    document = await posted(message_factory, robot, {"format": form, "mentions": True}, body=body)
+    document = await posted(robot, {"format": format, "mentions": True}, body=body)
 
     expected: dict[Any, Any] = {
         (WeCom, "text"): {"msgtype": "text", "text": {
@@ -292,26 +224,23 @@ async def test_robot_mentions_members_of_the_last_line(
     }  # fmt: skip
     if robot is DingTalk:
         assert document["at"] == {"atMobiles": ["13800138000"], "atUserIds": ["zhangsan"], "isAtAll": True}
-        assert "有新订单 @13800138000 @zhangsan" in document[form].values()
+        assert "有新订单 @13800138000 @zhangsan" in document[format].values()
     else:
-        assert document == expected[robot, form]
+        assert document == expected[robot, format]
 
 
 @every
-async def test_robot_without_the_setting_mentions_no_member(
-    message_factory: MessageFactory, robot: type[Robot]
-) -> None:
-    document = await posted(message_factory, robot, {}, body="客户说：\n@all")
+async def test_robot_without_the_setting_mentions_no_member(robot: type[Robot]) -> None:
+    document = await posted(robot, {}, body="客户说：\n@all")
     text = json.dumps(document, ensure_ascii=False)
     assert "客户说：\\n@all" in text
     assert not {"mentioned_list", "at"} & {*document, *document.get("text", {})}
     assert "<at" not in text
 
 
-async def test_robot_cards_have_title_and_buttons(message_factory: MessageFactory) -> None:
+async def test_robot_cards_have_title_and_buttons() -> None:
     documents = [
-        await posted(message_factory, robot, {"format": "card"}, subject="", body=LETTER)
-        for robot in (WeCom, DingTalk, Feishu)
+        await posted(robot, {"format": "card"}, subject="", body=LETTER) for robot in (WeCom, DingTalk, Feishu)
     ]
     links = ["https://shop.example.com/o/1", "https://shop.example.com/o/2"]
     wecom, dingtalk, feishu = documents
@@ -338,19 +267,17 @@ async def test_robot_cards_have_title_and_buttons(message_factory: MessageFactor
 
 
 @every
-@each_row("letter", ["您", "👩‍👩‍👧", '"'])
-async def test_robot_long_card_keeps_its_buttons(
-    message_factory: MessageFactory, robot: type[Robot], letter: str
-) -> None:
+@each_row("letter", ["👩‍👩‍👧", '"'])
+async def test_robot_long_card_keeps_its_buttons(robot: type[Robot], letter: str) -> None:
     body = letter * 30_000 + "\n[查看](https://shop.example.com/o/1)"
-    document = await posted(message_factory, robot, {"format": "card"}, subject="标题", body=body)
+    document = await posted(robot, {"format": "card"}, subject="标题", body=body)
     assert "https://shop.example.com/o/1" in json.dumps(document)
     assert len(encode_json(document)) <= 20_000
 
 
 @each_row("robot", [WeCom, DingTalk])
-async def test_robot_card_without_button_is_permanent(message_factory: MessageFactory, robot: type[Robot]) -> None:
+async def test_robot_card_without_button_is_permanent(robot: type[Robot]) -> None:
     outcome = await robot({"format": "card"}, TIMEOUT).send(
-        message_factory.message(target={"url": f"https://{HOMES[robot]}{PATHS[robot]}"}), datetime.now(UTC) + TIMEOUT
+        build_message(target={"url": f"https://{HOMES[robot]}{PATHS[robot]}"}), datetime.now(UTC) + TIMEOUT
     )
     assert (type(outcome), getattr(outcome, "reason", "")) == (Permanent, "bad_content")

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-import ssl
 import threading
 from datetime import timedelta
 from typing import Any
@@ -12,28 +11,31 @@ import pytest
 
 from config.local.processes import select_port
 from scheduling.channels.base import DestinationRefused, NoAnswer, NotSent
-from scheduling.channels.http_client import (
-    BODY_CAP,
-    close_shared_transport,
-    shared_transport,
-)
+from scheduling.channels.http_client import BODY_CAP, Response
 from tests.scheduling.channels.http_receivers import (
     LONG,
+    Answer,
+    Contexts,
     Receiver,
     Request,
     always,
     end_time_limits,
+    hang_up,
     never,
     post,
     read_request,
     reply,
     reset,
-    time_out,
     transport,
 )
 from tests.support.tables import each_row
 
 SHORT = timedelta(seconds=1)
+
+
+async def post_to(receiver: Receiver, scheme: str = "", **options: Any) -> Response:
+    async with receiver, transport("127.0.0.1") as out:
+        return await post(out, f"{scheme}:{receiver.url.partition(':')[2]}" if scheme else receiver.url, **options)
 
 
 async def test_post_returns_response_and_sends_request() -> None:
@@ -50,19 +52,9 @@ async def test_post_returns_response_and_sends_request() -> None:
 
 async def test_post_does_not_follow_redirects() -> None:
     moved = reply(302, b"", {"location": "http://169.254.169.254/latest/meta-data"})
-    async with Receiver(always(moved)) as receiver, transport("127.0.0.1") as out:
-        response = await post(out, receiver.url)
-
-    assert response.status == 302
+    receiver = Receiver(always(moved))
+    assert (await post_to(receiver)).status == 302
     assert len(receiver.requests) == 1
-
-
-async def test_post_without_reply_is_no_answer() -> None:
-    async with Receiver(time_out) as receiver, transport("127.0.0.1") as out:
-        with pytest.raises(NoAnswer) as failure:
-            await post(out, receiver.url)
-
-    assert failure.value.reason == "timeout"
 
 
 async def drip_forever(
@@ -77,17 +69,43 @@ async def drip_forever(
         await asyncio.sleep(pause)
 
 
-async def test_post_dripping_headers_end_at_the_deadline() -> None:
-    async def drip(request: Request, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nx-drip: ")
-        await drip_forever(writer)
+async def drip_headers(request: Request, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nx-drip: ")
+    await drip_forever(writer)
 
-    async with Receiver(drip) as receiver, transport("127.0.0.1") as out:
+
+async def go_on(request: Request, writer: asyncio.StreamWriter) -> None:
+    await drip_forever(writer, b"HTTP/1.1 100 Continue\r\n\r\n", ends_at=1000, pause=0)
+
+
+@each_row(
+    "answer, reasons",
+    [
+        (drip_headers, {"timeout"}),
+        (hang_up, {"disconnected"}),
+        (always(b"220 smtp.example.com ESMTP\r\n\r\n"), {"garbled"}),
+        (always(b"HTTP/1.1 200 OK\r\n" + b"x-a: b\r\n" * 100_000), {"garbled", "disconnected"}),
+        (go_on, {"garbled", "timeout", "disconnected"}),
+    ],
+)
+async def test_post_without_a_whole_reply_is_no_answer(answer: Answer, reasons: set[str]) -> None:
+    async with Receiver(answer) as receiver, transport("127.0.0.1") as out:
         with pytest.raises(NoAnswer) as failure:
             await post(out, receiver.url)
 
         await receiver.gone.wait()  # the connection is not kept
-    assert failure.value.reason == "timeout"
+    assert failure.value.reason in reasons
+    assert "127.0.0.1" not in str(failure.value)
+
+
+@each_row("method, repeatable", [("GET", False), ("PUT", False), ("POST", False), ("POST", True)])
+async def test_request_without_answer_on_a_new_connection_is_not_repeated(method: str, repeatable: bool) -> None:
+    """The library repeats some methods by itself."""
+    async with Receiver(hang_up) as receiver, transport("127.0.0.1") as out:
+        with pytest.raises(NoAnswer):
+            await out.request(method, receiver.url, b"", {}, timeout=LONG, repeatable=repeatable)
+
+    assert len(receiver.requests) == 1
 
 
 async def test_post_dripping_body_is_incomplete() -> None:
@@ -95,8 +113,7 @@ async def test_post_dripping_body_is_incomplete() -> None:
         writer.write(b"HTTP/1.1 503 X\r\ncontent-length: 1000\r\nretry-after: 7\r\n\r\n")
         await drip_forever(writer)
 
-    async with Receiver(drip) as receiver, transport("127.0.0.1") as out:
-        response = await post(out, receiver.url)
+    response = await post_to(Receiver(drip))
 
     assert (response.status, response.complete, response.headers["retry-after"]) == (503, False, "7")
     assert 0 < len(response.body) < 1000
@@ -119,54 +136,29 @@ async def test_post_reads_at_most_64_kilobytes() -> None:
 
     assert (len(response.body), response.complete) == (BODY_CAP, False)
     assert written < 32 * 1024 * 1024
-
-
-async def test_post_reply_of_64_kilobytes_is_whole() -> None:
-    async with Receiver(always(reply(200, b"a" * BODY_CAP))) as receiver, transport("127.0.0.1") as out:
-        response = await post(out, receiver.url)
-
-    assert len(response.body) == BODY_CAP
+    assert len((await post_to(Receiver(always(reply(200, b"a" * BODY_CAP))))).body) == BODY_CAP
 
 
 async def test_post_does_not_decompress_reply() -> None:
-    async with (
-        Receiver(always(reply(200, b"\x1f\x8bxx", {"content-encoding": "gzip"}))) as receiver,
-        transport("127.0.0.1") as out,
-    ):
-        response = await post(out, receiver.url)
+    response = await post_to(Receiver(always(reply(200, b"\x1f\x8bxx", {"content-encoding": "gzip"}))))
 
     assert response.body == b"\x1f\x8bxx"
 
 
-async def test_post_reset_after_request_is_no_answer() -> None:
-    async def reset_connection(request: Request, writer: asyncio.StreamWriter) -> None:
-        reset(writer)
-
-    async with Receiver(reset_connection) as receiver, transport("127.0.0.1") as out:
-        with pytest.raises(NoAnswer) as failure:
-            await post(out, receiver.url)
-
-    assert failure.value.reason == "disconnected"
-    assert "127.0.0.1" not in str(failure.value)
-
-
 async def test_post_reset_after_headers_is_a_response() -> None:
+    def wait_until_read(writer: asyncio.StreamWriter) -> None:
+        """Until the client's kernel has acknowledged all of it."""
+        raw = writer.get_extra_info("socket")
+        while raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[24:28] != b"\0\0\0\0":
+            pass
+
     async def reset_connection(request: Request, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 X\r\ncontent-length: 1000\r\n\r\npart")
         await writer.drain()
-        await asyncio.get_running_loop().run_in_executor(None, sent.wait_until_read, writer)
+        await asyncio.to_thread(wait_until_read, writer)
         reset(writer)
 
-    class _Sent:
-        def wait_until_read(self, writer: asyncio.StreamWriter) -> None:
-            """Until the client's kernel has acknowledged all of it."""
-            raw = writer.get_extra_info("socket")
-            while raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[24:28] != b"\0\0\0\0":
-                pass
-
-    sent = _Sent()
-    async with Receiver(reset_connection) as receiver, transport("127.0.0.1") as out:
-        response = await post(out, receiver.url)
+    response = await post_to(Receiver(reset_connection))
 
     assert (response.status, response.complete) == (400, False)
 
@@ -176,9 +168,8 @@ async def test_post_reset_after_first_byte_is_no_answer() -> None:
         await reader.readexactly(1)
         reset(writer)
 
-    async with Receiver(on_connect=shut) as receiver, transport("127.0.0.1") as out:
-        with pytest.raises(NoAnswer):
-            await post(out, receiver.url)
+    with pytest.raises(NoAnswer):
+        await post_to(Receiver(on_connect=shut))
 
 
 @each_row("close", [False, True])
@@ -190,76 +181,36 @@ async def test_post_early_refusal_is_a_response(close: bool) -> None:
             writer.close()
         await never()
 
-    async with Receiver(on_connect=refuse) as receiver, transport("127.0.0.1") as out:
-        response = await post(out, receiver.url, body=b"a" * (64_000 if close else 1_000_000))
+    response = await post_to(Receiver(on_connect=refuse), body=b"a" * (64_000 if close else 1_000_000))
 
     assert (response.status, response.body) == (413, b"too large")
 
 
-async def test_post_garbled_reply_is_no_answer() -> None:
-    async with Receiver(always(b"220 smtp.example.com ESMTP\r\n\r\n")) as receiver, transport("127.0.0.1") as out:
-        with pytest.raises(NoAnswer) as failure:
-            await post(out, receiver.url)
-
-    assert failure.value.reason == "garbled"
-
-
-async def test_post_header_flood_is_no_answer() -> None:
-    flood = b"HTTP/1.1 200 OK\r\n" + b"x-a: b\r\n" * 100_000
-    async with Receiver(always(flood)) as receiver, transport("127.0.0.1") as out:
-        with pytest.raises(NoAnswer):
-            await post(out, receiver.url)
-
-
-async def test_post_endless_100_continue_is_no_answer() -> None:
-    async def go_on(request: Request, writer: asyncio.StreamWriter) -> None:
-        await drip_forever(writer, b"HTTP/1.1 100 Continue\r\n\r\n", ends_at=1000, pause=0)
-
-    async with Receiver(go_on) as receiver, transport("127.0.0.1") as out:
-        with pytest.raises(NoAnswer):
-            await post(out, receiver.url)
-
-
-async def test_post_refused_connection_is_not_sent() -> None:
-    async with transport("127.0.0.1") as out:
-        with pytest.raises(NotSent) as failure:
-            await post(out, f"http://127.0.0.1:{select_port()}/")
-
-    assert failure.value.reason == "connect"
-
-
-async def test_post_unknown_host_is_not_sent() -> None:
+async def test_post_without_a_host_is_not_sent() -> None:
     def unknown(host: str, port: int) -> list[tuple[Any, ...]]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     async with transport("127.0.0.1", lookup=unknown) as out:
-        with pytest.raises(NotSent) as failure:
-            await post(out, "https://no-such-name.example.com/secret-path")
-
-    assert failure.value.reason == "dns"
-    assert "secret-path" not in str(failure.value)
-
-
-async def test_post_untrusted_certificate_is_not_sent(certificate: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
-    server, _ = certificate
-    async with Receiver(context=server) as receiver, transport("127.0.0.1") as out:
-        with pytest.raises(NotSent) as failure:
-            await post(out, receiver.url)
-
-    assert failure.value.reason == "tls"
-    assert receiver.requests == []
+        for url, reason in (
+            (f"http://127.0.0.1:{select_port()}/", "connect"),
+            ("https://no-such-name.example.com/secret-path", "dns"),
+        ):
+            with pytest.raises(NotSent) as failure:
+                await post(out, url)
+            assert failure.value.reason == reason
+            assert "secret-path" not in str(failure.value)
 
 
-async def test_post_plain_server_on_https_is_not_sent() -> None:
+async def test_post_without_trusted_tls_is_not_sent(certificate: Contexts) -> None:
     async def bad_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(reply(400, b"plain HTTP request expected"))
 
-    async with Receiver(on_connect=bad_request) as receiver, transport("127.0.0.1") as out:
+    for receiver in (Receiver(context=certificate[0]), Receiver(on_connect=bad_request)):
         with pytest.raises(NotSent) as failure:
-            await post(out, receiver.url.replace("http:", "https:"))
-
-    assert failure.value.reason == "tls"
+            await post_to(receiver, "https")
+        assert failure.value.reason == "tls"
+        assert receiver.requests == []
 
 
 async def test_post_hanging_handshake_is_not_sent() -> None:
@@ -273,16 +224,16 @@ async def test_post_hanging_handshake_is_not_sent() -> None:
 
 
 async def test_post_connects_to_the_checked_address(
-    certificate: tuple[ssl.SSLContext, ssl.SSLContext],
+    certificate: Contexts,
 ) -> None:
     server, client = certificate
     names: list[str] = []
     server.sni_callback = lambda connection, name, context: names.append(name)
 
-    def lookup(host: str, port: int) -> list[tuple[Any, ...]]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
-
-    async with Receiver(context=server) as receiver, transport("touch.test", context=client, lookup=lookup) as out:
+    async with (
+        Receiver(context=server) as receiver,
+        transport("touch.test", context=client, lookup=lambda *_: [_found("127.0.0.1")]) as out,
+    ):
         response = await post(out, f"https://touch.test:{receiver.port}/")
 
     assert response.status == 200
@@ -290,28 +241,26 @@ async def test_post_connects_to_the_checked_address(
     assert receiver.requests[0].headers["host"] == f"touch.test:{receiver.port}"
 
 
-@each_row("address", ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.1", "fe80::1%lo"])
-async def test_post_public_name_with_private_address_is_refused(address: str) -> None:
-    async with Receiver() as receiver, transport(lookup=lambda *_: [_found(address)]) as out:
-        with pytest.raises(DestinationRefused) as failure:
-            await post(out, f"https://rebind.example.com:{receiver.port}/")
-
-        assert receiver.connections == 0
-    assert failure.value.reason == "private_address"
-
-
-async def test_post_rebinding_name_is_refused() -> None:
-    answers = iter(["192.0.0.1", "127.0.0.1", "127.0.0.1"])
+@each_row(
+    "addresses",
+    [
+        ["192.0.0.1", "127.0.0.1", "127.0.0.1"],
+        *([each] * 2 for each in ("10.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.1", "fe80::1%lo")),
+    ],
+)
+async def test_post_rebinding_name_is_refused(addresses: list[str]) -> None:
+    answers = iter(addresses)
     async with Receiver() as receiver, transport(lookup=lambda *_: [_found(next(answers))]) as out:
         for _ in range(2):
-            with pytest.raises(DestinationRefused):
+            with pytest.raises(DestinationRefused) as failure:
                 await post(out, f"https://rebind.example.com:{receiver.port}/")
+            assert failure.value.reason == "private_address"
 
         assert receiver.connections == 0
 
 
 async def test_post_opened_network_needs_https_for_names(
-    certificate: tuple[ssl.SSLContext, ssl.SSLContext],
+    certificate: Contexts,
 ) -> None:
     server, client = certificate
     async with (
@@ -332,8 +281,8 @@ async def test_post_ignores_environment_proxies(monkeypatch: pytest.MonkeyPatch)
         assert (await post(out, receiver.url)).status == 200
 
 
-async def test_post_shares_connections_if_repeatable_only() -> None:
-    async with Receiver() as receiver, transport("127.0.0.1") as out:
+async def test_post_shares_connections_if_repeatable_only_and_keeps_no_cookies() -> None:
+    async with Receiver(always(reply(200, b"", {"set-cookie": "a=b"}))) as receiver, transport("127.0.0.1") as out:
         for _ in range(3):
             await post(out, receiver.url, repeatable=True)
         assert receiver.connections == 1
@@ -342,6 +291,7 @@ async def test_post_shares_connections_if_repeatable_only() -> None:
 
         assert receiver.connections == 4
     assert receiver.requests[-1].headers["connection"] == "close"
+    assert not [request for request in receiver.requests if "cookie" in request.headers]
 
 
 async def test_post_retries_on_dead_idle_connection() -> None:
@@ -376,7 +326,7 @@ async def test_post_retry_without_connection_is_no_answer() -> None:
             await post(out, receiver.url, repeatable=True)
 
 
-async def test_post_retry_to_refused_address_is_no_answer(certificate: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+async def test_post_retry_to_refused_address_is_no_answer(certificate: Contexts) -> None:
     server, client = certificate
     answers = iter(["127.0.0.1", "10.0.0.1"])
 
@@ -396,17 +346,6 @@ async def test_post_retry_to_refused_address_is_no_answer(certificate: tuple[ssl
             await post(out, url, repeatable=True)
 
     assert len(receiver.requests) == 1
-
-
-async def test_post_broken_new_connection_is_not_retried() -> None:
-    async def reset_connection(request: Request, writer: asyncio.StreamWriter) -> None:
-        reset(writer)
-
-    async with Receiver(reset_connection) as receiver, transport("127.0.0.1") as out:
-        with pytest.raises(NoAnswer):
-            await post(out, receiver.url, repeatable=True)
-
-        assert receiver.connections == 1
 
 
 async def test_post_busy_host_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,23 +386,6 @@ async def test_post_slow_lookup_does_not_block_others() -> None:
     assert failure.value.reason == "connect_timeout"
 
 
-async def test_shared_transport_is_reused_until_closed() -> None:
-    first = shared_transport()
-    assert shared_transport() is first
-
-    await close_shared_transport()
-
-    assert shared_transport() is not first
-
-
-async def test_post_keeps_no_cookies() -> None:
-    async with Receiver(always(reply(200, b"", {"set-cookie": "a=b"}))) as receiver, transport("127.0.0.1") as out:
-        await post(out, receiver.url, repeatable=True)
-        await post(out, receiver.url, repeatable=True)
-
-    assert "cookie" not in receiver.requests[1].headers
-
-
 async def test_post_cancelled_closes_its_connection() -> None:
     arrived = asyncio.Event()
 
@@ -484,15 +406,3 @@ async def test_post_cancelled_closes_its_connection() -> None:
 
 def _found(address: str) -> tuple[Any, ...]:
     return (socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))
-
-
-@each_row("method", ["GET", "PUT", "POST"])
-async def test_request_without_answer_is_not_repeated_by_the_library(method: str) -> None:
-    async def reset_connection(request: Request, writer: asyncio.StreamWriter) -> None:
-        reset(writer)
-
-    async with Receiver(reset_connection) as receiver, transport("127.0.0.1") as out:
-        with pytest.raises(NoAnswer):
-            await out.request(method, receiver.url, b"", {}, timeout=LONG, repeatable=False)
-
-    assert len(receiver.requests) == 1

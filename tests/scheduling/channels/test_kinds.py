@@ -18,7 +18,7 @@ from scheduling.channels.vendors.declared import DeclaredHttp
 from scheduling.channels.vendors.sms import AliyunSms, TencentSms
 from scheduling.channels.vendors.wechat import MiniProgram, OfficialAccount, WeChatService, WeComApp
 from scheduling.channels.webhook import Webhook
-from tests.scheduling.channels.http_receivers import MessageFactory
+from tests.scheduling.channels.http_receivers import build_message
 from tests.support.tables import each_row
 
 MINIMAL: dict[type[Any], dict[str, Any]] = {
@@ -33,12 +33,10 @@ every = each_row("kind", list(MINIMAL))
 
 
 @every
-def test_kind_is_registered_under_its_name(kind: type[Channel]) -> None:
+def test_kind_is_registered_and_provides_the_contract_members(
+    kind: type[Channel],
+) -> None:
     assert channel_kinds()[kind.kind] is kind
-
-
-@every
-def test_kind_provides_the_contract_members(kind: type[Channel], message_factory: MessageFactory) -> None:
     channel = kind(MINIMAL[kind], timedelta(seconds=5))
 
     assert isinstance(channel.needs_target, bool)
@@ -46,7 +44,7 @@ def test_kind_provides_the_contract_members(kind: type[Channel], message_factory
     assert isinstance(channel.quotas, tuple)
     assert isinstance(channel.secret_fields, frozenset)
     assert isinstance(channel.default_idempotent, bool)
-    assert channel.target_key(message_factory.message())
+    assert channel.target_key(build_message())
 
 
 @every
@@ -59,26 +57,22 @@ def test_kind_refuses_unknown_settings(kind: type[Channel]) -> None:
         kind(MINIMAL[kind], timedelta(0))
 
 
-async def test_log_channel_shows_body_at_debug_only(
-    message_factory: MessageFactory, deadline: datetime, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_log_channel_shows_body_at_debug_only(deadline: datetime, monkeypatch: pytest.MonkeyPatch) -> None:
     everything = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger("debug"))
     monkeypatch.setattr("scheduling.channels.log.logger", everything)
     with structlog.testing.capture_logs() as lines:
-        outcome = await Log({}, timedelta(seconds=1)).send(message_factory.message(), deadline)
+        outcome = await Log({}, timedelta(seconds=1)).send(build_message(), deadline)
 
     assert isinstance(outcome, Delivered)
     info, debug = lines
     assert (info["action"], info["log_level"], info["user_id"]) == ("touch_logged", "info", "alice")
     assert "body" not in info
-    assert (debug["log_level"], debug["body"]) == ("debug", message_factory.message().body)
+    assert (debug["log_level"], debug["body"]) == ("debug", build_message().body)
 
 
-async def test_log_channel_writes_standard_log_line(
-    message_factory: MessageFactory, deadline: datetime, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_log_channel_writes_standard_log_line(deadline: datetime, capsys: pytest.CaptureFixture[str]) -> None:
     """It goes past `logging`, which the others go through."""
-    message = message_factory.message(user_id="客户")
+    message = build_message(user_id="客户")
     await Log({}, timedelta(seconds=1)).send(message, deadline)
 
     line = json.loads(capsys.readouterr().err)
@@ -87,10 +81,8 @@ async def test_log_channel_writes_standard_log_line(
     assert line["timestamp"].endswith("Z")
 
 
-async def test_log_channel_delivers_with_closed_stderr(
-    message_factory: MessageFactory, deadline: datetime, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_log_channel_delivers_with_closed_stderr(deadline: datetime, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr("sys.stderr", closed)
-    assert await Log({}, timedelta(seconds=1)).send(message_factory.message(), deadline) == Delivered("logged")
+    assert await Log({}, timedelta(seconds=1)).send(build_message(), deadline) == Delivered("logged")

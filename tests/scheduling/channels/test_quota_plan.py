@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import pairwise
@@ -14,6 +14,7 @@ from scheduling.channels import quota
 from scheduling.channels.base import Quota
 from scheduling.channels.quota import NEAR_SLOT, QuotaGate, SlotRequest
 from scheduling.ids import new_id
+from tests.scheduling.channels.conftest import age_slots
 
 ZERO = timedelta(0)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
@@ -22,23 +23,9 @@ KEY = "wecom:robot"
 HIGH, NORMAL, LOW = 0, 1, 2
 
 
-@pytest.fixture
-def server(valkey_url: str) -> Iterator[Redis]:
-    with Redis.from_url(valkey_url, decode_responses=True) as client:
-        client.flushall()
-        yield client
-
-
-@pytest.fixture
-def gate(server: Redis, valkey_url: str) -> Iterator[QuotaGate]:
-    made = QuotaGate.connect(valkey_url, margin=ZERO)
-    yield made
-    made.close()
-
-
 def reserve(
     gate: QuotaGate, count: int, *, priority: int = NORMAL, longest: timedelta = 10 * HOUR, slot_came: bool = False,
-    quotas: Sequence[Quota] = TWENTY,
+    quotas: Sequence[Quota] = TWENTY
 ) -> list[timedelta | None]:  # fmt: skip
     requests = [SlotRequest(longest, slot_came)] * count
     return gate.reserve(quotas, {(KEY, priority): requests})[KEY, priority]
@@ -47,15 +34,6 @@ def reserve(
 def minutes(waits: Sequence[timedelta | None]) -> list[int]:
     """The windows in which the slots lie."""
     return [-1 if wait is None else round(wait / MINUTE) for wait in waits]
-
-
-def age_lists(server: Redis, span: timedelta) -> None:
-    """Let time pass for all grants and plans."""
-    for name in server.scan_iter("at:quota:*"):
-        if server.type(name) == "list":
-            earlier = [int(instant) - span // timedelta(microseconds=1) for instant in server.lrange(name, 0, -1)]
-            server.delete(name)
-            server.rpush(name, *earlier)
 
 
 def test_reserve_full_window_continues_in_the_next(gate: QuotaGate) -> None:
@@ -103,19 +81,13 @@ def test_reserve_counts_grants_once(gate: QuotaGate) -> None:
     gate.acquire(TWENTY, {KEY: 10})
 
     assert minutes(reserve(gate, 12)) == [0] * 10 + [1] * 2
-
-
-def test_reserve_counts_planned_before_they_are_sent(gate: QuotaGate) -> None:
-    reserve(gate, 20)
-    gate.acquire(TWENTY, {KEY: 10})
-
-    assert minutes(reserve(gate, 1)) == [1]
+    assert minutes(reserve(gate, 1)) == [1], "what is planned for now counts before it is sent"
 
 
 def test_reserve_counts_late_grants(gate: QuotaGate, server: Redis) -> None:
     """What was planned two minutes ago is sent only now, after an outage."""
     reserve(gate, 20)
-    age_lists(server, 2 * MINUTE)
+    age_slots(server, 2 * MINUTE)
     gate.acquire(TWENTY, {KEY: 20})
 
     assert minutes(reserve(gate, 1)) == [1]
@@ -123,7 +95,7 @@ def test_reserve_counts_late_grants(gate: QuotaGate, server: Redis) -> None:
 
 def test_reserve_past_plan_is_forgotten(gate: QuotaGate, server: Redis) -> None:
     reserve(gate, 100)
-    age_lists(server, HOUR)
+    age_slots(server, HOUR)
 
     assert minutes(reserve(gate, 21)) == [0] * 20 + [1]
 
@@ -132,6 +104,7 @@ def test_reserve_mute_comes_first(gate: QuotaGate) -> None:
     gate.throttle(KEY, 10 * MINUTE)
 
     assert minutes(reserve(gate, 21)) == [10] * 20 + [11]
+    assert minutes(reserve(gate, 2, slot_came=True)) == [10, 10], "they come before those that wait"
 
 
 def test_reserve_high_priority_passes_the_plan(gate: QuotaGate) -> None:
@@ -205,7 +178,7 @@ def test_slots_that_passed_during_an_outage_come_next(gate: QuotaGate, server: R
                     sent_at[number] = at
                     del due[number]
         at += step
-        age_lists(server, step)
+        age_slots(server, step)
 
     assert max(sent_at.values()) < 15 * MINUTE, "240 take 12 minutes, and the outage two"
     assert max(sent_at[number] - number // 20 * MINUTE for number in sent_at) < 4 * MINUTE
@@ -214,22 +187,9 @@ def test_slots_that_passed_during_an_outage_come_next(gate: QuotaGate, server: R
 
 def test_reserve_waits_for_a_near_grant(gate: QuotaGate, server: Redis) -> None:
     gate.acquire(TWENTY, {KEY: 20})
-    age_lists(server, MINUTE - NEAR_SLOT / 2)
+    age_slots(server, MINUTE - NEAR_SLOT / 2)
 
     assert reserve(gate, 20, slot_came=True) == [ZERO] * 20
-
-
-def test_reserve_muted_target_replans_touch_whose_slot_came(gate: QuotaGate) -> None:
-    gate.throttle(KEY, 10 * MINUTE)
-
-    assert minutes(reserve(gate, 2, slot_came=True)) == [10, 10]
-
-
-def test_reserve_keys_expire_after_the_plan(gate: QuotaGate, server: Redis) -> None:
-    reserve(gate, 45)
-    (name,) = server.keys()
-
-    assert 2 * 60_000 < server.pttl(name) <= 3 * 60_000 + 1_000
 
 
 def test_reserve_without_redis_waits_and_asks_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -22,11 +22,22 @@ from scheduling.channels.vendors.sms import (
     sign_for_aliyun,
     sign_for_tencent,
 )
-from scheduling.channels.vendors.wechat import MiniProgram, OfficialAccount, WeChatService, WeComApp
-from tests.scheduling.channels.http_receivers import Answer, MessageFactory, Receiver, always, reply, reset, time_out
+from scheduling.channels.vendors.wechat import MiniProgram, OfficialAccount, WeChatService, WeChatVendor, WeComApp
+from tests.scheduling.channels.conftest import age_tokens
+from tests.scheduling.channels.http_receivers import (
+    Answer,
+    MessageFactory,
+    Receiver,
+    always,
+    build_message,
+    reply,
+    reset,
+    time_out,
+)
 from tests.scheduling.channels.person_vendors import AliyunServer, TencentServer, TokenVendor
 from tests.support.tables import each_row
 
+pytestmark = pytest.mark.usefixtures("token_server")
 TIMEOUT = timedelta(seconds=30)
 SECRET = "a-long-vendor-secret"
 SETTINGS: dict[type[VendorChannel], dict[str, Any]] = {
@@ -44,18 +55,7 @@ every = each_row("kind", list(SETTINGS))
 with_token = each_row("kind", [WeComApp, WeChatService, OfficialAccount, MiniProgram])
 
 
-@pytest.fixture(autouse=True)
-def token_server(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Redis]:
-    """The tokens of each test, in a Redis that starts empty."""
-    with Redis.from_url(valkey_url) as client:
-        client.flushall()
-        cache = base.TokenCache(client)
-        monkeypatch.setattr("scheduling.channels.vendors.base.shared_tokens", lambda: cache)
-        yield client
-
-
 async def sent(
-    message_factory: MessageFactory,
     kind: type[VendorChannel],
     answer: Answer,
     config: Mapping[str, Any] | None = None,
@@ -67,7 +67,7 @@ async def sent(
     async with Receiver(answer) as receiver:
         url = receiver.url.removesuffix("/hook")
         channel = kind(SETTINGS[kind] | {"url": url} | (config or {}), TIMEOUT)
-        message = message_to(message_factory, kind, address, **changes)
+        message = message_to(kind, address, **changes)
         for _ in range(count):
             outcome = await channel.send(message, datetime.now(UTC) + timedelta(seconds=30))
         return outcome
@@ -79,21 +79,17 @@ def forget_tokens() -> None:
     cache._known.clear()
 
 
-def message_to(
-    message_factory: MessageFactory, kind: type[VendorChannel], address: str = "", **changes: Any
-) -> Message:
+def message_to(kind: type[VendorChannel], address: str = "", **changes: Any) -> Message:
     usual: dict[str, Any] = {"repeatable": False} | ({"body": VALUES} if kind.fills_template else {})
     address = address or ("13800138000" if issubclass(kind, SmsChannel) else "zhangsan")
-    return message_factory.message(target={"address": address}, **usual | changes)
+    return build_message(target={"address": address}, **usual | changes)
 
 
 @with_token
-async def test_vendor_messages_arrive_with_one_token(
-    message_factory: MessageFactory, kind: type[VendorChannel]
-) -> None:
+async def test_vendor_messages_arrive_with_one_token(kind: type[VendorChannel]) -> None:
     vendor = TokenVendor()
 
-    outcome = await sent(message_factory, kind, vendor, count=3)
+    outcome = await sent(kind, vendor, count=3)
 
     assert isinstance(outcome, Delivered), outcome
     assert (len(vendor.posted), len(vendor.fetches)) == (3, 1)
@@ -105,109 +101,86 @@ async def test_vendor_messages_arrive_with_one_token(
     assert vendor.token not in outcome.reply
 
 
-@with_token
-@each_row("code", [42001, 40014, 40001])
+@each_row("kind", [WeComApp, OfficialAccount])
+@each_row("code", [42001, 40001])
 async def test_vendor_expired_token_is_refreshed_once_and_the_message_arrives_once(
-    message_factory: MessageFactory, kind: type[VendorChannel], code: int, token_server: Redis
+    kind: type[VendorChannel], code: int, token_server: Redis
 ) -> None:
     vendor = TokenVendor(expired_code=code)
-    assert isinstance(await sent(message_factory, kind, vendor), Delivered)
-    channels = []
+    forget_tokens()
     async with Receiver(vendor) as receiver:
         channel = kind(SETTINGS[kind] | {"url": receiver.url.removesuffix("/hook")}, TIMEOUT)
-        message = message_to(message_factory, kind, "lisi")
+        message = message_to(kind, "lisi")
         await channel.send(message, datetime.now(UTC) + TIMEOUT)
         vendor.expire()
-        for key in token_server.keys("at:token:*"):
-            token_server.pexpire(key, token_server.pttl(key) - 15_000)
-        fetched, posted = len(vendor.fetches), len(vendor.posted)
-        channels = await asyncio.gather(*(channel.send(message, datetime.now(UTC) + TIMEOUT) for _ in range(20)))
+        age_tokens(token_server)
+        outcomes = await asyncio.gather(*(channel.send(message, datetime.now(UTC) + TIMEOUT) for _ in range(20)))
 
-    assert all(isinstance(outcome, Delivered) for outcome in channels), channels
-    assert len(vendor.fetches) == fetched + 1
-    assert len(vendor.posted) == posted + 20
-
-
-@with_token
-async def test_vendor_that_refuses_each_token_gets_few_requests(
-    message_factory: MessageFactory, kind: type[VendorChannel]
-) -> None:
-    vendor = TokenVendor(fixed_token="never-accepted")
-
-    outcome = await sent(message_factory, kind, vendor, count=5)
-
-    assert isinstance(outcome, Transient), outcome
-    assert outcome.reason in ("token_refused", "token_expired")
-    assert len(vendor.fetches) == 1
-    assert len(vendor.calls) <= 10
-    assert not vendor.posted
+    assert all(isinstance(outcome, Delivered) for outcome in outcomes), outcomes
+    assert len(vendor.fetches) == 2
+    assert len(vendor.posted) == 21
+    if issubclass(kind, WeChatVendor):
+        assert [fetch.json["force_refresh"] for fetch in vendor.fetches] == [False, True]
 
 
-@with_token
-async def test_vendor_wrong_secret_is_transient_and_not_repeated(
-    message_factory: MessageFactory, kind: type[VendorChannel]
-) -> None:
-    vendor = TokenVendor(refuse_token={"errcode": 40001, "errmsg": f"invalid credential {SECRET}"})
+@each_row("kind", [WeComApp, OfficialAccount])
+async def test_vendor_that_gives_no_token_or_refuses_it_gets_few_requests(kind: type[VendorChannel]) -> None:
+    refusal = {"errcode": 40001, "errmsg": f"invalid credential {SECRET}"}
+    vendors = [(TokenVendor(fixed_token="never-accepted"), ""), (TokenVendor(refuse_token=refusal), "40001")]
+    for vendor, detail in vendors:
+        outcome = await sent(kind, vendor, count=5)
 
-    outcome = await sent(message_factory, kind, vendor, count=5)
+        assert isinstance(outcome, Transient), outcome
+        assert outcome.reason in ("token_refused", "token_expired")
+        assert detail in outcome.detail
+        assert SECRET not in outcome.detail
+        assert len(vendor.fetches) == 1
+        assert len(vendor.calls) <= (0 if detail else 10)
+        assert not vendor.posted
 
-    assert isinstance(outcome, Transient), outcome
-    assert outcome.reason == "token_refused"
-    assert "40001" in outcome.detail
-    assert SECRET not in outcome.detail
-    assert len(vendor.fetches) == 1
-    assert not vendor.calls
 
-
-@with_token
 @each_row(
     "answer",
     [
-        b"<html>", b"", b"[]", b'{"access_token": 5}', b'{"access_token": ""}', b'{"access_token": "a b\\n"}',
+        b"<html>", b"[]", b'{"access_token": 5}', b'{"access_token": ""}', b'{"access_token": "a b\\n"}',
         b'{"access_token": "' + b"x" * 100_000 + b'"}', b"[" * 60_000,
     ],
 )  # fmt: skip
-async def test_vendor_token_answer_of_rubbish_is_transient(
-    message_factory: MessageFactory, kind: type[VendorChannel], answer: bytes
-) -> None:
-    outcome = await sent(message_factory, kind, always(reply(200, answer)))
+async def test_vendor_token_answer_of_rubbish_is_transient(answer: bytes) -> None:
+    outcome = await sent(WeComApp, always(reply(200, answer)))
     assert isinstance(outcome, Transient), outcome
     assert outcome.reason in ("token_refused", "token_failed")
 
 
-@every
+@each_row("kind", [WeComApp, OfficialAccount, AliyunSms, TencentSms])
 @each_row(
     "raw, expected",
     [
         (reply(200, b"<html>blocked</html>"), Unknown),
-        (reply(200, b""), Unknown),
-        (reply(200, b'{"errcode":"0"}'), Unknown),
-        (reply(200, b"[" * 60_000), Unknown),
         (reply(200, b'{"errcode":0' + b" " * 200_000 + b"}"), Unknown),
         (reply(500, b"oops"), Unknown),
-        (reply(502, b"<html>"), Unknown),
         (reply(503, b"busy"), Transient),
-        (reply(429, b"slow"), Transient),
         (reply(302, b"", {"location": "http://127.0.0.1/"}), Permanent),
-        (reply(404, b"no"), Permanent),
         (b"rubbish\r\n\r\n", Unknown),
         (b"", Unknown),
     ],
 )
 async def test_vendor_answer_without_code_is_judged_by_status(
-    message_factory: MessageFactory, kind: type[VendorChannel], raw: bytes, expected: type
+    kind: type[VendorChannel], raw: bytes, expected: type
 ) -> None:
-    outcome = await sent(message_factory, kind, after_token(raw))
+    outcome = await sent(kind, after_token(raw))
     assert isinstance(outcome, expected), outcome
 
 
-def after_token(raw: bytes) -> Answer:
-    """Give a token, then this answer; nothing: reset the connection."""
+def after_token(raw: bytes | None) -> Answer:
+    """Give a token, then this answer; an empty one: reset the connection; None: answer nothing."""
     vendor = TokenVendor()
 
     async def answer(request: Any, writer: Any) -> None:
         if "oken" in request.target.partition("?")[0]:
             await vendor(request, writer)
+        elif raw is None:
+            await time_out()
         elif not raw:
             reset(writer)
         else:
@@ -218,23 +191,10 @@ def after_token(raw: bytes) -> Answer:
     return answer
 
 
-@pytest.mark.parametrize("kind", list(SETTINGS))  # each row moves the clock of its loop
-async def test_vendor_that_hangs_is_unknown(message_factory: MessageFactory, kind: type[VendorChannel]) -> None:
-    vendor = TokenVendor()
-
-    async def answer(request: Any, writer: Any) -> None:
-        if "oken" in request.target.partition("?")[0]:
-            await vendor(request, writer)
-        else:
-            await time_out()
-
-    outcome = await sent(message_factory, kind, answer)
+@each_row("kind", [WeComApp, AliyunSms])
+async def test_vendor_that_hangs_is_unknown(kind: type[VendorChannel]) -> None:
+    outcome = await sent(kind, after_token(None))
     assert (type(outcome), getattr(outcome, "reason", "")) == (Unknown, "timeout")
-
-
-async def test_vendor_token_that_hangs_is_transient(message_factory: MessageFactory) -> None:
-    outcome = await sent(message_factory, WeComApp, time_out)
-    assert isinstance(outcome, Transient), outcome
 
 
 @each_row(
@@ -245,59 +205,44 @@ async def test_vendor_token_that_hangs_is_transient(message_factory: MessageFact
         (WeComApp, {"errcode": 0, "errmsg": "ok", "unlicenseduser": "zhangsan"}, Permanent, False),
         (WeComApp, {"errcode": 0, "errmsg": "ok", "invaliduser": "other"}, Delivered, False),
         (WeComApp, {"errcode": 45009, "errmsg": "api freq out of limit"}, Transient, False),
-        (WeComApp, {"errcode": 60020, "errmsg": "not allow to access from your ip"}, Transient, False),
         (WeComApp, {"errcode": 777, "errmsg": "new"}, Transient, False),
-        (WeChatService, {"errcode": 95001, "errmsg": "send msg count limit"}, Permanent, False),
-        (WeChatService, {"errcode": 95002, "errmsg": "out of time"}, Permanent, False),
-        (WeChatService, {"errcode": 95018, "errmsg": "send msg session status invalid"}, Permanent, False),
         (WeChatService, {"errcode": 40096, "errmsg": "invalid external userid"}, Permanent, True),
-        (OfficialAccount, {"errcode": 43004, "errmsg": "require subscribe"}, Permanent, False),
-        (OfficialAccount, {"errcode": 40003, "errmsg": "invalid openid"}, Permanent, True),
-        (OfficialAccount, {"errcode": 45009, "errmsg": "reach max api daily quota limit"}, Transient, False),
         (MiniProgram, {"errcode": 43101, "errmsg": "user refuse to accept the msg"}, Permanent, False),
-        (MiniProgram, {"errcode": 47003, "errmsg": "argument invalid! data.thing1.value invalid"}, Permanent, False),
-        (MiniProgram, {"errcode": -1, "errmsg": "system error"}, Transient, False),
     ],
 )
 async def test_vendor_code_determines_outcome(
-    message_factory: MessageFactory, kind: type[VendorChannel], verdict: dict[str, Any], expected: type, gone: bool
+    kind: type[VendorChannel], verdict: dict[str, Any], expected: type, gone: bool
 ) -> None:
     vendor = TokenVendor(ok=verdict)
 
-    outcome = await sent(message_factory, kind, vendor)
+    outcome = await sent(kind, vendor)
 
     assert isinstance(outcome, expected), outcome
     assert getattr(outcome, "disable_target", False) is gone
     assert len(vendor.calls) == 1
 
 
-async def test_wecom_card_has_title_and_button(message_factory: MessageFactory) -> None:
+async def test_wecom_card_has_title_and_button_and_asks_for_the_check_of_duplicates() -> None:
     vendor = TokenVendor()
     body = "第一行\n第二行\n[查看订单](https://shop.example.com/o/1)"
 
-    await sent(message_factory, WeComApp, vendor, {"format": "card"}, subject="订单已发货", body=body)
-    plain = await sent(message_factory, WeComApp, vendor, {"format": "card"}, body="没有按钮")
+    await sent(WeComApp, vendor, {"format": "card", "duplicate_check": "4h"}, subject="订单已发货", body=body)
+    plain = await sent(WeComApp, vendor, {"format": "card"}, body="没有按钮")
 
     assert vendor.posted[0]["msgtype"] == "textcard"
     assert vendor.posted[0]["textcard"] == {
         "title": "订单已发货", "description": "第一行\n第二行", "btntxt": "查看订单", "url": "https://shop.example.com/o/1",
     }  # fmt: skip
+    assert (vendor.posted[0]["enable_duplicate_check"], vendor.posted[0]["duplicate_check_interval"]) == (1, 14_400)
     assert (type(plain), getattr(plain, "reason", "")) == (Permanent, "bad_content")
     assert len(vendor.posted) == 1
 
 
-async def test_wecom_duplicate_check_is_asked_for(message_factory: MessageFactory) -> None:
-    vendor = TokenVendor()
-    await sent(message_factory, WeComApp, vendor, {"duplicate_check": "4h"})
-    assert vendor.posted[0]["enable_duplicate_check"] == 1
-    assert vendor.posted[0]["duplicate_check_interval"] == 14_400
-
-
-def test_wechat_service_quota_counts_from_the_customers_last_message(message_factory: MessageFactory) -> None:
+def test_wechat_service_quota_counts_from_the_customers_last_message() -> None:
     channel = WeChatService(SETTINGS[WeChatService], TIMEOUT)
     now = datetime.now(UTC)
     messages = [
-        message_factory.message(target={"address": address}, spoke_at=at)
+        build_message(target={"address": address}, spoke_at=at)
         for address, at in [("a", now), ("a", now), ("a", now + timedelta(hours=1)), ("b", now), ("a", None)]
     ]
     keys = [channel.quota_key(message) for message in messages]
@@ -314,11 +259,6 @@ def test_wechat_service_quota_counts_from_the_customers_last_message(message_fac
         ({"secret": ["x"]}, "secret: must be text"),
         ({"url": "https://evil.example.com"}, "url: must start with"),
         ({"url": "https://169.254.169.254"}, "url: the address is not public"),
-        ({"quotas": "20/1m"}, "quotas: must be a list"),
-        ({"quotas": ["20"]}, "quotas: “20” is not like"),
-        ({"quotas": ["0/1m"]}, "quotas: “0/1m”"),
-        ({"quotas": ["2000/1m"]}, "quotas: “2000/1m”"),
-        ({"quotas": [5]}, "quotas: “5” is not like"),
     ],
 )
 def test_vendor_setting_errors_name_the_field(kind: type[VendorChannel], changes: dict[str, Any], problem: str) -> None:
@@ -326,30 +266,41 @@ def test_vendor_setting_errors_name_the_field(kind: type[VendorChannel], changes
         kind(SETTINGS[kind] | changes, TIMEOUT)
 
 
-@every
-@each_row("address", ["", None, "a\nb", "x" * 501, ["a"], True])
-async def test_vendor_bad_address_is_permanent(
-    message_factory: MessageFactory, kind: type[VendorChannel], address: Any
-) -> None:
+@each_row("quotas, problem", [("20/1m", "must be a list"), (["20"], "“20” is not like"), (["0/1m"], "“0/1m”"),
+                              (["2000/1m"], "“2000/1m”"), ([5], "“5” is not like")])  # fmt: skip
+def test_vendor_quotas_are_checked(quotas: Any, problem: str) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(f"quotas: {problem}")):
+        WeComApp(SETTINGS[WeComApp] | {"quotas": quotas}, TIMEOUT)
+
+
+BAD_ADDRESSES = [
+    *((kind, address) for kind in SETTINGS for address in ("", "a\nb", "x" * 501, ["a"])),
+    *((kind, address) for kind in (AliyunSms, TencentSms) for address in ("12", "138 0013 8000", "alice@example.com")),
+    *((WeComApp, address) for address in ("@all", "@ALL", "boss|cfo")),  # many members
+]
+
+
+@each_row("kind, address", BAD_ADDRESSES)
+async def test_vendor_bad_address_is_permanent(kind: type[VendorChannel], address: Any) -> None:
     channel = kind(SETTINGS[kind], TIMEOUT)
-    message = message_factory.message(target={"address": address})
+    message = build_message(target={"address": address})
     outcome = await channel.send(message, datetime.now(UTC) + TIMEOUT)
     assert (type(outcome), getattr(outcome, "reason", "")) == (Permanent, "bad_target")
 
 
-async def test_wechat_texts_name_template_link_and_page(message_factory: MessageFactory) -> None:
+async def test_wechat_texts_name_template_link_and_page() -> None:
     body = "template_id: T9\nurl: https://shop.example.com/o\npage: pages/order\nthing1: 指南"
     vendor = TokenVendor()
 
-    await sent(message_factory, OfficialAccount, vendor, {"mini_app_id": "wx9"}, body=body)
-    await sent(message_factory, OfficialAccount, vendor, {"type": "subscription"}, body=body)
-    await sent(message_factory, MiniProgram, vendor, body=body, locale="en")
+    await sent(OfficialAccount, vendor, {"mini_app_id": "wx9"}, body=body)
+    await sent(OfficialAccount, vendor, {"type": "subscription"}, body=body)
+    await sent(MiniProgram, vendor, body=body, locale="en")
 
     data = {"thing1": {"value": "指南"}}
     template, subscription, mini = vendor.posted
     assert template == {
         "touser": "zhangsan", "template_id": "T9", "data": data, "url": "https://shop.example.com/o",
-        "miniprogram": {"appid": "wx9", "pagepath": "pages/order"}, "client_msg_id": message_factory.delivery_key.hex,
+        "miniprogram": {"appid": "wx9", "pagepath": "pages/order"}, "client_msg_id": MessageFactory.delivery_key.hex,
     }  # fmt: skip
     assert subscription == {
         "touser": "zhangsan", "template_id": "T9", "data": data, "page": "https://shop.example.com/o",
@@ -366,36 +317,14 @@ async def test_wechat_texts_name_template_link_and_page(message_factory: Message
     ]
 
 
-async def test_wechat_forces_a_new_token_only_after_a_refusal(
-    message_factory: MessageFactory, token_server: Redis
-) -> None:
-    vendor = TokenVendor()
-    async with Receiver(vendor) as receiver:
-        channel = OfficialAccount(SETTINGS[OfficialAccount] | {"url": receiver.url.removesuffix("/hook")}, TIMEOUT)
-        message = message_to(message_factory, OfficialAccount)
-        await channel.send(message, datetime.now(UTC) + TIMEOUT)
-        vendor.expire()
-        for key in token_server.keys("at:token:*"):
-            token_server.pexpire(key, token_server.pttl(key) - 15_000)
-        await channel.send(message, datetime.now(UTC) + TIMEOUT)
-    assert [fetch.json["force_refresh"] for fetch in vendor.fetches] == [False, True]
-
-
-@each_row("kind", [OfficialAccount, MiniProgram, AliyunSms, TencentSms])
+@each_row("kind", [OfficialAccount, AliyunSms])
 @each_row(
     "body",
-    [
-        "您好 Alice",
-        "thing1: A\nurl: https://x.example.com\ntemplate_id: T9",
-        "thing1: A\nthing1: B",
-        "thing1: A\n- B",
-    ],
+    ["您好 Alice", "thing1: A\nurl: https://x.example.com\ntemplate_id: T9", "thing1: A\nthing1: B"],
 )
-async def test_vendor_text_that_is_no_list_of_values_is_permanent(
-    message_factory: MessageFactory, kind: type[VendorChannel], body: str
-) -> None:
+async def test_vendor_text_that_is_no_list_of_values_is_permanent(kind: type[VendorChannel], body: str) -> None:
     vendor = TokenVendor()
-    outcome = await sent(message_factory, kind, vendor, body=body)
+    outcome = await sent(kind, vendor, body=body)
     assert (type(outcome), getattr(outcome, "reason", "")) == (Permanent, "bad_content")
     assert not vendor.calls
 
@@ -425,35 +354,35 @@ def test_signatures_match_the_examples_of_the_documentation() -> None:
     )
 
 
-async def test_aliyun_sms_is_signed_and_filled(message_factory: MessageFactory) -> None:
+async def test_aliyun_sms_is_signed_and_filled() -> None:
     server = AliyunServer(SECRET)
 
-    outcome = await sent(message_factory, AliyunSms, server)
+    outcome = await sent(AliyunSms, server)
 
     assert isinstance(outcome, Delivered), outcome
     assert server.posted == [
         {
             "PhoneNumbers": "13800138000", "SignName": "示例", "TemplateCode": "SMS_1",
-            "TemplateParam": '{"thing1": "指南 A:B", "time2": "10:00"}', "OutId": str(message_factory.delivery_key),
+            "TemplateParam": '{"thing1": "指南 A:B", "time2": "10:00"}', "OutId": str(MessageFactory.delivery_key),
         }
     ]  # fmt: skip
-    refused = await sent(message_factory, AliyunSms, server, {"secret": "another-secret"})
+    refused = await sent(AliyunSms, server, {"secret": "another-secret"})
     assert (type(refused), getattr(refused, "reason", "")) == (Permanent, "vendor_SignatureDoesNotMatch")
 
 
-async def test_tencent_sms_is_signed_and_filled(message_factory: MessageFactory) -> None:
+async def test_tencent_sms_is_signed_and_filled() -> None:
     server = TencentServer(SECRET)
 
-    outcome = await sent(message_factory, TencentSms, server)
+    outcome = await sent(TencentSms, server)
 
     assert isinstance(outcome, Delivered), outcome
     assert server.posted == [
         {
             "PhoneNumberSet": ["13800138000"], "SmsSdkAppId": "1400006666", "SignName": "示例", "TemplateId": "1110",
-            "TemplateParamSet": ["指南 A:B", "10:00"], "SessionContext": str(message_factory.delivery_key),
+            "TemplateParamSet": ["指南 A:B", "10:00"], "SessionContext": str(MessageFactory.delivery_key),
         }
     ]  # fmt: skip
-    refused = await sent(message_factory, TencentSms, server, {"secret": "another-secret"})
+    refused = await sent(TencentSms, server, {"secret": "another-secret"})
     assert (type(refused), getattr(refused, "reason", "")) == (Permanent, "vendor_AuthFailure.SignatureFailure")
 
 
@@ -464,16 +393,13 @@ async def test_tencent_sms_is_signed_and_filled(message_factory: MessageFactory)
         ("isv.BUSINESS_LIMIT_CONTROL", "触发小时级流控Permits:5", Transient, timedelta(hours=1)),
         ("isv.BUSINESS_LIMIT_CONTROL", "触发天级流控Permits:10", Transient, timedelta(days=1)),
         ("isv.MOBILE_NUMBER_ILLEGAL", "号码格式错误", Permanent, None),
-        ("isv.SMS_TEMPLATE_ILLEGAL", "模板不合法", Permanent, None),
         ("isp.SYSTEM_ERROR", "系统错误", Unknown, None),
         ("isv.NEW_CODE", "?", Transient, None),
     ],
 )
-async def test_aliyun_code_determines_outcome(
-    message_factory: MessageFactory, code: str, text: str, expected: type, wait: timedelta | None
-) -> None:
+async def test_aliyun_code_determines_outcome(code: str, text: str, expected: type, wait: timedelta | None) -> None:
     server = AliyunServer(SECRET, verdict={"Code": code, "Message": text, "RequestId": "r"})
-    outcome = await sent(message_factory, AliyunSms, server)
+    outcome = await sent(AliyunSms, server)
     assert (type(outcome), getattr(outcome, "retry_after", None)) == (expected, wait)
     assert getattr(outcome, "disable_target", False) is (code == "isv.MOBILE_NUMBER_ILLEGAL")
 
@@ -481,39 +407,18 @@ async def test_aliyun_code_determines_outcome(
 @each_row(
     "code, expected, gone",
     [
-        ("LimitExceeded.PhoneNumberDailyLimit", Transient, False),
         ("FailedOperation.PhoneNumberInBlacklist", Permanent, True),
-        ("FailedOperation.ContainSensitiveWord", Permanent, False),
         ("InternalError.Timeout", Unknown, False),
         ("InvalidParameterValue.NewCode", Transient, False),
     ],
 )
 @each_row("whole", [False, True])
-async def test_tencent_code_determines_outcome(
-    message_factory: MessageFactory, code: str, expected: type, gone: bool, whole: bool
-) -> None:
+async def test_tencent_code_determines_outcome(code: str, expected: type, gone: bool, whole: bool) -> None:
     status = {"SendStatusSet": [{"Code": code, "Message": "text"}]}
     verdict = {"Response": {"Error": {"Code": code, "Message": "text"}} if whole else status}
-    outcome = await sent(message_factory, TencentSms, TencentServer(SECRET, verdict=verdict))
+    outcome = await sent(TencentSms, TencentServer(SECRET, verdict=verdict))
     assert isinstance(outcome, expected), outcome
     assert getattr(outcome, "disable_target", False) is gone
-
-
-@each_row("kind", [AliyunSms, TencentSms])
-@each_row("address", ["12", "138 0013 8000", "alice@example.com", "+86138001380001234567890"])
-async def test_sms_bad_number_is_permanent(
-    message_factory: MessageFactory, kind: type[VendorChannel], address: str
-) -> None:
-    outcome = await kind(SETTINGS[kind], TIMEOUT).send(
-        message_to(message_factory, kind, address), datetime.now(UTC) + TIMEOUT
-    )
-    assert (type(outcome), getattr(outcome, "reason", "")) == (Permanent, "bad_target")
-
-
-@each_row("address", ["@all", "@ALL", "boss|cfo"])
-def test_wecom_address_of_many_members_is_refused(address: str) -> None:
-    with pytest.raises(ValueError, match=r"^address: must name one member"):
-        WeComApp.validate_target({"address": address})
 
 
 @each_row("form", ["p@ss/word+1&2", "p%40ss%2Fword%2B1%262", "cEBzcy93b3JkKzEmMg"])

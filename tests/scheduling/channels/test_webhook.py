@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import json
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -10,10 +9,9 @@ import pytest
 import time_machine
 from standardwebhooks.webhooks import Webhook as Verifier
 
-from config.local.processes import select_port
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.webhook import Webhook, read_secrets, sign_request
-from tests.scheduling.channels.http_receivers import MessageFactory, Receiver, Request, always, reply, reset, time_out
+from tests.scheduling.channels.http_receivers import MessageFactory, Receiver, always, build_message, reply, time_out
 from tests.support.tables import each_row
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -25,12 +23,8 @@ def far() -> datetime:
     return datetime.now(UTC) + timedelta(seconds=30)
 
 
-async def sent(
-    message_factory: MessageFactory, receiver: Receiver, *, repeatable: bool = True, **config: Any
-) -> Outcome:
-    return await Webhook({"url": receiver.url} | config, TIMEOUT).send(
-        message_factory.message(repeatable=repeatable), far()
-    )
+async def sent(receiver: Receiver, *, repeatable: bool = True, **config: Any) -> Outcome:
+    return await Webhook({"url": receiver.url} | config, TIMEOUT).send(build_message(repeatable=repeatable), far())
 
 
 def test_signature_matches_the_public_vector() -> None:
@@ -45,34 +39,34 @@ def test_signature_matches_the_public_vector() -> None:
     assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
-async def test_webhook_sends_traceparent_on_each_attempt(message_factory: MessageFactory) -> None:
+async def test_webhook_sends_traceparent_on_each_attempt() -> None:
     trace_id = UUID("4bf92f3577b34da6a3ce929d0e0e4736")
     async with Receiver() as receiver:
         channel = Webhook({"url": receiver.url}, TIMEOUT)
         for message in (
-            message_factory.message(),
-            message_factory.message(trace_id=trace_id),
-            message_factory.message(trace_id=trace_id),
+            build_message(),
+            build_message(trace_id=trace_id),
+            build_message(trace_id=trace_id),
         ):
             await channel.send(message, far())
 
     without, first, second = receiver.requests
     assert "traceparent" not in without.headers
-    assert first.headers["traceparent"] == f"00-{trace_id.hex}-{message_factory.task_id.hex[16:]}-01"
+    assert first.headers["traceparent"] == f"00-{trace_id.hex}-{MessageFactory.task_id.hex[16:]}-01"
     assert second.headers["traceparent"] == first.headers["traceparent"]
 
 
-async def test_webhook_sends_signed_touch(message_factory: MessageFactory) -> None:
+async def test_webhook_sends_signed_touch() -> None:
     async with Receiver() as receiver:
-        outcome = await sent(message_factory, receiver, secret=SECRET)
+        outcome = await sent(receiver, secret=SECRET)
 
     assert outcome == Delivered("ok", 200)
     (request,) = receiver.requests
     Verifier(SECRET).verify(request.body, request.headers)
-    assert request.headers["webhook-id"] == str(message_factory.delivery_key)
+    assert request.headers["webhook-id"] == str(MessageFactory.delivery_key)
     assert request.headers["content-type"].startswith("application/json")
     assert request.json["data"] == {
-        "task_id": str(message_factory.task_id),
+        "task_id": str(MessageFactory.task_id),
         "user_id": "alice",
         "chat_id": "c1",
         "node": "presale-download",
@@ -89,38 +83,33 @@ async def test_webhook_sends_signed_touch(message_factory: MessageFactory) -> No
     assert datetime.fromisoformat(request.json["timestamp"]).tzinfo is not None
 
 
-@each_row("secret", [f"{SECRET} {OTHER}", [SECRET, OTHER]])
-async def test_webhook_rotated_secrets_both_verify(message_factory: MessageFactory, secret: Any) -> None:
+async def test_webhook_rotated_secrets_both_verify() -> None:
     async with Receiver() as receiver:
-        await sent(message_factory, receiver, secret=secret)
+        await sent(receiver, secret=f"{SECRET} {OTHER}")
+        await sent(receiver, secret=[SECRET, OTHER])
+        await sent(receiver)
 
-    (request,) = receiver.requests
-    for each in (SECRET, OTHER):
-        Verifier(each).verify(request.body, request.headers)
-
-
-async def test_webhook_without_secret_has_id_and_time(message_factory: MessageFactory) -> None:
-    async with Receiver() as receiver:
-        await sent(message_factory, receiver)
-
-    headers = receiver.requests[0].headers
-    assert "webhook-signature" not in headers
-    assert headers["webhook-id"] == str(message_factory.delivery_key)
-    assert abs(int(headers["webhook-timestamp"]) - datetime.now(UTC).timestamp()) < 60
+    *signed, plain = receiver.requests
+    for request in signed:
+        for each in (SECRET, OTHER):
+            Verifier(each).verify(request.body, request.headers)
+    assert "webhook-signature" not in plain.headers
+    assert plain.headers["webhook-id"] == str(MessageFactory.delivery_key)
+    assert abs(int(plain.headers["webhook-timestamp"]) - datetime.now(UTC).timestamp()) < 60
 
 
-async def test_community_target_overrides_the_channel(message_factory: MessageFactory) -> None:
+async def test_community_target_overrides_the_channel() -> None:
     channel = Webhook({"url": "https://example.com/hook", "secret": SECRET}, TIMEOUT)
     async with Receiver() as receiver:
-        plain = message_factory.message(target={"url": receiver.url})
-        own = message_factory.message(target={"url": receiver.url, "secret": OTHER})
+        plain = build_message(target={"url": receiver.url})
+        own = build_message(target={"url": receiver.url, "secret": OTHER})
         assert isinstance(await channel.send(plain, far()), Delivered)
         assert isinstance(await channel.send(own, far()), Delivered)
 
     first, second = receiver.requests
     Verifier(SECRET).verify(first.body, first.headers)
     Verifier(OTHER).verify(second.body, second.headers)
-    assert channel.target_key(plain) == channel.target_key(own) != channel.target_key(message_factory.message())
+    assert channel.target_key(plain) == channel.target_key(own) != channel.target_key(build_message())
     assert receiver.url not in channel.target_key(plain)
 
 
@@ -131,14 +120,10 @@ RETRY = {"retry-after": "120"}
     "status, headers, expected",
     [
         (200, {}, Delivered("said", 200)),
-        (202, {}, Delivered("said", 202)),
         (301, {"location": "http://169.254.169.254/"}, Permanent("redirect", "redirects are not followed", 301)),
-        (304, {}, Permanent("redirect", "redirects are not followed", 304)),
         (400, {}, Transient("http_400", "said", None, 400)),
         (401, RETRY, Transient("http_401", "said", timedelta(seconds=120), 401)),
-        (403, {}, Transient("http_403", "said", None, 403)),
         (404, {}, Transient("http_404", "said", None, 404)),
-        (409, {}, Transient("http_409", "said", None, 409)),
         (408, {}, Transient("http_408", "said", None, 408)),
         (410, {}, Permanent("gone", "said", 410, disable_target=True)),
         (413, {}, Permanent("http_413", "said", 413)),
@@ -148,9 +133,7 @@ RETRY = {"retry-after": "120"}
         (500, {}, Transient("http_500", "said", None, 500)),
         (502, {}, Unknown("http_502", "said")),
         (503, RETRY, Transient("http_503", "said", timedelta(seconds=120), 503)),
-        (503, {"retry-after": "99999999999999999999"}, Transient("http_503", "said", timedelta(days=1), 503)),
         (503, {"retry-after": "-5"}, Transient("http_503", "said", None, 503)),
-        (503, {"retry-after": "1e9"}, Transient("http_503", "said", None, 503)),
         (503, {"retry-after": "soon"}, Transient("http_503", "said", None, 503)),
         (503, {"retry-after": "Fri, 31 Dec 1999 23:59:59 GMT"}, Transient("http_503", "said", timedelta(0), 503)),
         (503, {"retry-after": "Fri, 31 Dec 9999 23:59:59 GMT"}, Transient("http_503", "said", timedelta(days=1), 503)),
@@ -159,91 +142,58 @@ RETRY = {"retry-after": "120"}
         (799, {}, Permanent("http_other", "said", 799)),
     ],
 )
-async def test_webhook_status_determines_outcome(
-    message_factory: MessageFactory, status: int, headers: dict[str, str], expected: Outcome
-) -> None:
-    body = b"" if status == 304 else b"said"
-    async with Receiver(always(reply(status, body, headers))) as receiver:
-        assert await sent(message_factory, receiver) == expected
+async def test_webhook_status_determines_outcome(status: int, headers: dict[str, str], expected: Outcome) -> None:
+    async with Receiver(always(reply(status, b"said", headers))) as receiver:
+        assert await sent(receiver) == expected
 
     assert len(receiver.requests) == 1
 
 
-async def test_retry_after_date_counts_from_now(message_factory: MessageFactory) -> None:
+@each_row(
+    "status, expected",
+    [*((status, Permanent) for status in (400, 404, 410, 422)), *((status, Unknown) for status in (500, 502, 504))],
+)
+async def test_refusal_of_what_cannot_be_repeated_is_final_and_an_error_unknown(status: int, expected: type) -> None:
+    async with Receiver(always(reply(status))) as receiver:
+        assert isinstance(await sent(receiver, repeatable=False), expected)
+
+
+async def test_retry_after_date_counts_from_now() -> None:
     date = {"retry-after": "Fri, 20 Nov 2026 08:02:00 GMT"}
     with time_machine.travel(datetime(2026, 11, 20, 8, 0, tzinfo=UTC), tick=False):
         async with Receiver(always(reply(503, b"", date))) as receiver:
-            assert await sent(message_factory, receiver) == Transient("http_503", "", timedelta(minutes=2), 503)
+            assert await sent(receiver) == Transient("http_503", "", timedelta(minutes=2), 503)
 
 
-@each_row("status", [400, 401, 403, 404, 409, 410, 413, 422])
-async def test_client_error_not_repeatable_is_permanent(message_factory: MessageFactory, status: int) -> None:
-    async with Receiver(always(reply(status))) as receiver:
-        assert isinstance(await sent(message_factory, receiver, repeatable=False), Permanent)
-
-
-@each_row("status", [500, 502, 504])
-async def test_server_error_not_repeatable_is_unknown(message_factory: MessageFactory, status: int) -> None:
-    async with Receiver(always(reply(status))) as receiver:
-        assert await sent(message_factory, receiver, repeatable=False) == Unknown(f"http_{status}", "ok")
-
-
-async def test_webhook_reply_is_cut_and_storable(message_factory: MessageFactory) -> None:
-    async with Receiver(always(reply(200, b"\x00\xff" + "您".encode() * 5000))) as receiver:
-        outcome = await sent(message_factory, receiver)
-
-    assert isinstance(outcome, Delivered)
-    assert outcome.reply == "\N{REPLACEMENT CHARACTER}" * 2 + "您" * 998
-
-
-async def test_connection_refused_is_transient(message_factory: MessageFactory) -> None:
-    channel = Webhook({"url": f"http://127.0.0.1:{select_port()}/"}, TIMEOUT)
-
-    outcome = await channel.send(message_factory.message(), far())
-
-    assert isinstance(outcome, Transient)
-    assert outcome.reason == "connect"
-
-
-async def test_webhook_timeout_or_deadline_is_unknown(message_factory: MessageFactory) -> None:
+async def test_webhook_timeout_or_deadline_is_unknown() -> None:
     async with Receiver(time_out) as receiver:
         by_timeout = Webhook({"url": receiver.url}, timedelta(seconds=20))
-        assert await by_timeout.send(message_factory.message(), far()) == Unknown(
-            "timeout", "no answer within the time limit"
-        )
+        assert await by_timeout.send(build_message(), far()) == Unknown("timeout", "no answer within the time limit")
         by_deadline = Webhook({"url": receiver.url}, timedelta(hours=1))
         deadline = datetime.now(UTC) + timedelta(seconds=20)
-        assert isinstance(await by_deadline.send(message_factory.message(), deadline), Unknown)
+        assert isinstance(await by_deadline.send(build_message(), deadline), Unknown)
 
 
-async def test_webhook_after_deadline_is_not_sent(message_factory: MessageFactory) -> None:
+async def test_webhook_after_deadline_is_not_sent() -> None:
     async with Receiver() as receiver:
         channel = Webhook({"url": receiver.url}, TIMEOUT)
-        outcome = await channel.send(message_factory.message(), datetime.now(UTC))
+        outcome = await channel.send(build_message(), datetime.now(UTC))
 
     assert isinstance(outcome, Transient)
     assert outcome.reason == "no_time"
     assert receiver.connections == 0
 
 
-async def test_webhook_reset_is_unknown(message_factory: MessageFactory) -> None:
-    async def reset_connection(request: Request, writer: asyncio.StreamWriter) -> None:
-        reset(writer)
-
-    async with Receiver(reset_connection) as receiver:
-        assert isinstance(await sent(message_factory, receiver), Unknown)
-
-
-async def test_bad_target_is_permanent_without_url(message_factory: MessageFactory) -> None:
+async def test_bad_target_is_permanent_without_url() -> None:
     channel = Webhook({"url": "https://example.com/"}, TIMEOUT)
 
-    outcome = await channel.send(message_factory.message(target={"url": "https://10.0.0.1/secret-path"}), far())
+    outcome = await channel.send(build_message(target={"url": "https://10.0.0.1/secret-path"}), far())
 
     assert outcome == Permanent("bad_target", "url: the address is not public")
 
 
-async def test_webhook_sends_surrogates_and_odd_values(message_factory: MessageFactory) -> None:
-    message = message_factory.message(body="\ud800 lone", event={"time": datetime(2026, 1, 1, tzinfo=UTC)})
+async def test_webhook_sends_surrogates_and_odd_values() -> None:
+    message = build_message(body="\ud800 lone", event={"time": datetime(2026, 1, 1, tzinfo=UTC)})
     async with Receiver() as receiver:
         outcome = await Webhook({"url": receiver.url, "secret": SECRET}, TIMEOUT).send(message, far())
 
@@ -256,14 +206,10 @@ async def test_webhook_sends_surrogates_and_odd_values(message_factory: MessageF
     "config, error",
     [
         ({}, "url: is missing"),
-        ({"url": 5}, "url: must be text"),
         ({"url": "http://example.com/"}, "url: only https"),
         ({"url": "https://10.0.0.1/"}, "url: the address is not public"),
-        ({"url": "https://example.com/", "urll": "x"}, "urll: is not known here"),
         ({"url": "https://example.com/", "secret": "plain"}, "secret: must be whsec_"),
         ({"url": "https://example.com/", "secret": "whsec_c2hvcnQ="}, "secret: must be whsec_"),
-        ({"url": "https://example.com/", "secret": "whsec_!!!!"}, "secret: must be whsec_"),
-        ({"url": "https://example.com/", "secret": {"a": 1}}, "secret: must be text"),
         ({"url": "https://example.com/", "secret": [1]}, "secret: must be text"),
     ],
 )
@@ -274,17 +220,8 @@ def test_webhook_config_errors_name_the_field(config: dict[str, Any], error: str
     assert str(raised.value).startswith(error)
 
 
-def test_webhook_timeout_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="timeout: "):
-        Webhook({"url": "https://example.com/"}, timedelta(0))
-
-
-def test_webhook_target_is_validated() -> None:
+def test_webhook_settings_that_are_accepted() -> None:
+    assert read_secrets({"secret": "whsec_" + "A" * 35}) == ("whsec_" + "A" * 35,), "padding is optional"
     Webhook.validate_target({})
-    Webhook.validate_target({"url": "https://example.com/"})
     with pytest.raises(ValueError, match="url: is missing"):
         Webhook.validate_target({"secret": SECRET})
-
-
-def test_webhook_secret_padding_is_optional() -> None:
-    assert read_secrets({"secret": "whsec_" + "A" * 35}) == ("whsec_" + "A" * 35,)

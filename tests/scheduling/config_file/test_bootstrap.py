@@ -17,6 +17,7 @@ from pytest_django import Settings
 from rpa_tasks.configuration import check_flow
 from rpa_tasks.models import Flow, Platform
 from scheduling.configuration import snapshot
+from scheduling.ids import new_id
 from scheduling.models import ChannelConfig, Configuration, EventType, HarassmentRule, Node, Template, TemplateText
 from scheduling.policy.matrix import delay_for
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
@@ -65,9 +66,7 @@ def test_bootstrap_stores_the_shipped_matrix() -> None:
         ("cap", 1, False), ("dedupe", None, False),
     ]  # fmt: skip
 
-
-def test_shipped_node_after_a_consultation_has_the_dynamic_delay() -> None:
-    bootstrap()
+    # The delay after a consultation is dynamic.
     config = snapshot.current()
     (node,) = (node for node in config.nodes.values() if node.dynamic)
     assert node.key == "presale-consultation"
@@ -83,16 +82,12 @@ def test_shipped_node_after_a_consultation_has_the_dynamic_delay() -> None:
         ("vip", 2): 1, ("vip", 1): 0.6, ("normal", 2): 2, ("normal", 1): 1.2, ("", 2): 24, ("", 1): 14.4,
     }  # fmt: skip
 
-
-def test_shipped_nodes_have_goals_and_one_holdout() -> None:
-    bootstrap()
+    # Each has a goal; one has a hold-out.
     nodes = Node.objects.filter(enabled=True).exclude(trigger="session.silent")
     assert not nodes.filter(goal_event="").exists()
     assert list(nodes.exclude(holdout_percent=0).values_list("key", "holdout_percent")) == [("churn-inactive", 5)]
 
-
-def test_bootstrap_stores_the_silence_policies_of_the_published_case() -> None:
-    bootstrap()
+    # The silence policies are those of the published case.
     rows = SilencePolicy.objects.exclude(key="default")
     assert {row.key: (row.threshold.total_seconds(), row.tags, row.after) for row in rows} == {
         "new": (30, ["new"], "any"), "returning": (180, ["returning"], "any"), "vip": (180, ["vip"], "any"),
@@ -117,48 +112,24 @@ def test_bootstrap_stores_platforms_and_flows_that_are_not_in_use() -> None:
     assert Platform.objects.count() == 2, "what an operator deleted does not return"
 
 
-def test_shipped_texts_render_in_both_languages(matrix_event: EventSpec) -> None:
+def test_shipped_texts_render_in_both_languages() -> None:
     bootstrap()
+    paid = EventSpec(new_id(), "shop", "1", "order.paid", datetime.now(UTC), "u-1", "c1")
     for template in Template.objects.all():
         texts = tuple(TextSpec(each.locale, each.subject, each.body) for each in template.texts.all())
         assert {each.locale for each in texts} == {"zh-hans", "en"}
         spec = TemplateSpec(1, template.key, 1, template.content_type, template.category, texts)
         for locale in ("zh-hans", "en"):
-            subject, body, used = render_message(spec, CustomerSpec(1, "u-1", locale=locale), matrix_event)
+            subject, body, used = render_message(spec, CustomerSpec(1, "u-1", locale=locale), paid)
             assert (bool(subject), bool(body), used) == (True, True, locale)
 
 
-@pytest.fixture
-def matrix_event() -> EventSpec:
-    from scheduling.ids import new_id
-
-    return EventSpec(new_id(), "shop", "1", "order.paid", datetime.now(UTC), "u-1", "c1")
-
-
-def test_bootstrap_again_changes_nothing() -> None:
-    bootstrap()
-    before = Configuration.objects.get().version
-    said = bootstrap()
-    assert said.startswith("Demo login: demo / ")
-    assert Configuration.objects.get().version == before
-
-
-def test_bootstrap_keeps_existing_configuration() -> None:
+def test_bootstrap_keeps_existing_configuration_and_names_event_types() -> None:
+    EventType.objects.create(key="customer.inactive")
+    EventType.objects.create(key="order.paid", name="付款", is_activity=False)
     ChannelConfig.objects.create(key="mine", kind="log")
     HarassmentRule.objects.create(kind="conversation", enabled=False)
     TemplateText.objects.create(template=Template.objects.create(key="usage-guide", content_type="own"), body="mine")
-    bootstrap()
-    assert ChannelConfig.objects.get(key="mine").retired_at is None
-    assert HarassmentRule.objects.get(kind="conversation").enabled is False
-    assert Template.objects.get(key="usage-guide").texts.get().body == "mine"
-    Node.objects.filter(trigger="order.paid").delete()
-    bootstrap()
-    assert Node.objects.count() == 9
-
-
-def test_bootstrap_names_event_types() -> None:
-    EventType.objects.create(key="customer.inactive")
-    EventType.objects.create(key="order.paid", name="付款", is_activity=False)
     bootstrap()
     assert set(EventType.objects.filter(is_activity=False).values_list("key", "name")) == {
         ("customer.inactive", "客户沉寂"), ("session.silent", "会话沉默"), ("order.paid", "付款"),
@@ -167,6 +138,12 @@ def test_bootstrap_names_event_types() -> None:
         ("session.unanswered", "客服未回复"), ("touch.bounced", "触达被退回"),
     }  # fmt: skip
     assert EventType.objects.count() == 19
+    assert ChannelConfig.objects.get(key="mine").retired_at is None
+    assert HarassmentRule.objects.get(kind="conversation").enabled is False
+    assert Template.objects.get(key="usage-guide").texts.get().body == "mine"
+    Node.objects.filter(trigger="order.paid").delete()
+    bootstrap()
+    assert Node.objects.count() == 9
 
 
 def test_bootstrap_groups_have_nested_permissions() -> None:
@@ -183,15 +160,7 @@ def test_bootstrap_groups_have_nested_permissions() -> None:
     assert not {each for each in may["editor"] if each.endswith(("_apikey", "_user")) and not each.startswith("view_")}
 
 
-def test_bootstrap_keeps_added_permissions() -> None:
-    bootstrap()
-    extra = Permission.objects.get(codename="add_apikey")
-    Group.objects.get(name="viewer").permissions.add(extra)
-    bootstrap()
-    assert extra in Group.objects.get(name="viewer").permissions.all()
-
-
-def test_bootstrap_writes_private_demo_password(state_dir: Path) -> None:
+def test_second_bootstrap_keeps_what_is_stored(state_dir: Path) -> None:
     said = bootstrap()
     file = state_dir / "demo-password"
     password = file.read_text().strip()
@@ -199,21 +168,24 @@ def test_bootstrap_writes_private_demo_password(state_dir: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
     user = get_user_model().objects.get(username="demo")
     assert (user.is_superuser, user.check_password(password)) == (True, True)
+    before = Configuration.objects.get().version
+    extra = Permission.objects.get(codename="add_apikey")
+    Group.objects.get(name="viewer").permissions.add(extra)
+
     assert bootstrap() == f"Demo login: demo / {password}\n"
 
+    assert Configuration.objects.get().version == before
+    assert extra in Group.objects.get(name="viewer").permissions.all()
 
-def test_bootstrap_replaces_lost_password_file(state_dir: Path) -> None:
+
+def test_bootstrap_replaces_lost_password_file_and_prints_no_changed_password(state_dir: Path) -> None:
     bootstrap()
     (state_dir / "demo-password").unlink()
     said = bootstrap()
     password = (state_dir / "demo-password").read_text().strip()
     assert password in said
-    assert get_user_model().objects.get(username="demo").check_password(password)
-
-
-def test_bootstrap_does_not_print_changed_password() -> None:
-    bootstrap()
     user = get_user_model().objects.get(username="demo")
+    assert user.check_password(password)
     user.set_password("something else")
     user.save()
     assert bootstrap() == "Demo login: demo / (the password was changed)\n"

@@ -8,6 +8,7 @@ import pytest
 
 from scheduling.configuration import snapshot
 from scheduling.models import Calendar, HarassmentRule, Holdout, Node
+from scheduling.policy.node_conditions import MOST_ROWS
 
 pytestmark = pytest.mark.django_db
 
@@ -68,24 +69,20 @@ def test_published_examples_round_trip(apply: Callable[..., str], export: Callab
     assert Holdout.objects.get().percent == 5
     for name in ("when:", "send_window:", "calendars:", "from_nodes:", "holdout:\n  percent: 5"):
         assert name in exported
-
-
-def test_published_triggers_plan_follow_ups(apply: Callable[..., str]) -> None:
-    apply(CONFIGURATION)
     triggered = snapshot.current().triggered
     for end in ("delivered", "failed", "suppressed", "clicked", "replied"):
-        (node,) = triggered[f"touch.{end}"]
-        assert "big-order" in node.from_nodes
+        (node_spec,) = triggered[f"touch.{end}"]
+        assert "big-order" in node_spec.from_nodes
 
 
-@pytest.mark.parametrize("field", FIELDS)
-def test_published_operators_apply_to_each_field(
-    apply: Callable[..., str], export: Callable[..., str], field: str
-) -> None:
-    rows = [f"{{field: {field}, op: {op}, value: 5}}" for op in OPERATORS]
-    rows += [f"{{field: {field}, op: {op}, value: [a, b]}}" for op in ("in", "not_in")]
-    rows += [f"{{field: {field}, op: {op}}}" for op in ("exists", "absent")]
-    rows += ["{field: customer.events.order.paid.count, op: gte, value: 2}"]
+def test_published_operators_apply_to_each_field(apply: Callable[..., str], export: Callable[..., str]) -> None:
+    rows = ["{field: customer.events.order.paid.count, op: gte, value: 2}"]
+    for field in FIELDS:
+        rows += [f"{{field: {field}, op: {op}, value: 5}}" for op in OPERATORS]
+        rows += [f"{{field: {field}, op: {op}, value: [a, b]}}" for op in ("in", "not_in")]
+        rows += [f"{{field: {field}, op: {op}}}" for op in ("exists", "absent")]
     head, _, rest = CONFIGURATION.partition("    when: ")
-    apply(f"{head}    when: {{all: [{', '.join(rows)}]}}\n    variants:{rest.partition('    variants:')[2]}")
-    assert apply(export()).startswith("no changes\n")
+    for start in range(0, len(rows), MOST_ROWS):
+        when = f"{{all: [{', '.join(rows[start : start + MOST_ROWS])}]}}"
+        apply(f"{head}    when: {when}\n    variants:{rest.partition('    variants:')[2]}")
+        assert apply(export()).startswith("no changes\n")

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
 from pytest_django import Settings
 
 from scheduling.models import ChannelConfig, Configuration, EventType, Node, Stage, Template
+from tests.scheduling.config_file.conftest import BASE_CONFIG
+from tests.support.tables import each_row
 
 Refused = Callable[..., list[str]]
 
@@ -21,189 +25,92 @@ def with_node(base_config: str, rest: str) -> str:
 
 BAD_SECTIONS = [
     ("version: 2", "version: must be 1"),
-    ("node: []", "node: is not known here; known are version, channels, templates, "
-     "communities, calendars, stages, nodes, delay_rules, harassment_rules, holdout, webhooks, platforms, flows, "
-     "shops, silence_policies, campaigns"),
+    ("node: []", "node: is not known here"),
     ("nodes: {}", "nodes: must be a list"),
-    ("nodes:", "nodes: must be a list"),
     ("stages: [x]", "stages[0]: must be a mapping"),
     ("stages: [{name: 售前}]", "stages[0].key: is missing"),
-    ("stages: [{key: Pre Sale}]",
-     "stages[0].key: must be lower-case letters, digits, “-”, “_” and “.”, at most 64"),
+    ("stages: [{key: Pre Sale}]", "stages[0].key: must be lower-case letters, digits, “-”, “_” and “.”, at most 64"),
     ("stages: [{key: 7}]", "stages[0].key: must be text; put it in quotes"),
     ("stages: [{key: a}, {key: a}]", "stages[1]: “a” is listed already, at stages[0]"),
     ("stages: [{key: a, position: -1}]", "stages[0].position: must be between 0 and 32767"),
-    ("stages: [{key: a, position: first}]", "stages[0].position: must be a whole number"),
     ("stages: [{key: a, colour: red}]", "stages[0].colour: is not known here; known are key, name, position"),
-    ("channels: [{key: a, kind: fax}]",
-     "channels[0].kind: there is no channel kind “fax”; available: dingtalk, email, feishu, http, inapp, log, "
-     "rpa, sms_aliyun, sms_tencent, webhook, wechat_kf, wechat_miniprogram, wechat_official, wecom, wecom_app"),
-    ("channels: [{key: a, kind: wecom_app, corp_id: w, agent_id: 1}]", "channels[0].secret: is missing"),
-    ("channels: [{key: a, kind: http, url: 'https://a.example.com/', body: {a: '{{ user.name }}'}}]",
-     "channels[0].body.a: line 1: unknown variable “user”; available: channel, event, message, values"),
+    ("channels: [{key: a, kind: fax}]", "channels[0].kind: there is no channel kind “fax”"),
     ("channels: [{key: a, kind: http, url: 'https://a.example.com/', code_field: c, errors: [{code: 1, then: x}]}]",
-     "channels[0].errors.0.then: must be one of permanent, retry, quota, address_invalid, refresh_token, unknown"),
+     "channels[0].errors.0.then: must be one of permanent"),
     ("channels: [{key: a, kind: webhook}]", "channels[0].url: is missing"),
-    ("channels: [{key: a, kind: log, url: x}]", "channels[0].url: is not known here; known are none"),
     ("channels: [{key: a, kind: log, timeout: 21s}]", "channels[0].timeout: must not be longer than 20s"),
-    ("channels: [{key: a, kind: log, timeout: 0}]", "channels[0].timeout: must be above zero"),
     ("channels: [{key: a, kind: log, idempotent: 'yes'}]", "channels[0].idempotent: must be true or false"),
-    ("channels: [{key: a, kind: log, retry: [10]}]",
-     "channels[0].retry: “10” is not a duration; write it like 15m, 2h, 7d or 1h30m"),
     ("channels: [{key: a, kind: log, retry: [0]}]", "channels[0].retry: each must be above zero and at most 7d"),
-    ("channels: [{key: a, kind: wecom, daily_limit: 0}]",
-     "channels[0].daily_limit: must be between 1 and 1000000"),
-    ("channels: [{key: a, kind: wecom, daily_limit: many}]", "channels[0].daily_limit: must be a whole number"),
-    ("channels: [{key: a, kind: wecom, daily_limit: 9, monthly_limit: 8}]",
-     "channels[0].monthly_limit: must be at least the limit of a day, 9"),
-    ("channels: [{key: a, kind: wecom, secret: x}]",
-     "channels[0].secret: is not known here; known are format, mentions, proxy"),
+    ("channels: [{key: a, kind: wecom, daily_limit: 0}]", "channels[0].daily_limit: must be between 1 and 1000000"),
+    ("channels: [{key: a, kind: wecom, daily_limit: 9, monthly_limit: 8}]", "channels[0].monthly_limit: must be at"),
     ("channels: [{key: a, kind: webhook, url: (kept)}]", "channels[0].url: there is nothing stored to keep"),
     ("templates: [{key: a, content_type: t}]", "templates[0].body: is missing"),
-    ("templates: [{key: a, body: x}]", "templates[0].content_type: is missing"),
     ("templates: [{key: a, content_type: t, body: ''}]", "templates[0].body: must not be empty"),
-    ("templates: [{key: a, content_type: t, category: spam, body: x}]",
-     "templates[0].category: must be one of marketing, service"),
-    ("templates: [{key: a, content_type: t, body: 'hi {{ user.nmae }}'}]",
-     "templates[0].body: line 1: unknown variable “user.nmae”; user has id, level, locale, name, timezone"),
-    ("templates: [{key: a, content_type: t, body: 'hi {{ user.name'}]",
-     "templates[0].body: line 1: “{{” is not closed on its line"),
-    ("templates: [{key: a, content_type: t, body: x, subject: '{{ me }}'}]",
-     "templates[0].subject: line 1: unknown variable “me”; available: chat, customer, event, user"),
+    ("templates: [{key: a, content_type: t, category: spam, body: x}]", "templates[0].category: must be one of"),
+    ("templates: [{key: a, content_type: t, body: 'hi {{ user.nmae }}'}]", "templates[0].body: line 1"),
     ("templates: [{key: a, content_type: t, body: x}, {key: a, content_type: t, body: y}]",
      "templates[1].locale: “zh-hans” is listed already for “a”"),
     ("templates: [{key: a, content_type: t, body: x}, {key: a, content_type: u, body: y, locale: en}]",
      "templates[1].content_type: must be the same as at templates[0]"),
-    ("communities: [{chat_id: c, targets: {fax: {}}}]",
-     "communities[0].targets.fax: there is no channel or channel kind “fax”"),
-    ("communities: [{chat_id: c, targets: {wecom: {}}}]", "communities[0].targets.wecom.url: is missing"),
+    ("communities: [{chat_id: c, targets: {fax: {}}}]", "communities[0].targets.fax: there is no channel or channel"),
     ("communities: [{chat_id: c, targets: {wecom: {url: 'https://example.com/x'}}}]",
      "communities[0].targets.wecom.url: the host must be qyapi.weixin.qq.com"),
     ("communities: [{chat_id: c, targets: {wecom: {url: (kept)}}}]",
      "communities[0].targets.wecom.url: there is nothing stored to keep"),
-    ("communities: [{chat_id: c, targets: [x]}]", "communities[0].targets: must be a mapping"),
-    ("delay_rules: []", "delay_rules: must be a mapping"),
     ("delay_rules: {by_level: {vip: -1h}}", "delay_rules.by_level.vip: must not be negative"),
-    ("delay_rules: {default: 2y}",
-     "delay_rules.default: “2y” is not a duration; write it like 15m, 2h, 7d or 1h30m"),
-    ("delay_rules: {active_factor: 0}", "delay_rules.active_factor: must be between 0.01 and 10"),
-    ("delay_rules: {level: {}}",
-     "delay_rules.level: is not known here; known are active_factor, active_within, by_level, default"),
-    ("calendars: [{key: a, country: XX}]",
-     "calendars[0].country: the holidays of “XX” are not known; use a code like CN, or leave it empty"),
-    ("calendars: [{key: a, timezone: Peking}]",
-     "calendars[0].timezone: “Peking” is not an IANA time zone, like Asia/Shanghai"),
-    ("calendars: [{key: a, closed: ['2026-02-30']}]",
-     "calendars[0].closed[0]: “2026-02-30” is not a day like 2026-10-10"),
-    ("calendars: [{key: a, closed: ['2026-02-01', '2026-02-01']}]",
-     "calendars[0].closed: names something twice"),
-    ("calendars: [{key: a, open: ['2026-02-28'], closed: ['2026-02-28']}]",
-     "calendars[0].open: 2026-02-28 is also among the closed days"),
+    ("delay_rules: {level: {}}", "delay_rules.level: is not known here"),
+    ("calendars: [{key: a, country: XX}]", "calendars[0].country: the holidays of “XX” are not known"),
+    ("calendars: [{key: a, timezone: Peking}]", "calendars[0].timezone: “Peking” is not an IANA time zone"),
+    ("calendars: [{key: a, closed: ['2026-02-30']}]", "calendars[0].closed[0]: “2026-02-30” is not a day like"),
+    ("calendars: [{key: a, open: ['2026-02-28'], closed: ['2026-02-28']}]", "calendars[0].open: 2026-02-28 is also"),
     ("calendars: [{key: a, send_window: {from: '9:00', to: '18:00', calendar: b}}]",
      "calendars[0].send_window.calendar: there is no calendar “b”"),
     ("harassment_rules: [{}]", "harassment_rules[0].kind: is missing"),
-    ("harassment_rules: [{kind: mute}]",
-     "harassment_rules[0].kind: must be one of cap, dedupe, conversation, quiet_hours"),
-    ("harassment_rules: [{kind: cap, window: 24h}]", "harassment_rules[0].limit: is missing"),
-    ("harassment_rules: [{kind: cap, window: 24h, limit: 0}]",
-     "harassment_rules[0].limit: must be between 1 and 1000000"),
+    ("harassment_rules: [{kind: mute}]", "harassment_rules[0].kind: must be one of cap"),
+    ("harassment_rules: [{kind: cap, window: 24h, limit: 0}]", "harassment_rules[0].limit: must be between 1 and"),
     ("harassment_rules: [{kind: cap, window: 0, limit: 3}]", "harassment_rules[0].window: must be above zero"),
-    ("harassment_rules: [{kind: conversation, scope: community}]",
-     "harassment_rules[0].scope: only a cap or a dedupe can be counted for a community"),
-    ("harassment_rules: [{kind: cap, window: 1h, limit: 3, channel: fax}]",
-     "harassment_rules[0].channel: there is no channel or channel kind “fax”"),
-    ("harassment_rules: [{kind: cap, window: 1h, limit: 3, category: ads}]",
-     "harassment_rules[0].category: must be one of marketing, service"),
-    ("harassment_rules: [{kind: cap, window: 1h, limit: 3, tag: 5}]",
-     "harassment_rules[0].tag: must be text; put it in quotes"),
+    ("harassment_rules: [{kind: conversation, scope: community}]", "harassment_rules[0].scope: only a cap or a dedupe"),
+    ("harassment_rules: [{kind: cap, window: 1h, limit: 3, channel: fax}]", "harassment_rules[0].channel: there is no"),
+    ("harassment_rules: [{kind: cap, window: 1h, limit: 3, tag: 5}]", "harassment_rules[0].tag: must be text"),
     ("harassment_rules: [{kind: cap, window: 1h, limit: 3, limits: {vip: 0}}]",
      "harassment_rules[0].limits.vip: must be a whole number from 1 to 1000000"),
-    ("harassment_rules: [{kind: cap, window: 1h, limit: 3, limits: {vip: many}}]",
-     "harassment_rules[0].limits.vip: must be a whole number"),
     ("harassment_rules: [{kind: cap, window: 1h, limit: 3, limits: {vip: 5}, scope: community}]",
-     "harassment_rules[0].limits: a level belongs to a customer: a cap for a community has one limit"),
+     "harassment_rules[0].limits: a level belongs to a customer"),
     ("harassment_rules: [{kind: quiet_hours, from: '22:00', to: '08:00', tag: sale}]",
-     "harassment_rules[0].tag: is not known here; known are enabled, from, kind, scope, timezone, to"),
-    ("holdout: 5", "holdout: must be a mapping"),
+     "harassment_rules[0].tag: is not known here"),
     (
         "templates: [{key: a, content_type: t, category: spam, body: x}, {key: a, content_type: t, category: service,"
         " body: y, locale: en}]",
         "templates[0].category: must be one of marketing, service",
     ),
-    (
-        "campaigns: [{key: a, threshold: 1m, starts_at: '0001-01-01T00:00:00+08:00', ends_at: '2026-01-01T00:00Z'}]",
-        'campaigns[0].starts_at: must be an instant like "2026-11-11T00:00:00+08:00"',
-    ),
-    ("holdout: {percent: 101}", "holdout.percent: must be between 0 and 100"),
-    ("holdout: {percent: five}", "holdout.percent: must be a number"),
+    ("campaigns: [{key: a, threshold: 1m, starts_at: '0001-01-01T00:00:00+08:00', ends_at: '2026-01-01T00:00Z'}]",
+     'campaigns[0].starts_at: must be an instant like "2026-11-11T00:00:00+08:00"'),
     ("holdout: {share: 5}", "holdout.share: is not known here; known are key, percent"),
-    ("harassment_rules: [{kind: dedupe, window: 1h, by: body}]",
-     "harassment_rules[0].by: must be one of content_type"),
-    ("harassment_rules: [{kind: conversation, limit: 3}]",
-     "harassment_rules[0].limit: is not known here; known are enabled, kind, scope"),
-    ("harassment_rules: [{kind: quiet_hours, from: 22:00, to: '8'}]",
-     'harassment_rules[0].to: must be a time like "22:00"'),
-    ("harassment_rules: [{kind: quiet_hours, from: 22:00, to: 08:00, timezone: Asia/Peking}]",
-     "harassment_rules[0].timezone: “Asia/Peking” is not an IANA time zone, like Asia/Shanghai"),
-    ("harassment_rules: [{kind: quiet_hours, from: 22:00, to: 22:00}]",
-     "harassment_rules[0].to: must differ from the start of quiet hours"),
-    ("silence_policies: [{tag: vip, threshold: 1s}]", "silence_policies[0].threshold: must be between 2s and 12h"),
+    ("harassment_rules: [{kind: quiet_hours, from: 22:00, to: '8'}]", "harassment_rules[0].to: must be a time like"),
+    ("harassment_rules: [{kind: quiet_hours, from: 22:00, to: 22:00}]", "harassment_rules[0].to: must differ from the"),
 ]  # fmt: skip
 BAD_NODES = [
     ("stage: x", "line 7: “stage” is given twice"),
     ("delay: 15", "nodes[0].delay: “15” is not a duration; write it like 15m, 2h, 7d or 1h30m"),
-    ("delay: -1h", "nodes[0].delay: must not be negative"),
-    ("delay: 400d", "nodes[0].delay: must not be longer than a year (365d)"),
-    ("delay: [1h]", "nodes[0].delay: must be a duration like 15m, 2h, 7d or 1h30m"),
     ("priority: urgent", "nodes[0].priority: must be one of high, normal, low"),
     ("enabled: 1", "nodes[0].enabled: must be true or false"),
     ("rollout: {percent: 101}", "nodes[0].rollout.percent: must be between 0 and 100"),
-    ("rollout: {percent: true}", "nodes[0].rollout.percent: must be a number"),
-    ("rollout: 50", "nodes[0].rollout: must be a mapping"),
-    ("rollout: {share: 5}", "nodes[0].rollout.share: is not known here; known are communities, percent"),
-    ("rollout.percent: 5", "nodes[0].rollout.percent: is not known here; known are at, at_day, canary, cancel_on, "
-     "channel, delay, delay_rules, dynamic, enabled, expires_after, from_nodes, goal, guards, holdout, key, "
-     "name, not_before, on_repeat, over_cap, priority, rollout, send_window, stage, tags, template, trigger, "
-     "variants, when"),
+    ("rollout.percent: 5", "nodes[0].rollout.percent: is not known here"),
     ("rollout: {communities: [c1, c1]}", "nodes[0].rollout.communities: names something twice"),
-    ("over_cap: wait", "nodes[0].over_cap: must be one of suppress, defer"),
     ("expires_after: 0", "nodes[0].expires_after: must be above zero"),
     ("canary: {template: guide-v2}", "nodes[0].canary.template: there is no template “guide-v2”"),
     ("canary: {percent: 10}", "nodes[0].canary.template: is missing: a canary needs the template it tries"),
-    ("canary: {guard: slowly}", "nodes[0].canary.guard: must be a mapping"),
     ("canary: {guard: {steps: [50, 5]}}", "nodes[0].canary.guard.steps: must grow from above 0 to at most 100"),
-    ("canary: {guard: {complaints: x1}}", "nodes[0].canary.guard.complaints: must be a number"),
-    ("canary: {guard: {time: soon}}", "nodes[0].canary.guard.time: “soon” is not a duration; write it like 15m, "
-     "2h, 7d or 1h30m"),
     ("cancel_on: order.paid", "nodes[0].cancel_on: must be a list"),
-    ("on_repeat: never", "nodes[0].on_repeat: must be one of each, keep, restart"),
-    ("goal: {event: order.paid}",
-     "nodes[0].goal.within: is missing: a goal is an event and the time within which it counts"),
-    ("goal: {within: 7d}",
-     "nodes[0].goal.event: is missing: a goal is an event and the time within which it counts"),
-    (
-        "goal: {event: ' ', within: 7d}",
-        "nodes[0].goal.event: is missing: a goal is an event and the time within which it counts",
-    ),
-    ("holdout: -1", "nodes[0].holdout: must be between 0 and 100"),
-    ("guards: {cap: off}", "nodes[0].guards.cap: must be one of apply, count_only, ignore"),
+    ("goal: {event: order.paid}", "nodes[0].goal.within: is missing"),
+    ("goal: {event: ' ', within: 7d}", "nodes[0].goal.event: is missing"),
     ("guards: {dedupe: count_only}", "nodes[0].guards.dedupe: must be one of apply, ignore"),
     ("when: {all: []}", "nodes[0].when: must be “all” or “any” with a list of rows"),
-    ("when: {all: [{field: total, op: eq, value: 1}]}",
-     "nodes[0].when.all[0].field: “total” is not known; known are event.type, event.source, chat_id, "
-     "customer.level, customer.locale, customer.tags, event.data.…, customer.attributes.…, "
-     "customer.events.….count"),
-    ("when: {all: [{field: event.data.total, operator: is, value: 1}]}",
-     "nodes[0].when.all[0]: must have field, op and value, or be a group of such rows"),
-    ("when: {all: [{field: event.data.total, op: is, value: 1}]}",
-     "nodes[0].when.all[0].op: must be one of eq, ne, gt, gte, lt, lte, in, not_in, contains, not_contains, "
-     "starts_with, exists, absent"),
+    ("when: {all: [{field: total, op: eq, value: 1}]}", "nodes[0].when.all[0].field: “total” is not known"),
+    ("when: {all: [{field: event.data.total, operator: is, value: 1}]}", "nodes[0].when.all[0]: must have field"),
     ("when: {all: [{any: [{field: event.data.total, op: gte, value: much}]}]}",
-     "nodes[0].when.all[0].any[0].value: must be a number, or a date like 2026-05-01"),
-    ("variants: [{key: a, template: guide}]",
-     "nodes[0].variants[0].when: must be “all” or “any” with a list of rows"),
-    ("variants: [{template: guide, when: {all: [{field: chat_id, op: exists}]}}]",
-     "nodes[0].variants[0].key: is missing"),
+     "nodes[0].when.all[0].any[0].value: must be a number"),
+    ("variants: [{key: a, template: guide}]", "nodes[0].variants[0].when: must be “all” or “any” with a list of rows"),
     ("variants: [{key: a, template: guide, when: {all: [{field: chat_id, op: exists}]}}, "
      "{key: a, template: guide, when: {all: [{field: chat_id, op: exists}]}}]",
      "nodes[0].variants[1].key: “a” is the key of another variant"),
@@ -212,44 +119,31 @@ BAD_NODES = [
     ("variants: {}", "nodes[0].variants: must be a list of at most 10 variants"),
     ("at: 10", 'nodes[0].at: must be a time like "22:00"'),
     ("at_day: working", "nodes[0].at: is missing: the day is chosen for a time"),
-    ("at: '10:00', not_before: '09:00'",
-     "nodes[0].not_before: cannot apply together with a fixed time of day"),
-    ("send_window: mon 9-18",
-     "nodes[0].send_window: must be a mapping with days, from, to, calendar, timezone"),
-    ("send_window: {days: [monday], from: '9:00', to: '18:00'}",
-     "nodes[0].send_window.days: must be a list of some of mon, tue, wed, thu, fri, sat, sun, daily, weekend, "
-     "working, free"),
-    ("send_window: {from: '9:00'}", "nodes[0].send_window.to: is missing"),
+    ("at: '10:00', not_before: '09:00'", "nodes[0].not_before: cannot apply together with a fixed time of day"),
+    ("send_window: {days: [monday], from: '9:00', to: '18:00'}", "nodes[0].send_window.days: must be a list of some"),
     ("send_window: [{from: '9:00', to: '24:00'}, {from: '9:00', to: '24:01'}]",
-     'nodes[0].send_window[1].to: must be a time like "09:00", at most "24:00"'),
-    ("send_window: {from: '20:00', to: '8:00'}",
-     "nodes[0].send_window.to: must end later than it starts; use two windows over midnight"),
-    ("send_window: {from: '9:00', to: '18:00', timezone: Peking}",
-     "nodes[0].send_window.timezone: “Peking” is not customer or an IANA time zone, like Asia/Shanghai"),
-    ("send_window: {from: '9:00', to: '18:00', calendar: moon}",
-     "nodes[0].send_window.calendar: there is no calendar “moon”"),
+     'nodes[0].send_window[1].to: must be a time like "09:00"'),
+    ("send_window: {from: '20:00', to: '8:00'}", "nodes[0].send_window.to: must end later than it starts"),
+    ("send_window: {from: '9:00', to: '18:00', calendar: moon}", "nodes[0].send_window.calendar: there is no calendar"),
     ("delay_rules: {by_level: {vip: 1h}}", "nodes[0].delay_rules.default: is missing"),
-    ("delay_rules: {default: 1h, active_factor: 99}",
-     "nodes[0].delay_rules.active_factor: must be between 0.01 and 10"),
-    ("delay_rules: {default: 1h, by_level: {vip: soon}}", "nodes[0].delay_rules.by_level.vip: “soon” is not a "
-     "duration; write it like 15m, 2h, 7d or 1h30m"),
 ]  # fmt: skip
 
 
 def test_bad_sections_are_refused(refusal_of: Refused, base_config: str) -> None:
+    """The start of each problem is here: its path, and what is wrong with it."""
     wrong = {}
-    for text, message in [*BAD_SECTIONS, *((with_node(base_config, rest), message) for rest, message in BAD_NODES)]:
-        lines = [line.rpartition("configuration.yaml: ")[2] for line in refusal_of(text)]
-        if lines != [message, "nothing was stored"]:
-            wrong[message] = lines
+    for text, problem in [*BAD_SECTIONS, *((with_node(base_config, rest), problem) for rest, problem in BAD_NODES)]:
+        found, *after = (line.rpartition("configuration.yaml: ")[2] for line in refusal_of(text))
+        if not found.startswith(problem) or after != ["nothing was stored"]:
+            wrong[problem] = [found, *after]
     assert wrong == {}
 
 
 FOLLOWING = "stage: presale, trigger: touch.delivered, template: guide, channel: log"
 
 
-@pytest.mark.parametrize(
-    ("nodes", "messages"),
+@each_row(
+    "nodes, messages",
     [
         (["key: a, from_nodes: [presale-download], {f}"], []),
         (["key: a, {f}"], ["nodes[0].from_nodes: is missing: “touch.delivered” is about touches of other nodes"]),
@@ -293,39 +187,37 @@ def test_journey_longer_than_its_limit_is_refused(
     assert lines == [*(f"nodes[{place}].{chain}" for place in range(3)), "nothing was stored"]
 
 
-def test_calendar_that_a_node_names_cannot_be_left_out(
-    refusal_of: Refused, apply: Callable[..., str], base_config: str
+VARIANT = "variants: [{key: v, when: {all: [{field: chat_id, op: exists}]}, template: other}]"
+HOURS = "{from: '9:00', to: '18:00', calendar: china}"
+STILL_USED = [
+    (with_node(BASE_CONFIG, f"send_window: {HOURS}") + "\ncalendars: [{key: china}]\n", "calendars: [{key: sun}]",
+     "calendars: calendar “china” is not listed, but node “n” still uses it"),
+    (f"calendars: [{{key: china}}]\nsilence_policies: [{{key: default, threshold: 1m, hours: {HOURS}}}]",
+     "calendars: []\nsilence_policies: []",
+     "calendars: calendar “china” is not listed, but silence policy “default” still uses it"),
+    # The node continued with the retired template, and the exported document was refused.
+    (with_node(BASE_CONFIG, VARIANT).replace(
+        "templates: [", "templates: [{key: other, content_type: guide, body: x}, "
+     ),
+     "templates: [{key: guide, content_type: guide, body: x}]",
+     "templates: template “other” is not listed, but node “n” still uses it"),
+    ("channels: [{key: log, kind: log}, {key: other, kind: log}]\n"
+     "harassment_rules: [{kind: cap, limit: 3, window: 24h, channel: other}]",
+     "channels: [{key: log, kind: log}]",
+     "channels: channel “other” is not listed, but anti-harassment rule “cap (user)” still uses it"),
+    (BASE_CONFIG, "templates: []\nchannels: []",
+     "templates: template “guide” is not listed, but node “presale-download” still uses it"),
+    ("channels: [{key: hook, kind: webhook, url: 'https://example.com/'}]",
+     "channels: [{key: hook, kind: email, url: (kept)}]", "channels[0].url: there is nothing stored to keep"),
+]  # fmt: skip
+
+
+@each_row("stored, text, problem", STILL_USED)
+def test_row_that_is_still_used_cannot_be_left_out(
+    refusal_of: Refused, apply: Callable[..., str], stored: str, text: str, problem: str
 ) -> None:
-    window = "send_window: {from: '9:00', to: '18:00', calendar: moon}"
-    apply(f"{with_node(base_config, window)}\ncalendars: [{{key: moon}}]\n")
-    assert refusal_of("calendars: [{key: sun}]") == [
-        "calendars: calendar “moon” is not listed, but node “n” still uses it", "nothing was stored",
-    ]  # fmt: skip
-
-
-def test_template_of_a_variant_cannot_be_left_out(
-    refusal_of: Refused, apply: Callable[..., str], base_config: str
-) -> None:
-    """The node continued with the retired template, and the exported document was refused."""
-    variant = "variants: [{key: v, when: {all: [{field: chat_id, op: exists}]}, template: other}]"
-    other = "templates: [{key: other, content_type: guide, body: x}, "
-    apply(with_node(base_config, variant).replace("templates: [", other))
-    assert refusal_of("templates: [{key: guide, content_type: guide, body: x}]") == [
-        "templates: template “other” is not listed, but node “n” still uses it", "nothing was stored",
-    ]  # fmt: skip
-
-
-def test_channel_that_a_rule_names_cannot_be_left_out(refusal_of: Refused, apply: Callable[..., str]) -> None:
-    apply(
-        """
-        channels: [{key: log, kind: log}, {key: other, kind: log}]
-        harassment_rules: [{kind: cap, limit: 3, window: 24h, channel: other}]
-        """
-    )
-    assert refusal_of("channels: [{key: log, kind: log}]") == [
-        "channels: channel “other” is not listed, but anti-harassment rule “cap (user)” still uses it",
-        "nothing was stored",
-    ]
+    apply(stored)
+    assert refusal_of(text)[0] == problem
 
 
 def test_apply_references_must_be_in_the_file(refusal_of: Refused, apply: Callable[..., str], base_config: str) -> None:
@@ -339,15 +231,6 @@ def test_apply_references_must_be_in_the_file(refusal_of: Refused, apply: Callab
         "nodes[0].stage: there is no stage “gone”",
         "nodes[0].template: there is no template “guide”",
         "nodes[0].channel: there is no channel “hook”",
-        "nothing was stored",
-    ]
-
-
-def test_apply_retiring_a_used_row_is_refused(refusal_of: Refused, apply: Callable[..., str], base_config: str) -> None:
-    apply(base_config)
-    assert refusal_of("templates: []\nchannels: []") == [
-        "templates: template “guide” is not listed, but node “presale-download” still uses it",
-        "channels: channel “log” is not listed, but node “presale-download” still uses it",
         "nothing was stored",
     ]
 
@@ -388,9 +271,11 @@ def test_apply_reports_all_errors_of_the_first_wrong_section(refusal_of: Refused
     assert Configuration.objects.get().version == before
 
 
-def test_apply_missing_file_is_reported(db: None) -> None:
-    from django.core.management import call_command
-    from django.core.management.base import CommandError
+def test_section_of_missing_app_names_the_app(refusal_of: Refused, settings: Settings) -> None:
+    settings.CONFIG_SECTIONS = []
+    assert refusal_of("shops: []")[0] == "shops: this section needs app “rpa_tasks”, which is not installed"
 
+
+def test_apply_missing_file_is_reported(db: None) -> None:
     with pytest.raises(CommandError, match=r"nowhere\.yaml: No such file or directory"):
         call_command("apply_config", "nowhere.yaml")

@@ -37,18 +37,6 @@ def delay_of(touch: Touch) -> timedelta:
     return touch.due_at - touch.event.occurred_at
 
 
-def test_apply_without_move_keeps_waiting_touches(
-    apply: Apply, base_config: str, start_touch: Callable[..., Touch]
-) -> None:
-    young, old = start_touch("ann", HOUR / 4), start_touch("ben", HOUR)
-    said = apply(base_config.replace("15m", "30m"))
-    assert (
-        "node presale-download (changed): 2 waiting touches; with --move-waiting 2 would move, 1 of them overdue then\n"
-        in said
-    )
-    assert (delay_of(young), delay_of(old)) == (2 * HOUR, 2 * HOUR)
-
-
 def test_move_waiting_spreads_overdue_touches(
     apply: Apply, base_config: str, start_touch: Callable[..., Touch]
 ) -> None:
@@ -67,27 +55,25 @@ def test_move_waiting_spreads_overdue_touches(
     assert {touch.state for touch in old} == {"scheduled"}
 
 
-def test_move_waiting_finishes_an_earlier_change(
+def test_edited_delay_moves_waiting_touches_only_when_asked(
     apply: Apply, base_config: str, start_touch: Callable[..., Touch]
 ) -> None:
-    touch, overdue = start_touch("ann", HOUR / 4), start_touch("ben", HOUR)
-    apply(base_config.replace("15m", "30m"))
-    assert apply(base_config.replace("15m", "30m"), "--move-waiting") == (
-        "no changes\n2 waiting touches moved, 1 overdue ones spread over 10m\n"
+    young, old = start_touch("ann", HOUR / 4), start_touch("ben", HOUR)
+    edited = base_config.replace("15m", "30m")
+    waiting = (
+        "node presale-download (changed): 2 waiting touches; with --move-waiting 2 would move, 1 of them overdue then\n"
     )
-    assert delay_of(touch) == HOUR / 2
-    spread = delay_of(overdue)
-    assert apply(base_config.replace("15m", "30m"), "--move-waiting") == "no changes\n0 waiting touches moved\n"
-    assert delay_of(overdue) == spread
+    assert waiting in apply(edited, "--move-waiting", "--dry-run")
+    assert waiting in apply(edited)
+    assert (delay_of(young), delay_of(old)) == (2 * HOUR, 2 * HOUR)
+    assert apply(edited, "--move-waiting") == ("no changes\n2 waiting touches moved, 1 overdue ones spread over 10m\n")
+    assert delay_of(young) == HOUR / 2
+    spread = delay_of(old)
+    assert apply(edited, "--move-waiting") == "no changes\n0 waiting touches moved\n"
+    assert delay_of(old) == spread
 
 
-def test_move_waiting_dry_run_moves_nothing(apply: Apply, base_config: str, start_touch: Callable[..., Touch]) -> None:
-    touch = start_touch("ann", HOUR / 4)
-    assert "1 would move" in apply(base_config.replace("15m", "30m"), "--move-waiting", "--dry-run")
-    assert delay_of(touch) == 2 * HOUR
-
-
-def test_move_waiting_skips_started_or_retried(
+def test_move_waiting_skips_started_and_retried_and_shortens_no_deferral(
     apply: Apply, base_config: str, start_touch: Callable[..., Touch]
 ) -> None:
     running, ended, tried, again = (start_touch(name, HOUR / 4) for name in ("ann", "ben", "eve", "dan"))
@@ -95,19 +81,12 @@ def test_move_waiting_skips_started_or_retried(
     Touch.objects.filter(pk=ended.pk).update(state="delivered", settled_at=datetime.now(UTC))
     Touch.objects.filter(pk=tried.pk).update(attempt=1)
     Touch.objects.filter(pk=again.pk).update(retry_of=ended.pk)
-    assert apply(base_config.replace("15m", "30m"), "--move-waiting").endswith("\n0 waiting touches moved\n")
-    assert {delay_of(each) for each in (running, ended, tried, again)} == {2 * HOUR}
-
-
-def test_move_waiting_never_shortens_a_deferral(
-    apply: Apply, base_config: str, start_touch: Callable[..., Touch]
-) -> None:
-    held = start_touch("ann", HOUR)
+    held = start_touch("fay", HOUR)
     Touch.objects.filter(pk=held.pk).update(due_at=held.due_at + HOUR)
-    apply(base_config.replace("15m", "30m"), "--move-waiting")
-    assert delay_of(held) == 3 * HOUR
-    apply(base_config.replace("15m", "5h"), "--move-waiting")
-    assert delay_of(held) == 5 * HOUR
+    for delay, held_for in (("30m", 3 * HOUR), ("5h", 5 * HOUR)):
+        apply(base_config.replace("15m", delay), "--move-waiting")
+        assert {delay_of(each) for each in (running, ended, tried, again)} == {2 * HOUR}
+        assert delay_of(held) == held_for
 
 
 def test_move_waiting_batches_cover_all(
@@ -165,11 +144,6 @@ def test_rule_edit_keeps_nodes_with_own_rules(apply: Apply, base_config: str, re
     assert delay_of(touch) == 4 * HOUR
 
 
-def test_retired_node_reports_waiting_touches(apply: Apply, start_touch: Callable[..., Touch]) -> None:
-    start_touch("ann", HOUR)
-    assert "node presale-download (retired): 1 waiting touch\n" in apply("nodes: []")
-
-
 def test_impact_covers_conditions_rules_and_the_holdout(
     apply: Apply, base_config: str, start_touch: Callable[..., Touch]
 ) -> None:
@@ -189,9 +163,10 @@ def test_impact_covers_conditions_rules_and_the_holdout(
     assert "node presale-download (changed): 2 waiting touches; 1 of 2 would not meet the condition now\n" in said
     assert "rule cap (user) (added): 2 waiting touches\n" in said
     assert "global hold-out (added): 2 waiting customers inside the share\n" in said
+    assert "node presale-download (retired): 2 waiting touches\n" in apply("nodes: []", "--dry-run")
 
 
-def test_impact_of_many_nodes_takes_one_query(
+def test_queries_of_the_impact_do_not_grow_with_nodes(
     apply: Apply,
     base_config: str,
     start_touch: Callable[..., Touch],

@@ -123,11 +123,6 @@ some_windows = st.sampled_from([
     {"from": "11:00", "to": "16:00"},
 ])  # fmt: skip
 windows = st.lists(some_windows, max_size=3) | some_windows
-timings = (
-    st.fixed_dictionaries({}, optional={"at": clocks, "send_window": windows})
-    | st.fixed_dictionaries({"not_before": clocks, "send_window": windows})
-    | st.builds(lambda at: {"at": at, "at_day": "next_working"}, clocks)
-)
 calendars = st.fixed_dictionaries(
     {"key": keys},
     optional={
@@ -245,7 +240,7 @@ def apply_document(base_config: dict[str, Any]) -> None:
 
 
 @pytest.mark.django_db
-@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(first=draw_configs(), second=draw_configs(), with_secrets=flags)
 def test_exported_config_applies_without_change(
     first: dict[str, Any], second: dict[str, Any], with_secrets: bool

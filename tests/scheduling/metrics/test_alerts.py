@@ -25,6 +25,7 @@ from scheduling.monitoring import alerts
 from scheduling.redis_client import connect_redis
 from tests.scheduling.api.serving import eventually
 from tests.support.matrix import MatrixBuilder
+from tests.support.thread_servers import serving_in_thread
 
 pytestmark = pytest.mark.django_db
 BEGAN = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)  #: 16:00 in Shanghai
@@ -79,13 +80,9 @@ class Answer(BaseHTTPRequestHandler):
 def robot(settings: Settings) -> Iterator[Robot]:
     settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ["127.0.0.1"]
     settings.AFTERTOUCH_BASE_URL = "https://touch.example.com"
-    with Robot() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
+    with Robot() as server, serving_in_thread(server):
         yield server
         server.may_answer.set()
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
@@ -234,7 +231,9 @@ def test_crash_after_send_repeats_with_same_key(
     assert first == second
 
 
-def test_receiver_without_target_keeps_the_alert(robot: Robot, receiver: AlertReceiver, failed: FailedTask) -> None:
+def test_receiver_without_target_keeps_the_alert_and_a_disabled_one_does_not(
+    robot: Robot, receiver: AlertReceiver, failed: FailedTask
+) -> None:
     AlertReceiver.objects.update(community=None)
     evaluate_at(0, 60)
     receiver.refresh_from_db()
@@ -243,12 +242,9 @@ def test_receiver_without_target_keeps_the_alert(robot: Robot, receiver: AlertRe
     evaluate_at(180)
     assert len(robot.taken) == 1
 
-
-def test_disabled_receiver_gets_nothing(robot: Robot, receiver: AlertReceiver, failed: FailedTask) -> None:
-    evaluate_at(0)
     AlertReceiver.objects.update(enabled=False)
-    evaluate_at(60, 120)
-    assert robot.headers == []
+    evaluate_at(DAY + 180, DAY + 240)
+    assert len(robot.headers) == 1
     assert not Alert.objects.exists()
 
 

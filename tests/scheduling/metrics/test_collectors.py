@@ -6,13 +6,12 @@ import json
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 from celery import current_app
-from django.db import OperationalError, connection
+from django.db import connection
 from django.test import Client
 from django.utils.timezone import now
 from kombu import Connection
@@ -22,8 +21,6 @@ from scheduling.ids import new_id
 from scheduling.ledger.touches import touches
 from scheduling.models import CustomerErasure, EndMark, FailedTask, Pause, Touch
 from scheduling.monitoring import collectors
-from scheduling.monitoring.queues import WorkerReport, send_worker_report
-from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 from tests.support.matrix import MatrixBuilder
 
 
@@ -102,21 +99,6 @@ def test_cluster_metrics_scan_no_whole_table() -> None:
 
 
 @pytest.mark.django_db
-def test_database_outage_hides_only_its_series(
-    client: Client, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def away(*_: Any) -> Any:
-        raise OperationalError("the database is away")
-
-    monkeypatch.setattr(collectors.sql, "rows", away)
-    answer = client.get("/metrics")
-    assert answer.status_code == 200
-    assert b"aftertouch_touches{" not in answer.content
-    assert b'celery_queue_length{queue_name="touch.high"} 0.0' in answer.content
-    assert b"python_info" in answer.content
-
-
-@pytest.mark.django_db
 def test_broker_outage_hides_only_its_series(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     broker_is("redis://127.0.0.1:1/0", monkeypatch)
     found = read_cluster_metrics(client.get("/metrics").content)
@@ -162,29 +144,3 @@ def test_unacked_message_of_kombu_is_counted(valkey: redis.Redis) -> None:
         queue.close()
     assert found['aftertouch_queue_unacked{queue="touch.low"}'] == 1
     assert found['celery_queue_length{queue_name="touch.low"}'] == 0
-
-
-@pytest.mark.rabbitmq
-@pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
-@pytest.mark.django_db
-def test_rabbitmq_metrics_give_known_lengths_and_reported_unacked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, valkey: redis.Redis
-) -> None:
-    with rabbitmq(tmp_path) as node:
-        broker_is(node.url, monkeypatch)
-        with Connection(node.url) as broker, broker.SimpleQueue("touch.high") as queue:
-            queue.put({})
-        # Without -n two workers on one machine have the same name.
-        for name, queue_name, count in (
-            ("celery@a", "touch.high", 3),
-            ("celery@a", "high", 2),
-            ("celery@b", "touch.high", 1),
-        ):
-            send_worker_report(WorkerReport(name, 2, 0.0, [queue_name], unacked={queue_name: count}))
-        found = read_cluster_metrics()
-    assert found['celery_queue_length{queue_name="touch.high"}'] == 1
-    assert 'celery_queue_length{queue_name="touch.low"}' not in found  # it is not declared
-    assert {name: value for name, value in found.items() if name.startswith("aftertouch_queue_unacked")} == {
-        'aftertouch_queue_unacked{queue="touch.high"}': 4
-    }
-    assert not [name for name in found if name.startswith("aftertouch_queue_oldest")]

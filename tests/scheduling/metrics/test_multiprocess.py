@@ -84,13 +84,7 @@ def test_reused_pid_counts_as_ended_process(tmp_path: Path, counting: list[subpr
     assert read_process_metrics(tmp_path) == ['done_total{what="work"} 5.0']
 
 
-def test_unfinished_metric_file_is_deleted(tmp_path: Path) -> None:
-    (tmp_path / "counter_999999999.db").touch()
-    assert read_process_metrics(tmp_path) == []
-    assert not (tmp_path / "counter_999999999.db").exists()
-
-
-def test_damaged_total_is_set_aside(tmp_path: Path) -> None:
+def test_damaged_total_is_set_aside_and_unfinished_file_deleted(tmp_path: Path) -> None:
     spoiled = (64).to_bytes(4, "little") + bytes(4) + (40).to_bytes(4, "little") + b"\xff" * 200
     (tmp_path / "counter_gone.db").write_bytes(spoiled)
     (tmp_path / "counter_999999999.db").touch()
@@ -113,13 +107,6 @@ def shared(folder: Path) -> bool:
     return os.environ["PROMETHEUS_MULTIPROC_DIR"] == str(folder)
 
 
-def test_foreign_metric_file_does_not_stop_start(starting: Path) -> None:
-    (starting / "counter_copy.db").touch()
-    multiprocess.share_metrics()
-    assert shared(starting)
-    assert (starting / "counter_copy.db").exists()
-
-
 def test_merge_failure_does_not_stop_start(starting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: Path) -> None:
         raise RuntimeError("spoiled")
@@ -135,14 +122,18 @@ def test_little_disk_space_disables_sharing(starting: Path, monkeypatch: pytest.
     assert not shared(starting)
 
 
-def test_held_lock_does_not_stop_start(starting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_lock_or_foreign_file_does_not_stop_start(starting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocess, "START_LOCK_TIMEOUT", 0.1)
+    (starting / "counter_copy.db").touch()  # of another program
     (starting / "counter_999999999.db").touch()
     with (starting / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         multiprocess.share_metrics()
     assert shared(starting)
     assert (starting / "counter_999999999.db").exists()
+    multiprocess.share_metrics()
+    assert shared(starting)
+    assert (starting / "counter_copy.db").exists()
 
 
 def test_held_lock_ends_reading_with_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,32 +17,31 @@ from scheduling.db_timeouts import Deadline
 from scheduling.ids import new_id
 from scheduling.models import Touch
 from scheduling.monitoring import wanted_numbers
-from scheduling.monitoring.queues import WORKER_REPORTS, WorkerReport, list_worker_reports, send_worker_report
+from scheduling.monitoring.queues import (
+    WORKER_REPORTS,
+    WorkerReport,
+    count_unacked_messages,
+    list_worker_reports,
+    send_worker_report,
+)
 from scheduling.monitoring.wanted_numbers import Scale
 from tests.scheduling.metrics.test_collectors import read_cluster_metrics
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.tables import each_row
 
-pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def empty_redis(valkey: redis.Redis) -> Any:
-    return valkey
-
-
-# --- unavailable sources -------------------------------------------------------------------------------------------
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 
 
 def test_source_without_answer_hides_only_its_number(settings: Settings) -> None:
+    ExecutionNode.objects.create(name="n1", seen_at=now(), started_at=now(), slots=5, queues=["high"])
+    names = ("aftertouch_workers_wanted", "aftertouch_execution_nodes_wanted", "aftertouch_watchers_wanted")
+    found = read_cluster_metrics()
+    assert [found.get(name) for name in names] == [1, 1, 1]
     settings.REDIS_URL = "redis://127.0.0.1:1/0"
-    found = wanted_numbers.read_scaling(Deadline(60.0))
-    assert (found["workers"], found["execution_nodes"]) == (Scale(None, None), Scale(0, 1))
-    metrics = read_cluster_metrics()
-    assert "aftertouch_workers_wanted" not in metrics
-    assert metrics["aftertouch_execution_nodes_wanted"] == 1
-
-
-# --- workers ------------------------------------------------------------------------------------------------------
+    scaling = wanted_numbers.read_scaling(Deadline(60.0))
+    assert (scaling["workers"], scaling["execution_nodes"]) == (Scale(None, None), Scale(1, 1))
+    found = read_cluster_metrics()
+    assert [found.get(name) for name in names[:2]] == [None, 1]
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ def due_touches(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[..
     return copy
 
 
-@pytest.mark.parametrize(("busy", "wanted"), [(0.0, 1), (0.35, 1), (0.7, 2), (1.0, 3)])
+@each_row("busy, wanted", [(0.35, 1), (0.7, 2), (1.0, 3)])
 def test_busy_processes_want_more_workers(busy: float, wanted: int) -> None:
     send_worker_report(WorkerReport("core@a", processes=2, busy=busy, queues=["touch.high"]))
     send_worker_report(WorkerReport("core@b", processes=6, busy=busy, queues=["touch.high"]))
@@ -98,12 +97,8 @@ def test_report_of_a_worker_expires(valkey: redis.Redis) -> None:
     assert [json.loads(text)["name"] for text in valkey.hvals(WORKER_REPORTS)] == ["core@b"]
 
 
-# --- other kinds --------------------------------------------------------------------------------------------------
-
-
-def test_metrics_have_the_wanted_numbers() -> None:
-    ExecutionNode.objects.create(name="n1", seen_at=now(), started_at=now(), slots=5, queues=["high"])
-    found = read_cluster_metrics()
-    assert found["aftertouch_workers_wanted"] == 1
-    assert found["aftertouch_execution_nodes_wanted"] == 1
-    assert found["aftertouch_watchers_wanted"] == 1
+def test_workers_of_one_name_report_for_themselves() -> None:
+    """Without -n two workers on one machine have the same name."""
+    for name, queue, count in (("celery@a", "touch.high", 3), ("celery@a", "high", 2), ("celery@b", "touch.high", 1)):
+        send_worker_report(WorkerReport(name, 2, 0.0, [queue], unacked={queue: count}))
+    assert count_unacked_messages() == {"touch.high": 4, "high": 2}

@@ -18,6 +18,7 @@ from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 from tests.faults.test_celery_guards import envelope
 from tests.faults.workers import Program, worker
 from tests.scheduling.api.serving import database_url
+from tests.scheduling.metrics.test_collectors import broker_is, read_cluster_metrics
 
 WAIT_LIMIT = 120
 
@@ -68,7 +69,7 @@ def test_worker_reports_its_load_until_it_stops(
 @pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
 @pytest.mark.django_db(transaction=True)
 def test_workers_on_rabbitmq_report_what_they_did_not_acknowledge(
-    valkey: redis.Redis, worker_environment: dict[str, str], tmp_path: Path
+    valkey: redis.Redis, worker_environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages wait in the workers for their eta; a worker that stops gives them back."""
     (tmp_path / "broker").mkdir()
@@ -88,6 +89,12 @@ def test_workers_on_rabbitmq_report_what_they_did_not_acknowledge(
                 connection.Producer().publish([[], {}, {}], exchange=exchange, routing_key=key, headers=sent["headers"])
             expected = {"touch.low": 3, "high": 2}
             assert wait_until(lambda: count_unacked_messages() == expected, WAIT_LIMIT), f"{first.log}\n{second.log}"
+            broker_is(broker.url, monkeypatch)
+            found = read_cluster_metrics()
+            assert found['aftertouch_queue_unacked{queue="touch.low"}'] == 3
+            assert found['celery_queue_length{queue_name="touch.low"}'] == 0
+            assert 'celery_queue_length{queue_name="touch.normal"}' not in found  # it is not declared
+            assert not [name for name in found if name.startswith("aftertouch_queue_oldest")]
             for program in (first, second):
                 program.process.terminate()
                 program.await_exit()
