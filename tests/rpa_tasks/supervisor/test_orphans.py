@@ -44,10 +44,8 @@ def descendants(task: TaskCommands, command: int) -> list[processes.Process]:
     return [look for pid in task.pids() if pid != command and (look := processes.read_process(pid))]
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("script", [BRANCHES, STUBBORN_BRANCHES])
-def test_killed_supervisor_orphans_are_ended(task: TaskCommands, script: str) -> None:
-    with start_runner(task, script) as (runner, command):
+def test_killed_supervisor_orphans_are_ended(task: TaskCommands) -> None:
+    with start_runner(task, STUBBORN_BRANCHES) as (runner, command):
         left = descendants(task, command)
         assert all(map(Ancestry().has_supervisor, left))
         os.kill(runner.pid, signal.SIGSTOP)  # it would see to it itself
