@@ -213,6 +213,12 @@ def test_operator_controls_browser_elsewhere_and_leaves_it_running(
     assert platform.url in elsewhere.list_pages()
     page.click(page.size[0] / 2, page.size[1] / 4)
     page.wait(lambda: "/clicked" in platform.noted, "the click does not arrive")
+    page.send("go", url=f"{platform.url}files")
+    page.wait(lambda: any(tab["title"] == "商品" for tab in page.state["tabs"]), "no page")
+    page.click(page.size[0] / 2, page.size[1] / 4)
+    page.click(page.size[0] / 2, page.size[1] * 3 / 4)
+    page.wait(lambda: "/report.csv" in platform.noted, "the click does not arrive")
+    assert (page.state["files"]["chooser"], page.state["files"]["downloads"]) == (None, []), "no files are exchanged"
     leases.request_end(row, leases.TakeOverEnd.ENDED)
     assert wait_for_end(row) == "ended"
     assert elsewhere.list_pages() == ["about:blank"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from config.environment import ROOT
 from rpa_tasks.outcomes import CommandResult, ExitCause
 from rpa_tasks.supervisor.client import Progress, Started, SupervisedCommand
 from rpa_tasks.supervisor.output import LOG_KEPT
@@ -228,3 +230,15 @@ def test_ended_command_leaves_no_descriptor_and_no_zombie(task: TaskCommands) ->
     # Those of earlier tests may go meanwhile.
     assert len(os.listdir("/proc/self/fd")) <= descriptors
     assert not set(psutil.Process().children()) - set(children)
+
+
+def test_supervisor_process_imports_no_costly_module() -> None:
+    """One starts for each run; these modules would cost half of its processor time, and Django far more."""
+    look = f"""
+import sys
+sys.path.append({str(ROOT)!r})
+import rpa_tasks.supervisor.event_loop
+print(sorted({{"django", "enum", "json", "re", "typing"}} & set(sys.modules)))
+"""
+    words = [sys.executable, "-I", "-S", "-c", look]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip() == "[]"
