@@ -26,7 +26,7 @@ from config.local.isolated import RunningStack, running_stack
 from config.local.processes import select_port, wait_until
 from config.local.servers import server_binary
 from scheduling.monitoring.queues import WORKER_REPORTS
-from tests.faults.brokers import Server
+from tests.faults.brokers import KEEPS_MARK, Server
 from tests.faults.workers import celery, worker
 
 USERS = ROOT / "deploy" / "redis" / "users.acl"
@@ -77,7 +77,7 @@ class AclRedis:
         acl.write_text("\n".join(lines).replace("PASSWORD", SECRET) + "\n")
         program = shutil.which("redis-server") or str(server_binary())
         words = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
-        self.server = Server([*words, "--aclfile", str(acl)], folder / "redis.log")
+        self.server = Server([*words, *KEEPS_MARK, "--aclfile", str(acl)], folder / "redis.log")
 
     def url(self, user: str) -> str:
         return f"redis://{user}:{SECRET}@127.0.0.1:{self.port}/0"

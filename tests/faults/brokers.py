@@ -21,6 +21,9 @@ MASTER = "aftertouch"
 RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the plain script; the one on PATH becomes another user
 RABBITMQCTL = RABBITMQ.with_name("rabbitmqctl")
 WAIT_LIMIT = 180.0  #: seconds; a machine may stall for a minute
+#: A Valkey that writes its title overwrites its environment, and with it the mark by which `config.local.reaper` finds
+#: what an interrupted run has left.
+KEEPS_MARK = ("--set-proc-title", "no")
 
 
 @dataclass
@@ -83,7 +86,7 @@ def redis_server(folder: Path, *words: str) -> Iterator[RedisServer]:
     home = folder / f"redis-{port}"
     home.mkdir(parents=True)
     plain = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(home), "--save", "", "--appendonly", "no"]
-    server = RedisServer([str(server_binary()), *plain, *words], home / "log", port=port)
+    server = RedisServer([str(server_binary()), *plain, *KEEPS_MARK, *words], home / "log", port=port)
     server.start()
     try:
         yield server
@@ -155,7 +158,7 @@ def _sentinel(folder: Path, primary: int) -> Iterator[RedisServer]:
     home = folder / f"sentinel-{port}"
     home.mkdir(parents=True)
     (home / "sentinel.conf").write_text(
-        f"port {port}\nbind 127.0.0.1\ndir {home}\nsentinel monitor {MASTER} 127.0.0.1 {primary} 2\n"
+        f"port {port}\nbind 127.0.0.1\ndir {home}\nset-proc-title no\nsentinel monitor {MASTER} 127.0.0.1 {primary} 2\n"
         f"sentinel down-after-milliseconds {MASTER} 5000\nsentinel failover-timeout {MASTER} 10000\n"
         f"sentinel parallel-syncs {MASTER} 1\n"
     )

@@ -29,19 +29,12 @@ def set_cores(monkeypatch: pytest.MonkeyPatch, cores: int, quota: str = "max 100
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
 
 
-@pytest.mark.parametrize("queues", [",".join(CORE_QUEUES), CORE_QUEUES[0]])
-def test_core_worker_autoscale_uses_settings(settings: Settings, queues: str) -> None:
-    assert bounds(settings, queues) == [6, 2]
-
-
-@pytest.mark.parametrize("queues", ["", RPA_QUEUES[0], f"{CORE_QUEUES[0]},{RPA_QUEUES[0]}"])
-def test_autoscale_of_other_worker_is_unset(settings: Settings, queues: str) -> None:
+def test_only_core_worker_is_elastic(settings: Settings) -> None:
     """A run needs a browser: more processes would not find one."""
-    assert bounds(settings, queues) is None
-
-
-def test_autoscale_option_of_command_line_overrides_settings(settings: Settings) -> None:
-    assert bounds(settings, CORE_QUEUES[0], autoscale=[9, 3]) == [9, 3]
+    assert [bounds(settings, queues) for queues in (",".join(CORE_QUEUES), CORE_QUEUES[0])] == [[6, 2]] * 2
+    others = ("", RPA_QUEUES[0], f"{CORE_QUEUES[0]},{RPA_QUEUES[0]}")
+    assert [bounds(settings, queues) for queues in others] == [None] * 3
+    assert bounds(settings, CORE_QUEUES[0], autoscale=[9, 3]) == [9, 3], "an option of the command line"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,6 @@ import pytest
 
 from benchmarks.nginx import find_nginx
 from config.environment import ROOT
-from config.local import servers
 from config.local.processes import is_alive, wait_until
 
 WAIT_LIMIT = 240.0
@@ -28,12 +28,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.brokers import redis_server
+
 def test_sample():
     folder = Path(__file__).parent
     apart = subprocess.Popen(["sleep", "3600"], start_new_session=True, env={"AFTERTOUCH_RUN": own_mark()})
-    (folder / "ready").write_text(str(apart.pid))
-    while (folder / "wait").exists():
-        time.sleep(0.05)
+    with redis_server(folder) as server:
+        (folder / "pids").write_text(f"{apart.pid} {server.process.pid}")
+        (folder / "pids").rename(folder / "ready")
+        while (folder / "wait").exists():
+            time.sleep(0.05)
     pytest.fail("as it should")
 
 def own_mark():
@@ -92,11 +96,15 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
-def is_running(pid_file: Path) -> bool:
-    try:
-        return is_alive(psutil.Process(int(pid_file.read_text())))
-    except psutil.NoSuchProcess:
-        return False
+def list_running(ready: Path) -> list[str]:
+    """Return the names of the programs that the sample has started."""
+    found = []
+    for word in ready.read_text().split():
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(int(word))
+            if is_alive(process):
+                found.append(process.name())
+    return found
 
 
 def pytest_words(folder: Path, *more: str) -> list[str]:
@@ -122,22 +130,19 @@ def check_all_ended(run: subprocess.Popen[bytes], folder: Path) -> None:
     assert processes_of(folder) == []
 
 
-@pytest.mark.parametrize(
-    ("number", "more"),
-    [(signal.SIGINT, ("-n", "2")), (signal.SIGKILL, ("-n", "2"))],
-    ids=["SIGINT-xdist", "SIGKILL-xdist"],
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_run_ended_by_signal_leaves_no_process(
-    folder: Path, start_run: Callable[..., subprocess.Popen[bytes]], number: signal.Signals, more: tuple[str, ...]
+    folder: Path, start_run: Callable[..., subprocess.Popen[bytes]], number: signal.Signals
 ) -> None:
     (folder / "wait").touch()
-    run = start_run(*pytest_words(folder, *more))
+    run = start_run(*pytest_words(folder, "-n", "2"))
     ready = folder / "ready"
     assert wait_until(ready.exists, WAIT_LIMIT), (folder / "output").read_text()
     assert len(processes_of(folder)) >= 3
+    assert list_running(ready) == ["sleep", "valkey-server"]
     signal_run(run, number)
     check_all_ended(run, folder)
-    assert not is_running(ready)
+    assert list_running(ready) == []
 
 
 def test_failed_test_run_leaves_no_process(folder: Path, start_run: Callable[..., subprocess.Popen[bytes]]) -> None:
@@ -145,17 +150,6 @@ def test_failed_test_run_leaves_no_process(folder: Path, start_run: Callable[...
     assert run.wait(WAIT_LIMIT) == 1
     assert processes_of(folder) == []  # at once: the run waits for its processes
     assert "1 failed" in (folder / "output").read_text()
-
-
-def test_keep_servers_flag_keeps_servers(folder: Path, start_run: Callable[..., subprocess.Popen[bytes]]) -> None:
-    run = start_run(*pytest_words(folder), AFTERTOUCH_KEEP_SERVERS="1")
-    try:
-        assert run.wait(WAIT_LIMIT) == 1
-        assert all(servers.server_pids(folder / "state").values())
-        assert not is_running(folder / "ready")
-    finally:
-        servers.stop_servers(folder / "state")
-    assert processes_of(folder) == []
 
 
 DEMO = (["examples.demo"], "aftertouch-*/logs/core.log")

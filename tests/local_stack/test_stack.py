@@ -10,7 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -26,20 +26,17 @@ from config.local.foreground import Foreground, refuse_older_tables
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import is_alive, processes_with_variable, wait_until
 from config.local.programs import PROGRAMS, Program, StackError, stop_time_limit
+from tests.support.stack import copy_migrated_tables
 
 WAIT_LIMIT = 180.0
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[RunningStack]:
-    with running_stack(programs=["web", "beat", "flower"]) as running:
+def stack(state_folder: Callable[[str], Path]) -> Iterator[RunningStack]:
+    folder = state_folder("stack")
+    copy_migrated_tables(folder)
+    with running_stack(programs=["web", "beat", "flower"], state_dir=folder) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of stacks that run one after the other: only the first makes a cluster and its tables."""
-    return tmp_path_factory.mktemp("stacks") / "state"
 
 
 def status_of(url: str, login: str = "") -> int:
@@ -68,19 +65,15 @@ def test_web_ignores_forwarded_address_of_direct_client(stack: RunningStack) -> 
     assert rows == [("127.0.0.1", 3)]
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("program", ["web", "beat"])
-def test_killed_program_is_restarted(stack: RunningStack, program: str) -> None:
-    killed = stack.kill(program)
-    stack.wait_until(lambda: stack.pids.get(program, killed) != killed, WAIT_LIMIT)
+def test_killed_program_is_restarted(stack: RunningStack) -> None:
+    killed = stack.kill("web")
+    stack.wait_until(lambda: stack.pids.get("web", killed) != killed, WAIT_LIMIT)
     stack.wait_until(lambda: status_of(stack.base_url + "/health/live") == 200, WAIT_LIMIT)
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("server", ["PostgreSQL", "Valkey"])
-def test_killed_server_returns_at_its_address(stack: RunningStack, server: str) -> None:
-    before, killed = stack.endpoints, stack.kill(server)
-    stack.wait_until(lambda: stack.server_pids.get(server, killed) != killed, WAIT_LIMIT)
+def test_killed_servers_return_at_their_addresses(stack: RunningStack) -> None:
+    before, killed = stack.endpoints, {stack.kill(server) for server in ("PostgreSQL", "Valkey")}
+    stack.wait_until(lambda: len({*stack.server_pids.values()} - killed) == 2, WAIT_LIMIT)
     assert servers.start_servers(stack.state_dir) == before  # proves that both answer
 
 
@@ -96,21 +89,18 @@ def test_flower_without_login_serves_nothing(stack: RunningStack) -> None:
         assert login not in " ".join(psutil.Process(pid).cmdline())
 
 
-def test_manage_uses_servers_of_the_stack(stack: RunningStack) -> None:
-    assert "[X]" in stack.manage("showmigrations", "contenttypes")
-
-
-def test_manage_in_second_shell_uses_settings_of_the_stack(stack: RunningStack) -> None:
+def test_manage_in_second_shell_uses_settings_and_servers_of_the_stack(stack: RunningStack) -> None:
     kept = stack.state_dir / "settings.json"
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("AFTERTOUCH_", "DJANGO_"))}
     done = subprocess.run(
         [sys.executable, "manage.py", "shell", "--no-imports", "-c",
-         "from django.conf import settings; print(settings.AFTERTOUCH_BASE_URL, settings.FLOWER_URL)"],
+         "from django.conf import settings; from scheduling.models import Configuration;"
+         "print(settings.AFTERTOUCH_BASE_URL, settings.FLOWER_URL, Configuration.objects.count())"],
         cwd=ROOT, env={**ours, "AFTERTOUCH_STATE_DIR": str(stack.state_dir)},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert done.stdout.split() == [stack.base_url, f"{stack.flower_url}/"]
+    assert done.stdout.split() == [stack.base_url, f"{stack.flower_url}/", "1"]
 
 
 def test_adopted_settings_never_replace_given_ones(tmp_path: Path) -> None:
@@ -144,14 +134,14 @@ def run(action: str, state_dir: Path, **env: str) -> subprocess.CompletedProcess
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("variable", ["AFTERTOUCH_PORT", "AFTERTOUCH_FLOWER_PORT"])
-def test_taken_port_names_setting_and_starts_nothing(tmp_path: Path, variable: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        refused = run("run", tmp_path / "state", **{variable: str(port)})
+def test_taken_ports_name_their_settings_and_nothing_is_started(tmp_path: Path) -> None:
+    variables = ("AFTERTOUCH_PORT", "AFTERTOUCH_FLOWER_PORT")
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [str(taken.getsockname()[1]) for taken in (one, other)]
+        refused = run("run", tmp_path / "state", **dict(zip(variables, ports, strict=True)))
     assert refused.returncode == 1
-    assert f"port {port}" in refused.stderr
-    assert f"set {variable} " in refused.stderr
+    for port, variable in zip(ports, variables, strict=True):
+        assert f"port {port} on 127.0.0.1 is taken; set {variable} " in refused.stderr
     assert not (tmp_path / "state" / "postgres").exists()
 
 
@@ -159,36 +149,13 @@ def test_program_that_cannot_start_is_named(tmp_path: Path, monkeypatch: pytest.
     program = Program("broken", "-c exit(3)")
     settings = Environment(aftertouch_state_dir=tmp_path)
     monkeypatch.setattr(foreground, "LIVE_WITHIN", 600.0)
+    monkeypatch.setattr(foreground, "MOST_ENDS", 2)  # each has a longer pause before it
     stack = Foreground(settings, tmp_path, [program])
     try:
         with pytest.raises(StackError, match="broken cannot be started"):
             stack.await_live()
     finally:
         stack.stop()
-
-
-@pytest.mark.processes
-def test_stack_with_killed_owner_leaves_no_process(state_dir: Path) -> None:
-    with running_stack(programs=["beat"], state_dir=state_dir) as stack:
-        programs = [psutil.Process(pid) for pid in stack.pids.values()]
-        owner = ownership.owner_pid(state_dir)
-        assert owner is not None
-        os.kill(owner, signal.SIGKILL)
-        assert wait_until(lambda: not any(is_alive(program) for program in programs), WAIT_LIMIT)
-    assert servers.server_pids(state_dir) == {"PostgreSQL": None, "Valkey": None}
-    assert processes_with_variable(ownership.STACK_MARKER, str(state_dir)) == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signal_stops_stack_without_error(state_dir: Path, number: signal.Signals) -> None:
-    with running_stack(programs=["beat"], state_dir=state_dir):
-        owner = ownership.owner_pid(state_dir)
-        assert owner is not None
-        os.kill(owner, number)
-        assert wait_until(lambda: ownership.owner_pid(state_dir) is None, WAIT_LIMIT)
-        assert servers.server_pids(state_dir) == {"PostgreSQL": None, "Valkey": None}
-        assert processes_with_variable(ownership.STACK_MARKER, str(state_dir)) == []
-        assert "has stopped" in (state_dir / "logs" / "stack.log").read_text()
 
 
 WAITS_FOR_THE_OTHER = """
@@ -228,7 +195,6 @@ def test_stop_signals_all_programs_at_once(tmp_path: Path) -> None:
     assert [name for name in names if not (tmp_path / f"{name}.ended").exists()] == []
 
 
-@pytest.mark.processes
 def test_stop_during_start_reaches_every_program(tmp_path: Path) -> None:
     programs = [Program(f"p{number}", "-c 'import time; time.sleep(3600)'", stop_within=3600) for number in range(10)]
     stack = Foreground(Environment(aftertouch_state_dir=tmp_path), tmp_path, programs)
@@ -236,7 +202,6 @@ def test_stop_during_start_reaches_every_program(tmp_path: Path) -> None:
     assert wait_until(stack.have_stopped, WAIT_LIMIT)
 
 
-@pytest.mark.processes
 def test_deaf_program_is_killed_with_its_children(tmp_path: Path) -> None:
     deaf = "import signal, subprocess, sys; signal.signal(15, signal.SIG_IGN); subprocess.run(['sleep', sys.argv[1]])"
     program = Program("deaf", f'-c "{deaf}" 3600', stop_within=1)
@@ -274,3 +239,32 @@ def test_tables_of_an_older_version_are_refused_with_the_remedy(tmp_path: Path) 
     (tmp_path / "initial-migrations").write_text("another digest")
     with pytest.raises(StackError, match="make clean"):
         refuse_older_tables(tmp_path)
+
+
+# --- the end of the stack that the tests above share ------------------------------------------------------------------
+
+
+def test_stack_with_killed_owner_leaves_no_process(stack: RunningStack) -> None:
+    programs = [psutil.Process(pid) for pid in stack.pids.values()]
+    owner = ownership.owner_pid(stack.state_dir)
+    assert owner is not None
+    os.kill(owner, signal.SIGKILL)
+    assert wait_until(lambda: not any(is_alive(program) for program in programs), WAIT_LIMIT)
+    ownership.stop_stack(stack.state_dir)
+    assert_nothing_runs(stack.state_dir)
+
+
+def test_signal_stops_stack_without_error(stack: RunningStack) -> None:
+    """It starts again in the folder of the killed one."""
+    with running_stack(programs=["beat"], state_dir=stack.state_dir):
+        owner = ownership.owner_pid(stack.state_dir)
+        assert owner is not None
+        os.kill(owner, signal.SIGHUP)
+        assert wait_until(lambda: ownership.owner_pid(stack.state_dir) is None, WAIT_LIMIT)
+        assert_nothing_runs(stack.state_dir)
+        assert "has stopped" in (stack.state_dir / "logs" / "stack.log").read_text()
+
+
+def assert_nothing_runs(state_dir: Path) -> None:
+    assert servers.server_pids(state_dir) == {"PostgreSQL": None, "Valkey": None}
+    assert processes_with_variable(ownership.STACK_MARKER, str(state_dir)) == []

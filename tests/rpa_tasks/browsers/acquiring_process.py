@@ -2,8 +2,8 @@
 
     python acquiring_process.py PROFILE WAIT
 
-prints {"port", "pid", "warm", "waited", "slot"} or {"reason"}; then obeys `give`, `dirty` or `die` on standard input.
-With `--rounds N` it acquires and releases N times and appends a line at each change to `--log`.
+prints {"pid", "slot"}; then gives the browser back at each line on standard input, and says so. With `--rounds N` it
+acquires and releases N times, and appends a line at each change to `--log`.
 """
 
 from __future__ import annotations
@@ -35,39 +35,18 @@ def main() -> None:
     extend_time_limits()
     if order.rounds:
         _race(order.profile.split(","), order.wait, order.rounds, order.log)
-    else:
-        _follow_commands(order.profile, order.wait)
-
-
-def _follow_commands(profile: str, wait: float) -> None:
-    borrowed = _acquire(profile, wait)
-    if borrowed is None:
         return
-    for line in sys.stdin:
-        if line.strip() == "die":
-            os._exit(1)
-        borrowed.release(dirty=line.strip() == "dirty")
+    borrowed = _acquire(order.profile, order.wait)
+    _print_line({"pid": borrowed.pid, "slot": borrowed.slot})
+    for _ in sys.stdin:
+        borrowed.release()
         _print_line({"given": True})
 
 
-def _acquire(profile: str, wait: float) -> AcquiredBrowser | None:
-    try:
-        found = acquire_browser(
-            profile, f"shop/{profile}", wait=timedelta(seconds=wait), lease_no=1, launch=LaunchSettings()
-        )
-    except NoBrowser as error:
-        _print_line({"reason": error.reason, "detail": error.detail})
-        return None
-    _print_line(
-        {
-            "port": found.port,
-            "pid": found.pid,
-            "warm": found.warm,
-            "slot": found.slot,
-            "waited": found.waited.total_seconds(),
-        }
+def _acquire(profile: str, wait: float) -> AcquiredBrowser:
+    return acquire_browser(
+        profile, f"shop/{profile}", wait=timedelta(seconds=wait), lease_no=1, launch=LaunchSettings()
     )
-    return found
 
 
 def _race(profiles: list[str], wait: float, rounds: int, log: str) -> None:
@@ -75,9 +54,7 @@ def _race(profiles: list[str], wait: float, rounds: int, log: str) -> None:
     for _ in range(rounds):
         profile = random.choice(profiles)
         try:
-            with acquire_browser(
-                profile, f"shop/{profile}", wait=timedelta(seconds=wait), lease_no=1, launch=LaunchSettings()
-            ) as found:
+            with _acquire(profile, wait) as found:
                 os.write(notes, f"+ {profile} {found.slot} {found.pid}\n".encode())
                 time.sleep(random.uniform(0, 0.05))  # the work
                 os.write(notes, f"- {profile} {found.slot} {found.pid}\n".encode())

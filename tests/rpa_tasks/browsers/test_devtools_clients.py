@@ -6,13 +6,11 @@ import json
 from collections.abc import Callable
 
 import pytest
-from pytest_django import Settings
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
 from rpa_tasks.browsers import devtools
-from rpa_tasks.browsers.launch import LaunchSettings
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.flow_sdk.flow import open_browser
 from tests.rpa_tasks.browsers.browser_elsewhere import Elsewhere
@@ -46,10 +44,15 @@ def find_accepted(port: int) -> list[str]:
     return [each for each in (*OWN, *FOREIGN) if connects(port, each.format(port=port))]
 
 
-def test_client_with_the_origin_of_its_address_connects(acquire: Acquire) -> None:
+def test_client_with_the_origin_of_its_address_connects_and_no_page(acquire: Acquire, site: Site) -> None:
     browser = acquire("s1")
     assert connects(browser.port, None)
     assert find_accepted(browser.port) == list(OWN)
+
+    address = f"127.0.0.1:{browser.port}{devtools.websocket_path(browser.port)}"
+    for page in (f"{site.url}/orders", f"{site.url}/orders".replace("127.0.0.1", "localhost")):
+        for host in (address, address.replace("127.0.0.1", "localhost")):
+            assert evaluate(browser.port, page, ATTEMPT % f"ws://{host}") == "refused", page
 
 
 def test_client_of_a_trial_connects_alike() -> None:
@@ -62,11 +65,3 @@ def test_client_of_a_browser_elsewhere_connects_alike(acquire: Acquire, elsewher
     browser = acquire("s1", launch=elsewhere.launch)
     assert connects(browser.port, None)
     assert find_accepted(browser.port) == list(OWN)
-
-
-def test_page_does_not_reach_the_devtools_of_its_browser(acquire: Acquire, site: Site, settings: Settings) -> None:
-    browser = acquire("s1", launch=LaunchSettings())
-    address = f"127.0.0.1:{browser.port}{devtools.websocket_path(browser.port)}"
-    for page in (f"{site.url}/orders", f"{site.url}/orders".replace("127.0.0.1", "localhost")):
-        for host in (address, address.replace("127.0.0.1", "localhost")):
-            assert evaluate(browser.port, page, ATTEMPT % f"ws://{host}") == "refused", page

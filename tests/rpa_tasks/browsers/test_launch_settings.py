@@ -64,8 +64,7 @@ def test_browser_uses_proxy_with_password(acquire: Acquire, start_proxy: Any, ec
     assert set(proxy.read_targets()) == {echo.removeprefix("http://").strip("/")}
 
 
-@pytest.mark.parametrize("kind", ["http", "socks5"])
-@pytest.mark.parametrize("wrong", [{"password": "x"}, {"username": "", "password": ""}])
+@pytest.mark.parametrize(("kind", "wrong"), [("http", {"password": "x"}), ("socks5", {"username": "", "password": ""})])
 def test_refused_password_starts_no_run(
     acquire: Acquire, start_proxy: Any, echo: str, kind: str, wrong: dict[str, str]
 ) -> None:
@@ -144,18 +143,6 @@ def _find_forwarders() -> list[int]:
     assert record
     session = [each.pid for each in all_processes() if each.session == record.pid]
     return [pid for pid in session if "forwarder.py" in read_command_line(pid)]
-
-
-def test_changed_settings_replace_browser(acquire: Acquire) -> None:
-    first = acquire("s1", launch=LaunchSettings(window="800x600"))
-    first.release()
-    again = acquire("s1", launch=LaunchSettings(window="800x600"))
-    assert (again.pid, again.warm) == (first.pid, True)
-    again.release()
-
-    other = acquire("s1", launch=LaunchSettings(window="900x600"))
-    assert not other.warm
-    assert is_gone(first.pid)
 
 
 def test_browser_has_language_time_zone_window_and_flags(acquire: Acquire, echo: str) -> None:

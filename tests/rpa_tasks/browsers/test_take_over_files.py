@@ -20,9 +20,9 @@ from rpa_tasks.takeover import files, leases
 from rpa_tasks.takeover.files import KeptFiles, delete_left_files, make_file_name
 from rpa_tasks.takeover.wire import PART_LIMIT
 from scheduling.models import AuditEntry
-from tests.rpa_tasks.browsers.browser_elsewhere import Elsewhere
 from tests.rpa_tasks.browsers.operator_page import REPORT, OperatorPage, Platform, create_operator
 from tests.rpa_tasks.browsers.taking_over import Open, RunWithBrowser, control, start, wait_for_end
+from tests.support.tables import each_row
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 BIG = os.urandom(100_000)  #: three parts
@@ -209,20 +209,6 @@ def test_downloads_of_a_shared_run_stay_its_own(
     page.wait(lambda: describe("主图.png", b"x") in platform.noted, "the file does not arrive")
 
 
-@pytest.mark.usefixtures("host")
-def test_browser_elsewhere_exchanges_no_files(
-    shop: Shop, open_page: Open, platform: Platform, elsewhere: Elsewhere
-) -> None:
-    Shop.objects.filter(pk=shop.pk).update(browser={"cdp_url": elsewhere.launch.cdp_url})
-    ann, cookie = create_operator("ann")
-    page = open_page(start(shop, ann), cookie)
-    open_files(page, platform)
-    page.click(page.size[0] / 2, page.size[1] / 4)
-    page.click(page.size[0] / 2, page.size[1] * 3 / 4)
-    page.wait(lambda: "/report.csv" in platform.noted, "the click does not arrive")
-    assert (page.state["files"]["chooser"], page.state["files"]["downloads"]) == (None, [])
-
-
 def test_next_maintainer_deletes_files_that_a_killed_one_left(state: Path) -> None:
     kept = KeptFiles(registry.profile_dir("pdd-s1"), 7)
     killed = kept.opened()
@@ -263,8 +249,8 @@ def test_files_of_the_browser_are_read_without_links(state: Path, tmp_path: Path
     assert secret.read_text() == "x"
 
 
-@pytest.mark.parametrize(
-    ("given", "name"),
+@each_row(
+    "given, name",
     [
         ("主图.png", "主图.png"), ("../../etc/passwd", "passwd"), ("C:\\Users\\a\\b.xlsx", "b.xlsx"), ("", "file"),
         ("..", "file"), ("a\0b\n.txt", "ab.txt"), ("图" * 100 + ".png", "图" * 65 + ".png"), ("\ud800.txt", ".txt"),

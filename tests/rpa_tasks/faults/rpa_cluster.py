@@ -106,13 +106,6 @@ class RpaCluster(StackUnderTest):
     def failed_tasks(self, task: str) -> list[dict[str, Any]]:
         return self.sql("SELECT * FROM scheduling_failedtask WHERE task_id = %s", [task])
 
-    def lane(self, shop: str) -> dict[str, Any]:
-        return self.sql(
-            "SELECT lane.* FROM rpa_tasks_lane AS lane JOIN rpa_tasks_shop AS shop ON shop.id = lane.shop_id"
-            " WHERE shop.shop_id = %s",
-            [shop],
-        )[0]
-
     def unsettled(self, tasks: Sequence[str]) -> int:
         return int(
             self.sql(

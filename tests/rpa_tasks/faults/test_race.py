@@ -8,8 +8,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from tests.rpa_tasks.faults.effect_log import Effect, find_overlaps, max_concurrency
 from tests.rpa_tasks.faults.rpa_cluster import PATIENT, Market, RpaCluster, run_publisher
 from tests.support.stack import read_seed
@@ -81,17 +79,6 @@ def test_concurrent_publishers_and_nodes_run_each_job_once(
     assert not rpa_cluster.sql("SELECT FROM rpa_tasks_lane WHERE task_id IS NOT NULL")
     assert min(nodes["east"], nodes["west"]) >= SLOTS
     assert max_concurrency(effects) == 2 * SLOTS  # otherwise there was no race
-
-
-@pytest.mark.parametrize(
-    ("began", "lease", "met", "problem"),
-    [(1.5, 2, [], "two at once"), (2.5, 1, [], "do not grow"), (2.5, 2, [7], "met processes"), (2.5, 2, [], "")],
-)
-def test_find_overlaps_reports_overlap_and_lease_order(began: float, lease: int, met: list[int], problem: str) -> None:
-    first = Effect("s1", "a", "a", 1, 10, 1.0, [], ended=2.0)
-    second = Effect("s1", "b", "b", lease, 11, began, met, ended=3.0)
-    found = find_overlaps([second, first])
-    assert [problem in each for each in found] == ([True] if problem else [])
 
 
 def find_lost_jobs(receipts: list[dict[str, Any]], effects: list[Effect], rows: dict[str, dict[str, Any]]) -> list[str]:

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rpa_tasks.flow_sdk.flow import open_browser
 from rpa_tasks.outcomes import CommandResult, ExitCause
-from rpa_tasks.supervisor.client import RunSpec, SupervisedCommand
+from rpa_tasks.supervisor.client import Progress, RunSpec, SupervisedCommand
 from tests.rpa_tasks.flow.conftest import Flows, Site
 
 pytestmark = pytest.mark.browser
 
 OPEN = 'flow.page.goto(flow.text("site"))\n'
+LOG_IN = OPEN + (
+    "page = flow.page\npage.get_by_label('Shop').fill(flow.shop_id)\n"
+    "page.get_by_role('button', name='Log in').click()\npage.wait_for_selector('[data-shop]')"
+)
+#: Seconds of a flow and of its supervisor, tried in turn: a slow machine ends the flow before it has its page.
+TIMEOUTS = ((4, 6), (10, 20), (40, 80))
 
 
 def test_flow_opens_own_tab_and_closes_it(
@@ -34,18 +42,6 @@ def test_flow_opens_own_tab_and_closes_it(
     assert eventually(lambda: tabs() == before)
 
 
-def test_browser_keeps_login_between_runs(flows: Flows, site: Site, port: int) -> None:
-    flows.write(
-        "log_in",
-        OPEN + "page = flow.page\npage.get_by_label('Shop').fill(flow.shop_id)\n"
-        "page.get_by_role('button', name='Log in').click()\npage.wait_for_selector('[data-shop]')",
-    )
-    flows.write("look", OPEN + "return {'shop': flow.page.locator('[data-shop]').get_attribute('data-shop')}")
-    assert flows.run("log_in", {"site": site.url}, debug_port=port).process.returncode == 0
-    assert flows.run("look", {"site": site.url}, debug_port=port).result == {"shop": "s1"}
-    assert site.effects()["logins"] == 1
-
-
 def test_failed_flow_leaves_page_open(flows: Flows, site: Site, port: int, tabs: Callable[[], list[str]]) -> None:
     flows.write("fail", OPEN + "raise BusinessError('look at this')")
     assert flows.run("fail", {"site": f"{site.url}/login?fail"}, debug_port=port).process.returncode == 65
@@ -59,11 +55,10 @@ def test_step_timeout_exits_as_transient(flows: Flows, site: Site, port: int) ->
     assert "TimeoutError" in run.errors
 
 
-@pytest.mark.parametrize("body", ["time.sleep(600)", "flow.page.wait_for_selector('#nothing', timeout=600_000)"])
 def test_terminated_flow_closes_its_tab(
-    flows: Flows, site: Site, port: int, tabs: Callable[[], list[str]], body: str, eventually: Any
+    flows: Flows, site: Site, port: int, tabs: Callable[[], list[str]], eventually: Any
 ) -> None:
-    flows.write("long", OPEN + f"flow.progress(0.1)\n{body}")
+    flows.write("long", OPEN + "flow.progress(0.1)\nflow.page.wait_for_selector('#nothing', timeout=600_000)")
     run = flows.begin("long", {"site": f"{site.url}/login?stop"}, debug_port=port, timeout=600)
     run.wait_for("progress")
     assert f"{site.url}/login?stop" in tabs()
@@ -84,8 +79,6 @@ def test_missing_browser_exits_as_transient(flows: Flows) -> None:
 
 
 def test_browser_crash_exits_as_transient(flows: Flows, site: Site) -> None:
-    from rpa_tasks.flow_sdk.flow import open_browser
-
     flows.write("long", OPEN + "flow.progress(0.1)\nflow.page.wait_for_selector('#nothing', timeout=600_000)")
     with open_browser() as port:
         run = flows.begin("long", {"site": site.url}, debug_port=port, timeout=600)
@@ -100,11 +93,7 @@ def test_try_command_keeps_profile(flows: Flows, site: Site, tmp_path: Path) -> 
     assert first.end() == 77, first.errors
     assert "SessionExpired: s1 is not logged in" in first.errors
 
-    flows.write(
-        "log_in",
-        OPEN + "page = flow.page\npage.get_by_label('Shop').fill(flow.shop_id)\n"
-        "page.get_by_role('button', name='Log in').click()\npage.wait_for_selector('[data-shop]')",
-    )
+    flows.write("log_in", LOG_IN)
     assert flows.command("try", "--flow", "log_in", *words[3:]).end() == 0
     second = flows.command(*words)
     assert second.end() == 0, second.errors
@@ -114,51 +103,47 @@ def test_try_command_keeps_profile(flows: Flows, site: Site, tmp_path: Path) -> 
 # --- under the guard --------------------------------------------------------------------------------------------------
 
 
-def build_run_spec(flows: Flows, tmp_path: Path, name: str, param: str, timeout: float, flow_timeout: float) -> RunSpec:
-    """The supervisor's time starts before the flow's, by the start-up time of Python."""
-    import sys
-
+def build_run_spec(
+    flows: Flows, tmp_path: Path, name: str, param: str, *, flow_timeout: float, timeout: float
+) -> RunSpec:
     words = [sys.executable, "-m", "rpa_tasks.flow_sdk", "run", "--flow", name, "--param", param]
     words += ["--timeout", str(flow_timeout)]
     log = str(tmp_path / "run.log")
     return RunSpec(argv=words, env=flows.environment, timeout=timeout, log_path=log, extend_until=float("inf"))
 
 
-def events(supervised: SupervisedCommand, until: Callable[[Any], bool]) -> list[Any]:
+def events(supervised: SupervisedCommand, until: type[Progress | CommandResult]) -> list[Any]:
     seen: list[Any] = []
-    while not (seen and until(seen[-1])):
+    while not (seen and isinstance(seen[-1], until)):
         if event := supervised.next_event(timeout=1):
             seen.append(event)
     return seen
 
 
-def test_supervisor_reads_result_of_flow(flows: Flows, site: Site, port: int, tmp_path: Path) -> None:
-    flows.write("open", OPEN + "flow.progress(0.5, 'open')\nreturn {'title': flow.page.title()}")
-    param = f'{{"shop_id": "s1", "debug_port": {port}, "payload": {{"site": "{site.url}/login"}}}}'
-    with SupervisedCommand(build_run_spec(flows, tmp_path, "open", param, 250, 250)) as guard:
-        seen = events(guard, lambda event: isinstance(event, CommandResult))
-    assert (seen[-1].ended, seen[-1].exit, seen[-1].survivors) == (ExitCause.EXITED, 0, 0)
-    assert seen[-1].result == {"title": "Log in · Demo market"}
-
-
 def test_timeout_leaves_page_and_cancel_closes_it(
     flows: Flows, site: Site, port: int, tabs: Callable[[], list[str]], tmp_path: Path, eventually: Any
 ) -> None:
-    # The flow's own time is short, as Python may start slowly, and without effect until the supervisor's is over.
+    # The flow's own time is short, and without effect until the supervisor's is over.
     flows.write(
         "long",
         "import signal\nsignal.setitimer(signal.ITIMER_REAL, 0)\nflow.page.set_default_timeout(60_000)\n"
         + OPEN + "flow.progress(0.1)\ntime.sleep(600)",
     )  # fmt: skip
     param = f'{{"shop_id": "s1", "debug_port": {port}, "payload": {{"site": "{site.url}/login?%s"}}}}'
-    with SupervisedCommand(build_run_spec(flows, tmp_path, "long", param % "late", 30, 8)) as guard:
-        (*_, ending) = events(guard, lambda event: isinstance(event, CommandResult))
-    assert (ending.ended, ending.exit, ending.survivors) == (ExitCause.TIMEOUT, 143, 0)
+    for own, whole in TIMEOUTS:
+        with SupervisedCommand(
+            build_run_spec(flows, tmp_path, "long", param % "late", flow_timeout=own, timeout=whole)
+        ) as guard:
+            heard = events(guard, CommandResult)
+        if any(isinstance(event, Progress) for event in heard):
+            break
+    assert (heard[-1].ended, heard[-1].exit, heard[-1].survivors) == (ExitCause.TIMEOUT, 143, 0)
     assert f"{site.url}/login?late" in tabs()
 
-    with SupervisedCommand(build_run_spec(flows, tmp_path, "long", param % "cancelled", 600, 600)) as guard:
-        events(guard, lambda event: type(event).__name__ == "Progress")
+    spec = build_run_spec(flows, tmp_path, "long", param % "cancelled", flow_timeout=600, timeout=600)
+    with SupervisedCommand(spec) as guard:
+        events(guard, Progress)
         guard.stop("cancelled")
-        (*_, ending) = events(guard, lambda event: isinstance(event, CommandResult))
+        (*_, ending) = events(guard, CommandResult)
     assert (ending.ended, ending.exit, ending.survivors) == (ExitCause.CANCELLED, 143, 0)
     assert eventually(lambda: f"{site.url}/login?cancelled" not in tabs())

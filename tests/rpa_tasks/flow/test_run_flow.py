@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 
@@ -42,32 +41,21 @@ def test_flow_reads_flat_parameter(flows: Flows) -> None:
     assert run.result == {"shop": "s1", "payload": {"page": 3, "text": "中"}}
 
 
-def test_flow_without_result_succeeds(flows: Flows) -> None:
-    flows.write("quiet", "pass")
-    run = flows.run("quiet")
-    assert (run.process.returncode, run.lines, run.errors) == (0, [], "")
-
-
 def test_flow_output_does_not_mix_with_result(flows: Flows) -> None:
     flows.write(
         "loud",
         'import os\nprint("no newline", end="")\nos.system("printf from-a-child")\n'
-        'print({"result": 1})\nreturn {"ok": True}',
+        'print({"result": 1})\nreturn {name: name in sys.modules for name in ("django", "playwright", "psycopg")}',
     )
     run = flows.run("loud")
-    assert run.lines == [{"result": {"ok": True}}]
+    assert run.lines == [{"result": {"django": False, "playwright": False, "psycopg": False}}], "no unused module"
     assert "no newline" in run.errors
     assert "from-a-child" in run.errors
 
 
-def test_flow_loads_no_django_and_no_unused_browser(flows: Flows) -> None:
-    flows.write("light", 'return {name: name in sys.modules for name in ("django", "playwright", "psycopg")}')
-    assert flows.run("light").result == {"django": False, "playwright": False, "psycopg": False}
-
-
 @pytest.mark.parametrize(
     ("error", "code"),
-    [("BusinessError", 65), ("Transient", 70), ("PlatformError", 75), ("SessionExpired", 77), ("Misused", 64)],
+    [("BusinessError", 65), ("PlatformError", 75), ("SessionExpired", 77)],
 )
 def test_named_flow_error_sets_exit_status_without_traceback(flows: Flows, error: str, code: int) -> None:
     flows.write("fail", f'raise {error}("what is wrong")')
@@ -89,7 +77,7 @@ def test_flow_may_choose_its_exit_status(flows: Flows) -> None:
     assert flows.run("own").process.returncode == 99
 
 
-@pytest.mark.parametrize("value", ["[1]", "'text'", "{'at': object()}", "{'at': float('nan')}", "{'at': 'x' * 70_000}"])
+@pytest.mark.parametrize("value", ["'text'", "{'at': float('nan')}", "{'at': 'x' * 70_000}"])
 def test_unstorable_flow_result_exits_as_business(flows: Flows, value: str) -> None:
     flows.write("odd", f"return {value}")
     run = flows.run("odd")
@@ -119,15 +107,11 @@ def test_flow_progress_is_clamped(flows: Flows) -> None:
 @pytest.mark.parametrize(
     ("param", "complaint"),
     [
-        ("{", "--param is not JSON"),
         ("[" * 100_000, "--param is not JSON"),
         ("[]", "--param must be a JSON object"),
         ("{}", "shop_id is missing"),
-        ('{"shop_id": 1}', "shop_id must be a string"),
-        ('{"shop_id": "s1", "lease_no": "1"}', "lease_no must be a whole number"),
         ('{"shop_id": "s1", "lease_no": true}', "lease_no must be a whole number"),
         ('{"shop_id": "s1", "payload": ["hunter2"]}', "payload must be an object"),
-        ('{"shop_id": "s1", "debug_port": "9222"}', "debug_port must be a port number or null"),
         ('{"shop_id": "s1", "debug_port": 0}', "debug_port must be between 1 and 65535"),
     ],
 )
@@ -140,20 +124,17 @@ def test_invalid_flow_parameter_is_explained(flows: Flows, param: str, complaint
     assert "hunter2" not in run.errors  # a payload may be secret
 
 
-@pytest.mark.parametrize("name", ["nowhere", "../flows/quiet", "/etc/passwd", "", "-x", "a" * 141])
-def test_unknown_flow_name_is_explained(flows: Flows, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "complaint"), [("nowhere", "There is no flow"), ("../flows/quiet", "is no name for a flow")]
+)
+def test_unknown_flow_name_is_explained(flows: Flows, name: str, complaint: str) -> None:
     flows.write("quiet", "pass")
     run = flows.command("run", f"--flow={name}", "--param", '{"shop_id": "s1"}')
     assert run.end() == 64
-    assert "There is no flow" in run.errors or "is no name for a flow" in run.errors
-    if name == "nowhere":
-        assert str(flows.folder) in run.errors
+    assert complaint in run.errors
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [("def run(", "SyntaxError"), ("import nothing_like_it", "ModuleNotFoundError"), ("run = 1", "no function run")],
-)
+@pytest.mark.parametrize(("text", "complaint"), [("def run(", "SyntaxError"), ("run = 1", "no function run")])
 def test_invalid_flow_file_is_explained(flows: Flows, text: str, complaint: str) -> None:
     (flows.folder / "broken.py").write_text(text)
     run = flows.run("broken")
@@ -162,9 +143,8 @@ def test_invalid_flow_file_is_explained(flows: Flows, text: str, complaint: str)
     assert "broken.py" in run.errors
 
 
-@pytest.mark.parametrize("words", [[], ["fly"], ["run"], ["run", "--flow", "x", "--param", "{}", "--timeout", "0"]])
-def test_invalid_command_line_exits_as_usage_error(flows: Flows, words: list[str]) -> None:
-    run = flows.command(*words)
+def test_invalid_command_line_exits_as_usage_error(flows: Flows) -> None:
+    run = flows.command("run", "--flow", "x", "--param", "{}", "--timeout", "0")
     assert run.end() == 64
     assert "usage:" in run.errors
 
@@ -182,13 +162,10 @@ def test_flow_without_debug_port_names_it(flows: Flows) -> None:
 def test_own_flow_overrides_shipped_flow_and_imports_neighbours(flows: Flows) -> None:
     (flows.folder / "common.py").write_text("ANSWER = 42")
     (flows.folder / "json.py").write_text("raise RuntimeError('not the library')")
-    flows.write("demo_sync_order", 'import common, json\nreturn {"answer": common.ANSWER, "one": json.loads("1")}')
-    assert flows.run("demo_sync_order").result == {"answer": 42, "one": 1}
-
-
-def test_flow_name_may_contain_dots_and_dashes(flows: Flows) -> None:
-    flows.write("my-shop.v2_sync.order", 'return {"file": __file__}')
-    assert flows.run("my-shop.v2_sync.order").result == {"file": str(flows.folder / "my-shop.v2_sync.order.py")}
+    body = 'import common, json\nreturn {"answer": common.ANSWER, "one": json.loads("1")}'
+    for name in ("demo_sync_order", "my-shop.v2_sync.order"):
+        flows.write(name, body)
+        assert flows.run(name).result == {"answer": 42, "one": 1}
 
 
 def test_list_command_shows_all_flows(flows: Flows) -> None:
@@ -234,17 +211,13 @@ def test_flow_ends_on_signal(flows: Flows, number: signal.Signals, code: int) ->
     assert number.name in run.errors
 
 
-def test_signal_after_flow_result_keeps_exit_status_zero(flows: Flows) -> None:
+def test_thread_left_by_flow_delays_no_exit_and_a_late_signal_changes_no_status(flows: Flows) -> None:
     flows.write("hangs", 'import threading\nthreading.Thread(target=threading.Event().wait).start()\nreturn {"ok": 1}')
+    assert flows.run("hangs").process.returncode == 0
     run = flows.begin("hangs")
     run.wait_for("result")
     run.signal(signal.SIGTERM)
     assert run.end() == 0
-
-
-def test_thread_left_by_flow_does_not_delay_exit(flows: Flows) -> None:
-    flows.write("hangs", 'import threading\nthreading.Thread(target=threading.Event().wait).start()\nreturn {"ok": 1}')
-    assert flows.run("hangs").process.returncode == 0
 
 
 def test_flow_ends_itself_after_timeout(flows: Flows) -> None:
@@ -262,7 +235,6 @@ def test_flow_with_closed_stdout_succeeds(flows: Flows) -> None:
 
 
 def test_try_command_requires_json_object(flows: Flows) -> None:
-    for payload in ("{", "[]", json.dumps("x")):
-        run = flows.command("try", "--flow", "quiet", "--payload", payload)
-        assert run.end() == 64
-        assert "--payload" in run.errors
+    run = flows.command("try", "--flow", "quiet", "--payload", "[]")
+    assert run.end() == 64
+    assert "--payload" in run.errors

@@ -102,10 +102,9 @@ def test_suspended_command_is_ended(task: TaskCommands) -> None:
 # --- what it leaves behind ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("manner", ["", "stubborn"])
-def test_daemon_of_ended_command_is_ended(task: TaskCommands, manner: str) -> None:
+def test_daemon_of_ended_command_is_ended(task: TaskCommands) -> None:
     place = task.folder / "daemon"
-    _, ending = run_to_end(task.python(DAEMON, str(place), manner))
+    _, ending = run_to_end(task.python(DAEMON, str(place), "stubborn"))
     assert (ending.ended, ending.exit, ending.survivors) == (ExitCause.EXITED, 0, 0)
     assert not is_alive(int(place.read_text()))
 
@@ -155,11 +154,6 @@ def test_command_with_extension_continues(task: TaskCommands) -> None:
     assert (ending.ended, ending.exit) == (ExitCause.EXITED, 5)
 
 
-def test_run_spec_may_contain_extension(task: TaskCommands) -> None:
-    _, ending = run_to_end(task.order("/bin/sleep", "1000", extend_until=clock() + 2))
-    assert ending.ended == ExitCause.LEASE_LOST or ending.error == "lease_lost"  # before its start, on a slow machine
-
-
 def test_command_resisting_lost_lease_is_killed_after_grace(task: TaskCommands) -> None:
     with SupervisedCommand(task.shell(STUBBORN, grace=0.5)) as supervised:
         wait_for_message(supervised, "ready")
@@ -168,7 +162,6 @@ def test_command_resisting_lost_lease_is_killed_after_grace(task: TaskCommands) 
     assert (ending.ended, ending.signal) == (ExitCause.LEASE_LOST, signal.SIGKILL)
 
 
-@pytest.mark.processes
 def test_command_frozen_past_lease_and_grace_is_killed_at_once(task: TaskCommands) -> None:
     """The shop may run on another node: only the rest of the grace since the lease ended counts."""
     with SupervisedCommand(task.shell(STUBBORN, grace=WAIT_LIMIT / 2)) as supervised:
@@ -198,10 +191,8 @@ def test_result_before_stop_is_kept(task: TaskCommands) -> None:
 # --- who else may die ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("script", ["sleep 1000 & sleep 1000", STUBBORN])
-def test_killed_runner_ends_its_command(task: TaskCommands, script: str) -> None:
-    with start_runner(task, script) as (runner, command):
+def test_killed_runner_ends_its_command(task: TaskCommands) -> None:
+    with start_runner(task, STUBBORN) as (runner, command):
         guard = supervisor_of(command)
         runner.kill()
     eventually(lambda: not is_alive(guard))
@@ -209,7 +200,6 @@ def test_killed_runner_ends_its_command(task: TaskCommands, script: str) -> None
     assert task.pids() == []
 
 
-@pytest.mark.processes
 def test_suspended_runner_loses_lease_and_reports_it(task: TaskCommands) -> None:
     with start_runner(task, STUBBORN) as (runner, command):
         os.kill(runner.pid, signal.SIGSTOP)
@@ -233,20 +223,6 @@ time.sleep(1000)
     assert (ending.ended, ending.result) == (ExitCause.LEASE_LOST, {"text": "值" * 20_000})
 
 
-def test_event_larger_than_pipe_arrives_when_runner_reads(task: TaskCommands) -> None:
-    script = """
-import json, time
-print(json.dumps({"result": {"text": "值" * 20_000}}, ensure_ascii=False), flush=True)
-time.sleep(1000)
-"""
-    with SupervisedCommand(task.python(script)) as supervised:
-        eventually(lambda: task.log.exists() and task.log.stat().st_size)
-        wait_for_start(supervised)
-        supervised.stop("cancelled")
-        assert read_to_end(supervised)[1].result == {"text": "值" * 20_000}
-
-
-@pytest.mark.processes
 def test_command_ends_when_its_supervisor_is_killed(task: TaskCommands) -> None:
     with start_runner(task, STUBBORN) as (runner, command):
         os.kill(runner.pid, signal.SIGSTOP)
@@ -254,12 +230,10 @@ def test_command_ends_when_its_supervisor_is_killed(task: TaskCommands) -> None:
         eventually(lambda: not is_alive(command))
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("manner", ["", "stubborn"])
-def test_runner_ends_processes_of_killed_supervisor(task: TaskCommands, manner: str) -> None:
+def test_runner_ends_processes_of_killed_supervisor(task: TaskCommands) -> None:
     place = task.folder / "daemon"
     script = DAEMON + "\nprint('before the end', flush=True)\ntime.sleep(1000)"
-    with SupervisedCommand(task.python(script, str(place), manner)) as supervised:
+    with SupervisedCommand(task.python(script, str(place), "stubborn")) as supervised:
         command = wait_for_start(supervised)
         eventually(place.exists)
         eventually(lambda: task.log.exists() and task.log.read_text())
@@ -272,7 +246,6 @@ def test_runner_ends_processes_of_killed_supervisor(task: TaskCommands, manner: 
     assert task.pids() == []
 
 
-@pytest.mark.processes
 def test_hanging_supervisor_is_given_up(task: TaskCommands, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rpa_tasks.supervisor.client.OVERDUE_AFTER", 0.5)
     with SupervisedCommand(task.shell("sleep 1000", grace=0.1)) as supervised:
@@ -284,7 +257,6 @@ def test_hanging_supervisor_is_given_up(task: TaskCommands, monkeypatch: pytest.
     assert task.pids() == []
 
 
-@pytest.mark.processes
 def test_terminated_supervisor_ends_command(task: TaskCommands) -> None:
     with SupervisedCommand(task.shell("sleep 1000")) as supervised:
         os.kill(supervisor_of(wait_for_start(supervised)), signal.SIGTERM)
@@ -292,7 +264,6 @@ def test_terminated_supervisor_ends_command(task: TaskCommands) -> None:
     assert (ending.ended, ending.signal) == (ExitCause.NODE_STOPPING, signal.SIGTERM)
 
 
-@pytest.mark.processes
 def test_externally_killed_command_is_reported_as_exited(task: TaskCommands) -> None:
     with SupervisedCommand(task.shell("sleep 1000")) as supervised:
         os.kill(wait_for_start(supervised), signal.SIGKILL)

@@ -54,52 +54,26 @@ def has_earlier_lease(lease_no: int, task: TaskCommands) -> Callable[[Mapping[st
     return lambda markers: markers[TASK_ID] == task.task_id and int(markers[LEASE_NO]) < lease_no
 
 
-def test_sweep_ends_only_processes_of_earlier_leases(task: TaskCommands, start: Start) -> None:
+def test_sweep_ends_exactly_the_processes_of_earlier_leases_on_this_node(task: TaskCommands, start: Start) -> None:
+    ready, place = task.folder / "ready", task.folder / "daemon"
     earlier, present = start(), start(**{LEASE_NO: "8"})
-    assert end_marked_processes(has_earlier_lease(8, task)) == []
-    assert earlier.wait(WAIT_LIMIT) == -signal.SIGTERM
-    assert present.poll() is None
-
-
-def test_sweep_kills_process_ignoring_sigterm(task: TaskCommands, start: Start) -> None:
-    ready = task.folder / "ready"
-    stubborn = start("/bin/sh", "-c", f"trap '' TERM; touch {ready}; while :; do sleep 0.05; done")
-    eventually(ready.exists)
-    assert end_marked_processes(has_earlier_lease(8, task)) == []
-    assert stubborn.wait(WAIT_LIMIT) == -signal.SIGKILL
-
-
-def test_sweep_finds_daemon(task: TaskCommands, start: Start) -> None:
-    place = task.folder / "daemon"
-    assert start(sys.executable, "-c", DAEMON, str(place)).wait(WAIT_LIMIT) == 0
-    assert is_alive(int(place.read_text()))
-    assert end_marked_processes(has_earlier_lease(8, task)) == []
-    assert not is_alive(int(place.read_text()))
-
-
-def test_sweep_ignores_processes_of_other_node(task: TaskCommands, start: Start) -> None:
     another = start(**{STATE_DIR: "/somewhere/else"})
-    asked: list[Mapping[str, str]] = []
-
-    def note(markers: Mapping[str, str]) -> bool:
-        asked.append(markers)
-        return markers[TASK_ID] == task.task_id
-
-    assert end_marked_processes(note) == []
-    assert task.task_id not in [markers[TASK_ID] for markers in asked]
-    assert another.poll() is None
-
-
-def test_sweep_passes_all_markers(task: TaskCommands, start: Start) -> None:
-    start(SECRET="not to be told")
+    stubborn = start("/bin/sh", "-c", f"trap '' TERM; touch {ready}; while :; do sleep 0.05; done")
+    assert start(sys.executable, "-c", DAEMON, str(place)).wait(WAIT_LIMIT) == 0
+    eventually(ready.exists)
     told: list[Mapping[str, str]] = []
 
-    def note(markers: Mapping[str, str]) -> bool:
+    def is_earlier(markers: Mapping[str, str]) -> bool:
         told.append(markers)
-        return False
+        return has_earlier_lease(8, task)(markers)
 
-    end_marked_processes(note)
+    assert end_marked_processes(is_earlier) == []
+    assert earlier.wait(WAIT_LIMIT) == -signal.SIGTERM
+    assert stubborn.wait(WAIT_LIMIT) == -signal.SIGKILL
+    assert not is_alive(int(place.read_text()))
+    assert (present.poll(), another.poll()) == (None, None)
     assert {name: task.env[name] for name in (TASK_ID, LEASE_NO, SHOP, STATE_DIR)} in told
+    assert {markers[STATE_DIR] for markers in told} == {task.env[STATE_DIR]}
 
 
 def test_sweep_returns_processes_that_did_not_end(

