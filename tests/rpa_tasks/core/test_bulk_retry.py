@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
-from django.utils.timezone import now
+from django.db import connection
 
 from config.local.processes import wait_until
 from rpa_tasks.jobs import dead_letters
@@ -34,10 +33,7 @@ def create_failed_jobs(market: Market) -> Callable[..., None]:
 
     def create_failed_jobs(shops: Sequence[str], reason: str) -> None:
         for shop_id in shops:
-            job = market.publish(shop_id).task_id
-            ended = {"state": "failed", "reason": reason, "settled_at": now(), "lease_until": None, "fresh": False}
-            Job.objects.filter(pk=job).update(**ended)
-            dead_letters.record_failed_job(job)
+            market.end(market.publish(shop_id).task_id, reason=reason)
 
     return create_failed_jobs
 
@@ -117,16 +113,3 @@ def test_bulk_retry_and_round_of_same_shops_do_not_deadlock(
     row.refresh_from_db()
     assert (row.tries, row.done, row.skipped) == (0, 2, 0)
     assert (told.published, told.waiting) == (0, 2)
-
-
-def test_lock_in_publish_order_sorts_by_shop_and_skips_missing(
-    market: Market, create_failed_jobs: Callable[..., None]
-) -> None:
-    market.flow()
-    for shop_id in ("s1", "s2"):
-        market.shop(shop_id)
-    create_failed_jobs(["s2", "s1", "s2"], "here")
-    keys = list(FailedTask.objects.order_by("pk").values_list("pk", flat=True))
-    gone = FailedTask(pk=failed_tasks.new_id()).pk
-    with transaction.atomic():
-        assert failed_tasks.lock_in_publish_order([*keys, gone]) == [keys[1], keys[0], keys[2], gone]
