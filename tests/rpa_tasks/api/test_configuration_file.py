@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -98,11 +98,6 @@ def test_apply_of_export_changes_nothing(apply: Apply, export: Apply) -> None:
         assert export() == before
 
 
-def test_apply_dry_run_stores_nothing(apply: Apply) -> None:
-    assert apply(MARKET, "--dry-run").endswith("  + pdd/s1\ndry run: nothing was stored\n")
-    assert not Platform.objects.exists()
-
-
 def test_apply_section_retires_unlisted_shops(apply: Apply) -> None:
     apply(MARKET)
     assert apply("shops: [{platform: pdd, shop_id: s2}]") == "shops\n  + pdd/s2\n  - pdd/s1 (retired)\napplied\n"
@@ -151,14 +146,6 @@ def test_apply_that_ends_pause_wakes_shop(apply: Apply, sent_wakeups: list[Any],
     sent_wakeups.clear()
     apply(MARKET.replace(where, f"{where}, paused: false"))
     assert [wakeup.route for wakeup in sent_wakeups] == [Shop.objects.get().pk]
-
-
-def test_apply_keeps_needed_login(apply: Apply) -> None:
-    apply(MARKET)
-    lost_at = datetime(2026, 3, 1, tzinfo=UTC)
-    Shop.objects.update(login_state="needed", login_lost_at=lost_at)
-    apply(MARKET.replace("旗舰店", "一店"))
-    assert Shop.objects.filter(login_state="needed", login_lost_at=lost_at, name="一店").exists()
 
 
 # --- what is wrong ----------------------------------------------------------------------------------------------------

@@ -506,7 +506,9 @@ def test_leftover_runs_deletes_only_folders_of_ended_runs(
         (folder / "param.json").write_text("{}")
     (left / "link").symlink_to(outside, target_is_directory=True)
     subprocess.run(
-        [sys.executable, "-c", "import os\nfor _ in range(1100): os.mkdir('deep'); os.chdir('deep')"], cwd=left, check=True
+        [sys.executable, "-c", "import os\nfor _ in range(1100): os.mkdir('deep'); os.chdir('deep')"],
+        cwd=left,
+        check=True,
     )
     (left / "closed" / "inner").mkdir(parents=True)
     (left / "closed").chmod(0)
