@@ -13,6 +13,7 @@ from rpa_tasks.models import Job, Platform, Shop
 from scheduling.models import BulkAction, FailedTask
 from scheduling.operations import bulk_actions, commands
 from tests.scheduling.api.serving import Client
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 JOB = {"platform": "pdd", "task_type": "sync_order", "delay_seconds": 3_600}
@@ -33,8 +34,8 @@ def test_bulk_action_changes_matching_jobs(api: Client) -> None:
     assert dict(Job.objects.values_list("shop__shop_id", "priority")) == {"s1": 0, "s2": 1}
 
 
-@pytest.mark.parametrize(
-    ("change", "field"),
+@each_row(
+    "change, field",
     [
         ({"filter": {"payload__a": "1"}}, "filter.payload__a"),
         ({"filter": None}, "filter"),
@@ -43,13 +44,15 @@ def test_bulk_action_changes_matching_jobs(api: Client) -> None:
         ({"filter": {"shop": "s1"}}, "filter.shop"),
         ({"action": "delete"}, "action"),
         ({"action": "priority"}, "given"),
+        ({"action": "priority", "given": {"priority": "urgent"}}, "given.priority"),
+        ({"given": {"node": "n1"}}, "given.node"),
         ({"action": "move", "given": {"node": "none"}}, "given.node"),
         ({"given": {"speed": 1}}, "given.speed"),
         ({"per_second": 1_000}, "per_second"),
     ],
 )
 def test_bulk_jobs_errors_name_the_field(api: Client, change: dict[str, Any], field: str) -> None:
-    Shop.objects.create(platform=Platform.objects.create(key="temu"), shop_id="s1")
+    Shop.objects.get_or_create(platform=Platform.objects.get_or_create(key="temu")[0], shop_id="s1")
     answer = api("POST", "/rpa/jobs/bulk", {"action": "cancel", "filter": {}, **change})
     assert answer.status_code == 422, answer.text
     assert [error["field"] for error in answer.json()["errors"]] == [field]

@@ -26,17 +26,13 @@ def found(*databases: str) -> list[tuple[str | None, str]]:
 
 
 def test_check_warns_of_missing_flow_program(market: Market) -> None:
+    market.flow("retired", command=["nope"], retired_at=now())
     assert found("default") == []
     Flow.objects.filter(pk=market.sync.pk).update(command=["/nowhere/rpa-cli", "{param}"])
     ((id, message),) = found("default")
     assert id == "rpa_tasks.W001"
     assert "pdd_sync_order" in message
     assert "/nowhere/rpa-cli" in message
-
-
-def test_check_ignores_retired_flow(market: Market) -> None:
-    market.flow("retired", command=["nope"], retired_at=now())
-    assert found("default") == []
 
 
 def test_check_without_database_runs_no_query(
@@ -47,14 +43,13 @@ def test_check_without_database_runs_no_query(
         assert found() == []
 
 
-def test_check_before_first_migration_reports_nothing(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_before_first_migration_and_during_upgrade_reports_nothing(
+    market: Market, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Flow.objects.update(command=["nope"])
-    monkeypatch.setattr(connection.introspection, "table_names", lambda *_: ["auth_user"])
-    assert found("default") == []
-
-
-def test_check_during_upgrade_reports_nothing(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
-    Flow.objects.update(command=["nope"])
+    with monkeypatch.context() as first:
+        first.setattr(connection.introspection, "table_names", lambda *_: ["auth_user"])
+        assert found("default") == []
     monkeypatch.setattr(checks, "list_expected_columns", lambda _: {"a_column_that_is_to_come"})
     assert found("default") == []
 

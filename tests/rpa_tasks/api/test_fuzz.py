@@ -33,7 +33,7 @@ def test_publish_api_answers_generated_jobs_of_known_shop(api: Client, market: M
     """The description does not know the shops, so a machine would never get behind the first lookup."""
     (operation,) = [each for each in OPERATIONS if each.label == "POST /api/v1/rpa/jobs"]
 
-    @settings(max_examples=60, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=25, suppress_health_check=list(HealthCheck), database=None)
     @given(case=operation.as_strategy())
     def story(case: Any) -> None:
         if isinstance(case.body, dict):

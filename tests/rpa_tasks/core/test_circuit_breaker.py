@@ -1,27 +1,26 @@
-"""A platform refuses automation while several of its shops run. See also `test_runner`."""
+"""A platform refuses automation while several of its shops run."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from uuid import uuid4
 
 import pytest
 from django.utils.timezone import now
 
 from rpa_tasks.jobs import breaker
-from rpa_tasks.jobs.dispatch import RunResult, settle_run
 from rpa_tasks.jobs.ledger import Pick
 from rpa_tasks.models import Breaker, Job, Lane
-from rpa_tasks.outcomes import RunOutcome, Verdict
 from tests.rpa_tasks.core.conftest import Market
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 
 THRESHOLD = 3  #: of a platform without a setting of its own
 
 
-def settle_as_platform_error(pick: Pick) -> bool:
-    job = Job.objects.select_related("shop__platform", "flow").get(pk=pick.claim.task_id)
-    return settle_run(job, pick.claim, RunResult(verdict=Verdict(RunOutcome.PLATFORM, "exit_75"), started_at=now()))
+def end_rest() -> None:
+    Breaker.objects.update(open_until=now())
+    Job.objects.filter(state="scheduled").update(due_at=now())
 
 
 @pytest.fixture
@@ -36,12 +35,35 @@ def running_picks(market: Market) -> list[Pick]:
     return picks
 
 
-def test_late_platform_error_leaves_open_breaker_unchanged(running_picks: list[Pick]) -> None:
+def test_platform_errors_open_breaker_until_a_probe_succeeds(market: Market, running_picks: list[Pick]) -> None:
+    for pick in running_picks[:THRESHOLD]:
+        market.settle(pick, "platform", "exit_75")
+    market.settle(running_picks[-1], "business", "exit_65")
+    breaker = Breaker.objects.get()
+    assert breaker.errors == THRESHOLD
+    assert timedelta(minutes=4) < breaker.open_until - now() < timedelta(minutes=6)
+    assert market.pick() is None
+
+    end_rest()
+    market.settle(market.pick(), "platform", "exit_75")
+    breaker.refresh_from_db()
+    assert breaker.openings == 2
+    assert breaker.open_until - now() > timedelta(minutes=9), "each failed probe makes the rest longer"
+
+    end_rest()
+    market.settle(market.pick())
+    breaker.refresh_from_db()
+    assert (breaker.open_until, breaker.errors, breaker.probe) == (None, 0, None)
+    assert market.pick() is not None
+    assert market.pick() is not None
+
+
+def test_late_platform_error_leaves_open_breaker_unchanged(market: Market, running_picks: list[Pick]) -> None:
     *openers, late = running_picks
-    assert [settle_as_platform_error(pick) for pick in openers] == [True] * THRESHOLD
+    assert [market.settle(pick, "platform", "exit_75") for pick in openers] == [True] * THRESHOLD
     opened = Breaker.objects.get()
 
-    assert settle_as_platform_error(late)
+    assert market.settle(late, "platform", "exit_75")
     breaker = Breaker.objects.get()
     assert (breaker.openings, breaker.open_until, breaker.probe) == (1, opened.open_until, None)
     assert not Lane.objects.exclude(task_id=None).exists()
@@ -52,16 +74,15 @@ def test_late_platform_error_leaves_open_breaker_unchanged(running_picks: list[P
 def test_late_platform_error_does_not_end_the_probe(market: Market, running_picks: list[Pick]) -> None:
     *openers, late = running_picks
     for pick in openers:
-        settle_as_platform_error(pick)
-    Breaker.objects.update(open_until=now())
-    Job.objects.filter(state="scheduled").update(due_at=now())
+        market.settle(pick, "platform", "exit_75")
+    end_rest()
     probe = market.pick()
     assert probe is not None
     assert probe.probes
 
-    assert settle_as_platform_error(late)
+    assert market.settle(late, "platform", "exit_75")
     assert (Breaker.objects.get().openings, Breaker.objects.get().probe) == (1, probe.claim.task_id)
-    assert settle_as_platform_error(probe)
+    assert market.settle(probe, "platform", "exit_75")
     assert (Breaker.objects.get().openings, Breaker.objects.get().probe) == (2, None)
 
 

@@ -11,15 +11,16 @@ import time_machine
 from django.utils.timezone import now
 
 from rpa_tasks.jobs import dispatch, wakeups
-from rpa_tasks.jobs.dispatch import DEFER_BY_REASON, PLATFORM_DEFER, RunResult, settle_run
+from rpa_tasks.jobs.dispatch import DEFER_BY_REASON, PLATFORM_DEFER
 from rpa_tasks.jobs.ledger import Pick
 from rpa_tasks.models import Breaker, Job, Run, Shop
-from rpa_tasks.outcomes import JITTER, RunOutcome, Verdict
+from rpa_tasks.outcomes import JITTER
 from scheduling import sql
 from scheduling.ledger.transitions import WakeUp
 from tests.rpa_tasks.core.conftest import Market
+from tests.support.tables import each_row
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 
 SECONDS = timedelta(seconds=1)
 
@@ -42,48 +43,42 @@ def pick(market: Market) -> Pick:
     return found  # type: ignore[no-any-return]
 
 
-def settle_with(pick: Pick, outcome: RunOutcome, reason: str = "") -> Job:
-    job = Job.objects.select_related("shop__platform", "flow").get(pk=pick.claim.task_id)
-    assert settle_run(job, pick.claim, RunResult(verdict=Verdict(outcome, reason), started_at=sql.now()))
-    return Job.objects.get(pk=job.pk)
-
-
 def is_between(since: datetime, instant: datetime | None, delay: timedelta, jitter: float = 0) -> bool:
     """By the database's clock, this delay after something that happened since then."""
     assert instant is not None
     return since + delay <= instant <= sql.now() + delay * (1 + jitter)
 
 
-@pytest.mark.parametrize(
-    ("outcome", "reason", "delay", "jitter"),
+@each_row(
+    "outcome, reason, delay, jitter",
     [
-        (RunOutcome.DEFERRED, "browser_wait", DEFER_BY_REASON["browser_wait"], 0),
-        (RunOutcome.SESSION, "exit_77", timedelta(0), 0),
-        (RunOutcome.TRANSIENT, "exit_1", 30 * SECONDS, 0.1),
+        ("held", "browser_wait", DEFER_BY_REASON["browser_wait"], 0),
+        ("session", "exit_77", timedelta(0), 0),
+        ("transient", "exit_1", 30 * SECONDS, 0.1),
     ],
 )
 def test_retried_run_is_due_by_database_clock(
-    pick: Pick, outcome: RunOutcome, reason: str, delay: timedelta, jitter: float
+    market: Market, pick: Pick, outcome: str, reason: str, delay: timedelta, jitter: float
 ) -> None:
     since = sql.now()
-    job = settle_with(pick, outcome, reason)
-    assert is_between(since, job.due_at, delay, jitter)
+    assert market.settle(pick, outcome, reason)
+    assert is_between(since, Job.objects.get().due_at, delay, jitter)
     assert is_between(since, Run.objects.get().ended_at, timedelta(0))
-    if outcome == RunOutcome.SESSION:
+    if outcome == "session":
         assert is_between(since, Shop.objects.get().login_lost_at, timedelta(0))
 
 
 def test_platform_rest_ends_by_database_clock(market: Market, pick: Pick) -> None:
     market.platform().__class__.objects.update(breaker_threshold=1)
     since = sql.now()
-    job = settle_with(pick, RunOutcome.PLATFORM, "exit_75")
+    assert market.settle(pick, "platform", "exit_75")
     breaker = Breaker.objects.get()
     assert is_between(since, breaker.opened_at, timedelta(0))
     assert is_between(since, breaker.open_until, timedelta(minutes=5))
-    assert is_between(since, job.due_at, PLATFORM_DEFER)
+    assert is_between(since, Job.objects.get().due_at, PLATFORM_DEFER)
 
 
-@pytest.mark.parametrize("began", [False, True])
+@each_row("began", [False, True])
 def test_rescued_run_is_due_by_database_clock(pick: Pick, began: bool) -> None:
     changes = ", sending_at = statement_timestamp() - interval '1 min'" if began else ""
     sql.execute(f"UPDATE rpa_tasks_job SET lease_until = statement_timestamp() - interval '1 s'{changes}", {})

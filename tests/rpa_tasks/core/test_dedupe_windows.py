@@ -10,7 +10,6 @@ import pytest
 from django.utils.timezone import now
 
 from rpa_tasks.jobs import payloads, schedules
-from rpa_tasks.jobs.dispatch import RunResult, settle_run
 from rpa_tasks.jobs.ledger import jobs
 from rpa_tasks.jobs.payloads import add_period
 from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, publish_job, request_cancel
@@ -19,7 +18,7 @@ from rpa_tasks.jobs.queries import repeat_request
 from rpa_tasks.jobs.retention import WINDOWS
 from rpa_tasks.jobs.schedules import RoundCounts
 from rpa_tasks.models import DedupeWindow, Flow, Job, Shop
-from rpa_tasks.outcomes import RunOutcome, Verdict
+from rpa_tasks.outcomes import RunOutcome
 from scheduling import sql
 from scheduling.errors import Conflict, InvalidInput
 from scheduling.ids import new_id
@@ -44,8 +43,7 @@ def end_next_run(market: Market, outcome: RunOutcome = RunOutcome.SUCCEEDED) -> 
     pick = market.pick()
     assert pick is not None
     jobs.mark_sending([pick.claim])
-    job = Job.objects.select_related("shop__platform", "flow").get(pk=pick.claim.task_id)
-    assert settle_run(job, pick.claim, RunResult(verdict=Verdict(outcome, "test"), started_at=now()))
+    assert market.settle(pick, outcome, "test")
 
 
 def test_window_refuses_second_run_after_success_and_names_the_first(market: Market) -> None:
@@ -55,8 +53,7 @@ def test_window_refuses_second_run_after_success_and_names_the_first(market: Mar
     running = market.publish(payload={"page": 3})
     assert (running.task_id, running.duplicate, running.because) == (first.task_id, True, "running")
     assert pick is not None
-    job = Job.objects.select_related("shop__platform", "flow").get()
-    settle_run(job, pick.claim, RunResult(verdict=Verdict(RunOutcome.SUCCEEDED), started_at=now()))
+    market.settle(pick)
 
     again = market.publish(payload={"page": 4})
 
@@ -81,8 +78,8 @@ def test_window_covers_one_shop_flow_and_key(market: Market) -> None:
     assert not market.publish(dedupe_key="").duplicate, "an empty key always starts a job"
 
 
-@pytest.mark.parametrize(
-    ("rerun", "outcome", "runs_again"),
+@each_row(
+    "rerun, outcome, runs_again",
     [
         ("refuse", RunOutcome.SUCCEEDED, False),
         ("refuse", RunOutcome.BUSINESS, False),
@@ -170,7 +167,7 @@ def test_retry_without_a_window_claims_the_free_one(market: Market, ended: bool)
     assert (again.task_id, again.because) == (retried, "window")
 
 
-@pytest.mark.parametrize("request_of", [{"dedupe_key": ""}, {"touch_key": new_id()}])
+@each_row("request_of", [{"dedupe_key": ""}, {"touch_key": new_id()}])
 def test_retry_of_a_job_that_never_merges_claims_no_window(market: Market, request_of: dict[str, Any]) -> None:
     Flow.objects.update(dedupe_by="none")
     market.publish(**request_of)
@@ -189,17 +186,6 @@ def test_refused_backlog_leaves_no_window(market: Market) -> None:
     assert not market.publish().duplicate
 
 
-def test_schedule_keeps_to_the_window(market: Market) -> None:
-    market.shop("s2")
-    market.publish()
-    end_next_run(market)
-
-    assert schedules.publish_round(1, sql.now(), [], ORDER) == RoundCounts(published=1, waiting=1)
-    end_next_run(market)
-    assert schedules.publish_round(1, sql.now(), [], ORDER) == RoundCounts(waiting=2)
-    assert DedupeWindow.objects.count() == 2
-
-
 def test_retention_deletes_ended_windows_only(market: Market) -> None:
     market.publish()
     market.publish(dedupe_key="ended")
@@ -211,20 +197,18 @@ def test_retention_deletes_ended_windows_only(market: Market) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("ended", [False, True], ids=["new", "window of a failed job"])
-def test_64_connections_race_for_one_window(market: Market, race: Race, ended: bool) -> None:
-    if ended:
-        market.publish()
-        end_next_run(market, RunOutcome.BUSINESS)
-    receipts = race(64, lambda number: market.publish(payload={"n": number}))
+def test_64_connections_race_for_one_window(market: Market, race: Race) -> None:
+    """For a new one, then for that of the job that failed."""
+    for outcome in (RunOutcome.BUSINESS, RunOutcome.SUCCEEDED):
+        receipts = race(64, lambda number: market.publish(payload={"n": number}))
 
-    (made,) = {receipt.task_id for receipt in receipts}
-    assert sum(not receipt.duplicate for receipt in receipts) == 1
-    assert Job.objects.filter(state__in=("scheduled", "queued")).count() == 1
-    assert DedupeWindow.objects.get().task_id == made
-    end_next_run(market)
+        (made,) = {receipt.task_id for receipt in receipts}
+        assert sum(not receipt.duplicate for receipt in receipts) == 1
+        assert Job.objects.filter(state__in=("scheduled", "queued")).count() == 1
+        assert DedupeWindow.objects.get().task_id == made
+        end_next_run(market, outcome)
     assert all(receipt.because == "window" for receipt in race(8, lambda _: market.publish()))
-    assert Job.objects.count() == 1 + ended
+    assert Job.objects.count() == 2
 
 
 @pytest.mark.django_db(transaction=True)
@@ -241,9 +225,7 @@ def test_publishes_schedules_runs_and_retries_race_for_windows(market: Market, r
                     schedules.publish_round(1, sql.now(), [], ORDER)
                 case 1:
                     if pick := market.pick():
-                        job = Job.objects.select_related("shop__platform", "flow").get(pk=pick.claim.task_id)
-                        verdict = Verdict(RunOutcome.BUSINESS if (number + turn) % 8 == 1 else RunOutcome.SUCCEEDED)
-                        settle_run(job, pick.claim, RunResult(verdict=verdict, started_at=now()))
+                        market.settle(pick, "business" if (number + turn) % 8 == 1 else "succeeded")
                 case _:
                     market.publish(shops[(number * 5 + turn) % len(shops)])
 
@@ -275,7 +257,7 @@ def test_due_date_is_stored_and_merging_keeps_the_earlier(market: Market) -> Non
     assert Job.objects.get().deadline == six
 
 
-@pytest.mark.parametrize("start", [{}, {"delay": timedelta(hours=1)}, {"not_before": now() + timedelta(hours=1)}])
+@each_row("start", [{}, {"delay": timedelta(hours=1)}, {"not_before": now() + timedelta(hours=1)}])
 def test_due_date_before_the_start_is_refused(market: Market, start: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as caught:
         market.publish(deadline=now() - timedelta(minutes=1), **start)
@@ -321,7 +303,7 @@ def test_touch_sent_again_gets_its_first_job(market: Market) -> None:
     assert market.publish(touch_key=touch).task_id == first.task_id
 
 
-@pytest.mark.parametrize("changes", [{"dedupe_by": "none"}, {"dedupe_window": None}])
+@each_row("changes", [{"dedupe_by": "none"}, {"dedupe_window": None}])
 def test_touches_without_a_common_window_get_a_job_each(market: Market, changes: dict[str, Any]) -> None:
     Flow.objects.update(**changes)
     assert not any(market.publish(touch_key=new_id()).duplicate for _ in range(2))
@@ -380,15 +362,6 @@ def test_period_refuses_a_second_run_and_the_next_one_allows_it(market: Market, 
     assert market.publish().because == "window", "the job for tomorrow does not stand in for today"
     assert market.publish(not_before=at + DAY).task_id == tomorrow.task_id
     assert Job.objects.count() == 2
-
-
-def test_job_for_tomorrow_does_not_take_the_run_of_today(market: Market, daily: Flow) -> None:
-    tomorrow = market.publish(not_before=sql.now() + DAY)
-    today = market.publish()
-    assert not today.duplicate
-    end_next_run(market)
-    assert Job.objects.get(pk=today.task_id).state == "succeeded"
-    assert Job.objects.get(pk=tomorrow.task_id).due_at > sql.now() + timedelta(hours=23)
 
 
 def test_ways_to_publish_share_the_period(market: Market, daily: Flow) -> None:

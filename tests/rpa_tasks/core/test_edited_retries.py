@@ -6,9 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.utils.timezone import now
 
-from rpa_tasks.jobs.dead_letters import record_failed_job
 from rpa_tasks.jobs.payloads import key_of_payload
 from rpa_tasks.models import DedupeWindow, Job
 from scheduling.admin.failed_tasks.actions import list_changed_values
@@ -18,27 +16,22 @@ from scheduling.operations.failed_tasks import Actor, retry_failed_task
 from tests.rpa_tasks.core.conftest import Market
 from tests.support.second_connection import Race
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 ANN = Actor("ann", reason="wrong page")
 
 
-def fail(market: Market, state: str = "failed", **request: Any) -> FailedTask:
-    task_id = market.publish(**request).task_id
-    ended = {
-        "state": state,
-        "reason": "exit_65",
-        "settled_at": now(),
-        "lease_until": None,
-        "fresh": False,
-        "attempt": 1,
-    }
-    Job.objects.filter(pk=task_id).update(**ended)
-    record_failed_job(task_id)
-    return FailedTask.objects.get(task_id=task_id)
+@pytest.fixture(autouse=True)
+def _shop(market: Market) -> None:
+    market.shop()
+
+
+def fail(market: Market, **request: Any) -> FailedTask:
+    found = market.end(market.publish(**request).task_id)
+    assert found
+    return found
 
 
 def test_edited_job_runs_new_payload_and_settles_original(market: Market) -> None:
-    market.shop()
     market.flow(payload_schema={"type": "object", "properties": {"page": {"type": "integer"}}})
     row = fail(market, payload={"page": 1}, dedupe_key="k")
     with pytest.raises(InvalidInput) as refused:
@@ -57,7 +50,6 @@ def test_edited_job_runs_new_payload_and_settles_original(market: Market) -> Non
 
 
 def test_unedited_job_keeps_its_delivery_key(market: Market) -> None:
-    market.shop()
     market.flow()
     row = fail(market, payload={"page": 1})
     job = Job.objects.get(pk=retry_failed_task(row.pk, ANN, payload={"page": 1.0}))
@@ -65,8 +57,17 @@ def test_unedited_job_keeps_its_delivery_key(market: Market) -> None:
     assert (job.root_id, row.difference) == (row.root_id, None)
 
 
+def test_retry_while_a_job_of_its_key_waits_is_a_conflict(market: Market) -> None:
+    market.flow()
+    row = fail(market)
+    waiting = market.publish().task_id
+    with pytest.raises(Conflict, match=str(waiting)):
+        retry_failed_task(row.pk, ANN)
+    row.refresh_from_db()
+    assert row.state == "open"
+
+
 def test_value_of_another_type_is_an_edit(market: Market) -> None:
-    market.shop()
     market.flow()
     row = fail(market, payload={"refund": 1, "sizes": [1]})
     job = Job.objects.get(pk=retry_failed_task(row.pk, ANN, payload={"refund": True, "sizes": [True]}))
@@ -78,7 +79,6 @@ def test_value_of_another_type_is_an_edit(market: Market) -> None:
 
 
 def test_edited_payload_claims_the_window_of_its_key(market: Market) -> None:
-    market.shop()
     market.flow(dedupe_by="payload", dedupe_window=timedelta(days=1))
     row = fail(market, payload={"page": 1})
     task_id = retry_failed_task(row.pk, ANN, payload={"page": 2})
@@ -89,10 +89,9 @@ def test_edited_payload_claims_the_window_of_its_key(market: Market) -> None:
 
 
 def test_edited_payload_of_a_held_window_is_a_conflict(market: Market) -> None:
-    market.shop()
     market.flow(dedupe_by="payload", dedupe_window=timedelta(days=1))
     holder = market.publish(payload={"page": 2}).task_id
-    Job.objects.filter(pk=holder).update(state="succeeded", lease_until=None, settled_at=now(), fresh=False)
+    market.end(holder, "succeeded")
     row = fail(market, payload={"page": 1})
     with pytest.raises(Conflict, match=str(holder)):
         retry_failed_task(row.pk, ANN, payload={"page": 2})
@@ -100,16 +99,8 @@ def test_edited_payload_of_a_held_window_is_a_conflict(market: Market) -> None:
     assert (row.state, Job.objects.count(), DedupeWindow.objects.count()) == ("open", 2, 2)
 
 
-def test_retry_with_a_fixed_key_moves_the_window(market: Market) -> None:
-    market.shop()
-    market.flow(dedupe_by="task_type", dedupe_window=timedelta(days=1))
-    row = fail(market, payload={"page": 1})
-    task_id = retry_failed_task(row.pk, ANN, payload={"page": 2})
-    assert [*DedupeWindow.objects.values_list("task_id", flat=True)] == [task_id]
-
-
+@pytest.mark.django_db(transaction=True)
 def test_concurrent_edits_of_a_job_publish_one(market: Market, race: Race) -> None:
-    market.shop()
     market.flow(dedupe_by="payload", dedupe_window=timedelta(days=1))
     row = fail(market, payload={"page": 0})
 

@@ -8,17 +8,17 @@ import pytest
 from django.utils.timezone import now
 
 from rpa_tasks.jobs import dispatch, publish
-from rpa_tasks.jobs.dispatch import RunResult, settle_run
 from rpa_tasks.jobs.ledger import jobs
 from rpa_tasks.models import Breaker, Evidence, Job, LoginState, Run, Shop
-from rpa_tasks.outcomes import RunOutcome, Verdict
+from rpa_tasks.outcomes import RunOutcome
 from scheduling.models import FailedTask
 from tests.rpa_tasks.core.conftest import Market
+from tests.support.tables import each_row
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 
 
-@pytest.mark.parametrize("outcome", list(RunOutcome))
+@each_row("outcome", list(RunOutcome))
 def test_late_settlement_of_rescued_run_writes_nothing(market: Market, outcome: RunOutcome) -> None:
     market.flow()
     market.shop()
@@ -31,10 +31,7 @@ def test_late_settlement_of_rescued_run_writes_nothing(market: Market, outcome: 
     before = Job.objects.values().get()
     breaker = Breaker.objects.values().get()
 
-    late = RunResult(
-        verdict=Verdict(outcome, "late"), started_at=now(), detail="late", result={"late": 1}, evidence={"log": b"x"}
-    )
-    assert not settle_run(Job.objects.select_related("shop__platform", "flow").get(), stale.claim, late)
+    assert not market.settle(stale, outcome, "late", detail="late", result={"late": 1}, evidence={"log": b"x"})
 
     assert Job.objects.values().get() == before
     assert Breaker.objects.values().get() == breaker
@@ -49,9 +46,8 @@ def test_mark_sending_after_cancel_starts_nothing(market: Market) -> None:
     market.flow()
     market.shop()
     task_id = market.publish().task_id
-    claim = market.pick().claim
+    pick = market.pick()
     publish.request_cancel(task_id, by="ann")
-    assert jobs.mark_sending([claim]) == set()
-    job = Job.objects.select_related("shop__platform", "flow").get()
-    assert settle_run(job, claim, RunResult(verdict=Verdict(RunOutcome.DEFERRED, "stale"), started_at=now()))
+    assert jobs.mark_sending([pick.claim]) == set()
+    assert market.settle(pick, "held", "stale")
     assert Job.objects.get().state == "cancelled"

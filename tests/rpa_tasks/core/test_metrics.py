@@ -6,13 +6,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import OperationalError
 from django.test import Client
 from django.utils.timezone import now
 from prometheus_client.registry import REGISTRY
 
 from rpa_tasks import metrics
-from rpa_tasks.jobs.dispatch import RunResult, settle_run
 from rpa_tasks.metrics import count_jobs_at_risk
 from rpa_tasks.models import Breaker, ExecutionNode, Job, Run
 from rpa_tasks.outcomes import RunOutcome, Verdict
@@ -26,14 +25,14 @@ def busy_market(market: Market) -> None:
     market.publish(priority=0)
     market.publish(dedupe_key="later", delay=timedelta(hours=1))
     slots = [{"state": "idle"}, {"state": "idle"}, {"state": "busy"}]
-    ExecutionNode.objects.create(name="n1", seen_at=now(), started_at=now(), slots=5, browsers=slots)
-    ExecutionNode.objects.create(
-        name="gone", seen_at=now() - timedelta(hours=1), started_at=now(), slots=5, browsers=slots
-    )
+    market.node(browsers=slots)
+    market.node("gone", seen_at=now() - timedelta(hours=1), browsers=slots)
     Breaker.objects.update(open_until=now())
 
 
-def test_metrics_report_waiting_jobs_browsers_and_breakers(busy_market: None, client: Client) -> None:
+def test_metrics_report_waiting_jobs_browsers_and_breakers(
+    market: Market, busy_market: None, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = client.get("/metrics").content.decode().splitlines()
 
     assert 'aftertouch_rpa_jobs_waiting{due="yes",tier="high"} 1.0' in lines
@@ -41,6 +40,12 @@ def test_metrics_report_waiting_jobs_browsers_and_breakers(busy_market: None, cl
     assert 'aftertouch_rpa_browsers{node="n1",state="idle"} 2.0' in lines
     assert 'aftertouch_rpa_breaker_open{platform="pdd"} 1.0' in lines
     assert not any('node="gone"' in line for line in lines)
+
+    for number in range(3):
+        market.publish(priority=0, dedupe_key=str(number))
+    monkeypatch.setattr(metrics, "MOST", 3)
+    lines = client.get("/metrics").content.decode().splitlines()
+    assert 'aftertouch_rpa_jobs_waiting{due="yes",tier="high"} 3.0' in lines, "it counts no further"
 
 
 def test_late_jobs_are_counted_until_they_end(market: Market, client: Client) -> None:
@@ -77,9 +82,7 @@ def end_run(market: Market, minutes: int) -> None:
 
 def test_job_is_at_risk_when_its_queue_needs_longer_than_its_due_date(market: Market) -> None:
     market.flow()
-    node = ExecutionNode.objects.create(
-        name="n1", seen_at=now(), started_at=now(), slots=2, queues=["high", "normal", "low"]
-    )
+    node = market.node()
     for shop in ("done", "a", "b", "c", "d"):
         market.shop(shop)
     end_run(market, 10)
@@ -108,7 +111,7 @@ def test_job_at_risk_waits_for_its_shop_or_its_start(market: Market) -> None:
     market.flow()
     for shop in ("done", "a", "b"):
         market.shop(shop)
-    ExecutionNode.objects.create(name="n1", seen_at=now(), started_at=now(), slots=50, queues=["normal"])
+    market.node(slots=50)
     end_run(market, 10)
     for number in range(3):
         market.publish("a", dedupe_key=str(number))
@@ -123,46 +126,13 @@ def test_flow_without_recent_runs_takes_its_timeout(market: Market, client: Clie
     market.shop()
     market.publish(deadline=now() + timedelta(minutes=31))
     assert count_at_risk() == 1, "no node serves its queue"
-    ExecutionNode.objects.create(name="n1", seen_at=now(), started_at=now(), slots=1, queues=["normal"])
+    market.node(slots=1)
     assert count_at_risk() == 0
     market.publish(deadline=now() + timedelta(minutes=29))
     assert count_at_risk() == 1
     assert 'aftertouch_rpa_jobs_at_risk{platform="pdd"} 1.0' in client.get("/metrics").content.decode()
-
-
-def test_queue_of_its_own_counts_only_its_nodes(market: Market) -> None:
     market.platform("own", dedicated_queue=True)
-    market.flow()
-    market.shop()
-    ExecutionNode.objects.create(name="n1", seen_at=now(), started_at=now(), slots=1, queues=["normal"])
-    market.publish(deadline=now() + timedelta(hours=5))
-    assert sorted(count_jobs_at_risk(10)) == [("own", 0), ("pdd", 0)]
-
-
-def test_waiting_jobs_metric_is_capped(market: Market, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    market.flow()
-    market.shop()
-    for number in range(4):
-        market.publish(dedupe_key=f"due-{number}")
-        market.publish(dedupe_key=f"later-{number}", delay=timedelta(hours=1))
-    monkeypatch.setattr(metrics, "MOST", 3)
-    lines = client.get("/metrics").content.decode().splitlines()
-    assert 'aftertouch_rpa_jobs_waiting{due="yes",tier="normal"} 3.0' in lines
-    assert 'aftertouch_rpa_jobs_waiting{due="no",tier="normal"} 3.0' in lines
-
-
-@pytest.mark.usefixtures("fresh_tables")
-@pytest.mark.django_db
-def test_waiting_jobs_query_uses_indexes() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SET LOCAL enable_seqscan = off")
-        cursor.execute("SET LOCAL enable_sort = off")
-        cursor.execute("EXPLAIN " + metrics._WAITING, {"most": 10})
-        plan = "\n".join(row[0] for row in cursor.fetchall())
-    assert "Seq Scan" not in plan
-    assert plan.count("Limit") == 3
-    assert {index for index in ("rpa_job_due", "rpa_job_leased") if index in plan} == {"rpa_job_due", "rpa_job_leased"}
-    assert "Sort" not in plan, "in the order of an index it ends where it has read enough"
+    assert sorted(count_jobs_at_risk(10)) == [("own", 0), ("pdd", 1)]
 
 
 def test_settled_run_counts_outcome_duration_and_wait(market: Market) -> None:
@@ -171,12 +141,12 @@ def test_settled_run_counts_outcome_duration_and_wait(market: Market) -> None:
     market.publish()
     pick = market.pick()
     before = figures()
-    verdict = Verdict(RunOutcome.SUCCEEDED)
-    began_at = now() - timedelta(seconds=40)
-    ended = RunResult(verdict=verdict, started_at=began_at, pool_wait=timedelta(seconds=2))
-    assert settle_run(Job.objects.get(), pick.claim, ended)
+    assert market.settle(pick, started_at=now() - timedelta(seconds=40), pool_wait=timedelta(seconds=2))
     after = figures()
-    assert [b - a for a, b in zip(before, after, strict=True)] == [1, 0, 1, 1, 2]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [1, 0, 1, 1, 2, 0]
+
+    metrics.record_ended_run("pdd", Verdict(RunOutcome.DEFERRED, "browser_wait"), timedelta(seconds=10), None)
+    assert figures()[-1] - before[-1] == 10, "it got no browser"
 
 
 def figures() -> list[float]:
@@ -189,16 +159,8 @@ def figures() -> list[float]:
         of("aftertouch_rpa_run_seconds_bucket", outcome="succeeded", le="60.0"),
         of("aftertouch_rpa_pool_wait_seconds_count", got="browser"),
         of("aftertouch_rpa_pool_wait_seconds_sum", got="browser"),
+        of("aftertouch_rpa_pool_wait_seconds_sum", got="none"),
     ]
-
-
-def test_run_without_browser_counts_only_pool_wait() -> None:
-    def waited() -> float:
-        return REGISTRY.get_sample_value("aftertouch_rpa_pool_wait_seconds_sum", {"got": "none"}) or 0.0
-
-    before = waited()
-    metrics.record_ended_run("pdd", Verdict(RunOutcome.DEFERRED, "browser_wait"), timedelta(seconds=10), None)
-    assert waited() == before + 10
 
 
 @pytest.mark.django_db

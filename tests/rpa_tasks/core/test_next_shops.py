@@ -14,6 +14,7 @@ from rpa_tasks.browsers.upkeep import Prewarmer
 from rpa_tasks.maintainer.housekeeping import Housekeeping, find_next_shops
 from rpa_tasks.models import Breaker, ExecutionNode, Job, Lane, LoginState, Shop
 from tests.rpa_tasks.core.conftest import EVERY, Market
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -37,25 +38,27 @@ def change(shop_id: str, **changes: Any) -> None:
     Shop.objects.filter(shop_id=shop_id).update(**changes)
 
 
-def test_next_shops_are_those_whose_jobs_fall_due_first(shops: Market) -> None:
-    assert find() == ["s1", "s2", "s3"]
+def test_next_shops_are_those_whose_jobs_fall_due_first(shops: Market, django_assert_max_num_queries: Any) -> None:
+    with django_assert_max_num_queries(3):
+        assert find() == ["s1", "s2", "s3"]
     shops.publish("s5", "look", payload={"page": 1})
     Job.objects.filter(shop__shop_id="s4").update(state="queued", lease_until=now(), due_at=now())
     assert find() == ["s5", "s4", "s1"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "changes",
-    [{"paused": True}, {"login_state": LoginState.NEEDED}, {"retired_at": now()}, {"dedicated_queue": True}],
+    [
+        {"paused": True},
+        {"login_state": LoginState.NEEDED},
+        {"retired_at": now()},
+        {"dedicated_queue": True},
+        # To attach one closes its pages, and another node may have started the run since.
+        {"browser": {"cdp_url": "http://10.0.0.5:9222"}},
+    ],
 )
 def test_shop_that_cannot_start_here_is_not_next(shops: Market, changes: dict[str, Any]) -> None:
     change("s1", **changes)
-    assert find() == ["s2", "s3", "s4"]
-
-
-def test_next_shops_leave_out_browsers_elsewhere(shops: Market) -> None:
-    """To attach one closes its pages, and another node may have started the run since."""
-    change("s1", browser={"cdp_url": "http://10.0.0.5:9222"})
     assert find() == ["s2", "s3", "s4"]
 
 
@@ -70,7 +73,7 @@ def test_next_shops_leave_out_running_later_and_browserless_jobs(shops: Market) 
 
 def test_shop_of_running_node_is_not_next_here(shops: Market) -> None:
     Lane.objects.filter(shop__shop_id__in=("s1", "s2")).update(home="n2")
-    ExecutionNode.objects.create(name="n2", seen_at=now(), started_at=now(), slots=5)
+    shops.node("n2")
     assert find() == ["s3", "s4", "s5"]
     ExecutionNode.objects.update(seen_at=now() - settings.AFTERTOUCH_RPA_HOME_LEASE)
     assert find() == ["s1", "s2", "s3"]
@@ -100,8 +103,3 @@ def test_housekeeping_gives_prewarmer_shops_with_settings(shops: Market) -> None
     Housekeeping(["high", "normal", "low"], prewarmer).choose_next_shops()
     first = prewarmer.wanted[0]
     assert (first.profile, first.shop, first.launch.window) == ("pdd-s1", "pdd/s1", "800x600")
-
-
-def test_next_shops_read_bounded_jobs(shops: Market, django_assert_max_num_queries: Any) -> None:
-    with django_assert_max_num_queries(3):
-        find()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import connection, transaction
+from django.db import transaction
 from django.utils import translation
 from django.utils.timezone import now
 from pytest_django import Settings
@@ -26,22 +25,17 @@ from rpa_tasks.takeover.leases import CannotTakeOver
 from scheduling.db_timeouts import Deadline
 from scheduling.errors import NotFound
 from scheduling.ledger.transitions import Settlement, WakeUp
-from tests.rpa_tasks.core.conftest import EVERY, WAIT_LIMIT, Market
-from tests.support.second_connection import Race
+from tests.rpa_tasks.core.conftest import EVERY, Market
+from tests.support.second_connection import Race, SecondConnection
 
 AGEING = timedelta(minutes=10)
-
-
-def report(name: str) -> ExecutionNode:
-    queues = [*EVERY, *(f"n.{name}.{queue}" for queue in EVERY)]
-    return ExecutionNode.objects.create(name=name, seen_at=now(), started_at=now(), slots=2, queues=queues)
 
 
 @pytest.fixture
 def nodes(market: Market) -> None:
     market.flow(needs_browser=True)
-    report("n1")
-    report("n2")
+    for name in ("n1", "n2"):
+        market.node(name, *EVERY, *(f"n.{name}.{queue}" for queue in EVERY))
 
 
 def pin(shop_id: str, node: str) -> None:
@@ -118,7 +112,7 @@ def test_no_message_goes_to_the_queue_of_a_drained_node(market: Market, monkeypa
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("nodes")
-def test_resume_wakes_pinned_shops(market: Market, transactional_db: None, sent_wakeups: list[Any]) -> None:
+def test_resume_wakes_pinned_shops(market: Market, sent_wakeups: list[Any]) -> None:
     shop = market.shop("s1")
     market.shop("s2")
     pin("s1", "n1")
@@ -181,26 +175,15 @@ def test_report_and_tidying_keep_the_drain(settings: Settings, monkeypatch: pyte
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("nodes")
-def test_job_picked_before_the_drain_is_committed_ends(market: Market, transactional_db: None, race: Race) -> None:
+def test_job_picked_before_the_drain_is_committed_ends(market: Market, second_connection: SecondConnection) -> None:
     """A pick takes no lock of the node, so a drain waits for no pick and no pick for a drain."""
     market.shop("s1")
     market.shop("s2")
     market.publish("s1")
     market.publish("s2")
-    drained, picked = threading.Event(), threading.Event()
-
-    def drain() -> None:
-        with transaction.atomic():
-            drain_node("n1", by="ann")
-            drained.set()
-            assert picked.wait(WAIT_LIMIT)
-
-    thread = threading.Thread(target=lambda: (drain(), connection.close()))
-    thread.start()
-    assert drained.wait(WAIT_LIMIT)
-    first = market.pick(node="n1")
-    picked.set()
-    thread.join(WAIT_LIMIT)
+    with transaction.atomic():
+        drain_node("n1", by="ann")
+        first = second_connection(lambda: market.pick(node="n1"))
     assert first is not None
     assert market.pick(node="n1") is None
     assert jobs.settle({first.claim: Settlement("succeeded")})
@@ -208,7 +191,7 @@ def test_job_picked_before_the_drain_is_committed_ends(market: Market, transacti
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("nodes")
-def test_racing_drains_and_picks_leave_no_job_without_lane(market: Market, transactional_db: None, race: Race) -> None:
+def test_racing_drains_and_picks_leave_no_job_without_lane(market: Market, race: Race) -> None:
     for number in range(6):
         market.shop(f"s{number}")
         market.publish(f"s{number}")

@@ -8,11 +8,8 @@ import pytest
 from django.db import transaction
 
 from rpa_tasks.jobs import personal_data
-from rpa_tasks.jobs.dead_letters import record_failed_job
-from rpa_tasks.jobs.dispatch import RunResult, settle_run
 from rpa_tasks.jobs.queries import run_job_again
-from rpa_tasks.models import Evidence, Job
-from rpa_tasks.outcomes import RunOutcome, Verdict
+from rpa_tasks.models import Evidence, Flow, Job
 from scheduling import sql
 from scheduling.customers.erasure import ErasureDelayed, continue_erasures, request_erasure
 from scheduling.errors import Conflict
@@ -23,40 +20,35 @@ from scheduling.operations.failed_tasks import Actor, retry_failed_task, withdra
 from tests.rpa_tasks.core.conftest import Market
 from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.tables import each_row
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 USER = "ann-7731"
 WHO = Identity(USER, addresses=("13800007731",))
 
 
-def test_erasure_waits_for_a_running_job(market: Market) -> None:
+@pytest.fixture(autouse=True)
+def _shop(market: Market) -> None:
     market.shop()
     market.flow()
+
+
+def test_erasure_waits_for_a_running_job(market: Market) -> None:
     market.publish(payload={"user_id": USER}, dedupe_key=f"refund:{USER}")
     pick = market.pick()
-    job = Job.objects.select_related("shop__platform", "flow").get()
+    job = Job.objects.get()
     with pytest.raises(ErasureDelayed):
         personal_data.erase_jobs_of_customer(WHO)
-    verdict = Verdict(RunOutcome.SUCCEEDED)
-    settle_run(job, pick.claim, RunResult(verdict, sql.now(), result={"user": USER}, evidence={"log": USER.encode()}))
+    market.settle(pick, result={"user": USER}, evidence={"log": USER.encode()})
     assert personal_data.erase_jobs_of_customer(WHO) == 1
     job.refresh_from_db()
     assert (job.payload, job.result, USER in job.dedupe_key, Evidence.objects.count()) == ({}, None, False, 0)
 
 
-def test_erasure_cancels_a_waiting_job(market: Market) -> None:
-    market.shop()
-    market.flow()
-    market.publish(payload={"user_id": USER})
-    assert personal_data.erase_jobs_of_customer(WHO) == 1
-    assert [*Job.objects.values_list("state", "reason", "payload")] == [("cancelled", "by:erasure", {})]
-
-
-@pytest.mark.parametrize("by", ["touch", "client"])
+@each_row("by", ["touch", "client"])
 def test_erasure_waits_for_a_job_that_serves_another_request(market: Market, by: str) -> None:
     """It cancelled the job into which the touch of another customer was merged: that one ended with it."""
-    market.shop()
-    market.flow(dedupe_by="task_type", dedupe_window=timedelta(hours=1))
+    Flow.objects.update(dedupe_by="task_type", dedupe_window=timedelta(hours=1))
     key = new_id()
     first = market.publish(touch_key=key, payload={"user_id": USER})
     other = market.publish(touch_key=new_id() if by == "touch" else None, payload={"user_id": "bob"})
@@ -71,9 +63,9 @@ def test_erasure_waits_for_a_job_that_serves_another_request(market: Market, by:
                 personal_data.erase_jobs_of_customer(WHO)
     assert by == "client" or Job.objects.get(dedupe_key="own").state == "cancelled"
     pick = market.pick()
-    job = Job.objects.select_related("shop__platform", "flow").get(pk=first.task_id)
+    job = Job.objects.get(pk=first.task_id)
     assert pick.claim.task_id == job.pk
-    settle_run(job, pick.claim, RunResult(Verdict(RunOutcome.SUCCEEDED), sql.now(), result={"user": USER}))
+    market.settle(pick, result={"user": USER})
 
     with transaction.atomic():
         assert personal_data.erase_jobs_of_touches([key]) == 1
@@ -83,8 +75,6 @@ def test_erasure_waits_for_a_job_that_serves_another_request(market: Market, by:
 
 def test_erasure_cancels_a_repeated_job_whose_key_names_the_customer(market: Market) -> None:
     """All its requests are about this customer."""
-    market.shop()
-    market.flow()
     for _ in range(2):
         market.publish(payload={"user_id": USER}, dedupe_key=f"refund:{USER}")
     assert personal_data.erase_jobs_of_customer(WHO) == 1
@@ -93,11 +83,8 @@ def test_erasure_cancels_a_repeated_job_whose_key_names_the_customer(market: Mar
 
 def test_erasure_of_an_edited_job_empties_the_difference(market: Market) -> None:
     """The customer was named by the edited payload only, so the first job stays."""
-    market.shop()
-    market.flow()
     market.publish(payload={"user_id": "other"})
-    Job.objects.update(state="failed", reason="x", settled_at=sql.now(), lease_until=None, fresh=False)
-    record_failed_job(Job.objects.get().pk)
+    market.end(Job.objects.get().pk)
     retry_failed_task(FailedTask.objects.get().pk, Actor("ann"), payload={"user_id": USER})
     assert personal_data.erase_jobs_of_customer(WHO) == 1
     failed = FailedTask.objects.get()
@@ -105,25 +92,22 @@ def test_erasure_of_an_edited_job_empties_the_difference(market: Market) -> None
 
 
 def test_erasure_empties_the_failed_task_of_a_job_of_a_touch(market: Market) -> None:
-    market.shop()
-    market.flow()
     key = new_id()
     market.publish(payload={"customer": USER}, touch_key=key)
-    Job.objects.update(state="failed", reason="x", settled_at=sql.now(), lease_until=None)
-    record_failed_job(Job.objects.get().pk)
+    market.end(Job.objects.get().pk)
     with transaction.atomic():
         assert personal_data.erase_jobs_of_touches([key]) == 1
     failed = FailedTask.objects.get()
     assert (failed.state, USER in str(failed.payload)) == ("archived", False)
 
 
+@pytest.mark.django_db(transaction=True)
 def test_delayed_erasure_cancels_the_customers_own_job_of_a_touch(
     market: Market, matrix: MatrixBuilder, record_event: RecordEvent
 ) -> None:
     """Its batch is rolled back, and the cancellation must not be."""
-    market.shop()
     market.shop("s2")
-    market.flow(dedupe_by="task_type", dedupe_window=timedelta(hours=1))
+    Flow.objects.update(dedupe_by="task_type", dedupe_window=timedelta(hours=1))
     matrix.node("first")
     matrix.node("second")
     deliver(record_event(user=USER).task_ids)
@@ -140,13 +124,12 @@ def test_delayed_erasure_cancels_the_customers_own_job_of_a_touch(
     assert (found[own], found[shared]) == ("cancelled", "queued")
 
 
-@pytest.mark.parametrize("key", [None, "", f"refund:{USER}"])
+@each_row("key", [None, "", f"refund:{USER}"])
 def test_erased_job_never_runs_again(market: Market, key: str | None) -> None:
     """A command would act in a shop without its parameters."""
-    market.shop()
-    market.flow(dedupe_by="task_type")
+    Flow.objects.update(dedupe_by="task_type")
     job = market.publish(payload={"user_id": USER}, dedupe_key=key).task_id
-    Job.objects.update(state="succeeded", settled_at=sql.now(), lease_until=None, fresh=False)
+    market.end(job, "succeeded")
     for _ in range(2):
         personal_data.erase_jobs_of_customer(WHO)
     with pytest.raises(Conflict, match="erased"):
@@ -155,11 +138,8 @@ def test_erased_job_never_runs_again(market: Market, key: str | None) -> None:
 
 
 def test_erased_job_never_runs_again_by_a_failed_task_whose_retry_was_undone(market: Market) -> None:
-    market.shop()
-    market.flow()
     market.publish(payload={"user_id": USER})
-    Job.objects.update(state="failed", reason="x", settled_at=sql.now(), lease_until=None, fresh=False)
-    record_failed_job(Job.objects.get().pk)
+    market.end(Job.objects.get().pk)
     failed = FailedTask.objects.get()
     again = retry_failed_task(failed.pk, Actor("ann"), payload={"user_id": "bob"})
     personal_data.erase_jobs_of_customer(WHO)

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, transaction
 from django.utils.timezone import now
 from pytest_django import Settings
 
 from rpa_tasks.jobs import wakeups
-from rpa_tasks.jobs.ledger import LANES, TIERS, jobs
-from rpa_tasks.jobs.publish import PublishRequest, Receipt
-from rpa_tasks.jobs.publish_many import publish_many
+from rpa_tasks.jobs.ledger import jobs
 from rpa_tasks.models import Breaker, ExecutionNode, Job, Lane, LoginState, Platform, Shop
 from scheduling import sql
 from scheduling.ledger.transitions import Settlement, WakeUp
 from scheduling.models import Pause
-from tests.rpa_tasks.core.conftest import Market
-from tests.rpa_tasks.supervisor.task_commands import eventually
-from tests.support.second_connection import Race, SecondConnection
+from tests.rpa_tasks.core.conftest import EVERY, Market
+from tests.support.second_connection import Race, SecondConnection, act_behind_locks
+from tests.support.tables import each_row
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +36,10 @@ def pick_shop_id(market: Market, *queues: str, **options: Any) -> str | None:
     return Shop.objects.get(pk=pick.shop_id).shop_id if pick else None
 
 
+def startable() -> dict[str, int]:
+    return jobs.startable(ageing=timedelta(minutes=10))
+
+
 def test_pick_returns_one_job_per_shop(market: Market) -> None:
     market.shop()
     market.publish(dedupe_key="a")
@@ -51,36 +52,20 @@ def test_pick_returns_one_job_per_shop(market: Market) -> None:
 
     assert second.claim.task_id != first.claim.task_id
     assert second.claim.lease_no > first.claim.lease_no
-
-
-def test_database_refuses_second_running_job_of_shop(market: Market) -> None:
-    market.shop()
-    market.publish(dedupe_key="a")
-    market.publish(dedupe_key="b")
-
     with pytest.raises(IntegrityError, match="rpa_one_run_a_shop"):
-        Job.objects.update(state="running")
+        Job.objects.update(state="running", lease_until=now())
 
 
-def test_pick_orders_jobs_by_priority(market: Market) -> None:
-    for name, priority in [("low", 2), ("normal", 1), ("high", 0)]:
+def test_pick_orders_jobs_of_its_queues_by_priority(market: Market) -> None:
+    for name, priority in [("low", 2), ("lower", 2), ("normal", 1), ("high", 0)]:
         market.shop(name)
-        market.publish(name, priority=priority)
+        for key in range(3):
+            market.publish(name, priority=priority, dedupe_key=str(key))
 
-    assert [pick_shop_id(market) for _ in range(3)] == ["high", "normal", "low"]
-
-
-def test_pick_prefers_high_over_many_low_jobs(market: Market) -> None:
-    for number in range(20):
-        market.shop(f"s{number}", backlog_limit=1000)
-        requests = [
-            PublishRequest("pdd", f"s{number}", "sync_order", priority=2, dedupe_key=str(key)) for key in range(50)
-        ]
-        assert len({each.task_id for each in publish_many(requests) if isinstance(each, Receipt)}) == 50
-    market.shop("urgent")
-    market.publish("urgent", priority=0)
-
-    assert pick_shop_id(market) == "urgent"
+    assert startable() == {"high": 1, "normal": 1, "low": 2}
+    assert pick_shop_id(market, "low") == "low"
+    assert startable() == {"high": 1, "normal": 1, "low": 1}
+    assert [pick_shop_id(market) for _ in range(3)] == ["high", "normal", "lower"]
 
 
 def test_pick_raises_aged_low_job_to_high(market: Market) -> None:
@@ -108,24 +93,6 @@ def test_pick_alternates_aged_and_high_jobs(market: Market) -> None:
     assert pick_shop_id(market) == "old"
 
 
-def test_pick_serves_low_job_under_constant_high_load(market: Market) -> None:
-    """A high one always waits; the low one is served once it is as old as two levels."""
-    for name in ("a", "b", "low"):
-        market.shop(name)
-    market.publish("low", priority=2)
-    served = []
-    for minute in range(0, 30, 5):
-        for name in ("a", "b"):
-            market.publish(name, priority=0)
-        Job.objects.filter(shop__shop_id="low").update(due_at=now() - timedelta(minutes=minute))
-        pick = market.pick()
-        served.append(Shop.objects.get(pk=pick.shop_id).shop_id)
-        end_run(pick)
-
-    assert "low" in served
-    assert set(served[:4]) == {"a", "b"}
-
-
 def test_pick_alternates_between_shops(market: Market) -> None:
     for name in ("a", "b"):
         market.shop(name)
@@ -140,7 +107,7 @@ def test_pick_alternates_between_shops(market: Market) -> None:
     assert order in (list("ababab"), list("bababa"))
 
 
-@pytest.mark.parametrize(
+@each_row(
     "closed",
     [
         lambda shop: Shop.objects.filter(pk=shop.pk).update(paused=True),
@@ -180,22 +147,6 @@ def test_pick_during_global_pause_returns_none(market: Market) -> None:
     assert market.pick() is None
 
 
-def test_pick_returns_jobs_of_given_queues(market: Market) -> None:
-    market.shop("common")
-    market.shop("big", dedicated_queue=True)
-    market.platform("temu", dedicated_queue=True)
-    market.flow(platform="temu")
-    market.shop("far", "temu")
-    market.publish("common", priority=2)
-    market.publish("big", priority=0)
-    market.publish("far", platform="temu", priority=0)
-
-    assert pick_shop_id(market, "high", "normal") is None
-    assert pick_shop_id(market, "p.temu.high") == "far"
-    assert pick_shop_id(market, "s.pdd.big") == "big"
-    assert pick_shop_id(market, "high", "normal", "low") == "common"
-
-
 def test_ids_with_dots_share_no_queue(market: Market) -> None:
     """SQL and Python name the same queue, and no other shop, platform or node has it."""
     own = {"dedicated_queue": True}
@@ -212,55 +163,23 @@ def test_ids_with_dots_share_no_queue(market: Market) -> None:
         named[wakeups.queue_of(shop, 0)] = shop.shop_id
     assert sorted(named) == ["p.p.high", "p.p:d.high", "s.a.b-c", "s.a.b:c", "s.a:b.c"]
 
-    assert set(jobs.startable(ageing=timedelta(minutes=10))) == set(named) == {
+    assert set(startable()) == set(named) == {
         name for name in wakeups.list_extra_queues() if not name.endswith((".normal", ".low"))
     }  # fmt: skip
     assert {queue: pick_shop_id(market, queue) for queue in named} == named
     assert wakeups.node_queue("n1.p.a", "high") != wakeups.node_queue("n1", "p.a.high")
 
 
-def test_pick_of_half_open_platform_starts_one_probe(market: Market) -> None:
-    for name in ("a", "b"):
-        market.shop(name)
-        market.publish(name)
-    Breaker.objects.update(open_until=now() - timedelta(seconds=1))
-
-    probe = market.pick()
-
-    assert probe.probes
-    assert Breaker.objects.get().probe == probe.claim.task_id
-    assert market.pick() is None
-
-
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_picks_start_one_probe(market: Market, race: Race) -> None:
+def test_concurrent_picks_start_one_probe(market: Market) -> None:
     """Both read before either writes its trial: a lock on the breaker stops them in between."""
     for name in ("a", "b"):
         market.shop(name)
         market.publish(name)
     Breaker.objects.update(open_until=now() - timedelta(seconds=1))
-    waiting = """
-        SELECT count(*) FROM pg_stat_activity
-        WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%%rpa_tasks_breaker SET probe%%'
-    """
-
-    locked = threading.Event()
-
-    def both_wait() -> bool:
-        sql.rows("SELECT pg_stat_clear_snapshot()", {})
-        return sql.rows(waiting, {}) == [(2,)]
-
-    def act(number: int) -> Any:
-        if number:
-            assert locked.wait(60)
-            return market.pick()
-        with transaction.atomic():
-            Breaker.objects.select_for_update().get()
-            locked.set()
-            eventually(both_wait)
-        return None
-
-    picks = [pick for pick in race(3, act) if pick]
+    picks = [
+        pick for pick in act_behind_locks(Breaker.objects.select_for_update().get, market.pick, market.pick) if pick
+    ]
 
     assert len(picks) == 1
     assert Breaker.objects.get().probe == picks[0].claim.task_id
@@ -272,12 +191,8 @@ def preferred_node(market: Market) -> ExecutionNode:
     """A node that has the shop's profile, and carries what is urgent. Another one carries everything."""
     market.flow("browse", needs_browser=True)
     market.shop()
-    node: ExecutionNode = ExecutionNode.objects.create(
-        name="n1", seen_at=now(), started_at=now(), slots=5, queues=["high", "n.n1.high"]
-    )
-    ExecutionNode.objects.create(
-        name="n2", seen_at=now(), started_at=now(), slots=5, queues=[*TIERS.values(), "n.n2.high"]
-    )
+    node = market.node("n1", "high", "n.n1.high")
+    market.node("n2", *EVERY, "n.n2.high")
     market.publish(task_type="browse", priority=0)
     pick = market.pick(node="n1")
     jobs.pin_to_node(pick, node="n1")
@@ -285,24 +200,12 @@ def preferred_node(market: Market) -> ExecutionNode:
     return node
 
 
-def startable() -> dict[str, int]:
-    return jobs.startable(ageing=timedelta(minutes=10))
-
-
-def test_browser_job_waits_for_live_preferred_node(market: Market, preferred_node: ExecutionNode) -> None:
-    market.publish(task_type="browse", priority=0)
-
-    assert market.pick(node="n2") is None
-    assert startable() == {"n.n1.high": 1}
-    ExecutionNode.objects.update(seen_at=now() - timedelta(minutes=3))
-    assert market.pick(node="n2")
-
-
 def test_silent_preferred_node_keeps_shops_for_home_lease(
     market: Market, preferred_node: ExecutionNode, settings: Settings
 ) -> None:
     settings.AFTERTOUCH_RPA_HOME_LEASE = timedelta(hours=1)
     market.publish(task_type="browse", priority=0)
+    assert startable() == {"n.n1.high": 1}
     ExecutionNode.objects.filter(name="n1").update(seen_at=now() - timedelta(minutes=50))
 
     assert market.pick(node="n2") is None
@@ -392,7 +295,7 @@ def test_pin_to_node_by_stale_claim_changes_nothing(market: Market) -> None:
     assert Lane.objects.get().home == ""
 
 
-def test_pick_rechecks_due_time_after_lock(market: Market, race: Race) -> None:
+def test_pick_rechecks_due_time_after_lock(market: Market) -> None:
     """Between its look and its lock another node ran the job and put it off: the pick then finds it, but not due."""
     market.shop()
     receipt = market.publish()
@@ -401,18 +304,6 @@ def test_pick_rechecks_due_time_after_lock(market: Market, race: Race) -> None:
 
     assert market.pick() is None
     assert Job.objects.get(pk=receipt.task_id).state == "scheduled"
-
-
-def test_startable_counts_shops_by_queue(market: Market) -> None:
-    market.shop("a")
-    market.shop("b")
-    market.shop("big", dedicated_queue=True)
-    for name in ("a", "b", "big"):
-        market.publish(name)
-
-    assert jobs.startable(ageing=timedelta(minutes=10)) == {"normal": 2, "s.pdd.big": 1}
-    market.pick("normal")
-    assert jobs.startable(ageing=timedelta(minutes=10)) == {"normal": 1, "s.pdd.big": 1}
 
 
 @pytest.mark.django_db(transaction=True)
@@ -477,16 +368,3 @@ def test_late_settlement_keeps_lane_of_current_holder(market: Market) -> None:
 
     assert not jobs.settle({stale.claim: Settlement("succeeded")})
     assert Lane.objects.get().task_id == holder.claim.task_id
-
-
-def test_pick_query_uses_heads_index(market: Market) -> None:
-    market.shop()
-    market.publish()
-    with connection.cursor() as cursor:
-        cursor.execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_sort = off; SET LOCAL enable_bitmapscan = off")
-        plan = sql.rows(
-            f"EXPLAIN {LANES}",
-            {"queues": ["high"], "node": "n1", "ageing": 600.0, "home_lease": timedelta(minutes=2)},
-        )
-
-    assert "rpa_job_heads" in "\n".join(row[0] for row in plan)

@@ -11,23 +11,34 @@ import pytest
 from django.db import connection, transaction
 from django.utils.timezone import now
 
+from rpa_tasks import metrics
 from rpa_tasks.jobs import dispatch, queries, schedules
+from rpa_tasks.jobs.ledger import LANES
 from rpa_tasks.jobs.publish import PublishRequest, publish_job
 from rpa_tasks.jobs.publish_many import publish_many
+from rpa_tasks.jobs.shops import check_login
 from rpa_tasks.models import Flow, Job, Platform, Shop
 from scheduling import sql
 from scheduling.models.touch import RARE
 from tests.rpa_tasks.core.conftest import Market
+from tests.support.tables import each_row
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("fresh_tables")]
 
 
-@pytest.mark.parametrize("state", RARE)
-def test_jobs_page_of_rare_state_uses_index(market: Market, state: str) -> None:
+@pytest.fixture
+def jobs_with_history(market: Market) -> None:
+    """A job that waits, 4,000 that have succeeded, and five of each rare state."""
     market.shop()
     market.flow()
-    market.publish()
-    sql.execute(_MANY, {"count": 4_000, "state": state})
+    market.publish(delay=timedelta(hours=1))
+    sql.execute(_MANY, {"rare": list(RARE)})
+    # Earlier tests leave statistics of the joined tables, too.
+    sql.execute("ANALYZE rpa_tasks_job, rpa_tasks_shop, rpa_tasks_flow, rpa_tasks_platform", {})
+
+
+@each_row("state", RARE)
+def test_jobs_page_of_rare_state_uses_index(jobs_with_history: None, state: str) -> None:
     asked: list[tuple[str, Any]] = []
 
     def note(execute: Any, statement: str, parameters: Any, many: bool, context: Any) -> Any:
@@ -35,8 +46,6 @@ def test_jobs_page_of_rare_state_uses_index(market: Market, state: str) -> None:
         return execute(statement, parameters, many, context)
 
     with connection.cursor() as cursor:
-        # Earlier tests leave statistics of the joined tables, too.
-        cursor.execute("ANALYZE rpa_tasks_job, rpa_tasks_shop, rpa_tasks_flow, rpa_tasks_platform")
         with connection.execute_wrapper(note):
             found = [each.pk for each in queries.jobs_page(state=state)]
         cursor.execute(f"EXPLAIN {asked[0][0]}", asked[0][1])
@@ -50,26 +59,27 @@ WANTED = PublishRequest(platform="pdd", shop_id="s1", task_type="sync_order")
 ORDER = {"platform": "pdd", "task_type": "sync_order"}
 
 
-@pytest.mark.parametrize(
+def retire(model: Any) -> bool:
+    model.objects.update(retired_at=now())
+    dispatch.cancel_retired_jobs()
+    return Job.objects.filter(state="cancelled", reason="retired").count() == 1
+
+
+@each_row(
     "act",
     [
         lambda: publish_job(WANTED),
         lambda: publish_many([WANTED, WANTED]),
         lambda: schedules.publish_round(1, sql.now(), [], ORDER),
-        lambda: Flow.objects.update(retired_at=now()) and dispatch.cancel_retired_jobs(),
-        lambda: Shop.objects.update(retired_at=now()) and dispatch.cancel_retired_jobs(),
-        lambda: Platform.objects.update(retired_at=now()) and dispatch.cancel_retired_jobs(),
+        lambda: retire(Flow),
+        lambda: retire(Shop),
+        lambda: retire(Platform),
+        lambda: sql.rows(metrics._WAITING, {"most": 10}),
     ],
-    ids=["publish", "publish many", "schedule", "retired flow", "retired shop", "retired platform"],
 )
 def test_statements_about_waiting_jobs_read_no_history(
-    market: Market, monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]
+    jobs_with_history: None, monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]
 ) -> None:
-    market.shop()
-    market.flow()
-    market.publish(delay=timedelta(hours=1))
-    sql.execute(_MANY, {"count": 4_000, "state": "succeeded"})
-    sql.execute("ANALYZE rpa_tasks_job, rpa_tasks_shop, rpa_tasks_flow, rpa_tasks_platform", {})
     asked: list[tuple[str, Any]] = []
     run = sql.rows
 
@@ -95,6 +105,28 @@ def test_statements_about_waiting_jobs_read_no_history(
     assert reads
 
 
+@each_row("login", ["ok", "checked"])
+def test_pick_reads_at_most_one_job_of_each_tier(jobs_with_history: None, market: Market, login: str) -> None:
+    """Each pick of any node read the whole backlog of a logged-out shop, in search of the check."""
+    market.flow("check_login")
+    Platform.objects.update(check_task_type="check_login")
+    Job.objects.filter(state="succeeded", pk__in=Job.objects.filter(state="succeeded")[:200]).update(state="scheduled")
+    if login == "checked":
+        Shop.objects.update(login_state="needed")
+        assert check_login(Shop.objects.get().pk, by="ann")
+    sql.execute("ANALYZE rpa_tasks_job", {})
+
+    given = {"queues": None, "node": "n1", "ageing": 600.0, "home_lease": timedelta(minutes=2)}
+    read = [
+        (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+        for node in explain(LANES, given)
+    ]
+
+    assert 1 <= sum(read) <= 3
+    pick = market.pick()
+    assert Job.objects.get(pk=pick.claim.task_id).flow.task_type == ("sync_order" if login == "ok" else "check_login")
+
+
 def explain(statement: str, parameters: Any) -> Iterator[dict[str, Any]]:
     """Run the statement and take it back. Yield the nodes of its plan that have read jobs."""
     with transaction.atomic(), connection.cursor() as cursor:
@@ -115,8 +147,8 @@ _MANY = """
 INSERT INTO rpa_tasks_job (task_id, root_id, state, priority, due_at, planned_at, paused_by, attempt, lease_no, wakeups,
     reason, created_at, shop_id, flow_id, payload, dedupe_key, fresh, requests, failures, source, node,
     progress_message, settled_at)
-SELECT id, id, CASE WHEN n %% 800 = 0 THEN %(state)s ELSE 'succeeded' END, 1, now(), now(), '', 1, 1, 0, '', now(),
+SELECT id, id, COALESCE((%(rare)s::text[])[1 + n / 5], 'succeeded'), 1, now(), now(), '', 1, 1, 0, '', now(),
     shop_id, flow_id, '{}', '', false, 1, 0, '', '', '', now()
 FROM (SELECT shop_id, flow_id FROM rpa_tasks_job LIMIT 1) AS model,
-    (SELECT gen_random_uuid() AS id, n FROM generate_series(1, %(count)s) AS n) AS made
+    (SELECT gen_random_uuid() AS id, n FROM generate_series(0, 4000) AS n) AS made
 """

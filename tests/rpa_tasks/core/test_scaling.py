@@ -10,7 +10,7 @@ from django.utils.timezone import now
 
 from rpa_tasks.jobs.ledger import jobs
 from rpa_tasks.metrics import measure_execution_nodes
-from rpa_tasks.models import ExecutionNode, Job, Run, Shop
+from rpa_tasks.models import Job, Run, Shop
 from scheduling.db_timeouts import Deadline
 from tests.rpa_tasks.core.conftest import Market
 
@@ -24,10 +24,6 @@ def measure() -> tuple[int, int]:
     return measure_execution_nodes(Deadline(4.0))
 
 
-def node(name: str, *queues: str, slots: int = 2) -> None:
-    ExecutionNode.objects.create(name=name, seen_at=now(), started_at=now(), slots=slots, queues=list(queues))
-
-
 def make_due(market: Market, count: int, **changes: Any) -> None:
     for number in range(count):
         shop = f"s{number}"
@@ -37,14 +33,13 @@ def make_due(market: Market, count: int, **changes: Any) -> None:
 
 
 def test_silent_node_does_not_count(market: Market) -> None:
-    node("n1", "normal")
-    node("n2", "normal")
-    ExecutionNode.objects.filter(name="n2").update(seen_at=now() - timedelta(minutes=3))
+    market.node("n1")
+    market.node("n2", seen_at=now() - timedelta(minutes=3))
     assert measure() == (1, 1)
 
 
 def test_full_node_and_free_shops_ask_for_more(market: Market) -> None:
-    node("n1", "high", "normal", "low")
+    market.node()
     make_due(market, 22)
     market.pick(node="n1")
     market.pick(node="n1")
@@ -52,7 +47,7 @@ def test_full_node_and_free_shops_ask_for_more(market: Market) -> None:
 
 
 def test_duration_of_the_last_runs_counts(market: Market) -> None:
-    node("n1", "high", "normal", "low")
+    market.node()
     make_due(market, 22)
     market.pick(node="n1")
     market.pick(node="n1")

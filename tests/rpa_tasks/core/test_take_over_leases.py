@@ -16,21 +16,26 @@ from rpa_tasks.takeover.leases import CannotTakeOver
 from scheduling.models import AuditEntry
 from tests.rpa_tasks.core.conftest import Market
 from tests.support.second_connection import Race
+from tests.support.tables import each_row
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def shop(market: Market, transactional_db: None) -> Shop:
+def shop(market: Market) -> Shop:
     market.flow()
-    ExecutionNode.objects.create(name="n1", seen_at=now(), started_at=now(), slots=3)
+    market.node()
     return market.shop()
 
 
-def start(shop: Shop, name: str = "ann") -> TakeOver | str:
+def start(shop: Shop, name: str = "ann") -> TakeOver:
     user, _ = User.objects.get_or_create(username=name)
+    return leases.start_take_over(shop.pk, user=user, address="203.0.113.7")
+
+
+def start_or_refuse(shop: Shop, name: str = "ann") -> TakeOver | str:
     try:
-        return leases.start_take_over(shop.pk, user=user, address="203.0.113.7")
+        return start(shop, name)
     except CannotTakeOver as error:
         return error.reason
 
@@ -41,19 +46,20 @@ def expire(row: TakeOver) -> None:
     Lane.objects.filter(shop=row.shop).update(held_until=past)
 
 
+@pytest.mark.django_db(transaction=True)
 def test_concurrent_starts_give_one_operator_the_shop(shop: Shop, race: Race) -> None:
     users = [User.objects.create(username=f"u{number}").username for number in range(6)]
-    found = race(6, lambda number: start(shop, users[number]))
+    found = race(6, lambda number: start_or_refuse(shop, users[number]))
     assert [each for each in found if each != "taken"] == list(TakeOver.objects.all())
     assert TakeOver.objects.count() == 1
 
 
+@pytest.mark.django_db(transaction=True)
 def test_start_races_with_pick_never_holds_a_running_shop(market: Market, shop: Shop, race: Race) -> None:
     won = {"operator": 0, "job": 0}
     for number in range(12):
         market.publish(payload={"number": number})
         row, pick = race(2, lambda place: start(shop) if place else market.pick())[::-1]
-        assert isinstance(row, TakeOver)
         if pick is None:
             won["operator"] += 1
             assert row.task_id is None
@@ -70,7 +76,6 @@ def test_start_races_with_pick_never_holds_a_running_shop(market: Market, shop: 
 
 def test_held_shop_starts_no_job_until_the_end(market: Market, shop: Shop) -> None:
     row = start(shop)
-    assert isinstance(row, TakeOver)
     market.publish()
     assert market.pick() is None
     assert leases.open_take_over(shop.pk) == row
@@ -83,7 +88,6 @@ def test_held_shop_starts_no_job_until_the_end(market: Market, shop: Shop) -> No
 
 def test_lost_node_frees_shop_and_fences_the_old_take_over(market: Market, shop: Shop) -> None:
     row = start(shop)
-    assert isinstance(row, TakeOver)
     assert leases.renew_take_over(row)
     expire(row)
     assert not leases.renew_take_over(row)
@@ -92,7 +96,6 @@ def test_lost_node_frees_shop_and_fences_the_old_take_over(market: Market, shop:
     assert pick is not None
     assert pick.claim.lease_no > row.lease_no
     other = start(shop, "ben")  # shares the run
-    assert isinstance(other, TakeOver)
     assert other.task_id == pick.claim.task_id
     row.refresh_from_db()
     assert row.end == TakeOverEnd.NODE_LOST
@@ -104,51 +107,43 @@ def test_lost_node_frees_shop_and_fences_the_old_take_over(market: Market, shop:
 
 def test_end_lost_take_overs_keeps_those_with_a_lease(shop: Shop, market: Market) -> None:
     kept, lost = start(shop), start(market.shop("s2"), "ben")
-    assert isinstance(kept, TakeOver)
-    assert isinstance(lost, TakeOver)
     expire(lost)
     assert leases.end_lost_take_overs() == 1
     assert TakeOver.objects.get(ended_at=None) == kept
 
 
-@pytest.mark.parametrize("changes", [{"draining_at": now()}, {"seen_at": now() - timedelta(hours=1)}])
+@each_row("changes", [{"draining_at": now()}, {"seen_at": now() - timedelta(hours=1)}])
 def test_browser_elsewhere_is_taken_over_through_another_node(shop: Shop, changes: dict[str, Any]) -> None:
     """Its login is not on the preferred node."""
     Shop.objects.filter(pk=shop.pk).update(browser={"cdp_url": "http://10.0.0.5:9222"})
     Lane.objects.filter(shop=shop).update(home="n1")
-    ExecutionNode.objects.create(name="n2", seen_at=now(), started_at=now(), slots=1)
+    Market().node("n2")
     row = start(shop)
-    assert isinstance(row, TakeOver)
     assert row.node == "n1"
     leases.end_take_over(row, TakeOverEnd.ENDED)
     ExecutionNode.objects.filter(name="n1").update(**changes)
     row = start(shop)
-    assert isinstance(row, TakeOver)
     assert row.node == "n2"
 
 
 def test_start_for_unpinned_shop_prefers_node_that_serves_its_queue(shop: Shop) -> None:
     """The login stays on the node of the take-over, and the jobs of the shop must run there."""
     Shop.objects.filter(pk=shop.pk).update(dedicated_queue=True)
-    ExecutionNode.objects.filter(name="n1").update(queues=["high", "normal", "low"])
-    queues = ["s.pdd.s1", "n.n2.s.pdd.s1"]
-    ExecutionNode.objects.create(name="n2", seen_at=now(), started_at=now(), slots=1, queues=queues)
+    Market().node("n2", "s.pdd.s1", "n.n2.s.pdd.s1")
     row = start(shop)
-    assert isinstance(row, TakeOver)
     assert row.node == "n2"
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [({"home": "n9"}, "node_lost"), ({"retired": True}, "retired"), ({"silent": True}, "no_node")],
+@each_row(
+    "change, reason",
+    [
+        (lambda: Lane.objects.update(home="n9"), "node_lost"),
+        (lambda: Shop.objects.update(retired_at=now()), "retired"),
+        (lambda: ExecutionNode.objects.update(seen_at=now() - timedelta(hours=1)), "no_node"),
+    ],
 )
-def test_start_without_node_or_shop_is_refused(shop: Shop, changes: dict[str, Any], reason: str) -> None:
-    if "home" in changes:
-        Lane.objects.filter(shop=shop).update(home=changes["home"])
-    if "retired" in changes:
-        Shop.objects.filter(pk=shop.pk).update(retired_at=now())
-    if "silent" in changes:
-        ExecutionNode.objects.update(seen_at=now() - timedelta(hours=1))
-    assert start(shop) == reason
+def test_start_without_node_or_shop_is_refused(shop: Shop, change: Any, reason: str) -> None:
+    change()
+    assert start_or_refuse(shop) == reason
     assert not TakeOver.objects.exists()
     assert Lane.objects.get(shop=shop).held_until is None

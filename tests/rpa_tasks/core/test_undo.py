@@ -117,12 +117,6 @@ def test_undone_cancel_and_a_publish_of_the_same_key_leave_one_waiting_job(
     assert Job.objects.filter(state__in=("scheduled", "queued")).count() == 1
 
 
-def test_cancel_is_not_undone_after_a_job_of_the_same_key(market: Market, take_back: Callable[..., str]) -> None:
-    old = cancelled(market)
-    market.publish(payload={"page": 2})
-    assert take_back("job.cancel", old.pk) == "another job of the same key was published since"
-
-
 def test_stop_of_a_running_job_is_not_undone(market: Market, take_back: Callable[..., str]) -> None:
     market.publish()
     pick = market.pick()
@@ -133,10 +127,8 @@ def test_stop_of_a_running_job_is_not_undone(market: Market, take_back: Callable
 
 @pytest.fixture
 def retried(market: Market, ann: Actor) -> tuple[FailedTask, UUID]:
-    job = market.publish().task_id
-    Job.objects.filter(pk=job).update(state="failed", settled_at=now(), lease_until=None, fresh=False)
-    dead_letters.record_failed_job(job)
-    row = FailedTask.objects.get()
+    row = market.end(market.publish().task_id)
+    assert row
     return row, failed_tasks.retry_failed_task(row.pk, ann)
 
 
@@ -158,9 +150,8 @@ def test_undone_retry_deletes_the_job_and_gives_its_window_back(
 def test_retried_job_has_the_touch_until_the_undo(market: Market, ann: Actor, take_back: Callable[..., str]) -> None:
     touch = new_id()
     job = market.publish(touch_key=touch).task_id
-    Job.objects.filter(pk=job).update(state="failed", settled_at=now(), lease_until=None, fresh=False)
-    dead_letters.record_failed_job(job)
-    row = FailedTask.objects.get()
+    row = market.end(job)
+    assert row
     new_id_of_job = failed_tasks.retry_failed_task(row.pk, ann)
     assert Job.objects.get(touch_key=touch).pk == new_id_of_job
     assert withdraw(take_back, row, new_id_of_job) == "done"

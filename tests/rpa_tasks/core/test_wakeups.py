@@ -42,10 +42,7 @@ def queue() -> Iterator[Queue]:
 def node(market: Market) -> ExecutionNode:
     market.platform("crowded", dedicated_queue=True)
     market.flow(platform="crowded")
-    node: ExecutionNode = ExecutionNode.objects.create(
-        name="n1", seen_at=now(), started_at=now(), slots=3, queues=[QUEUE]
-    )
-    return node
+    return market.node("n1", QUEUE, slots=3)
 
 
 def publish(market: Market, count: int, *, first: int = 0, **changes: Any) -> list[WakeUp]:
@@ -68,8 +65,8 @@ def test_publish_wakeups_with_busy_slots_sends_nothing(market: Market, queue: Qu
     publish(market, 3)
     for _ in range(3):
         assert market.pick(QUEUE, node="n1")
-    wakeups.publish_wakeups(publish(market, 20, first=3))
-    wakeups.publish_wakeups(publish(market, 20, first=23, delay=timedelta(seconds=20)))
+    wakeups.publish_wakeups(publish(market, 5, first=3))
+    wakeups.publish_wakeups(publish(market, 5, first=8, delay=timedelta(seconds=20)))
 
     assert len(queue) == 0
 
@@ -78,7 +75,7 @@ def test_publish_wakeups_refills_slots_of_ended_runs(market: Market, queue: Queu
     publish(market, 3)
     claims = [market.pick(QUEUE, node="n1").claim for _ in range(3)]
     jobs.settle(dict.fromkeys(claims, Settlement("succeeded")))
-    wakeups.publish_wakeups(publish(market, 20, first=3))
+    wakeups.publish_wakeups(publish(market, 5, first=3))
 
     assert len(queue) == 3
 
@@ -92,18 +89,19 @@ def test_wake_queues_without_capacity_sends_one_message(market: Market, queue: Q
     assert [dispatch.wake_queues(), dispatch.wake_queues(), len(queue)] == [{QUEUE: 1}, {}, 1]
 
 
-def test_publish_wakeups_to_unserved_queue_is_limited(market: Market, queue: Queue, node: ExecutionNode) -> None:
+def test_publish_wakeups_to_unserved_queue_is_limited(
+    market: Market, queue: Queue, node: ExecutionNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ExecutionNode.objects.update(queues=["high"])
-    for batch in range(6):
-        wakeups.publish_wakeups(publish(market, 20, first=batch * 20))
+    monkeypatch.setattr(wakeups, "UNKNOWN_CAPACITY", 5)
+    for batch in range(2):
+        wakeups.publish_wakeups(publish(market, 4, first=batch * 4))
 
-    assert len(queue) == wakeups.UNKNOWN_CAPACITY
+    assert len(queue) == 5
 
 
 def test_publish_wakeups_ignores_slots_of_silent_node(market: Market, queue: Queue, node: ExecutionNode) -> None:
-    ExecutionNode.objects.create(
-        name="n2", seen_at=now() - timedelta(minutes=5), started_at=now(), slots=5, queues=[QUEUE]
-    )
+    market.node("n2", QUEUE, seen_at=now() - timedelta(minutes=5))
     wakeups.publish_wakeups(publish(market, 10))
 
     assert len(queue) == 3
