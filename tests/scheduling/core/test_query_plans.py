@@ -33,6 +33,7 @@ from scheduling.ledger.touches import Sending, TouchDecision, touches
 from scheduling.ledger.transitions import AGE_UNKNOWN, Claim, Content, Ledger, Settlement
 from scheduling.models import Touch
 from scheduling.monitoring import collectors, complaint_stats, statistics, wanted_numbers
+from scheduling.operations import retention
 from scheduling.planning import cancellation
 from scheduling.policy.guards import GuardVerdict
 from sessions.detection import silence_events
@@ -255,6 +256,31 @@ def test_planning_reads_no_cancelling_events_before_its_own(matrix: MatrixBuilde
         record_event()
         ((after,),) = sql.rows(_READ_EVENTS, {})
     assert after - before < 10
+
+
+def test_retention_reads_old_rows_by_their_ids(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+    """Among 30,000 old touches and events, of which most stay, none of its steps reads the table."""
+    matrix.node()
+    receipt, before = record_event(), now()
+    with rolled_back():
+        keep_autovacuum_from("scheduling_event")
+        _insert("scheduling_event", receipt.id, OLDER, 30_000, key="id")
+        failed = {"event_id": "gen_random_uuid()", "state": "'failed'", "settled_at": "now() - interval '9 years'"}
+        _insert("scheduling_touch", receipt.task_ids[0], failed | {"lease_until": "NULL"}, 30_000)
+        with connection.cursor() as cursor:
+            cursor.execute(f"ANALYZE {partitions.REST}, scheduling_event")
+        touch_ids = _column(f"SELECT task_id FROM {partitions.REST} ORDER BY task_id LIMIT {retention.BATCH}")
+        event_ids = _column(f"SELECT id FROM scheduling_event ORDER BY id LIMIT {retention.BATCH}")
+        plans = [
+            plan
+            for act in (
+                lambda: retention.TOUCHES.delete(touch_ids, before),
+                lambda: retention.EVENTS.delete(event_ids, before),
+                lambda: retention._created_between(retention.TOUCHES, touch_ids[-1], first_id_at(before)),
+            )
+            for _, plan in plans_of(act)
+        ]
+    assert not re.search(f"Seq Scan on ({partitions.REST}|scheduling_event)", "\n".join(plans)), plans
 
 
 def iterate_plan(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -12,11 +12,11 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-import structlog
 from django.db import transaction
 
 from config.environment import ROOT
 from scheduling.channels.base import Delivered, Permanent, Transient
+from scheduling.ids import new_id
 from scheduling.ledger.touches import touches
 from scheduling.models import Event
 from scheduling.operations.commands import pause_scope, resume_scope
@@ -48,29 +48,6 @@ def test_read_traceparent_invalid_is_none(value: object) -> None:
     assert read_traceparent(value) is None
 
 
-@pytest.mark.django_db(transaction=True)
-def test_touch_passes_trace_to_channel_and_log(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-) -> None:
-    matrix.node(channel=create_fake_channel())
-    fake_channel.play = lambda message: Permanent("refused")
-    (named,) = record_event(trace_id=TRACE).task_ids
-    (unnamed,) = record_event(user="bob").task_ids
-    with structlog.testing.capture_logs() as lines:
-        deliver_when_due(named, unnamed)
-
-    its_own = Event.objects.get(user_id="bob").id
-    assert {message.task_id: message.trace_id for message in fake_channel.received} == {named: TRACE, unnamed: its_own}
-    failed = {line["task_id"]: line for line in lines if line["event"] == "touch_failed"}
-    assert {task_id: line["trace_id"] for task_id, line in failed.items()} == {
-        str(named): TRACE.hex, str(unnamed): its_own.hex,
-    }  # fmt: skip
-    assert {line["reason"] for line in failed.values()} == {"refused"}
-
-
 @pytest.fixture
 def grep(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
     """The page's own command on what this process has written so far: what it finds, in the order of the log."""
@@ -93,14 +70,17 @@ def ends(lines: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_log_follows_event_to_delivery(
+def test_log_follows_each_event_to_the_end_of_its_touch(
     matrix: MatrixBuilder,
     create_fake_channel: CreateFakeChannel,
     record_event: RecordEvent,
     fake_channel: FakeChannelState,
     grep: Callable[..., list[dict[str, Any]]],
 ) -> None:
-    matrix.node(channel=create_fake_channel(retry_delays=[60]))
+    matrix.node(channel=create_fake_channel(retry_delays=[60]), cancel_on=["order.paid"])
+    stored = ("events_stored", "", "")
+    again, failed, cancelled = new_id(), new_id(), new_id()
+
     (task_id,) = record_event(trace_id=TRACE).task_ids
     record_event(user="bob")
     fake_channel.play = lambda message: Transient("busy")
@@ -108,52 +88,31 @@ def test_log_follows_event_to_delivery(
     fake_channel.play = lambda message: Delivered()
     deliver_when_due(task_id)
     lines = grep(TRACE.hex)
-    assert ends(lines) == [
-        ("events_stored", "", ""), ("touches_settled", "scheduled", "busy"), ("touches_settled", "delivered", ""),
-    ]  # fmt: skip
+    assert ends(lines) == [stored, ("touches_settled", "scheduled", "busy"), ("touches_settled", "delivered", "")]
     assert [line["touches"] for line in lines] == [[f"{TRACE.hex}/{task_id}"]] * 3
     assert {line.get("channel", "fake") for line in lines} == {"fake"}
 
-
-@pytest.mark.django_db(transaction=True)
-def test_log_follows_deferred_and_suppressed_touch(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-    grep: Callable[..., list[dict[str, Any]]],
-) -> None:
-    matrix.node(channel=create_fake_channel())
-    (first,) = record_event().task_ids
-    deliver_when_due(first)
-    (again,) = record_event(trace_id=TRACE).task_ids
+    (task_id,) = record_event(trace_id=again).task_ids
     pause_scope("node:guide")
-    deliver_when_due(again)
+    deliver_when_due(task_id)
     resume_scope("node:guide")
     assert touches.resume_paused("node:guide", spread=timedelta(0))
-    deliver_when_due(again)
-    assert ends(grep(TRACE.hex)) == [
-        ("events_stored", "", ""), ("touches_settled", "scheduled", "paused"),
-        ("touches_settled", "suppressed", "dedupe"),
+    deliver_when_due(task_id)
+    assert ends(grep(again.hex)) == [
+        stored, ("touches_settled", "scheduled", "paused"), ("touches_settled", "suppressed", "dedupe"),
     ]  # fmt: skip
 
+    fake_channel.play = lambda message: Permanent("refused")
+    (named,), (unnamed,) = record_event(user="dan", trace_id=failed).task_ids, record_event(user="eve").task_ids
+    deliver_when_due(named, unnamed)
+    assert ("touch_failed", "failed", "refused") in ends(grep(failed.hex))
+    traces = {message.user_id: message.trace_id for message in fake_channel.received}
+    assert (traces["dan"], traces["eve"]) == (failed, Event.objects.get(user_id="eve").id), "else it is the event's id"
 
-@pytest.mark.django_db(transaction=True)
-def test_log_follows_cancelled_touch_by_task_id(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-    grep: Callable[..., list[dict[str, Any]]],
-) -> None:
-    matrix.node(channel=create_fake_channel(), cancel_on=["order.paid"])
-    (task_id,) = record_event(trace_id=TRACE).task_ids
-    record_event("order.paid")
-    (named,) = grep(TRACE.hex)
-    assert named["touches"] == [f"{TRACE.hex}/{task_id}"]
-    assert ends(grep(str(task_id))) == [
-        ("events_stored", "", ""), ("touches_settled", "cancelled", "event:order.paid"),
-    ]  # fmt: skip
+    (task_id,) = record_event(user="cid", trace_id=cancelled).task_ids
+    record_event("order.paid", user="cid")
+    assert [line["touches"] for line in grep(cancelled.hex)] == [[f"{cancelled.hex}/{task_id}"]]
+    assert ends(grep(str(task_id))) == [stored, ("touches_settled", "cancelled", "event:order.paid")]
 
 
 @pytest.mark.django_db(transaction=True)
