@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduling.errors import ErrorCollector
@@ -159,6 +159,7 @@ any_facts = st.builds(
 )
 
 
+@settings(max_examples=50)
 @given(conditions, any_facts)
 def test_accepted_condition_judges_any_event_by_its_rows(given_one: dict[str, Any], facts: Facts) -> None:
     found = ErrorCollector()
@@ -191,6 +192,7 @@ def test_any_input_is_accepted_or_refused_with_a_place(given_one: Any) -> None:
     assert all(each.field.startswith("when") and each.message for each in found.errors)
 
 
+@settings(max_examples=50)
 @given(st.sampled_from(["eq", "in", "contains", "gte", "gt"]), any_facts)
 def test_negative_operator_is_the_opposite_of_the_positive_one(op: str, facts: Facts) -> None:
     opposite = {

@@ -8,7 +8,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scheduling.policy.send_times import (
@@ -227,6 +227,7 @@ def test_found_time_is_open_and_never_early(
         assert not day.startswith("next") or local.date() > base.astimezone(ZoneInfo(zone)).date()
 
 
+@settings(max_examples=50)
 @given(instants, st.lists(window_texts(), min_size=1, max_size=3), st.sampled_from(ZONES))
 def test_no_minute_before_the_opening_is_open(base: datetime, windows: list[str], zone: str) -> None:
     """Except within the hour that a clock change skips: a window that would start in it starts later that day."""

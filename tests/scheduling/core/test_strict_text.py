@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import ValidationError
 from django.utils import translation
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpa_tasks.admin.flow import JsonField
@@ -111,6 +111,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(max_examples=30)
 @given(VALUES)
 def test_read_json_reads_any_storable_value(value: Any) -> None:
     assert read_json(json.dumps(value)) == value

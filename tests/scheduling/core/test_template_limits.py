@@ -10,7 +10,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduling.policy.specs import TextSpec
@@ -107,6 +107,7 @@ def test_render_garbage_raises_only_cannot_render(body: str) -> None:
         rendered(body, {})
 
 
+@settings(max_examples=50)
 @given(DATA)
 def test_render_any_value_prints_its_text_or_fails(value: Any) -> None:
     try:
