@@ -30,10 +30,8 @@ from scheduling.ledger import locks, partitions
 from scheduling.ledger.touches import Sending, TouchDecision, touches
 from scheduling.ledger.transitions import AGE_UNKNOWN, Claim, Content, Ledger, Settlement
 from scheduling.models import Customer, Event, Touch
-from scheduling.models.touch import RARE
 from scheduling.monitoring import collectors, complaint_stats, statistics, wanted_numbers
-from scheduling.operations import queries, retention
-from scheduling.operations.bulk_actions import filter_effective_state
+from scheduling.operations import retention
 from scheduling.planning import cancellation
 from scheduling.policy.guards import GuardVerdict
 from sessions.detection import silence_events
@@ -276,42 +274,6 @@ def test_retention_reads_old_rows_by_their_ids(matrix: MatrixBuilder, record_eve
             for _, plan in plans_of(act)
         ]
     assert not re.search(f"Seq Scan on ({partitions.REST}|scheduling_event)", "\n".join(plans)), plans
-
-
-def test_pages_of_few_touches_among_many_use_their_index(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
-    """Among 4,000 touches each rare state has five, and a pause keeps a hundred; all else waits or was delivered."""
-    matrix.node()
-    (task_id,) = record_event().task_ids
-    many = {
-        "state": "CASE mod(n, 800) WHEN 0 THEN 'failed' WHEN 1 THEN 'unknown' WHEN 2 THEN 'cancelled'"
-        " ELSE CASE mod(n, 10) WHEN 3 THEN 'scheduled' ELSE 'delivered' END END",
-        "paused_by": "CASE mod(n, 40) WHEN 3 THEN 'all' ELSE '' END", "settled_at": "now()", "lease_until": "NULL",
-    }  # fmt: skip
-
-    def find(effective: str) -> list[Touch]:
-        return list(Touch.objects.filter(filter_effective_state(effective)).order_by("-task_id")[:51])
-
-    def choose(**lookups: Any) -> list[Touch]:
-        return list(Touch.objects.filter(**lookups).order_by("-task_id")[:51])
-
-    with rolled_back():
-        _insert("scheduling_touch", task_id, many, 4_000)
-        tables = [*list_filled_parts("scheduling_touch"), "scheduling_event", "scheduling_customer", "scheduling_node"]
-        with connection.cursor() as cursor:
-            cursor.execute(f"ANALYZE {', '.join(tables)}")
-        part = next(each.name for each in partitions.list_partitions() if each.since <= now() < each.until)
-        for state in RARE:
-            rare = choose(state=state)
-            page = partial(queries.query_touches, state=state, limit=3)
-            assert f" using {part}_task_id_state_idx on" in dict(plans_of(page))["custom"]
-            ((before,),) = sql.rows(_READ_ROWS, {})
-            assert (page()[0], queries.query_touches(state=state, before=rare[1].pk)[0]) == (rare[:3], rare[2:])
-            ((after,),) = sql.rows(_READ_ROWS, {})
-            assert (len(rare), after - before <= 2 * len(rare)) == (5, True)
-        assert find("bad") == choose(state__in=("failed", "unknown"))
-        assert f" {part}_task_id_state_idx " in dict(plans_of(lambda: find("bad")))["custom"]
-        assert find("paused") == choose(paused_by="all")
-        assert "Index Scan Backward using touch_paused on" in dict(plans_of(lambda: find("paused")))["custom"]
 
 
 def iterate_plan(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
