@@ -49,8 +49,10 @@ def test_complaint_rates_by_node_template_community(
     guide, paid = matrix.node("guide"), matrix.node("paid", trigger="order.paid")
     good, bad = (record_event(user=user, chat_id="c1").task_ids[0] for user in ("ann", "bob"))
     other = record_event("order.paid", user="cid", chat_id="c2").task_ids[0]
+    outside = record_event("order.paid", user="dan").task_ids[0]  # of no community
     deliver(good, template=guide.template, template_version=1)
-    deliver(other, template=paid.template, template_version=1)
+    for task_id in (other, outside):
+        deliver(task_id, template=paid.template, template_version=1)
     touch = deliver(bad, template=guide.template, template_version=2)
     complain(touch, record_event)
     complain(touch, record_event)
@@ -61,8 +63,8 @@ def test_complaint_rates_by_node_template_community(
     def summarize_rates(found: list[queries.ComplaintRate]) -> list[tuple[Any, ...]]:
         return [(each.key, each.version, each.delivered, each.complaints, each.rate) for each in found]
 
-    assert summarize_rates(rates.by_node) == [("guide", None, 2, 1, 0.5), ("paid", None, 1, 0, 0)]
-    assert summarize_rates(rates.by_template) == [("guide", 2, 1, 1, 1), ("guide", 1, 1, 0, 0), ("paid", 1, 1, 0, 0)]
+    assert summarize_rates(rates.by_node) == [("guide", None, 2, 1, 0.5), ("paid", None, 2, 0, 0)]
+    assert summarize_rates(rates.by_template) == [("guide", 2, 1, 1, 1), ("paid", 1, 2, 0, 0), ("guide", 1, 1, 0, 0)]
     assert summarize_rates(rates.by_community) == [("c1", None, 2, 1, 0.5), ("c2", None, 1, 0, 0)]
 
 

@@ -4,51 +4,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 from scheduling.policy.matrix import delay_for, plan_touches
-from scheduling.policy.specs import CustomerSpec, DelayRulesSpec
+from scheduling.policy.specs import DelayRulesSpec, NodeSpec
 from tests.scheduling.core.sample_data import ARTICLE, DAY, HOUR, NOON, ann, event, node
 from tests.support.tables import each_row
 
-DYNAMIC = node(dynamic=True)
-
-
-def seconds(customer: CustomerSpec, subject: Any = DYNAMIC, **scale: float) -> float:
-    return delay_for(subject, customer, ARTICLE, occurred_at=NOON, **scale).total_seconds()
+DYNAMIC, FIXED = node(dynamic=True), node(delay=7 * DAY)
+OWN = node(dynamic=True, delay_rules=DelayRulesSpec({"vip": timedelta(seconds=10)}, timedelta(seconds=40), HOUR, 0.5))
 
 
 @each_row(
-    "level, quiet, active",
-    [("vip", 3600, 2160), ("normal", 7200, 4320), ("gold", 86400, 51840), ("", 86400, 51840)],
-)
-def test_dynamic_delay_depends_on_level_and_activity(level: str, quiet: int, active: int) -> None:
-    assert seconds(ann(level=level)) == quiet
-    assert seconds(ann(level=level, last_active_at=NOON - HOUR)) == active
-
-
-def test_activity_counts_within_exactly_one_day() -> None:
-    assert seconds(ann(level="vip", last_active_at=NOON - DAY)) == 2160
-    assert seconds(ann(level="vip", last_active_at=NOON - DAY - timedelta(microseconds=1))) == 3600
-
-
-def test_fixed_delay_ignores_the_customer() -> None:
-    assert seconds(ann(level="vip", last_active_at=NOON), node(delay=7 * DAY)) == 7 * 86400
-
-
-def test_node_delay_rules_override_the_default() -> None:
-    own = DelayRulesSpec({"vip": timedelta(seconds=10)}, timedelta(seconds=40), HOUR, 0.5)
-    subject = node(dynamic=True, delay_rules=own)
-
-    assert seconds(ann(level="vip"), subject) == 10
-    assert seconds(ann(level="normal"), subject) == 40
-    assert seconds(ann(level="vip", last_active_at=NOON - HOUR), subject) == 5
-    assert seconds(ann(level="vip", last_active_at=NOON - 2 * HOUR), subject) == 10
-
-
-@each_row("subject", [node(delay=timedelta(seconds=3600)), DYNAMIC])
-def test_time_scale_divides_all_delays(subject: Any) -> None:
-    assert seconds(ann(level="vip"), subject, time_scale=3600) == 1
+    "subject, level, idle, seconds",
+    [
+        (DYNAMIC, "vip", None, 3600), (DYNAMIC, "normal", None, 7200), (DYNAMIC, "gold", None, 86400),
+        (DYNAMIC, "vip", HOUR, 2160), (DYNAMIC, "normal", HOUR, 4320), (DYNAMIC, "", HOUR, 51840),
+        # activity counts within exactly one day
+        (DYNAMIC, "vip", DAY, 2160), (DYNAMIC, "vip", DAY + timedelta(microseconds=1), 3600),
+        (OWN, "vip", None, 10), (OWN, "normal", None, 40), (OWN, "vip", HOUR, 5), (OWN, "vip", 2 * HOUR, 10),
+        (FIXED, "vip", HOUR, 7 * 86400),
+    ],
+)  # fmt: skip
+def test_delay_depends_on_the_node_and_on_level_and_activity(
+    subject: NodeSpec, level: str, idle: timedelta | None, seconds: int
+) -> None:
+    customer = ann(level=level, last_active_at=None if idle is None else NOON - idle)
+    assert delay_for(subject, customer, ARTICLE, occurred_at=NOON) == timedelta(seconds=seconds)
+    scaled = delay_for(subject, customer, ARTICLE, occurred_at=NOON, time_scale=10)
+    assert scaled == timedelta(seconds=seconds / 10)
 
 
 def test_event_plans_touch_per_enabled_triggered_node() -> None:
@@ -63,13 +46,10 @@ def test_event_plans_touch_per_enabled_triggered_node() -> None:
 
     assert [(each.node.key, each.due_at) for each in planned] == [("first", NOON + HOUR), ("second", NOON + 2 * HOUR)]
     assert planned[0].expires_at == NOON + HOUR + DAY, "its life begins when it is due"
+    (scaled, _) = plan_touches(event(), ann(), nodes, ARTICLE, time_scale=60)
+    assert (scaled.due_at, scaled.expires_at) == (NOON + timedelta(minutes=1), NOON + timedelta(minutes=1) + DAY)
 
 
 def test_planning_applies_no_guard() -> None:
     hopeless = replace(node(holdout_percent=100, rollout_percent=0), guard_cap="apply")
     assert len(plan_touches(event(), ann(opted_out=True, conversation_at=NOON + HOUR), [hopeless], ARTICLE)) == 1
-
-
-def test_time_scale_keeps_the_expiry_span() -> None:
-    (planned,) = plan_touches(event(), ann(), [node(delay=HOUR, expires_after=DAY)], ARTICLE, time_scale=60)
-    assert (planned.due_at, planned.expires_at) == (NOON + timedelta(minutes=1), NOON + timedelta(minutes=1) + DAY)

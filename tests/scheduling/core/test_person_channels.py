@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.utils.timezone import now
 
-from scheduling.models import ChannelConfig, Customer, DisabledTarget, FailedTask
+from scheduling.models import ChannelConfig, Customer, DisabledTarget
 from scheduling.monitoring.receivers import list_receivers
 from tests.scheduling.core.conftest import deliver_when_due, rows
 from tests.scheduling.core.receivers import ScriptedReceiver
@@ -58,27 +58,6 @@ def test_person_channel_delivers_to_each_address_with_one_token(
     assert [(row.state, row.reason) for row in found] == [("delivered", "")] * 3 + [("failed", "no_target")]
     assert sorted(sent_to(receiver)) == ["13800138000", "13800138001", "13800138002"]
     assert [call.path for call in receiver.calls].count("/token") == 1
-
-
-def test_person_channel_lost_answer_is_unknown_and_not_repeated(
-    texts: Any, receiver: ScriptedReceiver, record_event: RecordEvent
-) -> None:
-    receiver.script = [TOKEN, "hang_up"]
-    (row,) = deliver_when_due(record_event(user="user-0").task_ids[0])
-
-    assert (row.state, row.reason) == ("unknown", "disconnected")
-    assert FailedTask.objects.count() == 1
-    assert len(sent_to(receiver)) == 1
-
-
-def test_person_channel_lost_token_answer_is_retried(
-    texts: Any, receiver: ScriptedReceiver, record_event: RecordEvent
-) -> None:
-    receiver.script = ["hang_up", "hang_up"]  # a repeatable request is sent again where a kept connection broke
-    (row,) = deliver_when_due(record_event(user="user-0").task_ids[0])
-
-    assert (row.state, row.reason) == ("scheduled", "token_failed")
-    assert not sent_to(receiver)
 
 
 def test_person_channel_invalid_address_is_disabled_until_it_changes(

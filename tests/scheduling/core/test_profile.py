@@ -24,20 +24,19 @@ from tests.support.tables import each_row
 NOON = datetime(2026, 3, 3, 12, tzinfo=UTC)
 
 
-@each_row("value", ["上海", "", 5, -2.5, 2**63 - 1, True, False, NOON, NOON.replace(microsecond=7)])
-def test_store_value_of_each_type_survives(value: Any) -> None:
-    back = read_value(store_value(value))
-    assert (back, type(back)) == (value, type(value))
-
-
-@each_row("text", ["2026-03-03T20:00:00+08:00", "2026-03-03t12:00:00z", "2026-03-03T12:00:00.000Z"])
-def test_store_value_of_an_instant_has_one_form(text: str) -> None:
-    assert store_value(text) == "2026-03-03T12:00:00Z"
-
-
-@each_row("text", ["2026-03-03", "2026-03-03T12:00:00", "at 2026-03-03T12:00:00Z"])
-def test_store_value_of_another_text_stays_text(text: str) -> None:
-    assert read_value(store_value(text)) == text
+@each_row(
+    "given, back",
+    [
+        *((value, value) for value in ("上海", "", 5, -2.5, 2**63 - 1, True, False, NOON, NOON.replace(microsecond=7))),
+        *((text, text) for text in ("2026-03-03", "2026-03-03T12:00:00", "at 2026-03-03T12:00:00Z")),
+        *((text, NOON) for text in ("2026-03-03T20:00:00+08:00", "2026-03-03t12:00:00z", "2026-03-03T12:00:00.000Z")),
+    ],
+)
+def test_value_keeps_its_type_and_an_instant_has_one_stored_form(given: Any, back: Any) -> None:
+    found = read_value(store_value(given))
+    assert (found, type(found)) == (back, type(back))
+    if back == NOON:
+        assert store_value(given) == "2026-03-03T12:00:00Z"
 
 
 @each_row(
@@ -49,22 +48,16 @@ def test_store_value_beyond_the_limits_is_refused(value: Any) -> None:
         store_value(value)
 
 
-@each_row("name", ["", "1a", "_a", "a b", "a.b", "a-b", "x" * 65])
-def test_attribute_name_that_no_path_can_name_is_refused(name: str) -> None:
-    with pytest.raises(InvalidValue):
-        check_attribute_name(name)
-
-
-def test_attribute_name_in_any_script_is_accepted() -> None:
+def test_attribute_name_is_one_that_a_path_can_name() -> None:
     for name in ("city", "首单_金额", "a1", "Größe"):
         check_attribute_name(name)
+    for name in ("", "1a", "_a", "a b", "a.b", "a-b", "x" * 65):
+        with pytest.raises(InvalidValue):
+            check_attribute_name(name)
 
 
-def test_merge_attributes_with_null_removes_one() -> None:
+def test_merge_attributes_with_null_removes_one_and_is_bounded() -> None:
     assert merge_attributes({"a": 1, "b": 2}, {"a": None, "c": "x"}) == {"b": 2, "c": "x"}
-
-
-def test_merge_attributes_above_the_limit_is_refused() -> None:
     full = {f"a{number}": number for number in range(50)}
     assert len(merge_attributes(full, {"a0": None, "b": 1})) == 50
     with pytest.raises(InvalidValue, match="50"):

@@ -48,11 +48,6 @@ def test_due_touch_waits_for_no_later_one() -> None:
     assert (first, second) == (None, now + LONGEST_SPAN + ETA_MARGIN)
 
 
-def test_message_for_due_touch_has_no_eta() -> None:
-    ((_, eta, _),) = build_wakeup_messages([wakeup(datetime.now(UTC) - timedelta(seconds=1))], {})
-    assert eta is None
-
-
 @pytest.mark.django_db
 def test_wakeup_of_a_node_that_the_snapshot_lacks_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error here left all touches of the pass without a message until the rescue."""

@@ -15,11 +15,9 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-import psycopg
 import pytest
 from django.db import connection, transaction
 from django.utils.timezone import now
-from psycopg import sql as sql_text
 from psycopg._queries import PostgresQuery
 from psycopg.adapt import Transformer
 
@@ -31,13 +29,15 @@ from scheduling.ids import first_id_at
 from scheduling.ledger import locks, partitions
 from scheduling.ledger.touches import Sending, TouchDecision, touches
 from scheduling.ledger.transitions import AGE_UNKNOWN, Claim, Content, Ledger, Settlement
-from scheduling.models import Touch
+from scheduling.models import Customer, Event, Touch
 from scheduling.monitoring import collectors, complaint_stats, statistics, wanted_numbers
+from scheduling.operations import retention
 from scheduling.planning import cancellation
 from scheduling.policy.guards import GuardVerdict
 from sessions.detection import silence_events
 from tests.rpa_tasks.core.conftest import Market
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.second_connection import act_on_second_connection
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("fresh_tables")]
 ENDED, WAITING, RUNNING, CUSTOMERS = 100_000, 20_000, 500, 20_000
@@ -78,10 +78,7 @@ def by_own_index(ledger: Ledger, table: str) -> dict[str, tuple[Callable[[], Any
     """Statements of both ledgers that look for rows, with the index that finds them."""
     key = {KEY, JOB_KEY}
     return {
-        "dispatch_due": (
-            lambda: ledger.dispatch_due(horizon=timedelta(seconds=30)),
-            {f"{table}_due", "touch_leased"} | key,
-        ),
+        "dispatch_due": (lambda: ledger.dispatch_due(horizon=LEASE), {f"{table}_due", "touch_leased"} | key),
         "has_expired_wakeups": (ledger.has_expired_wakeups, {f"{table}_leased"}),
         "requeue_expired": (lambda: ledger.requeue_expired(trusted_since={1: AGE_UNKNOWN}), {f"{table}_leased"} | key),
         "expired_runs": (ledger.expired_runs, {f"{table}_leased"}),
@@ -115,10 +112,7 @@ def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
         "slots": (read(due_batch._SLOTS, owners=customers, since=since), {"touch_history", "touch_waiting"}),
         "community_slots": (read(due_batch._COMMUNITY_SLOTS, owners=["c1", "c2"], since=since), {"touch_chat_history"}),
         "important": (read(due_batch._IMPORTANT, **important), {"touch_waiting"}),
-        "unsent": (
-            read(cancellation._UNSENT, customers=customers[:20], nodes=[node.id]),
-            {"touch_waiting"},
-        ),
+        "unsent": (read(cancellation._UNSENT, customers=customers[:20], nodes=[node.id]), {"touch_waiting"}),
     }
 
 
@@ -257,6 +251,31 @@ def test_planning_reads_no_cancelling_events_before_its_own(matrix: MatrixBuilde
     assert after - before < 10
 
 
+def test_retention_reads_old_rows_by_their_ids(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+    """Among 30,000 old touches and events, of which most stay, none of its steps reads the table."""
+    matrix.node()
+    receipt, before = record_event(), now()
+    with rolled_back():
+        keep_autovacuum_from("scheduling_event")
+        _insert("scheduling_event", receipt.id, OLDER, 30_000, key="id")
+        failed = {"event_id": "gen_random_uuid()", "state": "'failed'", "settled_at": "now() - interval '9 years'"}
+        _insert("scheduling_touch", receipt.task_ids[0], failed | {"lease_until": "NULL"}, 30_000)
+        with connection.cursor() as cursor:
+            cursor.execute(f"ANALYZE {partitions.REST}, scheduling_event")
+        touch_ids = _column(f"SELECT task_id FROM {partitions.REST} ORDER BY task_id LIMIT {retention.BATCH}")
+        event_ids = _column(f"SELECT id FROM scheduling_event ORDER BY id LIMIT {retention.BATCH}")
+        plans = [
+            plan
+            for act in (
+                lambda: retention.TOUCHES.delete(touch_ids, before),
+                lambda: retention.EVENTS.delete(event_ids, before),
+                lambda: retention._created_between(retention.TOUCHES, touch_ids[-1], first_id_at(before)),
+            )
+            for _, plan in plans_of(act)
+        ]
+    assert not re.search(f"Seq Scan on ({partitions.REST}|scheduling_event)", "\n".join(plans)), plans
+
+
 def iterate_plan(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     yield node
     for each in node.get("Plans", ()):
@@ -371,32 +390,20 @@ def keep_autovacuum_from(*tables: str) -> None:
 
 def fill_customers() -> None:
     keep_autovacuum_from("scheduling_customer", "scheduling_event")
+    customer, event = Customer.objects.get(), Event.objects.get()
+    named = {"user_id": "'user-' || n"}
+    _insert("scheduling_customer", customer.pk, named | {"id": "1000000 + n"}, CUSTOMERS, key="id")
+    _insert(
+        "scheduling_event", event.pk, named | {"event_id": "n::text", "customer_id": "1000000 + n"}, CUSTOMERS, key="id"
+    )
     with connection.cursor() as cursor:
-        cursor.execute(
-            "INSERT INTO scheduling_customer"
-            " (id, user_id, name, level, locale, timezone, addresses, opted_out, created_at)"
-            " SELECT 1000000 + n, 'user-' || n, '', '', '', '', '{}', false, now() FROM generate_series(1, %s) AS n",
-            [CUSTOMERS],
-        )
-        cursor.execute("ANALYZE scheduling_customer")
-        cursor.execute(
-            "INSERT INTO scheduling_event"
-            " (id, source, event_id, type, occurred_at, received_at, customer_id, user_id, chat_id, data)"
-            " SELECT gen_random_uuid(), 'shop', n::text, 'x', now(), now(), 1000000 + n, 'user-' || n, '', '{}'"
-            " FROM generate_series(1, %s) AS n",
-            [CUSTOMERS],
-        )
-        cursor.execute("ANALYZE scheduling_event")
+        cursor.execute("ANALYZE scheduling_customer, scheduling_event")
 
 
 def fill(table: str, like: UUID, own: Mapping[str, str], *, scale: int = 1) -> Iterator[str]:
     """Insert many ended rows and 20,000 waiting ones like the row `like`. Yield each state of the statistics."""
-    ended = {
-        "state": "'delivered'",
-        "settled_at": "now() - n * interval '4 seconds'",
-        "lease_no": "1",
-        "lease_until": "NULL",
-    }
+    ended = {"state": "'delivered'", "settled_at": "now() - n * interval '4 seconds'", "lease_no": "1"}
+    ended["lease_until"] = "NULL"
     if table == "scheduling_touch":
         ended |= {"reserved_at": "now() - n * interval '4 seconds'", "customer_id": f"1000001 + mod(n, {CUSTOMERS})"}
         ended |= {"chat_id": "'c' || mod(n, 1000)"}
@@ -428,20 +435,12 @@ def fill(table: str, like: UUID, own: Mapping[str, str], *, scale: int = 1) -> I
     yield "20,000 wait"
 
 
-def second_connection() -> psycopg.Connection[Any]:
-    parameters = connection.get_connection_params()
-    given = {name: parameters[name] for name in ("host", "port", "user", "password", "dbname")}
-    return psycopg.connect(**given, autocommit=True)
-
-
 def analyze_by_second_connection(table: str) -> None:
     """As autovacuum does while nothing of this transaction is committed."""
     parts = list_filled_parts(table)
-    with second_connection() as other:
-        other.execute(sql_text.SQL("ANALYZE {}").format(sql_text.SQL(", ").join(map(sql_text.Identifier, parts))))
-    assert set(_column(f"SELECT reltuples FROM pg_class WHERE oid::regclass::text = ANY('{{{','.join(parts)}}}')")) == {
-        0
-    }
+    act_on_second_connection(lambda: sql.execute(f"ANALYZE {', '.join(parts)}", {}))
+    found = _column(f"SELECT reltuples FROM pg_class WHERE oid::regclass::text = ANY('{{{','.join(parts)}}}')")
+    assert set(found) == {0}
 
 
 def analyze_one_customer(task_id: UUID, rows: int) -> None:
@@ -452,7 +451,7 @@ def analyze_one_customer(task_id: UUID, rows: int) -> None:
         cursor.execute("DELETE FROM scheduling_touch WHERE task_id <> %s", [task_id])
 
 
-def _insert(table: str, like: UUID, changes: Mapping[str, str], count: int, *, key: str = "task_id") -> None:
+def _insert(table: str, like: Any, changes: Mapping[str, str], count: int, *, key: str = "task_id") -> None:
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",

@@ -416,7 +416,7 @@ def test_random_histories_end_each_touch_once() -> None:
     run_state_machine_as_test(
         RandomLifecycles,
         settings=settings(
-            max_examples=25,
+            max_examples=16,
             stateful_step_count=30,
             deadline=None,
             derandomize=True,

@@ -18,8 +18,9 @@ from scheduling.planning.ingest import NewEvent, Receipt, record_events
 from tests.scheduling.core.conftest import WAIT_LIMIT, held_by_second_connection
 from tests.support.matrix import MatrixBuilder
 from tests.support.second_connection import Race, await_lock_waits
+from tests.support.tables import each_row
 
-pytestmark = pytest.mark.django_db(transaction=True)
+committed = pytest.mark.django_db(transaction=True)
 REFERRED = {"scheduling_customer": Customer, "scheduling_event": Event, "scheduling_node": Node}
 SEED = 20_261_123
 DELETE_CUSTOMER = "DELETE FROM scheduling_customer WHERE user_id = 'ann'"
@@ -69,19 +70,15 @@ def count_orphans() -> dict[str, int]:
 NONE = {"events": 0, "touches": 0, "touches of another customer": 0}
 
 
-@pytest.mark.parametrize("table", REFERRED)
-def test_deletion_of_referred_row_is_refused(matrix: MatrixBuilder, table: str) -> None:
+@pytest.mark.django_db
+@each_row("table", REFERRED)
+def test_row_is_deleted_only_after_what_refers_to_it(matrix: MatrixBuilder, table: str) -> None:
     matrix.node()
     download()
-    with pytest.raises(IntegrityError, match=f"{table} .* is referenced by"):
+    with pytest.raises(IntegrityError, match=f"{table} .* is referenced by"), transaction.atomic():
         run(f"DELETE FROM {table}")()
     assert REFERRED[table].objects.count() == 1
 
-
-@pytest.mark.parametrize("table", REFERRED)
-def test_deletion_of_unused_row_is_allowed(matrix: MatrixBuilder, table: str) -> None:
-    matrix.node()
-    download()
     Touch.objects.all().delete()
     if table == "scheduling_customer":
         Event.objects.all().delete()
@@ -89,6 +86,7 @@ def test_deletion_of_unused_row_is_allowed(matrix: MatrixBuilder, table: str) ->
     assert not REFERRED[table].objects.exists()
 
 
+@committed
 def test_deletion_with_old_snapshot_is_refused(matrix: MatrixBuilder) -> None:
     """It would not see the touches of a writer that it waited for."""
     matrix.node()
@@ -99,8 +97,9 @@ def test_deletion_with_old_snapshot_is_refused(matrix: MatrixBuilder) -> None:
     assert Node.objects.exists()
 
 
+@committed
 @pytest.mark.parametrize("statement", [DELETE_CUSTOMER, DELETE_NODE])
-def test_deletion_during_planning_is_refused(matrix: MatrixBuilder, statement: str) -> None:
+def test_deletion_waits_for_planning_and_is_refused_if_it_commits(matrix: MatrixBuilder, statement: str) -> None:
     matrix.node()
     Customer.objects.create(user_id="ann")
     with held_by_second_connection(download, commit=True) as stored, in_thread(run(statement)) as deletion:
@@ -110,12 +109,9 @@ def test_deletion_during_planning_is_refused(matrix: MatrixBuilder, statement: s
             deletion.result(WAIT_LIMIT)
     assert Touch.objects.count() == 1
     assert count_orphans() == NONE
+    sql.execute("DELETE FROM scheduling_touch", {})
+    sql.execute("DELETE FROM scheduling_event", {})
 
-
-@pytest.mark.parametrize("statement", [DELETE_CUSTOMER, DELETE_NODE])
-def test_deletion_after_failed_planning_is_allowed(matrix: MatrixBuilder, statement: str) -> None:
-    matrix.node()
-    Customer.objects.create(user_id="ann")
     with held_by_second_connection(download, commit=False) as failed, in_thread(run(statement)) as deletion:
         await_lock_waits()
         failed.set()
@@ -123,30 +119,24 @@ def test_deletion_after_failed_planning_is_allowed(matrix: MatrixBuilder, statem
     assert Customer.objects.count() + Node.objects.count() == 1
 
 
+@committed
 @pytest.mark.parametrize("commit", [True, False])
-def test_event_during_deletion_of_customer_is_stored(matrix: MatrixBuilder, commit: bool) -> None:
+def test_event_during_a_deletion_is_stored(matrix: MatrixBuilder, commit: bool) -> None:
     matrix.node()
     old = Customer.objects.create(user_id="ann")
-    with held_by_second_connection(run(DELETE_CUSTOMER), commit=commit) as deleted, in_thread(download) as event:
-        await_lock_waits()
-        deleted.set()
-        receipt = event.result(WAIT_LIMIT)
-    assert len(receipt.task_ids) == 1
+    for statement, planned in ((DELETE_CUSTOMER, 1), (DELETE_NODE, 0 if commit else 1)):
+        sql.execute("DELETE FROM scheduling_touch", {})
+        with held_by_second_connection(run(statement), commit=commit) as deleted, in_thread(download) as event:
+            await_lock_waits()
+            deleted.set()
+            receipt = event.result(WAIT_LIMIT)
+        assert len(receipt.task_ids) == Touch.objects.count() == planned
+        assert count_orphans() == NONE
     assert (Customer.objects.get() == old) is not commit
-    assert count_orphans() == NONE
+    assert Event.objects.count() == 2
 
 
-@pytest.mark.parametrize(("commit", "planned"), [(True, 0), (False, 1)])
-def test_event_during_deletion_of_node_is_stored(matrix: MatrixBuilder, commit: bool, planned: int) -> None:
-    matrix.node()
-    with held_by_second_connection(run(DELETE_NODE), commit=commit) as deleted, in_thread(download) as event:
-        await_lock_waits()
-        deleted.set()
-        receipt = event.result(WAIT_LIMIT)
-    assert len(receipt.task_ids) == Touch.objects.count() == planned
-    assert Event.objects.count() == 1
-
-
+@committed
 def test_random_deletions_leave_no_orphans(matrix: MatrixBuilder, race: Race) -> None:
     """Events of few customers and nodes, erased customers, retired history, deleted nodes and communities."""
     users = [f"user-{number}" for number in range(4)]

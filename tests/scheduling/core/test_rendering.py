@@ -48,6 +48,10 @@ RENDERED = [
     ("{{ event.time|date:'Y-m-d H:i' }} {{ event.time|time:'H:i' }}", "2026-03-03 20:00 20:00"),
     ("{{ event.data.at|date:'H:i' }} {{ event.data.day|date:'j.n.' }}", "20:00 3.3."),
     ("{{ event.time }}", "2026-03-03T20:00:00+08:00"),
+    ("{{ customer.attributes.city }} {{ customer.attributes.orders }} {{ customer.attributes.since|date:'m-d' }}",
+     "上海 3 03-03"),
+    ("{{ customer.tags|join:',' }}{% if 'vip' in customer.tags %}!{% endif %}", "new,vip!"),
+    ("{{ customer.attributes.size|default:'M' }}", "M"),
 ]  # fmt: skip
 DATA = {
     "order": {"no": 7, "get": "got"}, "lines": [{"sku": "tea"}, {"sku": "pot"}], "list": [1, 2], "items": "2 teas",
@@ -60,20 +64,18 @@ DATA = {
 def test_render_prints_each_construct() -> None:
     for body, _ in RENDERED:
         check_text(body, field="body")
-    assert [(body, render_body(body, **DATA)) for body, _ in RENDERED] == RENDERED
+    customer = ann(profile=Profile({"city": "上海", "orders": 3, "since": NOON}, ("new", "vip")))
+    assert [(body, render_body(body, customer, **DATA)) for body, _ in RENDERED] == RENDERED
 
 
 #: body, the reason why no text is made of the data above
 FAILING = [
     ("{{ event.data.nothing }}", "“event.data.nothing” is missing"),
     ("{{ event.data.order.copy }}", "“event.data.order.copy” is missing"),
-    ("{{ event.data.text.upper }}", "“event.data.text.upper” is missing"),
     ("{{ event.data.list.count }}", "“event.data.list.count” is missing"),
-    ("{{ event.data.nothing|upper }}", "“event.data.nothing” is missing"),
     ("{{ event.data.null }}", "“event.data.null” is null"),
     ("{{ event.data.nothing|default:event.data.null }}", "“event.data.nothing” is null"),
     ("{% if event.data.nothing %}{% endif %}", "“event.data.nothing” is missing"),
-    ("{% if event.data.nothing == 1 %}{% endif %}", "“event.data.nothing” is missing"),
     ("{% if not event.data.null %}{% endif %}", "“event.data.null” is null"),
     ("{% for x in event.data.nothing %}{% endfor %}", "“event.data.nothing” is missing"),
     ("{% for x in event.data.text %}{% endfor %}", "“event.data.text” is not a list"),
@@ -81,20 +83,15 @@ FAILING = [
     ("{% for x in event.data.lines %}{{ x.count }}{% endfor %}", "“x.count” is missing"),
     ("{{ event.data }}", "“event.data” is an object; name one of its fields"),
     ("{{ event.data.list }}", "“event.data.list” is a list; name one of its entries, or use join"),
-    ("{{ event.data.lines|join:',' }}", "“event.data.lines” is an object; name one of its fields"),
     ("{{ event.data.nulls|join:',' }}", "“event.data.nulls” is null"),
     ("{{ event.data.text|join:',' }}", "“event.data.text” is not a list"),
     ("{{ event.data.price|length }}", "“event.data.price” has no length"),
     ("{{ event.data.text|floatformat:2 }}", "“event.data.text” is not a number"),
-    ("{{ event.data.yes|floatformat:2 }}", "“event.data.yes” is not a number"),
     ("{{ event.data.nan }}", "“event.data.nan” cannot be printed"),
     ("{{ event.data.huge }}", "“event.data.huge” cannot be printed"),
     ("{{ event.data.day_text|date:'H' }}", "“event.data.day_text” is not an instant"),
-    ("{{ event.data.price|date:'H' }}", "“event.data.price” is not an instant"),
     ("{% if event.data.text > 3 %}{% endif %}", "“event.data.text” cannot be compared"),
-    ("{% if event.data.list == event.data.list %}{% endif %}", "“event.data.list” cannot be compared"),
     ("{% if 1 in event.data.text %}{% endif %}", "“1” cannot be compared"),
-    ("{{ nobody }}", "line 1: unknown variable “nobody”; available: chat, customer, event, user"),
 ]  # fmt: skip
 
 
@@ -111,8 +108,6 @@ def test_render_data_without_text_fails_with_the_path() -> None:
 REFUSED = [
     ("\n{{ usr.name }}", "line 2: unknown variable “usr”; available: chat, customer, event, user"),
     ("{{ user.nmae }}", "line 1: unknown variable “user.nmae”; user has id, level, locale, name, timezone"),
-    ("{{ event.payload }}", "unknown variable “event.payload”"),
-    ("{% if order %}x{% endif %}", "unknown variable “order”"),
     ("{% for each in event.data.x %}{% endfor %}{{ each }}", "unknown variable “each”"),
     ("{% for each in event.data.x %}{{ forloop.parentloop }}{% endfor %}", "unknown variable “forloop.parentloop”"),
     ("{{ True }}", "unknown variable “True”"),
@@ -123,7 +118,6 @@ REFUSED = [
       ("include 'a'", "extends 'a'", "load i18n", "debug", "now 'Y'", "url 'x'", "with a=1", "block x", "verbatim",
        "csrf_token", "lorem", "cycle 1 2", "regroup a by b as c", "static 'x'", "set x = 1", "endif", "-if 1")),
     ("{{ user.name ", "line 1: “{{” is not closed on its line"),
-    ("a\nb {{ user.name\n}}", "line 2: “{{” is not closed on its line"),
     ("{% if user.id", "“{%” is not closed"),
     ("a\n{% if user.id %}", "line 2: “if” has no end"),
     ("{{ }}", "line 1: “” cannot be read; write filters like"),
@@ -135,7 +129,6 @@ REFUSED = [
     ("{{ user.id|join }}", "cannot be read"), ("{% if user.id > %}{% endif %}", "cannot be read"),
     ("{% if user.id is chat.id %}{% endif %}", "“is” is not part of the template language"),
     ("{{ user.name|truncatechars:user.id }}", "“truncatechars” takes a text in quotes or a number"),
-    ("{{ user.name|truncatechars:0 }}", "“truncatechars” does not take “0”"),
     ("{{ user.name|floatformat:99999 }}", "“floatformat” does not take “99999”"),
     ("{{ event.time|time:'Y-m' }}", "“time” does not take “Y-m”"),
     ("{{ event.time|date:'" + "r" * 101 + "' }}", "“date” does not take “rrr"),
@@ -173,13 +166,10 @@ def test_render_date_reads_no_setting_and_no_module(settings: Any) -> None:
         render_body("{{ event.time|date:'SHORT_DATE_FORMAT' }}")
 
 
-def test_render_customer_without_name_prints_id() -> None:
-    assert render_body("{{ user.name }}", ann(name="")) == "ann"
-
-
 def test_render_subject_is_a_template_on_one_line() -> None:
     spec = template(texts=(TextSpec("en", "For {{ user.name }}", "hi"),))
     assert render_message(spec, ann(name="Ann\r\nBcc: x"), event()) == ("For Ann Bcc: x", "hi", "en")
+    assert render_message(spec, ann(name=""), event())[0] == "For ann", "without a name it is the id"
 
 
 def test_render_escapes_values_and_keeps_markup_of_the_author() -> None:
@@ -242,13 +232,3 @@ def test_render_picks_the_nearest_language(settings: Any) -> None:
 def test_render_template_without_text_fails() -> None:
     with pytest.raises(CannotRender, match="no text"):
         render_message(template(texts=()), ann(), event())
-
-
-def test_render_prints_attributes_and_tags() -> None:
-    who = ann(profile=Profile({"city": "上海", "orders": 3, "since": NOON}, ("new", "vip")))
-    body = (
-        "{{ customer.attributes.city }} {{ customer.attributes.orders }}"
-        " {{ customer.attributes.since|date:'m-d' }} {{ customer.tags|join:',' }}"
-        " {{ customer.attributes.size|default:'M' }}{% if 'vip' in customer.tags %}!{% endif %}"
-    )
-    assert render_body(body, who) == "上海 3 03-03 new,vip M!"

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 import redis
+import time_machine
 from django.utils.timezone import now
 
 from config.local.processes import wait_until
@@ -16,7 +17,16 @@ from scheduling.channels.base import Delivered, Outcome, Permanent, Transient
 from scheduling.delivery import pipeline
 from scheduling.delivery.outgoing import LEASE
 from scheduling.ledger.touches import touches
-from scheduling.models import ChannelConfig, DisabledTarget, Event, FailedTask, Node, TemplateText, Touch
+from scheduling.models import (
+    ChannelConfig,
+    Community,
+    DisabledTarget,
+    Event,
+    FailedTask,
+    Node,
+    TemplateText,
+    Touch,
+)
 from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import Actor
 from tests.scheduling.core.conftest import WAIT_LIMIT, deliver, deliver_when_due, expire_lease, fall_due, rows, sendings
@@ -58,7 +68,6 @@ def test_transient_failure_is_retried_until_schedule_ends(hook_touch: UUID, rece
     for attempt in (1, 2):
         (row,) = deliver_when_due(hook_touch)
         assert (row.state, row.reason, row.attempt) == ("scheduled", "http_503", attempt)
-        assert row.planned_at == row.planned_at
         waits.append(seconds_until_due(row))
     (row,) = deliver_when_due(hook_touch)
 
@@ -88,15 +97,6 @@ def test_retry_beyond_expiry_fails_at_once(hook_touch: UUID, hook: ChannelConfig
     assert (row.state, row.reason) == ("failed", "http_503")
 
 
-def test_http_404_is_retried_by_the_schedule(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
-    receiver.script = [404, 403]
-    (row,) = deliver_when_due(hook_touch)
-    assert (row.state, row.reason, row.attempt) == ("scheduled", "http_404", 1)
-    deliver_when_due(hook_touch)
-    (row,) = deliver_when_due(hook_touch)
-    assert (row.state, row.attempt, FailedTask.objects.count()) == ("delivered", 3, 0)
-
-
 def test_permanent_refusal_fails_at_once(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
     receiver.script = [422]
     (row,) = deliver_when_due(hook_touch)
@@ -104,28 +104,23 @@ def test_permanent_refusal_fails_at_once(hook_touch: UUID, receiver: ScriptedRec
     assert FailedTask.objects.get().detail == "as told"
 
 
-def test_gone_target_is_disabled_until_enabled(
+def test_gone_target_alone_is_disabled_until_enabled(
     hook_touch: UUID, receiver: ScriptedReceiver, record_event: RecordEvent
 ) -> None:
-    receiver.script = [410]
-    assert deliver_when_due(hook_touch)[0].reason == "gone"
+    Community.objects.create(chat_id="c1", targets={"hook": {"url": f"{receiver.url}/c1"}})
 
-    (row,) = deliver_when_due(*record_event(user="bob").task_ids)
-    assert (row.state, row.reason, len(receiver.calls)) == ("failed", "target_disabled", 1)
+    def deliver_to_community(user: str) -> tuple[str, str]:
+        (row,) = deliver_when_due(*record_event(chat_id="c1", user=user).task_ids)
+        return row.state, row.reason
+
+    receiver.script = [410]
+    assert deliver_to_community("ann") == ("failed", "gone")
+    assert deliver_to_community("bob") == ("failed", "target_disabled")
+    assert deliver_when_due(hook_touch)[0].state == "delivered", "it goes to another target"
+    assert len(receiver.calls) == 2
 
     DisabledTarget.objects.all().delete()
-    assert deliver_when_due(*record_event(user="cid").task_ids)[0].state == "delivered"
-
-
-def test_gone_target_does_not_disable_others(
-    hook_touch: UUID, receiver: ScriptedReceiver, record_event: RecordEvent
-) -> None:
-    from scheduling.models import Community
-
-    Community.objects.create(chat_id="c1", targets={"hook": {"url": f"{receiver.url}/c1"}})
-    receiver.script = [410]
-    deliver_when_due(*record_event(chat_id="c1", user="bob").task_ids)
-    assert deliver_when_due(hook_touch)[0].state == "delivered"
+    assert deliver_to_community("cid") == ("delivered", "")
 
 
 def test_no_answer_is_retried_on_idempotent_channel(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
@@ -227,10 +222,12 @@ def test_attempt_in_doubt_is_not_repeated_on_a_channel_that_changed_before_its_c
     assert (len(receiver.calls), fake_channel.received) == (1, [])
 
 
-def test_no_answer_at_each_attempt_ends_as_unknown(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
+@pytest.mark.parametrize("lost", [False, True], ids=["no answer", "worker lost"])
+def test_attempt_in_doubt_at_each_try_ends_as_unknown(hook_touch: UUID, receiver: ScriptedReceiver, lost: bool) -> None:
     receiver.script = ["hang_up"] * 9
     for _ in range(3):
-        (row,) = deliver_when_due(hook_touch)
+        lose_worker(hook_touch, sending=True) if lost else deliver_when_due(hook_touch)
+    (row,) = rows([hook_touch])
     assert (row.state, row.attempt) == ("unknown", 3)
     assert FailedTask.objects.get().failure == "unknown"
 
@@ -279,20 +276,27 @@ def test_worker_lost_on_not_idempotent_is_unknown(
     assert receiver.calls == []
 
 
-def test_workers_lost_repeatedly_end_as_unknown(hook_touch: UUID) -> None:
-    for _ in range(3):
-        lose_worker(hook_touch, sending=True)
-    (row,) = rows([hook_touch])
-    assert (row.state, row.attempt) == ("unknown", 3)
+def test_rescue_returns_everything_in_one_pass(
+    matrix: MatrixBuilder, record_event: RecordEvent, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand a tick is 200 a second: less than what falls due in that time."""
+    monkeypatch.setattr(dispatch, "PASS_LIMIT", 2)
+    matrix.node()
+    waiting = [record_event(user=f"user-{number}").task_ids[0] for number in range(5)]
+    for state, found in (("queued", (5, 0)), ("running", (0, 5))):
+        Touch.objects.update(state=state, queued_at=now(), lease_no=1, lease_until=now())
+        expire_lease(*waiting)
+        assert dispatch.rescue_lost_work() == found
+        assert set(Touch.objects.values_list("state", flat=True)) == {"scheduled"}
 
 
-def test_lost_wakeup_is_dispatched_again(hook_touch: UUID, valkey: redis.Redis) -> None:
-    fall_due(hook_touch)
-    dispatch.dispatch_due_touches()
-    valkey.flushall()
+def test_rescue_uses_database_time_for_lost_run(hook_touch: UUID) -> None:
+    """By the clock of a node that is ahead it would wait for as long."""
+    Touch.objects.update(state="running", lease_no=1, lease_until=now())
     expire_lease(hook_touch)
-    assert dispatch.rescue_lost_work() == (1, 0)
-    assert dispatch.dispatch_due_touches() == 1
+    with time_machine.travel(now() + timedelta(hours=1), tick=True):
+        assert dispatch.rescue_lost_work() == (0, 1)
+    assert Touch.objects.get().due_at <= now()
 
 
 def test_concurrent_rescues_decide_once(hook_touch: UUID, hook: ChannelConfig, race: Race) -> None:
@@ -334,17 +338,19 @@ def test_retry_after_template_edit_repeats_first_body(hook_touch: UUID, receiver
 
 
 @pytest.fixture
-def touch_of_lost_worker(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-) -> UUID:
-    """A touch that a worker is sending and never settles: "hi ann"."""
+def fake_touch(matrix: MatrixBuilder, create_fake_channel: CreateFakeChannel, record_event: RecordEvent) -> UUID:
+    """A due touch for a fake channel, which says "hi ann"."""
     matrix.node(channel=create_fake_channel(retry_delays=[10, 60, 60]))
     task_id: UUID = record_event().task_ids[0]
-    lose_a_sending_worker(task_id, fake_channel)
+    fall_due(task_id)
     return task_id
+
+
+@pytest.fixture
+def touch_of_lost_worker(fake_touch: UUID, fake_channel: FakeChannelState) -> UUID:
+    """A touch that a worker is sending and never settles."""
+    lose_a_sending_worker(fake_touch, fake_channel)
+    return fake_touch
 
 
 def lose_a_sending_worker(task_id: UUID, fake_channel: FakeChannelState) -> None:
@@ -368,28 +374,19 @@ def deliver_until(state: str, task_id: UUID) -> Touch:
     return rows([task_id])[0]
 
 
-def test_lost_worker_retry_repeats_sent_text(touch_of_lost_worker: UUID, fake_channel: FakeChannelState) -> None:
+def test_lost_workers_retry_repeats_first_text(touch_of_lost_worker: UUID, fake_channel: FakeChannelState) -> None:
     edit("edited {{ user.name }}")
+    lose_a_sending_worker(touch_of_lost_worker, fake_channel)
+    edit("later {{ user.name }}")
     answers: list[Outcome] = [Transient("busy"), Delivered()]
     fake_channel.play = lambda message: answers.pop(0) if answers else Delivered()
 
     deliver_until("scheduled", touch_of_lost_worker)
-    edit("later {{ user.name }}")
+    edit("latest {{ user.name }}")
     row = deliver_until("delivered", touch_of_lost_worker)
 
-    assert (row.attempt, row.template_version) == (3, 1)
-    assert [message.body for message in fake_channel.received] == ["hi ann"] * 3
-
-
-def test_two_lost_workers_retry_repeats_first_text(touch_of_lost_worker: UUID, fake_channel: FakeChannelState) -> None:
-    edit("edited {{ user.name }}")
-    lose_a_sending_worker(touch_of_lost_worker, fake_channel)
-    edit("later {{ user.name }}")
-
-    row = deliver_until("delivered", touch_of_lost_worker)
-
-    assert (row.attempt, row.template_version) == (3, 1)
-    assert [message.body for message in fake_channel.received] == ["hi ann"] * 3
+    assert (row.attempt, row.template_version) == (4, 1)
+    assert [message.body for message in fake_channel.received] == ["hi ann"] * 4
 
 
 def test_lost_worker_retry_without_history_uses_new_text(
@@ -403,63 +400,41 @@ def test_lost_worker_retry_without_history_uses_new_text(
     assert (row.template_version, [message.body for message in fake_channel.received]) == (2, ["hi ann", "edited ann"])
 
 
-def test_manual_retry_same_key_repeats_first_body(
+def test_manual_retry_repeats_first_body_unless_sent_as_new(
     hook_touch: UUID, receiver: ScriptedReceiver, matrix: MatrixBuilder
 ) -> None:
-    receiver.script = [422, 422]
+    receiver.script = [422] * 3
     deliver_when_due(hook_touch)
     edit("edited {{ user.name }}")
     Node.objects.update(template=matrix.template("another", body="another"))
 
-    again = failed_tasks.retry_failed_task(FailedTask.objects.get(state="open").pk, ANN)
-    deliver_when_due(again)
-    (last,) = deliver_when_due(failed_tasks.retry_failed_task(FailedTask.objects.get(state="open").pk, ANN))
+    def retry(**options: bool) -> Touch:
+        row = FailedTask.objects.get(state="open")
+        return deliver_when_due(failed_tasks.retry_failed_task(row.pk, ANN, **options))[0]
 
-    assert (last.state, receiver.keys, bodies(receiver)) == ("delivered", [str(hook_touch)] * 3, ["hi ann"] * 3)
+    for _ in range(2):
+        retry()
+    new = retry(as_new=True)
 
-
-def test_manual_retry_as_new_sends_current_text(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
-    receiver.script = [422]
-    deliver_when_due(hook_touch)
-    edit("edited {{ user.name }}")
-
-    again = failed_tasks.retry_failed_task(FailedTask.objects.get().pk, ANN, as_new=True)
-    (row,) = deliver_when_due(again)
-
-    assert (row.state, receiver.keys, bodies(receiver)) == (
-        "delivered", [str(hook_touch), str(again)], ["hi ann", "edited ann"],
-    )  # fmt: skip
+    assert (new.state, receiver.keys) == ("delivered", [str(hook_touch)] * 3 + [str(new.pk)])
+    assert bodies(receiver) == ["hi ann"] * 3 + ["edited ann"]
 
 
 # --- stale results ---------------------------------------------------------------------------------------------------
 
 
-def test_result_after_lost_lease_is_dropped(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-) -> None:
+def test_result_after_lost_lease_is_dropped(fake_touch: UUID, fake_channel: FakeChannelState) -> None:
     """I3: the second worker has delivered it; the first one's refusal means nothing any more."""
-    matrix.node(channel=create_fake_channel())
-    (task_id,) = record_event().task_ids
-    fall_due(task_id)
     answers: list[Outcome] = [Delivered(), Permanent("too_late")]
     fake_channel.play = lambda message: answers.pop(0)
-
-    fake_channel.blocks = True
-    pipeline.deliver_touches([task_id])
-    assert fake_channel.on_stage.wait(WAIT_LIMIT)
-    expire_lease(task_id)
-    dispatch.rescue_lost_work()
-    fake_channel.blocks = False
-    fall_due(task_id)
-    pipeline.deliver_touches([task_id])
-    wait_for("delivered", task_id)
+    lose_a_sending_worker(fake_touch, fake_channel)
+    fall_due(fake_touch)
+    pipeline.deliver_touches([fake_touch])
+    wait_for("delivered", fake_touch)
     fake_channel.release_calls.set()
     deliver([])
 
-    (row,) = rows([task_id])
+    (row,) = rows([fake_touch])
     assert (row.state, row.lease_no, len(fake_channel.received), answers) == ("delivered", 2, 2, [])
     assert [each.outcome for each in row.attempts if each.lease_no == 2] == ["delivered"]
     assert "too_late" not in {each.reason for each in row.attempts}
@@ -467,28 +442,23 @@ def test_result_after_lost_lease_is_dropped(
 
 
 def test_touch_rescued_before_send_is_not_sent(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
+    fake_touch: UUID,
     fake_channel: FakeChannelState,
     second_connection: SecondConnection,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """I3: between the claim and `mark_sending` the process pauses for longer than its lease."""
-    matrix.node(channel=create_fake_channel())
-    (task_id,) = record_event().task_ids
-    fall_due(task_id)
     mark_sending = touches.mark_sending
 
     def stolen_first(*claims: Any, **margin: Any) -> Any:
-        second_connection(lambda: (expire_lease(task_id), dispatch.rescue_lost_work()))
+        second_connection(lambda: (expire_lease(fake_touch), dispatch.rescue_lost_work()))
         return mark_sending(*claims, **margin)
 
     monkeypatch.setattr(touches, "mark_sending", stolen_first)
-    deliver([task_id])
+    deliver([fake_touch])
 
     assert fake_channel.received == []
-    assert [(row.state, row.attempt) for row in rows([task_id])] == [("scheduled", 0)]
+    assert [(row.state, row.attempt) for row in rows([fake_touch])] == [("scheduled", 0)]
 
 
 def wait_for(state: str, task_id: UUID) -> None:

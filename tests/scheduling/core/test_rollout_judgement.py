@@ -28,14 +28,11 @@ PLAN = read_plan(PLAN_DEFAULTS)
 @each_row(
     "counts, since, judgement",
     [
-        (CanaryCounts(), DAY, Judgement(WAIT, "touches")),
         (CanaryCounts(199), DAY, Judgement(WAIT, "touches")),
         (CanaryCounts(4000, 40, 12), DAY - timedelta(seconds=1), Judgement(WAIT, "time")),
         (CanaryCounts(4000, 40, 12), DAY, Judgement(GROW)),
         (CanaryCounts(200), DAY, Judgement(GROW)),
-        (CanaryCounts(200, 0, 1), DAY, Judgement(GROW)),
         (CanaryCounts(300, 0, 2), DAY, Judgement(WAIT, "complaints")),  # 0.67 %, possibly by chance
-        (CanaryCounts(300, 20, 0), DAY, Judgement(WAIT, "failures")),
         (CanaryCounts(500, 5, 25), timedelta(0), Judgement(WITHDRAW, "complaints")),
         (CanaryCounts(500, 100, 0), timedelta(0), Judgement(WITHDRAW, "failures")),
         (CanaryCounts(50, 50), timedelta(0), Judgement(WITHDRAW, "failures")),
@@ -73,10 +70,8 @@ def test_canary_at_its_limit_is_rarely_withdrawn_by_chance() -> None:
     [
         ({"steps": []}, "steps"),
         ({"steps": [50, 10]}, "steps"),
-        ({"steps": [10, 101]}, "steps"),
         ({"time": -1}, "time"),
         ({"touches": 0}, "touches"),
-        ({"touches": 1.5}, "touches"),
         ({"complaints": "x2"}, "complaints"),
         ({"failures": 101}, "failures"),
         ({"opt_outs": 1}, "opt_outs"),

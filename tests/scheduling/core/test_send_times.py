@@ -8,7 +8,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scheduling.policy.send_times import (
@@ -29,7 +29,7 @@ from scheduling.policy.send_times import (
 )
 from tests.support.tables import each_row
 
-BERLIN, NEW_YORK, SHANGHAI = ZoneInfo("Europe/Berlin"), ZoneInfo("America/New_York"), ZoneInfo("Asia/Shanghai")
+BERLIN, SHANGHAI = ZoneInfo("Europe/Berlin"), ZoneInfo("Asia/Shanghai")
 ZONES = ["Europe/Berlin", "America/New_York", "Asia/Shanghai", "America/Havana", "Australia/Lord_Howe", "UTC"]
 CALENDAR = CalendarSpec()
 CHINA = CalendarSpec("china", days={date(2026, 12, 25): False, date(2026, 12, 26): True})
@@ -51,24 +51,21 @@ def timing(*windows: str, at: str = "", not_before: str = "", **changes: Any) ->
 
 
 def due(spec: TimingSpec, local: str, zone: ZoneInfo = SHANGHAI) -> str:
+    """The chosen time, before it is spread."""
     base = datetime.fromisoformat(local).replace(tzinfo=zone).astimezone(UTC)
-    found = find_send_time(spec, base, zone.key, "ann").at
-    start = next(
-        (at for what, at in reversed(find_send_time(spec, base, zone.key, "ann").steps) if what != "spread"), base
-    )
-    steps = [what for what, _ in find_send_time(spec, base, zone.key, "ann").steps]
+    found = find_send_time(spec, base, zone.key, "ann")
+    steps = [what for what, _ in found.steps]
+    start = next((at for what, at in reversed(found.steps) if what != "spread"), base)
     span = OPENING_SPREAD if "send_window" in steps else SPREAD if "not_before" in steps else timedelta(microseconds=1)
-    assert start <= found < start + span
+    assert start <= found.at < start + span
     return f"{start.astimezone(zone):%Y-%m-%d %H:%M}"
 
 
 @each_row(
     "day, working",
     [
-        ("2026-10-01", False), ("2026-10-07", False), ("2026-10-10", True), ("2026-09-20", True),
-        ("2026-02-17", False), ("2026-02-28", True), ("2026-05-09", True), ("2026-05-10", False),
-        ("2025-01-26", True), ("2025-02-08", True), ("2024-02-04", True), ("2024-02-18", True),
-        ("2026-07-04", False), ("2026-07-06", True), ("2027-10-01", False),
+        ("2026-10-01", False), ("2026-10-10", True), ("2026-02-17", False), ("2026-05-09", True),
+        ("2025-01-26", True), ("2024-02-04", True), ("2026-07-04", False), ("2026-07-06", True), ("2027-10-01", False),
     ],
 )  # fmt: skip
 def test_chinese_working_day_follows_announced_changes(day: str, working: bool) -> None:
@@ -85,16 +82,11 @@ def test_chinese_working_day_follows_announced_changes(day: str, working: bool) 
         ("next_working", "2026-07-03 09:00", "2026-07-06 10:00"),
         ("next_working", "2026-09-30 09:00", "2026-10-08 10:00"),  # over the National Day holidays
         ("next_working", "2026-10-09 09:00", "2026-10-10 10:00"),  # onto a Saturday worked instead
+        ("next_working", "2026-12-24 09:00", "2026-12-26 10:00"),  # own days have precedence over the country
     ],
 )
 def test_time_of_day_moves_to_the_chosen_day(day: str, local: str, expected: str) -> None:
-    assert due(timing(at="10:00", day=day), local) == expected
-
-
-def test_own_day_has_precedence_over_the_country() -> None:
-    own = CalendarSpec(days={date(2026, 7, 6): False, date(2026, 7, 4): True})
-    assert due(timing(at="10:00", day="next_working", calendar=own), "2026-07-03 09:00") == "2026-07-04 10:00"
-    assert due(timing(at="10:00", day="next_working", calendar=own), "2026-07-04 11:00") == "2026-07-07 10:00"
+    assert due(timing(at="10:00", day=day, calendar=CHINA), local) == expected
 
 
 @each_row(
@@ -106,32 +98,21 @@ def test_own_day_has_precedence_over_the_country() -> None:
         (["working 09:00-18:00"], "2026-09-30 20:00", "2026-10-08 09:00"),
         (["free 10:00-24:00"], "2026-07-03 12:00", "2026-07-04 10:00"),
         (["daily 20:00-24:00"], "2026-07-03 23:59", "2026-07-03 23:59"),
+        # weekdays alone know no holidays; a named calendar does
+        (["mon-fri 10:00-20:00"], "2026-10-01 09:00", "2026-10-01 10:00"),
+        (["mon-fri 10:00-20:00 calendar=china"], "2026-10-01 09:00", "2026-10-08 10:00"),
+        (["mon-fri 10:00-20:00 calendar=china"], "2026-10-09 21:00", "2026-10-10 10:00"),  # worked instead
+        (["daily 10:00-20:00 calendar=china"], "2026-10-01 09:00", "2026-10-08 10:00"),  # Sunday the 4th is no weekend
+        (["sat,sun 10:00-20:00 calendar=china"], "2026-10-08 09:00", "2026-10-10 10:00"),
+        (["mon-fri 10:00-20:00 calendar=china"], "2026-12-25 09:00", "2026-12-26 10:00"),  # own days
+        (["free 10:00-20:00 calendar=china"], "2026-12-24 09:00", "2026-12-25 10:00"),
+        # a window in its own zone opens by that clock, the other by the customer's
+        (["daily 10:00-20:00 timezone=Europe/Berlin", "daily 10:00-11:00"], "2026-07-03 12:00", "2026-07-03 16:00"),
+        (["daily 10:00-20:00 timezone=Europe/Berlin", "daily 10:00-11:00"], "2026-07-03 05:00", "2026-07-03 10:00"),
     ],
 )
 def test_window_moves_to_its_next_start(windows: list[str], local: str, expected: str) -> None:
     assert due(timing(*windows), local) == expected
-
-
-@each_row(
-    "window, local, expected",
-    [
-        ("mon-fri 10:00-20:00", "2026-10-01 09:00", "2026-10-01 10:00"),  # weekdays alone know no holidays
-        ("mon-fri 10:00-20:00 calendar=china", "2026-10-01 09:00", "2026-10-08 10:00"),
-        ("mon-fri 10:00-20:00 calendar=china", "2026-10-09 21:00", "2026-10-10 10:00"),  # worked instead
-        ("daily 10:00-20:00 calendar=china", "2026-10-01 09:00", "2026-10-08 10:00"),  # Sunday the 4th is no weekend
-        ("sat,sun 10:00-20:00 calendar=china", "2026-10-08 09:00", "2026-10-10 10:00"),
-        ("mon-fri 10:00-20:00 calendar=china", "2026-12-25 09:00", "2026-12-26 10:00"),  # own days
-        ("free 10:00-20:00 calendar=china", "2026-12-24 09:00", "2026-12-25 10:00"),
-    ],
-)
-def test_window_that_names_a_calendar_follows_its_holidays(window: str, local: str, expected: str) -> None:
-    assert due(timing(window), local) == expected
-
-
-def test_window_in_its_own_zone_opens_by_that_clock() -> None:
-    spec = timing("daily 10:00-20:00 timezone=Europe/Berlin", "daily 10:00-11:00")
-    assert due(spec, "2026-07-03 12:00") == "2026-07-03 16:00"
-    assert due(spec, "2026-07-03 05:00") == "2026-07-03 10:00"  # the second window, by the customer's clock
 
 
 def test_time_of_day_is_exact_and_an_opening_is_spread_over_ten_minutes() -> None:
@@ -151,37 +132,25 @@ def test_not_before_waits_on_the_same_day_only() -> None:
 
 
 @each_row(
-    "zone, windows, local, expected",
-    [
-        (BERLIN, ["daily 02:00-02:45"], "2026-03-28 12:00", "2026-03-30 02:00"),  # the clock jumps from 2 to 3
-        (BERLIN, ["daily 02:15-04:00"], "2026-03-28 12:00", "2026-03-29 03:15"),
-        (BERLIN, ["daily 02:00-04:00"], "2026-10-24 12:00", "2026-10-25 02:00"),  # and falls from 3 to 2
-        (NEW_YORK, ["daily 09:00-18:00"], "2026-03-07 20:00", "2026-03-08 09:00"),
-        (NEW_YORK, ["daily 09:00-18:00"], "2026-10-31 20:00", "2026-11-01 09:00"),
-    ],
-)
-def test_window_where_clocks_change_opens_by_the_wall_clock(
-    zone: ZoneInfo, windows: list[str], local: str, expected: str
-) -> None:
-    assert due(timing(*windows), local, zone) == expected
-
-
-@each_row(
     "spec, local, expected",
     [
-        (timing(at="02:30"), "2026-03-28 12:00", "2026-03-29 01:30 UTC"),  # skipped: 03:30 summer time
-        (timing(at="02:30"), "2026-10-24 12:00", "2026-10-25 00:30 UTC"),  # repeated: the first one
-        (timing(at="10:00", day="next"), "2026-03-28 12:00", "2026-03-29 08:00 UTC"),
-        (timing(at="10:00", day="next"), "2026-10-24 12:00", "2026-10-25 09:00 UTC"),
-        (timing(not_before="02:30"), "2026-03-29 01:00", "2026-03-29 01:30 UTC"),
-        (timing(not_before="10:00"), "2026-10-25 01:00", "2026-10-25 09:00 UTC"),
-        (timing("daily 10:00-18:00", at="02:30"), "2026-10-24 20:00", "2026-10-25 09:00 UTC"),
+        # on 29 March the clock jumps from 2 to 3, on 25 October it falls from 3 to 2
+        (timing("daily 02:00-02:45"), "2026-03-28 12:00", "2026-03-30 00:00"),
+        (timing("daily 02:15-04:00"), "2026-03-28 12:00", "2026-03-29 01:15"),
+        (timing("daily 02:00-04:00"), "2026-10-24 12:00", "2026-10-25 00:00"),
+        (timing(at="02:30"), "2026-03-28 12:00", "2026-03-29 01:30"),  # skipped: 03:30 summer time
+        (timing(at="02:30"), "2026-10-24 12:00", "2026-10-25 00:30"),  # repeated: the first one
+        (timing(at="10:00", day="next"), "2026-03-28 12:00", "2026-03-29 08:00"),
+        (timing(at="10:00", day="next"), "2026-10-24 12:00", "2026-10-25 09:00"),
+        (timing(not_before="02:30"), "2026-03-29 01:00", "2026-03-29 01:30"),
+        (timing(not_before="10:00"), "2026-10-25 01:00", "2026-10-25 09:00"),
+        (timing("daily 10:00-18:00", at="02:30"), "2026-10-24 20:00", "2026-10-25 09:00"),
     ],
 )
-def test_time_of_day_where_clocks_change(spec: TimingSpec, local: str, expected: str) -> None:
+def test_time_of_day_follows_the_wall_clock_where_clocks_change(spec: TimingSpec, local: str, expected: str) -> None:
     base = datetime.fromisoformat(local).replace(tzinfo=BERLIN).astimezone(UTC)
     step = next(at for what, at in reversed(find_send_time(spec, base, BERLIN.key, "ann").steps) if what != "spread")
-    assert f"{step.astimezone(UTC):%Y-%m-%d %H:%M} UTC" == expected
+    assert f"{step.astimezone(UTC):%Y-%m-%d %H:%M}" == expected
 
 
 def test_repeated_hour_opens_its_window_twice() -> None:
@@ -196,7 +165,7 @@ def test_repeated_hour_opens_its_window_twice() -> None:
     "typed, stored",
     [
         ("mon-fri 9:00-18:00", "mon-fri 09:00-18:00"),
-        ("周一至周五 09:00－18:00".replace("－", "-"), "mon-fri 09:00-18:00"),
+        ("周一至周五 09:00-18:00", "mon-fri 09:00-18:00"),
         ("工作日 09：00-18：00", "working 09:00-18:00"),
         ("周六、周日 10:00 到 16:00", "sat,sun 10:00-16:00"),
         ("fri-mon 00:00-24:00", "fri-mon 00:00-24:00"),
@@ -258,6 +227,7 @@ def test_found_time_is_open_and_never_early(
         assert not day.startswith("next") or local.date() > base.astimezone(ZoneInfo(zone)).date()
 
 
+@settings(max_examples=50)
 @given(instants, st.lists(window_texts(), min_size=1, max_size=3), st.sampled_from(ZONES))
 def test_no_minute_before_the_opening_is_open(base: datetime, windows: list[str], zone: str) -> None:
     """Except within the hour that a clock change skips: a window that would start in it starts later that day."""
@@ -284,12 +254,11 @@ def test_open_spans_follow_working_days_and_join() -> None:
     ]  # fmt: skip
 
 
-@each_row("zone", [BERLIN, NEW_YORK])
-@each_row("day", ["2026-03-08", "2026-03-29", "2026-10-25", "2026-11-01"])
-def test_open_spans_agree_with_is_open_where_clocks_change(zone: ZoneInfo, day: str) -> None:
+@each_row("day", ["2026-03-29", "2026-10-25"])
+def test_open_spans_agree_with_is_open_where_clocks_change(day: str) -> None:
     spec = timing("daily 01:00-05:00", "daily 22:00-24:00")
-    since = datetime.fromisoformat(day).replace(tzinfo=zone).astimezone(UTC)
-    spans = open_spans(spec, zone.key, since, 2)
+    since = datetime.fromisoformat(day).replace(tzinfo=BERLIN).astimezone(UTC)
+    spans = open_spans(spec, BERLIN.key, since, 2)
     for minutes in range(0, 24 * 60, 10):
         at = since + timedelta(minutes=minutes)
-        assert is_open(spec, zone.key, at) is any(begin <= at < end for begin, end in spans), at.astimezone(zone)
+        assert is_open(spec, BERLIN.key, at) is any(begin <= at < end for begin, end in spans), at.astimezone(BERLIN)

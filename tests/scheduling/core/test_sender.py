@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.conf import settings
@@ -13,7 +15,7 @@ from django.db import OperationalError, connection
 from config.local.processes import wait_until
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.quota import QuotaGate
-from scheduling.delivery import lanes, pipeline, sender
+from scheduling.delivery import pipeline, sender
 from scheduling.delivery.outgoing import DeliveryResult
 from scheduling.delivery.sender import settle_results
 from scheduling.models import ChannelConfig, Community, FailedTask, Touch
@@ -26,98 +28,46 @@ from tests.support.touch_logs import list_attempts
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.mark.parametrize(
-    ("answer", "end"),
-    [
-        (Transient("throttled", retry_after=timedelta.max), ("failed", "internal_error")),
-        (Permanent("no\0reason"), ("failed", "internal_error")),
-        (Permanent("gone", "a\0b", disable_target=True), ("failed", "gone")),
-        (Unknown("no\0reason"), ("unknown", "internal_error")),
-        (Delivered("fine", status=2**40), ("delivered", "")),
-    ],
-    ids=["a time beyond all time", "a reason nobody can store", "a detail nobody can store", "no answer", "a status"],
-)
-def test_unstorable_result_does_not_affect_others(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-    answer: Outcome,
-    end: tuple[str, str],
-) -> None:
-    """Settled together they all fail together, for 45 seconds; then their leases are over and their results lost."""
-    matrix.node(channel=create_fake_channel(idempotent=False))
-    fake_channel.play = lambda message: answer if message.user_id == "user-3" else Delivered("heard")
-    waiting = [record_event(user=f"user-{number}").task_ids[0] for number in range(6)]
-
-    found = deliver_when_due(*waiting)
-
-    odd = found.pop(3)
-    assert {row.state for row in found} == {"delivered"}
-    assert (odd.state, odd.reason) == end
-    assert FailedTask.objects.count() == (odd.state != "delivered")
-    assert len(list_attempts()) == 6
-
-
-def test_target_key_error_fails_one_touch_only(
+def test_delivery_that_cannot_be_sent_or_stored_does_not_affect_others(
     matrix: MatrixBuilder,
     create_fake_channel: CreateFakeChannel,
     record_event: RecordEvent,
     fake_channel: FakeChannelState,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    matrix.node(channel=create_fake_channel())
+    """Settled together they all fail together, for 45 seconds; then their leases are over and their results lost."""
+    answers: dict[str, tuple[Outcome, tuple[str, str]]] = {
+        "first": (Delivered("heard"), ("delivered", "")),
+        "time beyond all time": (Transient("throttled", retry_after=timedelta.max), ("failed", "internal_error")),
+        "reason": (Permanent("no\0reason"), ("failed", "internal_error")),
+        "detail": (Permanent("gone", "a\0b", disable_target=True), ("failed", "gone")),
+        "no answer": (Unknown("no\0reason"), ("unknown", "internal_error")),
+        "status": (Delivered("fine", status=2**40), ("delivered", "")),
+        "no target": (Delivered("never heard"), ("failed", "channel_error")),
+        "last": (Delivered("heard"), ("delivered", "")),
+    }
 
     def target_key(self: FakeChannel, message: Message) -> str:
-        if message.user_id == "user-1":
+        if message.user_id == "no target":
             raise KeyError("url")
         return "here"
 
     monkeypatch.setattr(FakeChannel, "target_key", target_key)
-    waiting = [record_event(user=f"user-{number}").task_ids[0] for number in range(3)]
-    found = deliver_when_due(*waiting)
+    matrix.node(channel=create_fake_channel(idempotent=False))
+    fake_channel.play = lambda message: answers[message.user_id][0]
 
-    assert [(row.state, row.reason) for row in found] == [
-        ("delivered", ""), ("failed", "channel_error"), ("delivered", ""),
-    ]  # fmt: skip
+    found = deliver_when_due(*(record_event(user=user).task_ids[0] for user in answers))
+
+    assert [(row.state, row.reason) for row in found] == [end for _, end in answers.values()]
+    assert FailedTask.objects.count() == 5
+    assert len(list_attempts()) == len(answers)
     assert sender.sender()._pending == 0
-    assert found[1].reserved_at is None
-
-
-def test_dead_endpoint_at_capacity_does_not_block_others(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Deliveries behind it filled the process, and the next batch waited until the dead receiver's batch ended."""
-    monkeypatch.setattr(lanes, "IN_FLIGHT", 10)
-    monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 2)
-    matrix.node("dead", channel=create_fake_channel("dead"))
-    matrix.node("alive", trigger="other", channel=create_fake_channel("alive"))
-    fake_channel.blocks = True
-    dead = [record_event(user=f"user-{number}").task_ids[0] for number in range(12)]
-    fall_due(*dead)
-    pipeline.deliver_touches(dead)
-    assert wait_until(lambda: len(fake_channel.received) == 2, WAIT_LIMIT)
-    fake_channel.blocks = False
-
-    (alive,) = record_event(type="other", user="bob").task_ids
-    fall_due(alive)
-    pipeline.deliver_touches([alive])
-    assert wait_until(lambda: Touch.objects.get(pk=alive).state == "delivered", WAIT_LIMIT), "it waits for the dead one"
-
-    assert Touch.objects.filter(node__key="dead", state="scheduled", reason="target_busy", lease_no=0).count() == 6
-    assert Touch.objects.filter(node__key="dead", state="running").count() == 6
-    fake_channel.release_calls.set()
 
 
 def test_chunk_margin_covers_its_slowest_channel(
     matrix: MatrixBuilder,
     create_fake_channel: CreateFakeChannel,
     record_event: RecordEvent,
-    fake_channel: FakeChannelState,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A lease that ends during the call would let another worker send it as well."""
@@ -137,12 +87,27 @@ def test_chunk_margin_covers_its_slowest_channel(
     assert margins == [timedelta(seconds=17 + sender.NOTE_WAIT)]
 
 
+@pytest.fixture
+def fake_touches(
+    matrix: MatrixBuilder, create_fake_channel: CreateFakeChannel, record_event: RecordEvent
+) -> Sequence[UUID]:
+    """One due touch for a fake channel."""
+    matrix.node(channel=create_fake_channel())
+    task_ids: Sequence[UUID] = record_event().task_ids
+    fall_due(*task_ids)
+    return task_ids
+
+
+@pytest.fixture
+def leaving_sender(monkeypatch: pytest.MonkeyPatch) -> sender.Sender:
+    """The sender of a process that is about to end."""
+    leaving = sender.Sender(QuotaGate.connect(settings.REDIS_URL))
+    monkeypatch.setattr(pipeline, "sender", lambda: leaving)
+    return leaving
+
+
 def test_failed_settlement_is_repeated(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-    monkeypatch: pytest.MonkeyPatch,
+    fake_touches: Sequence[UUID], leaving_sender: sender.Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[int] = []
 
@@ -153,15 +118,10 @@ def test_failed_settlement_is_repeated(
         settle_results(results)
 
     monkeypatch.setattr(sender, "settle_results", fail_twice)
-    leaving = sender.Sender(QuotaGate.connect(settings.REDIS_URL))
-    monkeypatch.setattr(pipeline, "sender", lambda: leaving)
-    matrix.node(channel=create_fake_channel())
-    (task_id,) = record_event().task_ids
-    fall_due(task_id)
-    pipeline.deliver_touches([task_id])
+    pipeline.deliver_touches(fake_touches)
 
-    assert leaving.finish(WAIT_LIMIT)
-    assert (tries, rows([task_id])[0].state) == ([1, 1, 1], "delivered")
+    assert leaving_sender.finish(WAIT_LIMIT)
+    assert (tries, Touch.objects.get().state) == ([1, 1, 1], "delivered")
 
 
 # --- threads ---------------------------------------------------------------------------------------------------------
@@ -222,20 +182,11 @@ def test_busy_event_loop_threads_do_not_block_marking(
 
 
 def test_sender_finish_ends_threads_and_connection(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-    monkeypatch: pytest.MonkeyPatch,
-    marking_threads: list[tuple[threading.Thread, int]],
+    fake_touches: Sequence[UUID], marking_threads: list[tuple[threading.Thread, int]], leaving_sender: sender.Sender
 ) -> None:
-    leaving = sender.Sender(QuotaGate.connect(settings.REDIS_URL))
-    monkeypatch.setattr(pipeline, "sender", lambda: leaving)
-    matrix.node(channel=create_fake_channel())
-    fall_due(*(ids := record_event().task_ids))
-    pipeline.deliver_touches(ids)
+    pipeline.deliver_touches(fake_touches)
 
-    assert leaving.finish(WAIT_LIMIT)
+    assert leaving_sender.finish(WAIT_LIMIT)
 
     assert Touch.objects.get().state == "delivered"
     ((thread, session),) = marking_threads

@@ -51,10 +51,8 @@ def test_address_becomes_options_of_the_client(
 
 REFUSED = [
     ("rediss://u:hidden@h?ssl_ca_cert=hidden", "“ssl_ca_cert” is not a parameter here; known are"),
-    ("rediss://u:hidden@h?sslmode=hidden", "“sslmode” is not a parameter here"),
     ("redis://u:hidden@h?socket_timeout=3", "“socket_timeout” is not a parameter here"),
     (f"redis://u:hidden@h?ssl_ca_certs={CA}", "“ssl_ca_certs” without TLS: it is rediss://"),
-    ("redis://u:hidden@h?ssl=true", "“ssl” without TLS: it is rediss://"),
     (f"sentinel://u:hidden@h?ssl_ca_certs={CA}", "“ssl_ca_certs” without TLS"),
     (f"rediss://u:hidden@h?ssl_ca_certs={NO_FILE}", "“ssl_ca_certs” names no file that this user can read"),
     (f"rediss://u:hidden@h?ssl_keyfile={CA}", "“ssl_keyfile” needs ssl_certfile"),
@@ -66,7 +64,7 @@ REFUSED = [
     ("redis://u:hidden@h1,h2", "must be redis://"),
     # a password with a special character that is not encoded
     *((f"redis://:pa{sign}hidden@h:6379/0", "must be redis://") for sign in "?#/;["),
-    ("redis://:pa?hidden=1@h", "must be redis://"), ("redis://h1;redis://h2", "must be redis://"),
+    ("redis://h1;redis://h2", "must be redis://"),
     ("memory://hidden", "must be redis://"),
 ]  # fmt: skip
 
@@ -84,13 +82,11 @@ A_CLUSTER = "a cluster is redis+cluster://user:password@h1:6379,h2:6379, or redi
 @each_row(
     "url, words",
     [
-        ("cluster://u:hidden@h1:6379;cluster://h2:6379", A_CLUSTER), ("cluster://h1", A_CLUSTER),
+        ("cluster://u:hidden@h1:6379;cluster://h2:6379", A_CLUSTER),
         ("redis+cluster://h1;redis+cluster://h2", A_CLUSTER), ("redis+cluster://u:hidden@h1,u:hidden@h2", A_CLUSTER),
-        ("redis+cluster://", A_CLUSTER), ("redis+cluster://h1,", A_CLUSTER), ("redis+cluster://h1, h2", A_CLUSTER),
-        ("redis+cluster://h1:port,h2", A_CLUSTER), ("redis+cluster://::1", A_CLUSTER),
-        ("redis+cluster://h1/2", A_CLUSTER), ("redis+cluster://:pa@hidden@h1", A_CLUSTER),
-        ("redis+cluster://:pa/hidden@h1", A_CLUSTER), ("redis+cluster://h1:0", "must be redis://"),
-        ("redis+cluster://h1,h2:65536", "must be redis://"), ("redis+cluster://:pa?hidden=1@h1", A_CLUSTER),
+        ("redis+cluster://h1,", A_CLUSTER), ("redis+cluster://h1:port,h2", A_CLUSTER),
+        ("redis+cluster://::1", A_CLUSTER), ("redis+cluster://h1/2", A_CLUSTER),
+        ("redis+cluster://:pa@hidden@h1", A_CLUSTER), ("redis+cluster://h1,h2:65536", "must be redis://"),
         ("redis+cluster://h1,h2?db=0", "“db” is not a parameter here"),
         ("redis+cluster://h1?ssl=true", "“ssl” without TLS: it is rediss://, rediss+cluster://"),
         ("rediss+cluster://h1?ssl=true", "“ssl” is not a parameter here"),
@@ -107,10 +103,9 @@ def test_wrong_address_of_a_cluster_is_refused_by_name(url: str, words: str) -> 
         *(
             (name, url, "a Redis Cluster holds live chats only; its address is AFTERTOUCH_SESSIONS_REDIS_URL")
             for name in ("REDIS_URL", "CELERY_BROKER_URL")
-            for url in ("redis+cluster://u:hidden@h1", "rediss+cluster://h1,h2", "cluster://h1:6379")
+            for url in ("redis+cluster://u:hidden@h1", "cluster://h1:6379")
         ),
         ("CELERY_BROKER_URL", "amqps://u:hidden@h?ca_certs=hidden", "“ca_certs” is not a parameter here"),
-        ("CELERY_BROKER_URL", "amqp://u:hidden@h?heartbeat=3", "“heartbeat” is not a parameter here"),
         ("CELERY_BROKER_URL", f"amqp://u:hidden@h?ssl_ca_certs={CA}", "“ssl_ca_certs” without TLS"),
         ("CELERY_BROKER_URL", "amqps://u:pa?hidden@h", "must be redis://"),
         ("CELERY_BROKER_URL", "amqps://u:hidden@h1;amqp://h2", "must be redis://"),
@@ -119,7 +114,6 @@ def test_wrong_address_of_a_cluster_is_refused_by_name(url: str, words: str) -> 
         ("AFTERTOUCH_SESSIONS_REDIS_URL", "rediss://u:hidden@h?sslmode=hidden", "“sslmode” is not a parameter here"),
         ("AFTERTOUCH_GATEWAY_REDIS_URL", "rediss://u:hidden@h?sslmode=hidden", "“sslmode” is not a parameter here"),
         ("AFTERTOUCH_SENTINEL_URL_OPTIONS", "user=hidden", "“user” is not a parameter here; known are username"),
-        ("AFTERTOUCH_SENTINEL_URL_OPTIONS", "password=hidden&db=1", "“db” is not a parameter here"),
         ("AFTERTOUCH_SENTINEL_URL_OPTIONS", f"password=hidden&ssl_ca_certs={CA}", "“ssl_ca_certs” without TLS"),
         ("AFTERTOUCH_SENTINEL_URL_OPTIONS", f"ssl=true&ssl_ca_certs={NO_FILE}", "“ssl_ca_certs” names no file"),
     ],
@@ -133,13 +127,11 @@ def test_wrong_address_or_option_of_sentinels_is_refused_by_name(name: str, text
 @each_row(
     "url, address, tls",
     [
-        ("redis://:p%40@h:1/2", "redis://:p%40@h:1/2", False),
         ("rediss://u:p@h", "rediss://u:p@h:6379/0", {"ssl_cert_reqs": "required", "ssl_check_hostname": True}),
         # kombu reads the address of the next Sentinel alone
         ("sentinel://u:p@h1/2;sentinel://h2:1", "sentinel://u:p@h1:26379/2;sentinel://u:p@h2:1/2", False),
         ("unix://:p@/run/a%20b.sock?db=1", "redis+socket://:p@/run/a%20b.sock?virtual_host=1", False),
         ("amqp://", "amqp://", False),
-        ("amqp://u:p@h1//;amqp://u:p@h2//", "amqp://u:p@h1//;amqp://u:p@h2//", False),
         ("amqps://u:p@h1/v;amqps://u:p@h2/v", "amqps://u:p@h1/v;amqps://u:p@h2/v",
          {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": None}),
         (f"amqps://h?ssl_ca_certs={CA}&ssl_certfile={CA}&ssl_keyfile={CA}", "amqps://h",
@@ -165,20 +157,18 @@ def test_channel_layer_gets_the_same_options() -> None:
     assert dict(behind["sentinel_kwargs"])["username"] == "watcher"  # type: ignore[call-overload]
 
 
-@each_row(
-    "name, text",
-    [
-        ("REDIS_URL", "rediss://h?ssl_cert_reqs=none"),
-        ("CELERY_BROKER_URL", "amqps://h?ssl_check_hostname=false"),
-        ("AFTERTOUCH_SESSIONS_REDIS_URL", "rediss+cluster://h?ssl_cert_reqs=none"),
-        ("AFTERTOUCH_SENTINEL_URL_OPTIONS", "ssl=true&ssl_cert_reqs=none"),
-    ],
-)
-def test_deploy_check_warns_of_an_unverified_server(
-    monkeypatch: pytest.MonkeyPatch, settings: Settings, name: str, text: str
-) -> None:
-    for variable, value in (("REDIS_URL", "rediss://h"), ("CELERY_BROKER_URL", "amqps://h"), (name, text)):
-        monkeypatch.setenv(variable, value)
+def test_deploy_check_warns_of_each_unverified_server(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+    unverified = {
+        "REDIS_URL": "rediss://h?ssl_cert_reqs=none",
+        "CELERY_BROKER_URL": "amqps://h?ssl_check_hostname=false",
+        "AFTERTOUCH_SESSIONS_REDIS_URL": "rediss+cluster://h?ssl_cert_reqs=none",
+        "AFTERTOUCH_SENTINEL_URL_OPTIONS": "ssl=true&ssl_cert_reqs=none",
+    }
+    for name in unverified:
+        monkeypatch.setenv(name, "ssl=true" if name.endswith("OPTIONS") else "rediss://h")
+    assert environment.__wrapped__().unverified_servers == []
+    for name, value in unverified.items():
+        monkeypatch.setenv(name, value)
     settings.UNVERIFIED_SERVERS = environment.__wrapped__().unverified_servers
     found = [each.msg for each in run_checks(include_deployment_checks=True) if each.id == "aftertouch.W007"]
-    assert found == [f"{name} uses TLS and does not verify the server."]
+    assert found == [f"{name} uses TLS and does not verify the server." for name in unverified]

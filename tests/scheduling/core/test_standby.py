@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -36,41 +37,43 @@ def tick(beat: LeaderScheduler, valkey: redis.Redis, *, times: int) -> int:
     return int(valkey.llen("mq:ticks") - before)
 
 
-def test_tick_of_standby_publishes_only_after_leader_is_gone(
-    valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def beats(monkeypatch: pytest.MonkeyPatch, valkey: redis.Redis) -> Iterator[tuple[LeaderScheduler, LeaderScheduler]]:
+    """Two beats: the first one leads, and in both the passes are due."""
     monkeypatch.setattr(LeaderScheduler, "ASK_EVERY", 0.0)
     leader, standby = LeaderScheduler(app=app), LeaderScheduler(app=app)
     try:
         await_lead(leader)
         make_passes_due(leader, standby)
-        assert tick(leader, valkey, times=20) > 0
-        assert tick(standby, valkey, times=20) == 0
-        assert standby.tick() == LeaderScheduler.STANDBY_SECONDS
-        leader.close()
-        await_lead(standby)
-        assert tick(standby, valkey, times=20) > 0
+        yield leader, standby
     finally:
         leader.close()
         standby.close()
 
 
-def test_tick_of_leader_without_lock_publishes_nothing(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tick_of_standby_publishes_only_after_leader_is_gone(
+    beats: tuple[LeaderScheduler, LeaderScheduler], valkey: redis.Redis
+) -> None:
+    leader, standby = beats
+    assert tick(leader, valkey, times=20) > 0
+    assert tick(standby, valkey, times=20) == 0
+    assert standby.tick() == LeaderScheduler.STANDBY_SECONDS
+    leader.close()
+    await_lead(standby)
+    assert tick(standby, valkey, times=20) > 0
+
+
+def test_tick_of_leader_without_lock_publishes_nothing(
+    beats: tuple[LeaderScheduler, LeaderScheduler], valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """PostgreSQL ended its session, and another beat leads since."""
-    monkeypatch.setattr(LeaderScheduler, "ASK_EVERY", 0.0)
     monkeypatch.setattr(LeaderScheduler, "SURE_FOR", -1.0)  # each tick asks
-    former, successor = LeaderScheduler(app=app), LeaderScheduler(app=app)
-    try:
-        await_lead(former)
-        make_passes_due(former, successor)
-        assert tick(former, valkey, times=20) > 0
-        assert former._lock_connection is not None
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_terminate_backend(%s)", [former._lock_connection.info.backend_pid])
-        await_lead(successor)
-        make_passes_due(former)
-        assert tick(former, valkey, times=5) == 0
-        assert tick(successor, valkey, times=20) > 0
-    finally:
-        former.close()
-        successor.close()
+    former, successor = beats
+    assert tick(former, valkey, times=20) > 0
+    assert former._lock_connection is not None
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s)", [former._lock_connection.info.backend_pid])
+    await_lead(successor)
+    make_passes_due(former)
+    assert tick(former, valkey, times=5) == 0
+    assert tick(successor, valkey, times=20) > 0

@@ -17,6 +17,7 @@ from django.db import transaction
 
 from config.environment import ROOT
 from scheduling.channels.base import Delivered, Permanent, Transient
+from scheduling.ids import new_id
 from scheduling.ledger.touches import touches
 from scheduling.models import Event
 from scheduling.operations.commands import pause_scope, resume_scope
@@ -93,14 +94,17 @@ def ends(lines: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_log_follows_event_to_delivery(
+def test_log_follows_each_event_to_the_end_of_its_touch(
     matrix: MatrixBuilder,
     create_fake_channel: CreateFakeChannel,
     record_event: RecordEvent,
     fake_channel: FakeChannelState,
     grep: Callable[..., list[dict[str, Any]]],
 ) -> None:
-    matrix.node(channel=create_fake_channel(retry_delays=[60]))
+    matrix.node(channel=create_fake_channel(retry_delays=[60]), cancel_on=["order.paid"])
+    stored = ("events_stored", "", "")
+    again, cancelled = new_id(), new_id()
+
     (task_id,) = record_event(trace_id=TRACE).task_ids
     record_event(user="bob")
     fake_channel.play = lambda message: Transient("busy")
@@ -108,52 +112,24 @@ def test_log_follows_event_to_delivery(
     fake_channel.play = lambda message: Delivered()
     deliver_when_due(task_id)
     lines = grep(TRACE.hex)
-    assert ends(lines) == [
-        ("events_stored", "", ""), ("touches_settled", "scheduled", "busy"), ("touches_settled", "delivered", ""),
-    ]  # fmt: skip
+    assert ends(lines) == [stored, ("touches_settled", "scheduled", "busy"), ("touches_settled", "delivered", "")]
     assert [line["touches"] for line in lines] == [[f"{TRACE.hex}/{task_id}"]] * 3
     assert {line.get("channel", "fake") for line in lines} == {"fake"}
 
-
-@pytest.mark.django_db(transaction=True)
-def test_log_follows_deferred_and_suppressed_touch(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-    grep: Callable[..., list[dict[str, Any]]],
-) -> None:
-    matrix.node(channel=create_fake_channel())
-    (first,) = record_event().task_ids
-    deliver_when_due(first)
-    (again,) = record_event(trace_id=TRACE).task_ids
+    (task_id,) = record_event(trace_id=again).task_ids
     pause_scope("node:guide")
-    deliver_when_due(again)
+    deliver_when_due(task_id)
     resume_scope("node:guide")
     assert touches.resume_paused("node:guide", spread=timedelta(0))
-    deliver_when_due(again)
-    assert ends(grep(TRACE.hex)) == [
-        ("events_stored", "", ""), ("touches_settled", "scheduled", "paused"),
-        ("touches_settled", "suppressed", "dedupe"),
+    deliver_when_due(task_id)
+    assert ends(grep(again.hex)) == [
+        stored, ("touches_settled", "scheduled", "paused"), ("touches_settled", "suppressed", "dedupe"),
     ]  # fmt: skip
 
-
-@pytest.mark.django_db(transaction=True)
-def test_log_follows_cancelled_touch_by_task_id(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-    grep: Callable[..., list[dict[str, Any]]],
-) -> None:
-    matrix.node(channel=create_fake_channel(), cancel_on=["order.paid"])
-    (task_id,) = record_event(trace_id=TRACE).task_ids
-    record_event("order.paid")
-    (named,) = grep(TRACE.hex)
-    assert named["touches"] == [f"{TRACE.hex}/{task_id}"]
-    assert ends(grep(str(task_id))) == [
-        ("events_stored", "", ""), ("touches_settled", "cancelled", "event:order.paid"),
-    ]  # fmt: skip
+    (task_id,) = record_event(user="cid", trace_id=cancelled).task_ids
+    record_event("order.paid", user="cid")
+    assert [line["touches"] for line in grep(cancelled.hex)] == [[f"{cancelled.hex}/{task_id}"]]
+    assert ends(grep(str(task_id))) == [stored, ("touches_settled", "cancelled", "event:order.paid")]
 
 
 @pytest.mark.django_db(transaction=True)
