@@ -16,6 +16,7 @@ from pytest_django import Settings
 from scheduling.models import ApiKey, ChannelConfig, Community
 from scheduling.models.encrypted import build_cipher
 from scheduling.operations.commands import create_api_key
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -89,7 +90,7 @@ def test_rotate_secrets_names_and_keeps_unreadable_row(keys: Any) -> None:
     assert ChannelConfig.objects.get().config["secret"] == SECRET
 
 
-@pytest.mark.parametrize("words", [[], ["--dry-run"]])
+@each_row("words", [["--dry-run"], []])
 def test_export_config_replaces_secrets(words: list[str], tmp_path: Path) -> None:
     channel()
     said = StringIO()

@@ -38,10 +38,10 @@ def test_ready_probe_reports_each_part(server: str) -> None:
     assert {found[part]["status"] for part in ("database", "redis", "broker")} == {"ok"}
 
 
-def test_ready_probe_leaves_no_database_connection(server_behind_gate: str) -> None:
+def test_ready_probe_leaves_no_database_connection(server: str) -> None:
     before = _connections()
     for _ in range(10):
-        requests.get(f"{server_behind_gate}/health/ready", timeout=WAIT_LIMIT)
+        requests.get(f"{server}/health/ready", timeout=WAIT_LIMIT)
     eventually(lambda: _connections() <= before)
 
 
