@@ -19,16 +19,11 @@ from pytest_django import Settings
 from tests.scheduling.api.serving import WAIT_LIMIT
 from tests.support.tables import each_row
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("static_root")]
 
 #: What a POST may do without having been on a page of ours: the signed token of a mail is the proof (RFC 8058), or the
 #: signature or the secret address of a vendor, or the secret of a chat system.
 WITHOUT_CSRF = {"unsubscribe", "vendor_callback", "vendor_report", "chat_hook"}
-
-
-@pytest.fixture(autouse=True)
-def static_root(settings: Settings, tmp_path: Path) -> None:
-    settings.STATIC_ROOT = tmp_path
 
 
 @pytest.fixture
@@ -36,12 +31,12 @@ def root() -> User:
     return User.objects.create_superuser("root", password="right")
 
 
-def routes(resolver: Any = None, prefix: str = "", names: tuple[str, ...] = ()) -> Iterator[tuple[str, str, Any]]:
+def named_views(resolver: Any = None, names: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     for each in (resolver or get_resolver()).url_patterns:
         if isinstance(each, URLResolver):
-            yield from routes(each, prefix + str(each.pattern), (*names, *filter(None, [each.namespace])))
+            yield from named_views(each, (*names, *filter(None, [each.namespace])))
         elif isinstance(each, URLPattern):
-            yield prefix + str(each.pattern), ":".join([*names, each.name or ""]), each.callback
+            yield ":".join([*names, each.name or ""]), each.callback
 
 
 def test_forms_require_csrf_token(root: User) -> None:
@@ -52,7 +47,9 @@ def test_forms_require_csrf_token(root: User) -> None:
         assert client.post(url, {"action": "delete_selected"}).status_code == 403, url
     for name in ("admin:login", "admin:logout", "set_language", "demo_chat_start"):
         assert client.post(reverse(name)).status_code == 403, name
-    exempt = {name for _, name, view in routes() if getattr(view, "csrf_exempt", False) and not name.startswith("api")}
+    exempt = {
+        name for name, view in named_views() if getattr(view, "csrf_exempt", False) and not name.startswith("api")
+    }
     assert exempt <= WITHOUT_CSRF, exempt
 
 

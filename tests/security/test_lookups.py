@@ -21,7 +21,7 @@ from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.tables import each_row
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 
 
 def address(model: Any) -> str:
@@ -97,6 +97,7 @@ def user_of(as_member: Callable[[str], Client]) -> Callable[[str], User]:
     return user_of
 
 
+@pytest.mark.django_db(transaction=True)
 def test_search_of_touches_finds_only_words_that_are_shown(
     user_of: Callable[[str], User], matrix: MatrixBuilder, record_event: RecordEvent
 ) -> None:

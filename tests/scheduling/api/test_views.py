@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import requests
@@ -11,19 +10,14 @@ import time_machine
 from django.db import connection
 from django.test import Client as Browser
 from django.utils.timezone import now
-from pytest_django import DjangoAssertNumQueries, Settings
+from pytest_django import DjangoAssertNumQueries
 
 from scheduling.channels.email import make_token
 from scheduling.models import Customer
 from tests.scheduling.api.serving import WAIT_LIMIT, Client, cloud_event, eventually
 from tests.support.tables import each_row
 
-pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def _static_files(settings: Settings, tmp_path: Path) -> None:
-    settings.STATIC_ROOT = tmp_path
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("static_root")]
 
 
 def test_live_probe_runs_no_query(client: Browser, django_assert_num_queries: DjangoAssertNumQueries) -> None:
