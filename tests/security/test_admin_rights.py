@@ -7,7 +7,7 @@ by that role takes effect, so a refusal has no other reason than the role.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -152,31 +152,31 @@ def own_pages() -> Iterator[Case]:
 # --- one request ------------------------------------------------------------------------------------------------------
 
 
-def count_writes() -> dict[str, int]:
-    """Rows that this transaction has written so far, by table. Those of a savepoint that was rolled back count too."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT relname, n_tup_ins + n_tup_upd + n_tup_del FROM pg_stat_xact_user_tables"
-            " WHERE schemaname = current_schema() AND relname <> 'django_session'"
-        )
-        return dict(cursor.fetchall())
+TABLES = """
+SELECT relname FROM pg_class
+WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r' AND relname <> 'django_session'
+"""
+#: Those that this transaction has written, also in a savepoint that was rolled back.
+WRITTEN = f"""
+{TABLES} AND pg_stat_get_xact_tuples_inserted(oid) + pg_stat_get_xact_tuples_updated(oid)
+             + pg_stat_get_xact_tuples_deleted(oid) > 0
+"""
+DIGEST = """SELECT '{0}', md5(coalesce(string_agg(each::text, ',' ORDER BY each::text), '')) FROM "{0}" AS each"""
 
 
-def read_digests(tables: Iterable[str]) -> dict[str, str]:
-    parts = [
-        f"SELECT '{name}', md5(coalesce(string_agg(each::text, ',' ORDER BY each::text), '')) FROM \"{name}\" AS each"
-        for name in tables
-    ]
-    if not parts:
-        return {}
+def read_digests(tables: str) -> dict[str, str]:
+    """Read the digest of each table that the statement finds."""
     with connection.cursor() as cursor:
-        cursor.execute(" UNION ALL ".join(parts))
+        cursor.execute(tables)
+        if not (names := [name for (name,) in cursor.fetchall()]):
+            return {}
+        cursor.execute(" UNION ALL ".join(DIGEST.format(name) for name in names))
         return dict(cursor.fetchall())
 
 
 def rows() -> dict[str, str]:
     """Read the digest of each table but that of the sessions, with what other transactions have committed."""
-    return read_digests(count_writes())
+    return read_digests(TABLES)
 
 
 @contextmanager
@@ -236,12 +236,12 @@ class Sweep:
         client = Client(headers={"accept-language": "en"})  # a session that the request ends is rolled back with it
         client.cookies = copy.deepcopy(person.client.cookies)
         client.handler = person.client.handler  # it loads the middleware once
-        before = self.read_written()
+        before = read_digests(WRITTEN)
         with nullcontext() if render else unrendered():
             answer = getattr(client, method)(url, data or {})
             if answer.streaming:
                 list(answer.streaming_content)
-        after = self.read_written()
+        after = read_digests(WRITTEN)
         changed = [name for name, digest in after.items() if before.get(name, self.before[name]) != digest]
         context = getattr(answer, "context_data", None) or {}
         form = context["adminform"].form if "adminform" in context else context.get("form")
@@ -249,12 +249,9 @@ class Sweep:
         page = answer.content.decode() if render else ""
         return Answer(answer.status_code, answer.get("Location", ""), sorted(changed), errors, page)
 
-    def read_written(self) -> dict[str, str]:
-        return read_digests(name for name, count in count_writes().items() if count)
-
     def fill_form(self, case: Case, url: str) -> dict[str, Any]:
         """What a browser would send, with the change of the table."""
-        changes = {name: value() if callable(value) else value for name, value in case.page.data.items()}
+        changes = admin_pages.resolved(case.page.data)
         if case.form is not None:
             return {**self.read_form(case.form(url), case.reader), **changes}
         if case.page.do != NOBODY and case.page.form:

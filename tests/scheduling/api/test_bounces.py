@@ -15,18 +15,16 @@ from django.core.management import call_command
 from django.db import OperationalError, connection
 
 from config.environment import ROOT, environment
-from scheduling.models import ChannelConfig, DeliveryReceipt, DisabledTarget, Touch
+from scheduling.models import DeliveryReceipt, DisabledTarget
 from scheduling.receipts import read_bounce
-from tests.scheduling.api.serving import Client, cloud_event, database_url
-from tests.scheduling.core.conftest import deliver_when_due
-from tests.support.matrix import MatrixBuilder
+from tests.scheduling.api.serving import Client, database_url
 from tests.support.tables import each_row
 
 KEY = "01890000-0000-7000-8000-000000000000"
 
 
 def bounce(
-    key: str, status: str = "5.1.1", action: str = "failed", address: str = "ann@example.com", headers: bool = False
+    key: object, status: str = "5.1.1", action: str = "failed", address: str = "ann@example.com", headers: bool = False
 ) -> bytes:
     """Return a delivery status notification, with the whole mail or only its headers."""
     returned = f"Message-ID: <{key}@shop.example>\nFrom: shop@example.com\nSubject: hi\n\nhi\n"
@@ -111,22 +109,13 @@ hi
     assert (found.kind, found.delivery_key) == ("complained", UUID(KEY))
 
 
-@pytest.fixture
-def sent(matrix: MatrixBuilder, api: Client) -> str:
-    mail = ChannelConfig.objects.create(key="mail", kind="email", config={"from": "shop@example.com"})
-    matrix.node(channel=mail)
-    api("PUT", "/customers/ann", {"addresses": {"email": "ann@example.com"}})
-    api.event(cloud_event())
-    return str(deliver_when_due(Touch.objects.get().pk)[0].pk)
-
-
 def post(api: Client, content: bytes) -> requests.Response:
     headers = {"Authorization": f"Bearer {api.key}", "Content-Type": "message/rfc822"}
     return requests.post(f"{api.address}/api/v1/bounces", data=content, headers=headers, timeout=60)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_bounce_over_http_disables_the_address_once(api: Client, sent: str) -> None:
+def test_bounce_over_http_disables_the_address_once(api: Client, sent: UUID) -> None:
     assert post(api, bounce(sent, address="eve@example.com")).json()["accepted"] == 1
     assert not DisabledTarget.objects.exists()  # not the customer's address
     DeliveryReceipt.objects.all().delete()
@@ -138,7 +127,7 @@ def test_bounce_over_http_disables_the_address_once(api: Client, sent: str) -> N
 
 
 @pytest.mark.django_db(transaction=True)
-def test_bounce_from_a_pipe_is_recorded_and_rubbish_is_ignored(sent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounce_from_a_pipe_is_recorded_and_rubbish_is_ignored(sent: UUID, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(content: bytes) -> str:
         """Without a process of its own, which takes seconds to start."""
         monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(content)))

@@ -31,18 +31,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 UNKNOWN = "01890000-0000-7000-8000-000000000000"
 
 
-@pytest.fixture
-def sent(matrix: MatrixBuilder, api: Client) -> UUID:
-    """Return the delivery key of a message that Ann got by mail."""
-    mail = ChannelConfig.objects.create(key="mail", kind="email", config={"from": "shop@example.com"})
-    matrix.node(channel=mail)
-    api("PUT", "/customers/ann", {"addresses": {"email": "ann@example.com"}})
-    api.event(cloud_event())
-    task_id: UUID = Touch.objects.get().pk
-    assert deliver_when_due(task_id)[0].state == "delivered"
-    return task_id
-
-
 def report(api: Client, *receipts: dict[str, Any]) -> dict[str, Any]:
     answer = api("POST", "/receipts", {"receipts": list(receipts)})
     assert answer.status_code == 200, answer.text
