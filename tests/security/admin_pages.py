@@ -164,7 +164,7 @@ def spare(model: Any, **values: Any) -> Args:
     return created(lambda: model._default_manager.create(**{"key": "spare"} | resolved(values)))
 
 
-def resolved(values: Data) -> Data:
+def resolved(values: Data) -> dict[str, Any]:
     return {name: value() if callable(value) else value for name, value in values.items()}
 
 
@@ -232,6 +232,11 @@ def build(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> None:
 
 
 # --- rows in the state that an address needs -----------------------------------------------------------------------
+
+
+def find_model(name: str) -> Any:
+    app, _under, model = name.rpartition("_")
+    return apps.get_model(app, model)
 
 
 def retired(model: Any, **wanted: Any) -> Args:
@@ -564,7 +569,7 @@ PAGES: dict[str, Page] = {
     # Retirement.
     **{f"{name}_retire": Page(EDITOR, EDITOR, row) for name, row in RETIRABLE.items()},
     **{
-        f"{name}_bring_back": Page(EDITOR, EDITOR, retired(apps.get_model(*name.rsplit("_", 1))))
+        f"{name}_bring_back": Page(EDITOR, EDITOR, retired(find_model(name)))
         for name in RETIRABLE
     },
     # Alerts and tests.

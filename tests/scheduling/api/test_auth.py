@@ -103,9 +103,11 @@ def test_rate_limit_of_one_key_spares_others(key_for: Callable[..., Client], val
 def test_rate_limit_counts_events_of_a_batch(key_for: Callable[..., Client], valkey: redis.Redis) -> None:
     shop = key_for("events", rate_per_minute=100)
     batch = [cloud_event(f"e{number}") for number in range(500)]  # events that are known count as well
-    statuses = [shop.event(*batch).status_code for _ in range(25)]
-    assert 429 in statuses
-    assert statuses.count(202) in range(10, 21)
+    accepted = 0
+    while (status := shop.event(*batch).status_code) == 202 and accepted < 25:
+        accepted += 1
+    assert status == 429
+    assert accepted in range(10, 21)  # in one minute, or at the border of two
 
 
 BATCHES: list[tuple[str, str, str, Callable[[int], dict[str, Any]], type[Model]]] = [

@@ -74,24 +74,19 @@ def at(seconds: str) -> datetime:
 # --- examples of the vendors ------------------------------------------------------------------------------------------
 
 
-def test_published_verification_of_wecom_is_answered() -> None:
-    result = WeComApp(WECOM, SPAN).answer_callback(CallbackRequest(ECHO, None, "", at(ECHO["timestamp"])))
-    assert result.text == "1616140317555161061"
+def test_published_examples_are_read() -> None:
+    """A verification, a message to a corporation, and one to an official account."""
+    wecom = WeComApp(WECOM, SPAN)
+    assert wecom.answer_callback(CallbackRequest(ECHO, None, "", at(ECHO["timestamp"]))).text == "1616140317555161061"
 
-
-def test_published_message_of_wecom_is_read() -> None:
     body = f"<xml><ToUserName>{CORP}</ToUserName><Encrypt><![CDATA[{SEALED}]]></Encrypt></xml>".encode()
-    result = WeComApp(WECOM, SPAN).answer_callback(CallbackRequest(MESSAGE, body, "", at(MESSAGE["timestamp"])))
-    [found] = result.messages
+    [found] = wecom.answer_callback(CallbackRequest(MESSAGE, body, "", at(MESSAGE["timestamp"]))).messages
     assert (found.address, found.message_id, found.at) == ("mycreate", "4561255354251345929", at("1409659813"))
 
-
-def test_published_message_of_an_official_account_is_read() -> None:
     settings = OFFICIAL | {
-        "app_id": "wx2c2769f8efd9abc2",
-        "callback_token": "spamtest",
+        "app_id": "wx2c2769f8efd9abc2", "callback_token": "spamtest",
         "callback_key": "abcdefghijklmnopqrstuvwxyz0123456789ABCDEFG",
-    }
+    }  # fmt: skip
     body = f"<xml><Encrypt><![CDATA[{OFFICIAL_SEALED}]]></Encrypt></xml>".encode()
     request = CallbackRequest(OFFICIAL_MESSAGE, body, "", at(OFFICIAL_MESSAGE["timestamp"]))
     [found] = OfficialAccount(settings, SPAN).answer_callback(request).messages

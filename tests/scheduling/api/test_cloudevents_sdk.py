@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pytest
 import requests
@@ -15,7 +15,6 @@ from tests.scheduling.api.serving import WAIT_LIMIT, Client
 
 pytestmark = pytest.mark.django_db(transaction=True)
 DATA = {"chat_id": "c1", "title": "资料"}
-Encode = Callable[[CloudEvent], tuple[Mapping[str, str], bytes]]
 
 
 def event(**changes: str) -> CloudEvent:

@@ -173,10 +173,11 @@ def test_erased_customer_leaves_no_personal_data_and_an_anonymous_history(ann: C
     other = FailedTask.objects.create(origin="message", failure="failed", reason="x", payload={"user_id": "bob"})
     FailedTaskComment.objects.create(failed_task=other, author_name="ops", text="as ann-7731")
     Pause.objects.create(scope="node:sent", reason="ann-7731 complained")
-    node, policy = Node.objects.get(key="late"), SilencePolicy.objects.create(key="p", threshold=timedelta(minutes=1))
-    for row in (node, policy):
-        row._change_reason = "asked by ann-7731"
-        row.save()
+    edited: list[Any] = [Node.objects.get(key="late")]
+    edited.append(SilencePolicy.objects.create(key="p", threshold=timedelta(minutes=1)))
+    for each in edited:
+        each._change_reason = "asked by ann-7731"
+        each.save()
     CustomerImport.objects.create(file_name="ann-7731.csv", actor_name="ops", size=1)
     PeriodicTask.objects.filter(name="hers").update(description="for ann-7731")
 
