@@ -13,7 +13,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from pytest_django import Settings
 
-from scheduling.models import ApiKey, ChannelConfig, Community
+from scheduling.models import ChannelConfig, Community
 from scheduling.models.encrypted import build_cipher
 from scheduling.operations.commands import create_api_key
 from tests.support.tables import each_row
@@ -106,10 +106,3 @@ def test_export_config_replaces_secrets(words: list[str], tmp_path: Path) -> Non
     for secret in ("hush", SECRET, "whsec_ZZZ"):
         assert secret not in said.getvalue()
         assert secret not in told.getvalue()
-
-
-def test_api_keys_are_stored_as_digests() -> None:
-    key = create_api_key("shop", ["events"])
-    row = ApiKey.objects.get()
-    assert key not in str(row.__dict__)
-    assert len(row.digest) == 64

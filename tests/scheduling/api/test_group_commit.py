@@ -103,22 +103,6 @@ def test_group_with_bad_event_refuses_only_that(recorded_transactions: Book, gro
     assert sorted(id for each in recorded_transactions.transactions for id in each) == ["a", "b", "c", "d", "first"]
 
 
-def test_lost_connection_is_retried_once(recorded_transactions: Book, group_commit: GroupCommit) -> None:
-    lost = iter([OperationalError("gone")])
-
-    def fail(ids: list[str]) -> None:
-        if error := next(lost, None):
-            raise error
-
-    recorded_transactions.fail = fail
-
-    async def story() -> None:
-        assert len(await group_commit.submit(events("e1"))) == 1
-
-    run(story)
-    assert recorded_transactions.transactions == [["e1"]]
-
-
 def test_database_outage_fails_waiting_requests_at_once(recorded_transactions: Book, group_commit: GroupCommit) -> None:
     tried: list[list[str]] = []
 

@@ -9,11 +9,9 @@ from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
 
-from scheduling.admin.sign_in import describe_browser
 from scheduling.identity import sign_ins
 from scheduling.identity.sign_ins import SessionStore
 from scheduling.models import SignIn
-from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
@@ -84,15 +82,3 @@ def test_cleanup_deletes_sign_ins_of_expired_sessions(ann: User) -> None:
     sign_in()
     SessionStore.clear_expired()
     assert SignIn.objects.count() == Session.objects.count() == 1
-
-
-@each_row(
-    "text, shown",
-    [
-        (FIREFOX, "Firefox · Linux"),
-        ("Mozilla/5.0 (Windows NT 10.0) AppleWebKit/537.36 Chrome/140.0 Safari/537.36 Edg/140.0", "Edge · Windows"),
-        ("curl/8.5.0", "curl/8.5.0"),
-    ],
-)
-def test_describe_browser_names_browser_and_system(text: str, shown: str) -> None:
-    assert describe_browser(text) == shown
