@@ -297,7 +297,7 @@ def test_activity_before_the_request_creates_no_customer(chatting: Client) -> No
     store_activity(live_store())
     assert live_store().active_users(100) == {}
     assert not Customer.objects.filter(user_id="ann-7731").exists()
-    live_store().note_activity([Frame("s-9", "ann-7731")])
+    live_store().note_activity([Frame("s-99", "ann-7731")])
     store_activity(live_store())
     assert Customer.objects.get(user_id="ann-7731").last_active_at
 

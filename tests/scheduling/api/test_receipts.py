@@ -181,12 +181,13 @@ def test_permanent_bounce_after_one_that_might_have_passed_disables_once(
 
 def test_bounce_disables_the_address_that_it_names(api: Client, sent: UUID) -> None:
     """If the customer still has it. Mail goes to the encoded domain, and servers report that one."""
-    Customer.objects.update(addresses={"email": "ann@例子.cn"})
+    api("PUT", "/customers/ann", {"addresses": {"email": "ann@example.org"}})
     bounce = {"delivery_key": str(sent), "type": "bounced", "permanent": True}
     for former in ({}, {"address": "ann@example.com"}):
         assert report(api, bounce | former)["accepted"] == 1
         assert not DisabledTarget.objects.exists()
         DeliveryReceipt.objects.all().delete()
+    Customer.objects.update(addresses={"email": "ann@例子.cn"})
     for given in ("ANN@xn--fsqu00a.cn", "ann@例子.cn"):
         report(api, bounce | {"address": given})
         assert DisabledTarget.objects.get().target_digest == digest_address("ann@例子.cn")
