@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import Any
 from uuid import uuid4
 
+from django.apps import apps
 from django.contrib.auth.models import Group, User
 from django.urls import reverse
 from django.utils.timezone import now
@@ -158,6 +159,15 @@ def created(make: Callable[[], Any]) -> Args:
     return lambda user: (make().pk,)
 
 
+def spare(model: Any, **values: Any) -> Args:
+    """A row that nothing refers to."""
+    return created(lambda: model._default_manager.create(**{"key": "spare"} | resolved(values)))
+
+
+def resolved(values: Data) -> dict[str, Any]:
+    return {name: value() if callable(value) else value for name, value in values.items()}
+
+
 def build(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> None:
     """Make a row of everything."""
     from tests.scheduling.core.conftest import deliver
@@ -224,6 +234,11 @@ def build(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> None:
 # --- rows in the state that an address needs -----------------------------------------------------------------------
 
 
+def find_model(name: str) -> Any:
+    app, _under, model = name.rpartition("_")
+    return apps.get_model(app, model)
+
+
 def retired(model: Any, **wanted: Any) -> Args:
     def args(user: User) -> tuple[Any, ...]:
         (pk,) = first(model, **wanted)(user)
@@ -242,17 +257,23 @@ def with_values(model: Any, wanted: Data, **values: Any) -> Args:
     return args
 
 
-def disabled_customer() -> Customer:
-    row = Customer.objects.get()
-    Customer.objects.filter(pk=row.pk).update(addresses={"email": "ann@example.com"})
+def disabled_customer(user: User) -> tuple[Any, ...]:
+    Customer.objects.update(addresses={"email": "ann@example.com"})
     routing.store_disabled_targets(
         [(ChannelConfig.objects.get(key="log").pk, routing.digest_address("ann@example.com"), "", "bounced")]
     )
-    return row
+    return (Customer.objects.get().pk,)
 
 
-def spare_stage() -> Stage:
-    return Stage.objects.create(key="spare")
+def pdd() -> Platform:
+    return Platform.objects.get(key="pdd")
+
+
+SPARE_FLOW = created(lambda: Flow.objects.create(platform=pdd(), task_type="spare", command=["true"]))
+SPARE_SHOP = created(lambda: Shop.objects.create(platform=pdd(), shop_id="spare"))
+SPARE_CAMPAIGN = spare(
+    Campaign, starts_at=lambda: now() + timedelta(days=3), ends_at=lambda: now() + timedelta(days=4)
+)  # fmt: skip
 
 
 def spare_template() -> Template:
@@ -268,37 +289,8 @@ def spare_node() -> Node:
     )  # fmt: skip
 
 
-def spare_calendar() -> Calendar:
-    return Calendar.objects.create(key="spare", position=1)
-
-
-def spare_channel() -> ChannelConfig:
-    return ChannelConfig.objects.create(key="spare", kind="log")
-
-
-def spare_rule() -> HarassmentRule:
-    return HarassmentRule.objects.filter(kind="cap").get()
-
-
-def spare_platform() -> Platform:
-    return Platform.objects.create(key="spare")
-
-
-def spare_flow() -> Flow:
-    return Flow.objects.create(platform=Platform.objects.get(key="pdd"), task_type="spare", command=["true"])
-
-
-def spare_shop() -> Shop:
-    return Shop.objects.create(platform=Platform.objects.get(key="pdd"), shop_id="spare")
-
-
-def spare_campaign() -> Campaign:
-    at = now() + timedelta(days=3)
-    return Campaign.objects.create(key="spare", starts_at=at, ends_at=at + timedelta(days=1))
-
-
 def open_breaker(user: User) -> tuple[Any, ...]:
-    platform = Platform.objects.get(key="pdd")
+    platform = pdd()
     Breaker.objects.filter(platform=platform).update(errors=5, open_until=now() + timedelta(hours=1))
     return (platform.pk,)
 
@@ -332,11 +324,6 @@ def own_draft(user: User) -> tuple[Any, ...]:
 
 def open_task(*more: Any) -> Args:
     return lambda user: (FailedTask.objects.filter(state="open", origin="touch")[0].pk, *more)
-
-
-def unassigned_task(user: User) -> tuple[Any, ...]:
-    FailedTask.objects.update(assignee=None)
-    return open_task()(user)
 
 
 def evidence(user: User) -> tuple[Any, ...]:
@@ -377,35 +364,26 @@ def user_with_second_factor(user: User) -> tuple[Any, ...]:
 
 
 RETIRABLE = {
-    "scheduling_calendar": created(spare_calendar),
-    "scheduling_channelconfig": created(spare_channel),
+    "scheduling_calendar": spare(Calendar, position=1),
+    "scheduling_channelconfig": spare(ChannelConfig, kind="log"),
     "scheduling_community": first(Community),
     "scheduling_node": first(Node, key="later"),
     "scheduling_harassmentrule": first(HarassmentRule, kind="dedupe"),
-    "scheduling_stage": created(spare_stage),
+    "scheduling_stage": spare(Stage),
     "scheduling_template": created(spare_template),
     "scheduling_webhooksubscription": first(WebhookSubscription, key="crm"),
     "rpa_tasks_flow": first(Flow),
-    "rpa_tasks_platform": created(spare_platform),
+    "rpa_tasks_platform": spare(Platform),
     "rpa_tasks_shop": first(Shop, shop_id="s2"),
     "chat_sessions_silencepolicy": first(SilencePolicy, key="vip"),
     "chat_sessions_campaign": first(Campaign),
 }
-RETIRABLE_MODELS = {
-    "scheduling_calendar": Calendar, "scheduling_channelconfig": ChannelConfig, "scheduling_community": Community,
-    "scheduling_node": Node,
-    "scheduling_harassmentrule": HarassmentRule, "scheduling_stage": Stage, "scheduling_template": Template,
-    "scheduling_webhooksubscription": WebhookSubscription, "rpa_tasks_flow": Flow,
-    "rpa_tasks_platform": Platform, "rpa_tasks_shop": Shop,
-    "chat_sessions_silencepolicy": SilencePolicy, "chat_sessions_campaign": Campaign,
-}  # fmt: skip
-
 WHEN = {"starts_at_0": "2027-01-01", "starts_at_1": "00:00", "ends_at_0": "2027-01-02", "ends_at_1": "00:00"}
 
 MODELS: dict[str, Rights] = {
     # What people configure: viewers look, editors write.
     "scheduling_stage": Rights(
-        VIEWER, EDITOR, EDITOR, EDITOR, first(Stage), created(spare_stage),
+        VIEWER, EDITOR, EDITOR, EDITOR, first(Stage), spare(Stage),
         {"name": "Other"}, {"key": "new", "name": "New", "position": "3"},
     ),
     "scheduling_template": Rights(
@@ -419,7 +397,7 @@ MODELS: dict[str, Rights] = {
          "template": pk_of(Template, key="guide"), "channel": pk_of(ChannelConfig, key="log")},
     ),
     "scheduling_channelconfig": Rights(
-        VIEWER, EDITOR, EDITOR, EDITOR, first(ChannelConfig), created(spare_channel),
+        VIEWER, EDITOR, EDITOR, EDITOR, first(ChannelConfig), spare(ChannelConfig, kind="log"),
         {"timeout": "7s"}, {"key": "new", "kind": "log"},
     ),
     "scheduling_community": Rights(
@@ -430,14 +408,14 @@ MODELS: dict[str, Rights] = {
     ),
     "scheduling_calendar": Rights(
         VIEWER, EDITOR, EDITOR, EDITOR, first(Calendar, key="china"),
-        created(spare_calendar), {"country": "DE"},
+        spare(Calendar, position=1), {"country": "DE"},
         {"key": "new", "country": "DE", "timezone": "Europe/Berlin", "position": "2"},
     ),
     "scheduling_holdout": Rights(
         VIEWER, NOBODY, EDITOR, NOBODY, first(Holdout), first(Holdout), {"percent": "9"},
     ),
     "scheduling_harassmentrule": Rights(
-        VIEWER, EDITOR, EDITOR, NOBODY, first(HarassmentRule, kind="cap"), created(spare_rule),
+        VIEWER, EDITOR, EDITOR, NOBODY, first(HarassmentRule, kind="cap"), first(HarassmentRule, kind="cap"),
         {"limit": "9"}, {"kind": "cap", "limit": "2", "window": "1h"},
     ),
     "scheduling_eventtype": Rights(
@@ -458,19 +436,19 @@ MODELS: dict[str, Rights] = {
                           "secret_secret": WEBHOOK["secret"]},
     ),
     "rpa_tasks_platform": Rights(
-        VIEWER, EDITOR, EDITOR, EDITOR, first(Platform), created(spare_platform),
+        VIEWER, EDITOR, EDITOR, EDITOR, first(Platform), spare(Platform),
         {"name": "Other"}, {"key": "new"},
     ),
     # A flow is added with its command, for which editors lack `define_command`. The group "command editor" has it: see
     # tests/rpa_tasks/admin/test_define_command.py, as this table orders roles in one line.
     "rpa_tasks_flow": Rights(
-        VIEWER, ADMIN, EDITOR, EDITOR, first(Flow), created(spare_flow),
+        VIEWER, ADMIN, EDITOR, EDITOR, first(Flow), SPARE_FLOW,
         {"timeout": "77s"},
         {"platform": pk_of(Platform, key="pdd"), "task_type": "new_type", "command": "true\n{param}", "timeout": "60s",
          "idempotent": "False"},
     ),
     "rpa_tasks_shop": Rights(
-        VIEWER, EDITOR, EDITOR, EDITOR, first(Shop, shop_id="s2"), created(spare_shop),
+        VIEWER, EDITOR, EDITOR, EDITOR, first(Shop, shop_id="s2"), SPARE_SHOP,
         {"name": "Other"}, {"platform": pk_of(Platform, key="pdd"), "shop_id": "new"},
     ),
     "chat_sessions_silencepolicy": Rights(
@@ -479,7 +457,7 @@ MODELS: dict[str, Rights] = {
         {"key": "new", "after": "any", "grace_for": "all", "threshold": "30s", "jitter": "0s", "grace": "0s"},
     ),
     "chat_sessions_campaign": Rights(
-        VIEWER, EDITOR, EDITOR, EDITOR, first(Campaign), created(spare_campaign),
+        VIEWER, EDITOR, EDITOR, EDITOR, first(Campaign), SPARE_CAMPAIGN,
         {"threshold": "77s"}, {"key": "new", "threshold": "60s", **WHEN},
     ),
     # What is stopped and what is tried.
@@ -495,18 +473,12 @@ MODELS: dict[str, Rights] = {
         {"file_name": "a.csv", "size": "10"},
     ),
     # What only the product writes.
-    "scheduling_webhookmessage": Rights(
-        VIEWER, NOBODY, NOBODY, NOBODY, first(WebhookMessage), first(WebhookMessage)
-    ),
-    "scheduling_touch": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(Touch), first(Touch)),
-    "scheduling_event": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(Event), first(Event)),
-    "scheduling_complaint": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(Complaint), first(Complaint)),
-    "scheduling_failedtask": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(FailedTask), first(FailedTask)),
-    "scheduling_bulkaction": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(BulkAction), first(BulkAction)),
-    "rpa_tasks_job": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(Job), first(Job)),
-    "rpa_tasks_takeover": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(TakeOver), first(TakeOver)),
-    "rpa_tasks_demoorder": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(DemoOrder), first(DemoOrder)),
-    "rpa_tasks_demowatermark": Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(DemoWatermark), first(DemoWatermark)),
+    **{
+        model._meta.label_lower.replace(".", "_"): Rights(VIEWER, NOBODY, NOBODY, NOBODY, first(model), first(model))
+        for model in (
+            WebhookMessage, Touch, Event, Complaint, FailedTask, BulkAction, Job, TakeOver, DemoOrder, DemoWatermark
+        )
+    },
     "rpa_tasks_executionnode": Rights(VIEWER, NOBODY, NOBODY, ADMIN, first(ExecutionNode), first(ExecutionNode)),
     # Who may come in, with what, and what the machine does by itself.
     "scheduling_apikey": Rights(
@@ -597,7 +569,7 @@ PAGES: dict[str, Page] = {
     # Retirement.
     **{f"{name}_retire": Page(EDITOR, EDITOR, row) for name, row in RETIRABLE.items()},
     **{
-        f"{name}_bring_back": Page(EDITOR, EDITOR, retired(RETIRABLE_MODELS[name]))
+        f"{name}_bring_back": Page(EDITOR, EDITOR, retired(find_model(name)))
         for name in RETIRABLE
     },
     # Alerts and tests.
@@ -620,13 +592,13 @@ PAGES: dict[str, Page] = {
     "scheduling_failedtask_groups": Page(VIEWER),
     "scheduling_failedtask_act": Page(OPERATOR, OPERATOR, open_task("ignore"), data=REASON),
     "scheduling_failedtask_edit": Page(EDITOR, EDITOR, open_task(), data={**REASON, "subject": "", "body": "Hello"}),
-    "scheduling_failedtask_assign": Page(NOBODY, OPERATOR, unassigned_task, form=False, data={"user": "viewer"}),
+    "scheduling_failedtask_assign": Page(NOBODY, OPERATOR, open_task(), form=False, data={"user": "viewer"}),
     "scheduling_failedtask_comment": Page(NOBODY, OPERATOR, open_task(), form=False, data={"text": "note"}),
     "scheduling_failedtask_export": Page(OPERATOR, args=lambda user: ("xlsx",), notes=True),
     "scheduling_bulkaction_cancel": Page(NOBODY, OPERATOR, first(BulkAction), form=False),
     "scheduling_auditentry_export": Page(ADMIN, args=lambda user: ("xlsx",), notes=True),
     # Customers and their imports.
-    "scheduling_customer_enable_addresses": Page(EDITOR, EDITOR, created(disabled_customer)),
+    "scheduling_customer_enable_addresses": Page(EDITOR, EDITOR, disabled_customer),
     "scheduling_customerimport_part": Page(
         NOBODY, EDITOR, created(lambda: store_import("uploading")), query="start=0", form=False,
     ),

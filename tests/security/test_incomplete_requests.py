@@ -15,7 +15,8 @@ import pytest
 from pytest_django import DjangoDbBlocker
 
 from config.http_protocol import DISCARD_LIMIT, HEAD_LIMIT
-from tests.scheduling.api.serving import WAIT_LIMIT, Client, serving
+from tests.scheduling.api.serving import WAIT_LIMIT, serving
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HEAD_WITHIN, BODY_WITHIN = 5.0, 10.0  #: seconds, here
@@ -44,7 +45,7 @@ def read_rest(client: socket.socket) -> bytes:
     return found
 
 
-@pytest.mark.parametrize("part", [b"x" * 8192, b"x\r\nX-Long: " + b"y" * 4000], ids=["one header", "many headers"])
+@each_row("part", [b"x" * 8192, b"x\r\nX-Long: " + b"y" * 4000])  # one header, and many
 def test_endless_request_head_is_refused(server: str, part: bytes) -> None:
     sent, most = 0, 64 * HEAD_LIMIT  # buffers of the kernel take some of it
     with connect_to(server) as client:
@@ -100,10 +101,8 @@ def test_request_head_limit_applies_to_each_request(server: str) -> None:
     client.close()
 
 
-@pytest.mark.parametrize("given", [b"", b"Authorization: Bearer guess\r\n"], ids=["no key", "unknown key"])
-@pytest.mark.parametrize(
-    "length", [b"Content-Length: 900000\r\n", b"Transfer-Encoding: chunked\r\n"], ids=["length", "chunked"]
-)
+@each_row("given", [b"", b"Authorization: Bearer guess\r\n"])
+@each_row("length", [b"Content-Length: 900000\r\n", b"Transfer-Encoding: chunked\r\n"])
 def test_request_body_without_key_is_refused_unread(server: str, given: bytes, length: bytes) -> None:
     with connect_to(server) as client:
         client.sendall(b"POST /api/v1/events HTTP/1.1\r\nHost: localhost\r\n" + given + length + b"\r\n")
@@ -112,7 +111,7 @@ def test_request_body_without_key_is_refused_unread(server: str, given: bytes, l
     assert b"WWW-Authenticate" in answer or b"www-authenticate" in answer
 
 
-@pytest.mark.parametrize("path", [b"/api/v1/events", b"/hooks/sms/x", b"/admin/login/"], ids=["api", "hook", "page"])
+@each_row("path", [b"/api/v1/events", b"/hooks/sms/x", b"/admin/login/"])
 def test_client_that_sends_a_refused_body_reads_the_response(server: str, path: bytes) -> None:
     part, parts = b"x" * 65_536, 40
     with connect_to(server) as client:
@@ -135,10 +134,3 @@ def test_endless_refused_body_is_closed(server: str) -> None:
         while sent < most:
             sent += client.send(b"x" * 65_536)
     assert sent < most
-
-
-def test_request_body_with_key_is_read(server: str) -> None:
-    from scheduling.operations.commands import create_api_key
-
-    client = Client(server, str(create_api_key("shop", ["customers"])))
-    assert client("PUT", "/customers/ann", {"name": "Ann"}).status_code == 200

@@ -15,30 +15,25 @@ from django.urls import reverse
 from django.utils.timezone import now
 
 from scheduling import redaction
-from scheduling.models import FailedTask
-from scheduling.operations import commands
+from scheduling.models import FailedTask, Touch
 from scheduling.operations.bulk_actions import FAILED_TASK_ROWS
 from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.tables import each_row
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 
 
 def address(model: Any) -> str:
     return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
 
 
-@each_row("lookup", ["addresses__phone__startswith", "addresses__contains", "name__startswith"])
-def test_customer_list_lookup_of_partial_value_is_refused(viewer: Client, lookup: str) -> None:
-    commands.update_customer("ann", {"addresses": {"phone": "13812345678"}, "name": "Ann"})
-    url = reverse("admin:scheduling_customer_changelist")
-    assert viewer.get(url, {lookup: "138"}).status_code == 400
-
-
 @each_row(
     "name, lookup",
     [
+        ("scheduling_customer", "addresses__phone__startswith"),
+        ("scheduling_customer", "addresses__contains"),
+        ("scheduling_customer", "name__startswith"),
         ("scheduling_touch", "customer__addresses__phone__startswith"),
         ("scheduling_touch", "node__channel__config__contains"),
         ("scheduling_touch", "state__startswith"),
@@ -86,37 +81,52 @@ TERMS = [
 ]  # fmt: skip
 
 
-def search(client: Client, name: str, term: str) -> set[Any]:
-    page = client.get(reverse(f"admin:scheduling_{name}_changelist"), {"q": term})
-    return {row.pk for row in page.context["cl"].result_list}
+def search(user: User, model: Any, term: str) -> set[Any]:
+    """The rows of the list. Its page would take ten times as long to be drawn."""
+    request = RequestFactory().get(address(model), {"q": term})
+    request.user = user
+    return {row.pk for row in admin.site._registry[model].get_changelist_instance(request).result_list}
 
 
+@pytest.fixture
+def user_of(as_member: Callable[[str], Client]) -> Callable[[str], User]:
+    def user_of(role: str) -> User:
+        as_member(role)
+        return User.objects.get(username=role)
+
+    return user_of
+
+
+@pytest.mark.django_db(transaction=True)
 def test_search_of_touches_finds_only_words_that_are_shown(
-    viewer: Client, matrix: MatrixBuilder, record_event: RecordEvent
+    user_of: Callable[[str], User], matrix: MatrixBuilder, record_event: RecordEvent
 ) -> None:
+    viewer = user_of("viewer")
     matrix.node("n", template=matrix.template("t", body=TEXT))
     (task_id,) = record_event().task_ids
     deliver([task_id])
     for term, found in [("first", True), *TERMS]:
-        assert (term, search(viewer, "touch", term)) == (term, {task_id} if found else set())
+        assert (term, search(viewer, Touch, term)) == (term, {task_id} if found else set())
 
 
-def test_search_of_failed_tasks_finds_only_words_that_are_shown(as_member: Callable[[str], Client]) -> None:
+def test_search_of_failed_tasks_finds_only_words_that_are_shown(user_of: Callable[[str], User]) -> None:
     """Also of users who act on all matching rows: the list and the action find the same."""
     row = FailedTask.objects.create(origin="touch", failure="failed", reason="x", detail=TEXT)
-    clients = [as_member(role) for role in ("viewer", "operator")]
+    users = [user_of(role) for role in ("viewer", "operator")]
     for term, found in [("first", True), *TERMS]:
-        for client in clients:
-            assert (term, search(client, "failedtask", term)) == (term, {row.pk} if found else set())
+        for user in users:
+            assert (term, search(user, FailedTask, term)) == (term, {row.pk} if found else set())
         matching = FAILED_TASK_ROWS.matching_rows({"q": term}, now())
         assert (term, matching.exists()) == (term, found)
 
 
-def test_search_of_failed_tasks_reads_a_bounded_length_of_text(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_of_failed_tasks_reads_a_bounded_length_of_text(
+    user_of: Callable[[str], User], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An old detail that is not compared with what is shown is not found. Equal ones are read once."""
     monkeypatch.setattr(redaction, "MOST_SEARCHED", 2 * len("call 13812345671"))
     rows = [
         FailedTask.objects.create(origin="touch", failure="failed", reason="x", detail=f"call 1381234567{number}")
         for number in (1, 2, 2, 3)
     ]
-    assert search(viewer, "failedtask", "call") == {row.pk for row in rows[1:]}
+    assert search(user_of("viewer"), FailedTask, "call") == {row.pk for row in rows[1:]}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from django.contrib import admin
@@ -13,7 +12,6 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
-from pytest_django import Settings
 
 from rpa_tasks.jobs.publish import PublishRequest, publish_job
 from rpa_tasks.models import Flow, Platform, Shop
@@ -21,7 +19,7 @@ from scheduling.models import Community, Customer, EventType, FailedTask, Pause,
 from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("static_root")]
 
 MARK = "zq7"
 EVIL = f"""{MARK}'"`);</script></textarea><img src=x onerror=alert(1)>{{{{7*7}}}}"""
@@ -50,11 +48,6 @@ class Reader(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.script and MARK in data:
             self.found.append(f"script: {data[:200]}")
-
-
-@pytest.fixture(autouse=True)
-def static_root(settings: Settings, tmp_path: Path) -> None:
-    settings.STATIC_ROOT = tmp_path
 
 
 @pytest.fixture
@@ -86,12 +79,12 @@ def pages() -> Iterator[str]:
     for name in ("index", "scheduling_node_matrix", "scheduling_failedtask_groups", "scheduling_event_preview"):
         yield reverse(f"admin:{name}")
     yield f"{reverse('admin:scheduling_event_preview')}?type={MARK}"
+    for name in ("customer", "failedtask"):  # the two kinds of search
+        yield f"{reverse(f'admin:scheduling_{name}_changelist')}?q=%22%27%3E%3Cimg%20src%3Dx%3E{MARK}"
     for model in admin.site._registry:
-        name = f"admin:{model._meta.app_label}_{model._meta.model_name}_"
-        yield reverse(f"{name}changelist")
-        yield f"{reverse(f'{name}changelist')}?q=%22%27%3E%3Cimg%20src%3Dx%3E{MARK}"
-        row = model._default_manager.first()
-        if row:
+        if row := model._default_manager.first():
+            name = f"admin:{model._meta.app_label}_{model._meta.model_name}_"
+            yield reverse(f"{name}changelist")
             yield reverse(f"{name}change", args=[row.pk])
 
 

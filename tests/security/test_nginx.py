@@ -271,12 +271,7 @@ def test_nginx_counts_logins_by_address_and_limits_rate(nginx: NginxClient) -> N
     assert FailedLogin.objects.exclude(address="*").get().address == "127.0.0.1"
     statuses = run_concurrently(40, lambda _: nginx("POST", "/admin/login/", b"").status)
     assert 429 in statuses
-    assert nginx("GET", "/admin/login/").status == 200
-
-
-def test_nginx_limits_starts_at_the_provider(nginx: NginxClient) -> None:
-    """Each GET without a login asked the provider and stored a session."""
+    # Each start at the provider without a login asks the provider and stores a session. Here, none is set.
     statuses = run_concurrently(40, lambda _: nginx("GET", "/admin/login/provider/").status)
-    assert 429 in statuses
-    assert 404 in statuses, "no provider is set"
+    assert {429, 404} <= set(statuses)
     assert nginx("GET", "/admin/login/").status == 200

@@ -13,20 +13,14 @@ import requests
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.test import Client
-from pytest_django import Settings
 
 from scheduling.web.middleware import NOT_A_PAGE
 from tests.scheduling.api.serving import WAIT_LIMIT
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("static_root")]
 
 PAGES = ["/u/no-token", "/demo/chat/", "/admin/login/", "/api/v1/docs", "/no/such/page"]
 FILES = ["/health/live", "/metrics", "/api/v1/touches", "/api/v1/openapi.json"]
-
-
-@pytest.fixture(autouse=True)
-def static_root(settings: Settings, tmp_path: Path) -> None:
-    settings.STATIC_ROOT = tmp_path
 
 
 def check(path: str, headers: Any) -> None:

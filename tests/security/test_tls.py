@@ -68,26 +68,21 @@ def connect_all(state_dir: Path, **env: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("host", "query", "connects"),
+    ("host", "stranger", "option", "connects"),
     [
-        ("127.0.0.1", "{ours}", True),
-        ("127.0.0.1", "{other}", False),
-        ("127.0.0.2", "{ours}", False),
-        ("127.0.0.1", "ssl_ca_certs={ca}", False),  # the server demands a certificate of the client
-        ("127.0.0.2", "{ours}&ssl_check_hostname=false", True),
-        ("127.0.0.2", "ssl_cert_reqs=CERT_NONE&{certificate}", True),
+        ("127.0.0.1", False, "", True),
+        ("127.0.0.1", True, "", False),
+        ("127.0.0.2", False, "", False),
+        ("127.0.0.2", False, "&ssl_check_hostname=false", True),
     ],
 )
 def test_clients_of_redis_verify_authority_and_name(
-    authorities: tuple[Authority, Authority], redis_port: int, tmp_path: Path, host: str, query: str, connects: bool
-) -> None:
+    authorities: tuple[Authority, Authority], redis_port: int, tmp_path: Path, host: str, stranger: bool, option: str,
+    connects: bool,
+) -> None:  # fmt: skip
     ours, other = authorities
-    query = query.format(
-        ours=ours.query, other=ours.query.replace(ours.path("ca.pem"), other.path("ca.pem")), ca=ours.path("ca.pem"),
-        certificate=ours.query.partition("&")[2],
-    )  # fmt: skip
-    url = f"rediss://web:{ENCODED}@{host}:{redis_port}/0?{query}"
-    found = connect_all(tmp_path, REDIS_URL=url)
+    query = ours.query.replace(ours.path("ca.pem"), (other if stranger else ours).path("ca.pem"))
+    found = connect_all(tmp_path, REDIS_URL=f"rediss://web:{ENCODED}@{host}:{redis_port}/0?{query}{option}")
     assert {name for name, error in found.items() if not error} == (set(found) if connects else set()), found
 
 
@@ -103,7 +98,6 @@ def test_sentinels_with_login_and_tls_lead_to_servers_with_tls(
             (f"?ssl=true&{ours.query}", f"{login}&ssl=true&{ours.query}"): True,
             (f"?ssl=true&{ours.query}", f"{login}&ssl=true&{stranger}"): False,
             (f"?ssl=true&{ours.query}", f"ssl=true&{ours.query}"): False,
-            (f"?ssl=true&{stranger}", f"{login}&ssl=true&{ours.query}"): False,
         }
         environments = [
             {"REDIS_URL": address + query, "AFTERTOUCH_SENTINEL_URL_OPTIONS": options} for query, options in cases

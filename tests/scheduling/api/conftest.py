@@ -2,14 +2,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.db import connection
 from pytest_django import DjangoDbBlocker
 
-from scheduling.models import Scope
+from scheduling.models import ChannelConfig, Scope, Touch
 from scheduling.operations import commands
-from tests.scheduling.api.serving import NOWHERE, Client, Gate, database_url, serving
+from tests.scheduling.api.serving import NOWHERE, Client, Gate, cloud_event, database_url, serving
+from tests.scheduling.core.conftest import deliver_when_due
+from tests.support.matrix import MatrixBuilder
 
 
 @pytest.fixture(scope="session")
@@ -52,3 +55,15 @@ def key_for(server: str, transactional_db: None) -> Callable[..., Client]:
         return Client(server, commands.create_api_key(("some-" + "-".join(scopes))[:100], scopes, **changes))
 
     return key_for
+
+
+@pytest.fixture
+def sent(matrix: MatrixBuilder, api: Client) -> UUID:
+    """Return the delivery key of a message that Ann got by mail."""
+    mail = ChannelConfig.objects.create(key="mail", kind="email", config={"from": "shop@example.com"})
+    matrix.node(channel=mail)
+    api("PUT", "/customers/ann", {"addresses": {"email": "ann@example.com"}})
+    api.event(cloud_event())
+    task_id: UUID = Touch.objects.get().pk
+    assert deliver_when_due(task_id)[0].state == "delivered"
+    return task_id

@@ -40,28 +40,11 @@ def serving(**environ: str) -> Iterator[str]:
         listener.listen(1024)
         env = {"DATABASE_URL": database_url(), "REDIS_URL": environment().redis, **os.environ, **environ}
         command = [
-            sys.executable,
-            "-m",
-            "uvicorn",
-            "tests.support.longer_limits_asgi:application",
-            "--fd",
-            str(listener.fileno()),
-        ]
-        process = subprocess.Popen(
-            [
-                *command,
-                "--http",
-                "config.http_protocol:BoundedHttpProtocol",
-                "--log-level",
-                "warning",
-                "--no-access-log",
-                "--timeout-graceful-shutdown",
-                "2",
-            ],
-            cwd=ROOT,
-            env=env,
-            pass_fds=[listener.fileno()],
-        )
+            sys.executable, "-m", "uvicorn", "tests.support.longer_limits_asgi:application",
+            "--fd", str(listener.fileno()), "--http", "config.http_protocol:BoundedHttpProtocol",
+            "--log-level", "warning", "--no-access-log", "--timeout-graceful-shutdown", "2",
+        ]  # fmt: skip
+        process = subprocess.Popen(command, cwd=ROOT, env=env, pass_fds=[listener.fileno()])
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
@@ -102,13 +85,9 @@ class Client:
 def cloud_event(id: str = "e1", **changes: Any) -> dict[str, Any]:
     """A CloudEvent about Ann."""
     event = {
-        "specversion": "1.0",
-        "id": id,
-        "source": "/shop",
-        "type": "material.downloaded",
-        "subject": "ann",
+        "specversion": "1.0", "id": id, "source": "/shop", "type": "material.downloaded", "subject": "ann",
         "data": {"chat_id": "c1"},
-    }
+    }  # fmt: skip
     return {name: value for name, value in (event | changes).items() if value is not ...}
 
 

@@ -13,7 +13,6 @@ import time_machine
 from django.core.management import CommandError, call_command
 from django.db.models import Model
 from django.test import Client as Browser
-from pytest_django import DjangoAssertNumQueries
 
 from config.environment import environment
 from rpa_tasks.models import Flow, Job, Platform, Shop
@@ -46,37 +45,23 @@ def test_refusal_names_the_scope_that_the_key_lacks(key_for: Callable[..., Clien
         assert scope in answer.headers["WWW-Authenticate"].partition('scope="')[2].rstrip('"').split()
 
 
-def test_revoked_key_is_refused(key_for: Callable[..., Client]) -> None:
+@pytest.mark.parametrize("end", ["revoked_at", "expires_at"])
+def test_revoked_key_is_refused(key_for: Callable[..., Client], end: str) -> None:
+    """And one that has expired."""
     shop = key_for("events")
-    ApiKey.objects.update(revoked_at=datetime.now(UTC))
+    ApiKey.objects.update(**{end: datetime.now(UTC)})
     assert shop.event(cloud_event()).status_code == 401
-
-
-def test_expired_key_is_refused(key_for: Callable[..., Client]) -> None:
-    assert (
-        key_for("events", expires_at=datetime.now(UTC) - timedelta(seconds=1)).event(cloud_event()).status_code == 401
-    )
-
-
-def test_new_key_works_at_once(key_for: Callable[..., Client]) -> None:
-    assert key_for("events").event(cloud_event()).status_code == 202
 
 
 # --- remembering keys ------------------------------------------------------------------------------------------------
 
 
-def test_key_cache_answers_without_query(django_assert_num_queries: DjangoAssertNumQueries) -> None:
-    key, ring = create_api_key("shop", ["events"]), ApiKeyCache()
-    assert ring.get_cached(key) == (False, None)
+def test_cached_key_costs_no_query_and_is_refused_after_expiry(django_assert_num_queries: Any) -> None:
+    soon = datetime.now(UTC) + timedelta(minutes=1)
+    key, ring = create_api_key("shop", ["events"], expires_at=soon), ApiKeyCache()
     found = ring.load_key(key)
     with django_assert_num_queries(0):
         assert ring.get_cached(key) == (True, found)
-
-
-def test_cached_key_is_refused_after_expiry() -> None:
-    soon = datetime.now(UTC) + timedelta(minutes=1)
-    key, ring = create_api_key("shop", ["events"], expires_at=soon), ApiKeyCache()
-    assert ring.load_key(key)
     with time_machine.travel(soon + timedelta(microseconds=1)):
         assert ring.get_cached(key)[1] is None
 
@@ -118,9 +103,11 @@ def test_rate_limit_of_one_key_spares_others(key_for: Callable[..., Client], val
 def test_rate_limit_counts_events_of_a_batch(key_for: Callable[..., Client], valkey: redis.Redis) -> None:
     shop = key_for("events", rate_per_minute=100)
     batch = [cloud_event(f"e{number}") for number in range(500)]  # events that are known count as well
-    statuses = [shop.event(*batch).status_code for _ in range(25)]
-    assert 429 in statuses
-    assert statuses.count(202) in range(10, 21)
+    accepted = 0
+    while (status := shop.event(*batch).status_code) == 202 and accepted < 25:
+        accepted += 1
+    assert status == 429
+    assert accepted in range(10, 21)  # in one minute, or at the border of two
 
 
 BATCHES: list[tuple[str, str, str, Callable[[int], dict[str, Any]], type[Model]]] = [
@@ -167,13 +154,6 @@ def test_rate_budget_is_shared_by_processes(valkey: redis.Redis) -> None:
     assert taken == 100
 
 
-def test_rate_budget_is_taken_in_slices(valkey: redis.Redis) -> None:
-    rates = RateLimits(environment().redis)
-    assert rates.take_and_consume("8:requests", 1, 60_000) == 0
-    assert [rates.consume("8:requests", 1) for _ in range(499)] == [0] * 499
-    assert rates.consume("8:requests", 1) is None
-
-
 def test_rest_of_a_former_minute_pays_for_no_batch(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that the rest would only help to pay was admitted without any charge."""
     rates, name = RateLimits(environment().redis), "at:rate:{10:events}"
@@ -213,10 +193,5 @@ def test_create_api_key_prints_a_working_key(
     key = capsys.readouterr().out.strip()
     assert Client(server, key).event(cloud_event()).status_code == 202
     assert ApiKey.objects.get().scopes == ["events", "touches"]
-    assert key not in str(ApiKey.objects.values())
-
-
-def test_create_api_key_refuses_a_taken_name() -> None:
-    create_api_key("shop", ["events"])
     with pytest.raises(CommandError, match="name"):
         call_command("create_api_key", "shop", "--scope", "events")

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import requests
-import yaml
 from django.db import connection
 
 from scheduling import sql
@@ -17,7 +16,7 @@ from scheduling.api import config
 from scheduling.configuration.file.apply import plan_changes
 from scheduling.configuration.file.document import export_document, format_document
 from scheduling.configuration.file.versions import compute_version
-from scheduling.models import AuditEntry, ChannelConfig, Node, Template
+from scheduling.models import AuditEntry, Node, Template
 from scheduling.planning import rescheduling
 from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
 from tests.scheduling.config_file.conftest import BASE_CONFIG
@@ -164,16 +163,6 @@ def test_impact_has_one_time_limit(api: Client, monkeypatch: pytest.MonkeyPatch,
     assert config._measure_impact(planned) == {"nodes": [], "rules": []}
 
 
-def test_move_waiting_moves_touches(api: Client) -> None:
-    publish(api, BASE_CONFIG)
-    api.event(cloud_event())
-    answer = publish(api, BASE_CONFIG.replace("15m", "20m"), move_waiting=True)
-    assert answer.json()["moved"] == {"touches": 1, "overdue": 0, "left": 0, "broken": False}
-    touch = api.get("/touches").json()["items"][0]
-    assert publish(api, BASE_CONFIG.replace("15m", "20m"), move_waiting=True).json()["moved"]["touches"] == 0
-    assert touch["due_at"] == touch["planned_at"]
-
-
 def test_repeated_publication_goes_on_moving(api: Client) -> None:
     publish(api, BASE_CONFIG)
     api.event(cloud_event())
@@ -182,7 +171,10 @@ def test_repeated_publication_goes_on_moving(api: Client) -> None:
     assert publish(api, later, read).status_code == 200  # as if the time limit had left all touches
     again = publish(api, later, read, move_waiting=True)
     assert again.status_code == 200, again.text
-    assert (again.json()["changes"], again.json()["moved"]["touches"]) == ([], 1)
+    assert again.json()["changes"] == []
+    assert again.json()["moved"] == {"touches": 1, "overdue": 0, "left": 0, "broken": False}
+    touch = api.get("/touches").json()["items"][0]
+    assert touch["due_at"] == touch["planned_at"]
     assert publish(api, later, read).status_code == 412
     assert publish(api, BASE_CONFIG, read, move_waiting=True).status_code == 412
     assert AuditEntry.objects.filter(action="published").count() == 2
@@ -230,32 +222,18 @@ def test_change_of_section_needs_its_scope_too(api: Client, key_for: Callable[..
     assert publish(writer, unchanged | {"stages": [{"key": "presale", "name": "先"}]}).status_code == 200
 
 
-@pytest.mark.parametrize("same_sections", [True, False])
-def test_two_clients_with_one_version_publish_once(api: Client, same_sections: bool) -> None:
+def test_two_clients_with_one_version_publish_once(api: Client) -> None:
+    """In the same section, and in different ones."""
     publish(api, BASE_CONFIG)
-    for _ in range(5):
-        read = api.get("/config").headers["etag"]
-        document = api.get("/config").json()
-        sections = [
-            {"nodes": [document["nodes"][0] | {"delay": f"{document['nodes'][0]['delay'][:-1]}1m"}]},
-            {"channels": [document["channels"][0] | {"name": f"{document['channels'][0].get('name', '')}x"}]},
-        ]
-        wanted = [sections[0], sections[0] if same_sections else sections[1]]
+    for place in range(6):
+        found = api.get("/config")
+        read, document = found.headers["etag"], found.json()
+        node = {"nodes": [document["nodes"][0] | {"delay": f"{document['nodes'][0]['delay'][:-1]}1m"}]}
+        channel = {"channels": [document["channels"][0] | {"name": f"name {place}"}]}
+        wanted = [node, channel if place % 2 else node]
         answers = run_concurrently(2, lambda number: publish(api, wanted[number], read))  # noqa: B023
         assert sorted(each.status_code for each in answers) == [200, 412]
-    assert AuditEntry.objects.filter(action="published").count() == 6
-
-
-def test_publication_failing_late_stores_nothing(api: Client) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("ALTER TABLE scheduling_historicalnode ADD CONSTRAINT refused CHECK (key <> 'presale-download')")
-    try:
-        assert publish(api, BASE_CONFIG).status_code == 500
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("ALTER TABLE scheduling_historicalnode DROP CONSTRAINT refused")
-    assert not ChannelConfig.objects.exists()
-    assert not AuditEntry.objects.filter(action="published").exists()
+    assert AuditEntry.objects.filter(action="published").count() == 7
 
 
 def test_unreadable_secret_is_a_conflict(api: Client) -> None:
@@ -264,13 +242,3 @@ def test_unreadable_secret_is_a_conflict(api: Client) -> None:
         cursor.execute("UPDATE scheduling_channelconfig SET config = 'of another key'")
     for answer in (api.get("/config"), publish(api, BASE_CONFIG, dry_run=True)):
         assert (answer.status_code, "channel “log”" in answer.json()["detail"]) == (409, True), answer.text
-
-
-def test_document_of_the_shipped_matrix_survives_both_notations(api: Client) -> None:
-    from config.environment import ROOT
-
-    shipped = (ROOT / "scheduling/shipped.yaml").read_text("utf-8")
-    assert publish(api, shipped).status_code == 200
-    found = yaml.safe_load(api("GET", "/config", headers={"Accept": "application/yaml"}).text)
-    assert found == api.get("/config").json()
-    assert publish(api, found, dry_run=True).json()["changes"] == []

@@ -67,14 +67,6 @@ def test_file_is_uploaded_checked_imported_and_undone(api: Client) -> None:
     assert read_names()["user-1"] == "李雷"
 
 
-def test_unreadable_file_names_each_wrong_column(api: Client) -> None:
-    import_id = upload(api, b"name,attributes.a b,name\nAnn,x,y\n")
-    answer = api.get(f"/customer-imports/{import_id}").json()
-    assert answer["state"] == "failed"
-    assert {each["field"] for each in answer["problems"]} >= {"user_id", "name"}
-    assert answer["ended_at"]
-
-
 def test_wrong_announcement_names_each_field(api: Client) -> None:
     for body, field in (
         ({"file_name": "a", "size": 0}, "size"), ({"file_name": "a", "size": 300_000_000}, "size"),

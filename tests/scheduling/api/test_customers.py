@@ -37,12 +37,11 @@ def test_put_customer_creates_and_returns_it(api: Client) -> None:
         "ignored": [],
     }
     assert api.get("/customers/ann").json() | {"ignored": []} == made.json()
-
-
-def test_put_customer_keeps_unnamed_fields(api: Client) -> None:
-    api("PUT", "/customers/ann", ANN)
-    changed = api("PUT", "/customers/ann", {"level": "normal"}).json()
+    changed = api("PUT", "/customers/ann", {"level": "normal"}).json()  # what is not named stays
     assert (changed["level"], changed["name"], changed["addresses"]) == ("normal", ANN["name"], ANN["addresses"])
+    answer = api("PUT", f"/customers/{'x' * 201}", {})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "user_id")
+    assert api.get("/customers/nobody").status_code == 404
 
 
 def test_put_customer_merges_addresses_and_null_removes_one(api: Client) -> None:
@@ -76,15 +75,12 @@ def test_user_id_with_any_characters_has_a_path(api: Client, user_id: str) -> No
     "body, field",
     [
         ({"nickname": "x"}, "nickname"),
-        ({"level": None}, "level"),
+        ({"last_active_at": "2020-01-01T00:00:00Z"}, "last_active_at"),
+        ({"id": 7}, "id"),
         ({"level": 7}, "level"),
         ({"level": "x" * 41}, "level"),
         ({"name": "a\u0000"}, "name"),
-        ({"name": "a\nb"}, "name"),
-        ({"timezone": "Shanghai"}, "timezone"),
         ({"timezone": "../../etc/passwd"}, "timezone"),
-        ({"timezone": "/etc/localtime"}, "timezone"),
-        ({"opted_out": "yes"}, "opted_out"),
         ({"opted_out": 1}, "opted_out"),
         ({"consent": AGREED}, "consent"),
         ({"opted_out": True, "consent": AGREED}, "consent"),
@@ -92,7 +88,6 @@ def test_user_id_with_any_characters_has_a_path(api: Client, user_id: str) -> No
         ({"opted_out": False, "consent": AGREED | {"given_at": "2026-03-03"}}, "consent.given_at"),
         ({"opted_out": False, "consent": AGREED | {"given_at": "2126-03-03T12:00:00Z"}}, "consent.given_at"),
         ({"opted_out": False, "consent": AGREED | {"source": ""}}, "consent.source"),
-        ({"addresses": []}, "addresses"),
         ({"addresses": {"email": 7}}, "addresses.email"),
         ({"addresses": {"email": "nobody"}}, "addresses.email"),
         ({"addresses": {"email": "a@b.example\nBcc: c@d.example"}}, "addresses.email"),
@@ -102,9 +97,7 @@ def test_user_id_with_any_characters_has_a_path(api: Client, user_id: str) -> No
         ({"attributes": {"city": ["a"]}}, "attributes.city"),
         ({"attributes": {"born": "2026-02-30T00:00:00Z"}}, "attributes.born"),
         ({"attributes": {"a b": 1}}, "attributes.a b.[key]"),
-        ({"attributes": {f"k{number}": 1 for number in range(51)}}, "attributes"),
         ({"tags": ["x" * 65]}, "tags"),
-        ({"tags": [str(number) for number in range(51)]}, "tags"),
         ({"tags": [7]}, "tags.0"),
     ],
 )
@@ -112,22 +105,6 @@ def test_put_customer_errors_name_the_field(api: Client, body: dict[str, Any], f
     answer = api("PUT", "/customers/ann", body)
     assert (answer.status_code, [error["field"] for error in answer.json()["errors"]]) == (422, [field])
     assert not Customer.objects.exists()
-
-
-@each_row("body", [b"", b"{", b'{"name": NaN}', b'{"name": "\\ud800"}', b"[]", b'{"name":"a","name":"b"}'])
-def test_put_customer_malformed_body_is_refused(api: Client, body: bytes) -> None:
-    answer = api("PUT", "/customers/ann", data=body, headers={"Content-Type": "application/json"})
-    assert answer.status_code in (400, 422)
-    assert not Customer.objects.exists()
-
-
-def test_put_customer_long_user_id_is_refused(api: Client) -> None:
-    answer = api("PUT", f"/customers/{'x' * 201}", {})
-    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "user_id")
-
-
-def test_get_unknown_customer_is_not_found(api: Client) -> None:
-    assert api.get("/customers/nobody").status_code == 404
 
 
 def test_concurrent_puts_are_merged(api: Client) -> None:
@@ -144,8 +121,10 @@ def test_concurrent_puts_are_merged(api: Client) -> None:
 def test_put_customer_merges_attributes_and_replaces_tags(api: Client) -> None:
     given = {"city": "上海", "orders": 3, "paid": 12.5, "member": True, "since": "2026-03-03T20:00:00+08:00"}
     api("PUT", "/customers/ann", {"attributes": given, "tags": ["vip", "new", "vip"]})
-    told = api("PUT", "/customers/ann", {"attributes": {"city": "杭州", "orders": None}}).json()
+    api("PUT", "/customers/ann", {"attributes": {"member": 1}})
+    told = api("PUT", "/customers/ann", {"attributes": {"city": "杭州", "orders": None, "member": True}}).json()
     assert told["attributes"] == {"city": "杭州", "paid": 12.5, "member": True, "since": "2026-03-03T12:00:00Z"}
+    assert told["attributes"]["member"] is True  # it is another value than 1
     assert told["tags"] == ["new", "vip"]
     assert api("PUT", "/customers/ann", {"tags": []}).json()["tags"] == []
 
@@ -162,11 +141,6 @@ def test_put_customer_changes_are_stored_with_their_author(api: Client) -> None:
             {"attributes": {"city": "杭州"}, "tags": ["vip"]},
         ),
     ]  # fmt: skip
-
-
-def test_put_customer_true_and_one_are_different_values(api: Client) -> None:
-    api("PUT", "/customers/ann", {"attributes": {"a": 1}})
-    assert api("PUT", "/customers/ann", {"attributes": {"a": True}}).json()["attributes"]["a"] is True
 
 
 def test_post_customers_answers_each_row(api: Client) -> None:
@@ -200,12 +174,6 @@ def test_post_customers_with_an_error_stores_nothing(api: Client, second: Any, f
     answer = api("POST", "/customers", {"customers": [{"user_id": "ann"}, second]})
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
     assert not Customer.objects.filter(user_id="ann").exists()
-
-
-@each_row("count", [0, 501])
-def test_post_customers_outside_the_limits_is_refused(api: Client, count: int) -> None:
-    answer = api("POST", "/customers", {"customers": [{"user_id": f"u{number}"} for number in range(count)]})
-    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "customers")
 
 
 def test_list_customers_finds_parts_of_names_ids_and_tags(api: Client) -> None:

@@ -72,8 +72,3 @@ def test_committed_group_is_not_repeated_when_metrics_fail(db: None) -> None:
     finally:
         group_commit.close()
     assert commits == [2]
-
-
-def test_metric_failure_is_not_raised() -> None:
-    request_metrics.observe_request("events", 202, 0.1)
-    measures.count_lost_touches(1)

@@ -73,24 +73,11 @@ async def submit_during_commit(recorded_transactions: Book, group_commit: GroupC
     return await asyncio.gather(*handed_in, return_exceptions=True)
 
 
-def test_events_during_a_commit_are_grouped(recorded_transactions: Book, group_commit: GroupCommit) -> None:
-    ids = [f"e{number}" for number in range(40)]
+def test_events_during_a_commit_are_grouped_by_500(recorded_transactions: Book, group_commit: GroupCommit) -> None:
+    ids = [f"e{number}" for number in range(700)]
     answers = run(lambda: submit_during_commit(recorded_transactions, group_commit, ids))
-    assert recorded_transactions.transactions == [["first"], ids]
+    assert recorded_transactions.transactions == [["first"], ids[:500], ids[500:]]
     assert all(len(answer) == 1 for answer in answers)
-
-
-def test_single_event_is_committed_alone(recorded_transactions: Book, group_commit: GroupCommit) -> None:
-    async def story() -> None:
-        assert len(await group_commit.submit(events("e1"))) == 1
-
-    run(story)
-    assert recorded_transactions.transactions == [["e1"]]
-
-
-def test_group_has_at_most_500_events(recorded_transactions: Book, group_commit: GroupCommit) -> None:
-    run(lambda: submit_during_commit(recorded_transactions, group_commit, [f"e{number}" for number in range(700)]))
-    assert [len(each) for each in recorded_transactions.transactions] == [1, 500, 200]
 
 
 def test_group_never_splits_a_request(recorded_transactions: Book, group_commit: GroupCommit) -> None:
@@ -114,22 +101,6 @@ def test_group_with_bad_event_refuses_only_that(recorded_transactions: Book, gro
 
     assert [isinstance(answer, InvalidInput) for answer in answers] == [False, False, True, False, False]
     assert sorted(id for each in recorded_transactions.transactions for id in each) == ["a", "b", "c", "d", "first"]
-
-
-def test_lost_connection_is_retried_once(recorded_transactions: Book, group_commit: GroupCommit) -> None:
-    lost = iter([OperationalError("gone")])
-
-    def fail(ids: list[str]) -> None:
-        if error := next(lost, None):
-            raise error
-
-    recorded_transactions.fail = fail
-
-    async def story() -> None:
-        assert len(await group_commit.submit(events("e1"))) == 1
-
-    run(story)
-    assert recorded_transactions.transactions == [["e1"]]
 
 
 def test_database_outage_fails_waiting_requests_at_once(recorded_transactions: Book, group_commit: GroupCommit) -> None:
@@ -178,18 +149,6 @@ def test_cancelled_waiter_does_not_affect_others(recorded_transactions: Book, gr
 
     run(story)
     assert sorted(id for each in recorded_transactions.transactions for id in each) == ["e1", "e2"]
-
-
-def test_event_loops_share_one_writer(recorded_transactions: Book, group_commit: GroupCommit) -> None:
-    async def story() -> int:
-        return len(await group_commit.submit(events("e1")))
-
-    threads = [threading.Thread(target=lambda: run(story)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT_LIMIT)
-    assert sum(len(each) for each in recorded_transactions.transactions) == 4
 
 
 def test_close_stores_waiting_events(recorded_transactions: Book, group_commit: GroupCommit) -> None:

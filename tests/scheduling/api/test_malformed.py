@@ -6,7 +6,6 @@ import gzip
 import json
 import socket
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -69,41 +68,27 @@ def test_attribute_with_control_character_is_refused(api: Client, name: str, tex
     assert fields(api.event(cloud_event(**{name: text}))) == [name]
 
 
-@each_row("version", ["0.3", "1", "1.1", 1.0])
-def test_unsupported_specversion_is_refused(api: Client, version: Any) -> None:
-    assert fields(api.event(cloud_event(specversion=version))) == ["specversion"]
-
-
 @each_row(
     "at",
     [
         "2026-03-01T08:00:00", "2026-03-01", "yesterday", "", 1_700_000_000, "20260301T080000Z", "2026-02-30T08:00:00Z",
         "2026-03-01T08:00:00+24:01", "0001-01-01T00:00:00+14:00", "1969-12-31T23:59:59Z", "2026-W09-7T08:00:00Z",
-        "٢٠٢٦-03-01T08:00:00Z",
+        "٢٠٢٦-03-01T08:00:00Z", "2999-01-01T00:00:00Z",
     ],
 )  # fmt: skip
 def test_invalid_time_is_refused(api: Client, at: Any) -> None:
     assert fields(api.event(cloud_event(time=at))) == ["time"]
 
 
-def test_future_time_is_refused(api: Client) -> None:
-    later = datetime.now(UTC) + timedelta(minutes=6)
-    assert fields(api.event(cloud_event(time=later.isoformat()))) == ["time"]
-
-
-@each_row("data", ["text", 1, [], True, [{"chat_id": "c1"}]])
-def test_data_not_an_object_is_refused(api: Client, data: Any) -> None:
-    assert fields(api.event(cloud_event(data=data))) == ["data"]
-
-
-@each_row("chat_id", [7, ["c1"], "c" * 201, "c\x00"])
-def test_invalid_chat_id_is_refused(api: Client, chat_id: Any) -> None:
-    assert fields(api.event(cloud_event(data={"chat_id": chat_id}))) == ["data.chat_id"]
-
-
 @each_row(
     "extra, field",
     [
+        ({"data": "text"}, "data"),
+        ({"data": []}, "data"),
+        ({"data": [{"chat_id": "c1"}]}, "data"),
+        ({"data": {"chat_id": 7}}, "data.chat_id"),
+        ({"data": {"chat_id": "c" * 201}}, "data.chat_id"),
+        ({"data": {"chat_id": "c\x00"}}, "data.chat_id"),
         ({"data": None, "data_base64": "AAAA"}, "data_base64"),
         ({"data": None, "data_base64": "no Base64"}, "data_base64"),
         ({"data": None, "data_base64": 7}, "data_base64"),
@@ -112,6 +97,9 @@ def test_invalid_chat_id_is_refused(api: Client, chat_id: Any) -> None:
         ({"data": {}, "data_base64": "e30="}, "data_base64"),
         ({"datacontenttype": "text/xml"}, "datacontenttype"),
         ({"userId": "ann"}, "userId"),
+        ({"specversion": "0.3"}, "specversion"),
+        ({"specversion": "1.1"}, "specversion"),
+        ({"specversion": 1.0}, "specversion"),
         ({"extra": {"a": 1}}, "extra"),
         ({"extra": [1]}, "extra"),
         ({"extra": 1.5}, "extra"),
@@ -147,11 +135,6 @@ def test_unstorable_json_is_refused_with_its_path(api: Client, data: str, field:
     assert fields(api.raw(encode_event(data))) == [field]
 
 
-def test_duplicate_member_is_refused(api: Client) -> None:
-    body = json.dumps(cloud_event())[:-1] + ', "id": "e2"}'
-    assert fields(api.raw(body.encode())) == ["id"]
-
-
 @each_row(
     "body",
     [
@@ -170,12 +153,9 @@ def test_event_not_an_object_is_refused(api: Client, body: bytes) -> None:
     assert fields(api.raw(body)) == [""]
 
 
-@each_row("body", [b"[]", b"{}", b"null"])
-def test_empty_batch_is_refused(api: Client, body: bytes) -> None:
-    assert fields(api.raw(body, MANY)) == [""]
-
-
 def test_batch_errors_name_each_index(api: Client) -> None:
+    for empty in (b"[]", b"{}", b"null"):
+        assert fields(api.raw(empty, MANY)) == [""]
     answer = api.event(
         cloud_event("e0"),
         cloud_event("e1"),
@@ -185,9 +165,6 @@ def test_batch_errors_name_each_index(api: Client) -> None:
         cloud_event("e5", time="never"),
     )  # type: ignore[arg-type]
     assert fields(answer) == ["events.3.id", "events.4", "events.5.time"]
-
-
-def test_batch_error_names_index_and_path(api: Client) -> None:
     assert fields(api.event(cloud_event("e0"), cloud_event("e1", data={"n": [{"x": "\0"}]}))) == ["events.1.data.n.0.x"]
 
 
@@ -199,14 +176,12 @@ def test_error_list_is_bounded(api: Client) -> None:
     assert len(fields(api.event(*({} for _ in range(500))))) == 100
 
 
-@each_row("content_type", ["text/plain", "application/xml", "", "multipart/form-data; boundary=x"])
+@each_row(
+    "content_type",
+    ["text/plain", "", "multipart/form-data; boundary=x", "application/cloudevents+json; charset=gbk",
+     "application/json; charset=nonsense"],
+)  # fmt: skip
 def test_unsupported_content_type_is_refused(api: Client, content_type: str) -> None:
-    assert problem(api.raw(json.dumps(cloud_event()).encode(), content_type))["status"] == 415
-
-
-@each_row("charset", ["gbk", "utf-16", "latin-1", "nonsense"])
-def test_unsupported_charset_is_refused(api: Client, charset: str) -> None:
-    content_type = f"application/cloudevents+json; charset={charset}"
     assert problem(api.raw(json.dumps(cloud_event()).encode(), content_type))["status"] == 415
 
 
@@ -287,8 +262,3 @@ def test_duplicate_header_is_refused(api: Client) -> None:
     answer = send_raw(api.address, request)
     assert answer.startswith(b"HTTP/1.1 422")
     assert b'"field": "id"' in answer
-
-
-def test_huge_header_is_refused(api: Client) -> None:
-    answer = send_raw(api.address, head(api, f"ce-id: {'x' * 5_000_000}", "Content-Length: 0"))
-    assert answer == b"" or answer.split()[1] in (b"400", b"413", b"431")

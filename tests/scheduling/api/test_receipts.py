@@ -31,18 +31,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 UNKNOWN = "01890000-0000-7000-8000-000000000000"
 
 
-@pytest.fixture
-def sent(matrix: MatrixBuilder, api: Client) -> UUID:
-    """Return the delivery key of a message that Ann got by mail."""
-    mail = ChannelConfig.objects.create(key="mail", kind="email", config={"from": "shop@example.com"})
-    matrix.node(channel=mail)
-    api("PUT", "/customers/ann", {"addresses": {"email": "ann@example.com"}})
-    api.event(cloud_event())
-    task_id: UUID = Touch.objects.get().pk
-    assert deliver_when_due(task_id)[0].state == "delivered"
-    return task_id
-
-
 def report(api: Client, *receipts: dict[str, Any]) -> dict[str, Any]:
     answer = api("POST", "/receipts", {"receipts": list(receipts)})
     assert answer.status_code == 200, answer.text
@@ -102,12 +90,8 @@ def test_malformed_receipt_is_refused_by_position_and_field(
     answer = api("POST", "/receipts", {"receipts": [good, good | change]})
     assert answer.status_code == 422
     assert any(each["field"].endswith(f"receipts.1.{field}") for each in answer.json()["errors"]), answer.text
+    assert api("POST", "/receipts", {"receipts": [good] * 501}).status_code == 422
     assert not DeliveryReceipt.objects.exists()
-
-
-def test_more_than_500_receipts_are_refused(api: Client, sent: UUID) -> None:
-    answer = api("POST", "/receipts", {"receipts": [{"delivery_key": str(sent), "type": "read"}] * 501})
-    assert answer.status_code == 422
 
 
 def test_racing_receipts_are_stored_once(api: Client, sent: UUID, matrix: MatrixBuilder) -> None:
@@ -149,22 +133,18 @@ def test_reply_opens_a_conversation_and_complaint_is_recorded(api: Client, sent:
 
 
 def test_receipt_is_an_event_only_if_a_node_has_it_as_trigger(api: Client, sent: UUID, matrix: MatrixBuilder) -> None:
-    report(api, {"delivery_key": str(sent), "type": "clicked"})
+    report(api, {"delivery_key": str(sent), "type": "delivered"})
     assert not Event.objects.filter(type__startswith="touch.").exists()
     matrix.node("after-read", trigger="touch.read")
     report(api, {"delivery_key": str(sent), "type": "read"})
     event = Event.objects.get(type="touch.read")
     assert (event.data["node"], event.data["task_id"], event.chat_id) == ("guide", str(sent), "c1")
-
-
-@pytest.mark.parametrize("kind", ["clicked", "replied"])
-def test_receipt_plans_the_touches_of_nodes_that_follow(
-    api: Client, sent: UUID, matrix: MatrixBuilder, kind: str
-) -> None:
-    matrix.node("thanks", trigger=f"touch.{kind}", from_nodes=["guide"])
-    matrix.node("other", trigger=f"touch.{kind}", from_nodes=["thanks"])
-    report(api, {"delivery_key": str(sent), "type": kind})
-    assert [touch.node.key for touch in Touch.objects.exclude(pk=sent)] == ["thanks"]
+    for kind in ("clicked", "replied"):
+        matrix.node(f"after-{kind}", trigger=f"touch.{kind}", from_nodes=["guide"])
+        matrix.node(f"other-{kind}", trigger=f"touch.{kind}", from_nodes=["after-read"])
+        report(api, {"delivery_key": str(sent), "type": kind})
+    planned = Touch.objects.exclude(pk=sent).values_list("node__key", flat=True)
+    assert sorted(planned) == ["after-clicked", "after-read", "after-replied"]
 
 
 def test_permanent_bounce_disables_the_address_until_it_changes(api: Client, sent: UUID) -> None:
@@ -199,20 +179,20 @@ def test_permanent_bounce_after_one_that_might_have_passed_disables_once(
     assert not DisabledTarget.objects.exists()
 
 
-@pytest.mark.parametrize("given", ["ANN@xn--fsqu00a.cn", "ann@例子.cn"])
-def test_bounce_of_a_chinese_domain_disables_the_address(api: Client, sent: UUID, given: str) -> None:
-    """Mail goes to the encoded domain, and servers report that one."""
-    Customer.objects.update(addresses={"email": "ann@例子.cn"})
-    report(api, {"delivery_key": str(sent), "type": "bounced", "permanent": True, "address": given})
-    assert DisabledTarget.objects.get().target_digest == digest_address("ann@例子.cn")
-
-
-@pytest.mark.parametrize("given", ["", "ann@example.com"])
-def test_bounce_of_a_former_address_disables_nothing(api: Client, sent: UUID, given: str) -> None:
+def test_bounce_disables_the_address_that_it_names(api: Client, sent: UUID) -> None:
+    """If the customer still has it. Mail goes to the encoded domain, and servers report that one."""
     api("PUT", "/customers/ann", {"addresses": {"email": "ann@example.org"}})
     bounce = {"delivery_key": str(sent), "type": "bounced", "permanent": True}
-    assert report(api, bounce | ({"address": given} if given else {}))["accepted"] == 1
-    assert not DisabledTarget.objects.exists()
+    for former in ({}, {"address": "ann@example.com"}):
+        assert report(api, bounce | former)["accepted"] == 1
+        assert not DisabledTarget.objects.exists()
+        DeliveryReceipt.objects.all().delete()
+    Customer.objects.update(addresses={"email": "ann@例子.cn"})
+    for given in ("ANN@xn--fsqu00a.cn", "ann@例子.cn"):
+        report(api, bounce | {"address": given})
+        assert DisabledTarget.objects.get().target_digest == digest_address("ann@例子.cn")
+        DisabledTarget.objects.all().delete()
+        DeliveryReceipt.objects.all().delete()
 
 
 def test_erasure_empties_the_receipts_of_the_customer(api: Client, sent: UUID) -> None:

@@ -63,15 +63,11 @@ def test_prefetch_is_redirected_and_no_click(server: str, sent: UUID, headers: d
     assert not DeliveryReceipt.objects.exists()
 
 
-def test_head_is_no_click_and_post_is_refused(server: str, sent: UUID) -> None:
+def test_forged_redirects_lead_nowhere(server: str, sent: UUID) -> None:
+    """And only a GET is a click."""
     token = make_link_token(sent, 0)
     assert click(server, token, "HEAD").status_code == 302
     assert click(server, token, "POST").status_code in (403, 405)
-    assert not DeliveryReceipt.objects.exists()
-
-
-def test_forged_redirects_lead_nowhere(server: str, sent: UUID) -> None:
-    token = make_link_token(sent, 0)
     forged = [
         token[:-1] + ("A" if token[-1] != "A" else "B"),
         make_link_token(sent, 2),  # the text has two links
@@ -88,15 +84,6 @@ def test_forged_redirects_lead_nowhere(server: str, sent: UUID) -> None:
         assert answer.status_code in (400, 404), (each, answer.status_code)
         assert "evil.example" not in answer.headers.get("Location", "")
     assert not DeliveryReceipt.objects.exists()
-
-
-def test_random_tokens_lead_nowhere(server: str, sent: UUID) -> None:
-    import secrets
-
-    with requests.Session() as session:
-        for _ in range(200):
-            url = f"{server}/l/{secrets.token_urlsafe(27)}"
-            assert session.get(url, headers=PERSON, allow_redirects=False, timeout=60).status_code == 404
 
 
 def test_click_before_the_end_of_the_touch_is_asked_again(server: str, matrix: MatrixBuilder, api: Client) -> None:

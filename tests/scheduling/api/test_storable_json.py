@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,11 +13,10 @@ from psycopg.types.json import Jsonb
 
 from scheduling.api.events import parse_event
 from scheduling.errors import InvalidInput
-from scheduling.strict_text import LARGEST, MAX_DEPTH, SMALLEST, InvalidText, decode_json
+from scheduling.strict_text import LARGEST, MAX_DEPTH, SMALLEST, decode_json
 from tests.support.tables import each_row
 
 ANY_TEXT = st.text(st.characters())
-ATTRIBUTES = ["specversion", "id", "source", "type", "subject", "time", "data", "datacontenttype", "extra"]
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | ANY_TEXT,
     lambda children: st.lists(children, max_size=4) | st.dictionaries(ANY_TEXT, children, max_size=4),
@@ -50,12 +48,6 @@ def test_whole_number_keeps_every_digit(number: int) -> None:
         assert cursor.fetchone() == (str(number),)
 
 
-@given(body=st.binary(max_size=200))
-def test_json_parser_handles_any_bytes(body: bytes) -> None:
-    with suppress(InvalidText, InvalidInput):
-        decode_json(body)
-
-
 @given(
     raw=st.dictionaries(
         st.sampled_from(["specversion", "id", "source", "type", "subject", "time", "data", "datacontenttype", "x"]),
@@ -76,9 +68,3 @@ def test_json_depth_limit_is_exact() -> None:
     assert decode_json(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH)
     with pytest.raises(InvalidInput):
         decode_json(b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1))
-
-
-def test_json_error_count_is_bounded() -> None:
-    with pytest.raises(InvalidInput) as caught:
-        decode_json(b"[" + b",".join([b"NaN"] * 10_000) + b"]")
-    assert len(caught.value.errors) == 100

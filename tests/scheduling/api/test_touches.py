@@ -47,33 +47,17 @@ def test_touch_shows_all_members(api: Client, touch: Touch) -> None:
     assert shown["delivery_key"] == shown["task_id"] == str(touch.task_id)
     assert shown["verdicts"] == [
         {
-            "at": "2026-03-01T00:00:00Z",
-            "decision": "hold",
-            "rule": "cap",
-            "rule_version": 4,
-            "observed": "3",
-            "limit": "3",
-            "next_eligible_at": "2026-03-01T00:00:00Z",
+            "at": "2026-03-01T00:00:00Z", "decision": "hold", "rule": "cap", "rule_version": 4, "observed": "3",
+            "limit": "3", "next_eligible_at": "2026-03-01T00:00:00Z",
         }
-    ]
+    ]  # fmt: skip
     assert shown["attempts"][0] | {"reason": "timeout", "outcome": "transient", "number": 1} == shown["attempts"][0]
 
 
-def test_touch_shows_latest_50_verdicts(api: Client, touch: Touch) -> None:
-    at = datetime(2026, 3, 1, tzinfo=UTC)
-    add_verdicts(touch.pk, *(Verdict(at, "hold", "target_down", observed=str(number)) for number in range(50)))
-    for found in (api.get(f"/touches/{touch.task_id}").json(), *api.get("/touches").json()["items"]):
-        assert [each["observed"] for each in found["verdicts"]] == [str(number) for number in range(50)]
-
-
-@each_row("path", ["/touches/{}", "/touches/{}/cancel"])
-def test_missing_touch_is_not_found(api: Client, path: str) -> None:
-    answer = api("POST" if "cancel" in path else "GET", path.format(new_id()))
-    assert answer.status_code == 404
-    assert answer.headers["Content-Type"] == "application/problem+json"
-
-
-def test_invalid_touch_id_is_refused(api: Client) -> None:
+def test_missing_touch_is_not_found(api: Client) -> None:
+    for method, path in (("GET", f"/touches/{new_id()}"), ("POST", f"/touches/{new_id()}/cancel")):
+        answer = api(method, path)
+        assert (answer.status_code, answer.headers["Content-Type"]) == (404, "application/problem+json")
     answer = api.get("/touches/seven")
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "task_id")
 
@@ -82,17 +66,14 @@ def test_touch_cursor_is_stable_when_rows_are_added(
     api: Client, matrix: MatrixBuilder, record_event: Callable[..., Any]
 ) -> None:
     matrix.node()
-    made = [str(record_event(user=f"u{number}").task_ids[0]) for number in range(7)]
+    made = [str(record_event(user=f"u{number}").task_ids[0]) for number in range(6)]
 
     first = api.get("/touches", limit=3).json()
     record_event(user="newcomer")
     second = api.get("/touches", limit=3, cursor=first["next"]).json()
-    last = api.get("/touches", limit=3, cursor=second["next"]).json()
 
-    pages = [[item["task_id"] for item in page["items"]] for page in (first, second, last)]
-    assert [len(page) for page in pages] == [3, 3, 1]
-    assert [task_id for page in pages for task_id in page] == made[::-1]
-    assert last["next"] is None
+    assert [item["task_id"] for page in (first, second) for item in page["items"]] == made[::-1]
+    assert second["next"] is None  # though the page is full
 
 
 def test_touch_list_of_a_rare_node_advances_the_cursor(
@@ -112,10 +93,6 @@ def test_touch_list_of_a_rare_node_advances_the_cursor(
         cursor = page["next"]
 
     assert pages == [[], [], [str(touch.task_id)]]
-
-
-def test_full_last_page_has_no_cursor(api: Client, touch: Touch) -> None:
-    assert api.get("/touches", limit=1).json()["next"] is None
 
 
 def test_touch_filters_narrow_the_list(api: Client, matrix: MatrixBuilder, record_event: Callable[..., Any]) -> None:
@@ -186,13 +163,12 @@ def test_preview_shows_outcome_and_stores_nothing(api: Client, matrix: MatrixBui
     assert item["locale"] == "zh-hans"
     assert not Event.objects.exists()
     assert not Touch.objects.exists()
-
-
-def test_preview_shows_why_a_touch_is_deferred(api: Client, matrix: MatrixBuilder) -> None:
-    matrix.node()
     Pause.objects.create(scope="node:guide")
     (item,) = api("POST", "/preview", cloud_event()).json()["items"]
     assert (item["verdict"]["decision"], item["verdict"]["rule"]) == ("hold", "paused")
+    assert api("POST", "/preview", cloud_event(subject=...)).status_code == 422
+    batch = {"Content-Type": "application/cloudevents-batch+json"}
+    assert api("POST", "/preview", [cloud_event("e1"), cloud_event("e2")], headers=batch).status_code == 422
 
 
 def test_preview_of_an_imagined_customer_judges_its_values(api: Client, matrix: MatrixBuilder) -> None:
@@ -222,12 +198,6 @@ def test_preview_of_an_invalid_imagined_customer_names_the_field(
     answer = api("POST", "/preview", cloud_event(), params=given)
     assert answer.status_code == 422
     assert field in answer.json()["errors"][0]["field"]
-
-
-def test_preview_of_invalid_event_is_refused(api: Client) -> None:
-    assert api("POST", "/preview", cloud_event(subject=...)).status_code == 422
-    batch = {"Content-Type": "application/cloudevents-batch+json"}
-    assert api("POST", "/preview", [cloud_event("e1"), cloud_event("e2")], headers=batch).status_code == 422
 
 
 def test_pause_and_resume_a_scope(api: Client, matrix: MatrixBuilder) -> None:

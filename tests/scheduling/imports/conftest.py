@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduling.customers import imports
+import pytest
+
+from scheduling.customers import import_batches, imports
 from scheduling.customers.import_batches import run_import_batch
 from scheduling.error_text import ErrorText
 from scheduling.models import Customer, CustomerImport
+
+
+@pytest.fixture
+def short_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_batches, "BATCH", 10)
 
 
 def upload(content: str | bytes, **options: Any) -> CustomerImport:

@@ -8,7 +8,6 @@ import tracemalloc
 from collections.abc import Iterator
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +16,6 @@ from scheduling.customers.imports import (
     MAX_LINE,
     CsvReader,
     CsvRecord,
-    UnreadableFile,
     detect_encoding,
     find_delimiter,
     split_lines,
@@ -77,11 +75,7 @@ def test_unclosed_quote_spoils_one_line() -> None:
     assert outline(read_from(data)) == [
         (1, ["a", "1"]), (2, BAD_QUOTES), (3, ["c", "3"]), (4, ["d\nd2", "4"]), (6, BAD_QUOTES), (7, ["f", "6"]),
     ]  # fmt: skip
-
-
-def test_unclosed_quote_in_a_long_file_spoils_one_line() -> None:
-    data = b'"a,1\n' + b"b,2\n" * 50_000
-    found = read_from(data, size=10_000)
+    found = read_from(b'"a,1\n' + b"b,2\n" * 50_000, size=10_000)  # and is not looked for to the end
     assert (len(found), found[0].problem) == (50_001, BAD_QUOTES)
     assert not any(each.problem for each in found[1:])
 
@@ -100,11 +94,6 @@ def test_line_of_ten_megabytes_is_refused_in_bounded_memory() -> None:
     assert peak < 1_000_000
 
 
-def test_line_in_another_encoding_spoils_one_line() -> None:
-    data = "a,张\n".encode() + "b,李\n".encode("gb18030") + "c,王\n".encode()
-    assert outline(read_from(data)) == [(1, ["a", "张"]), (2, "is no UTF-8 text"), (3, ["c", "王"])]
-
-
 @each_row(
     "sample, encoding, mark",
     [
@@ -117,24 +106,6 @@ def test_line_in_another_encoding_spoils_one_line() -> None:
 )
 def test_encoding_is_detected(sample: bytes, encoding: str, mark: int) -> None:
     assert detect_encoding(sample) == (encoding, mark)
-
-
-def test_chosen_encoding_is_used() -> None:
-    assert detect_encoding("user_id,姓名\n".encode("gb18030"), "utf-8") == ("utf-8", 0)
-
-
-@each_row(
-    "sample, problem",
-    [
-        (b"PK\x03\x04\x14\x00", "Excel workbook"),
-        ("user_id".encode("utf-16"), "UTF-16"),
-        (b"\x7fELF\x02\x01\x00\x00", "no text"),
-        (b"user_id\n\xff\xff\xff", "neither UTF-8 nor GB18030"),
-    ],
-)
-def test_file_that_is_no_csv_is_refused(sample: bytes, problem: str) -> None:
-    with pytest.raises(UnreadableFile, match=problem):
-        detect_encoding(sample)
 
 
 def test_delimiter_is_found_in_the_header() -> None:

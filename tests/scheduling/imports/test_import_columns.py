@@ -78,11 +78,6 @@ def test_number_that_a_spreadsheet_shortened_is_refused() -> None:
     ]  # fmt: skip
 
 
-@each_row("cells", [["ann"], ["ann", "Ann", "x"]])
-def test_record_with_other_cells_than_the_header_is_refused(cells: list[str]) -> None:
-    assert errors_of(cells, ["user_id", "name"]) == [("", f"has {len(cells)} cells; the header has 2")]
-
-
 def test_empty_cells_after_the_last_column_are_ignored() -> None:
     assert map_header(["user_id"]).read_cells(["ann", "", ""], empty_clears=False).user_id == "ann"
 

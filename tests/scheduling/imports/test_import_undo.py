@@ -10,7 +10,7 @@ from django.db import transaction
 
 from config.local.processes import wait_until
 from scheduling import sql
-from scheduling.customers import import_batches, imports
+from scheduling.customers import imports
 from scheduling.customers.changes import change_customer
 from scheduling.customers.erasure import continue_erasures, request_erasure
 from scheduling.customers.import_batches import run_import_batch
@@ -26,12 +26,6 @@ LINE = "ann,New,vip,new@example.com,2,2,new,new\n"
 OLD = {
     "name": "Old", "level": "normal", "addresses": {"email": "old@example.com"}, "attributes": {"a": 1}, "tags": ["old"]
 }  # fmt: skip
-
-
-@pytest.fixture
-def short_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_batches, "BATCH", 10)
-    monkeypatch.setattr(import_batches, "BATCH", 10)
 
 
 def read_values(user_id: str = "ann") -> dict[str, Any]:

@@ -13,7 +13,7 @@ from django.test import Client
 from django.urls import reverse
 
 from scheduling import sql
-from scheduling.configuration.file.apply import InvalidConfiguration, plan_changes, store_plan
+from scheduling.configuration.file.apply import plan_changes, store_plan
 from scheduling.configuration.file.section import Stamp
 from scheduling.configuration.file.sections import sections
 from scheduling.models import WebhookEndpoint, WebhookSubscription
@@ -43,15 +43,6 @@ def test_configuration_file_round_trip_changes_nothing_and_hides_secrets() -> No
     assert not row.enabled
     apply_section()
     assert WebhookSubscription.objects.get().retired_at is not None
-
-
-@pytest.mark.django_db
-def test_configuration_file_names_each_wrong_field() -> None:
-    wrong = {"key": "A b", "url": "http://10.0.0.1/", "secret": "short", "events": ["other"], "filter": {"user": ["x"]}}
-    with pytest.raises(InvalidConfiguration) as caught:
-        plan_changes({"version": 1, "webhooks": [wrong]})
-    paths = {problem.path for problem in caught.value.problems}
-    assert paths >= {f"webhooks[0].{name}" for name in ("key", "url", "secret", "events", "filter")}
 
 
 def test_back_office_pauses_enables_tests_and_sends_a_range_again(
@@ -111,15 +102,6 @@ def test_only_waiting_messages_show_a_next_attempt(subscribe: Subscribe, client:
     assert read_next_attempt() == "–"
 
 
-def test_metrics_show_waiting_messages_and_rests(subscribe: Subscribe) -> None:
-    hook = subscribe()
-    write_waiting(hook, 3)
-    WebhookEndpoint.objects.filter(pk=hook.pk).update(rest_until=sql.now() + timedelta(minutes=5))
-    text = export_cluster_metrics().decode()
-    assert 'aftertouch_webhook_messages_waiting{webhook="crm"} 3.0' in text
-    assert 'aftertouch_webhook_resting{webhook="crm"} 1.0' in text
-
-
 def test_failing_receiver_is_reported_also_while_it_is_probed(
     subscribe: Subscribe, receiver: ScriptedReceiver, client: Client
 ) -> None:
@@ -138,6 +120,7 @@ def test_failing_receiver_is_reported_also_while_it_is_probed(
     send_all()
     assert WebhookEndpoint.objects.get(pk=hook.pk).state == "resting"
     assert is_reported()
+    assert 'aftertouch_webhook_messages_waiting{webhook="crm"} 10.0' in export_cluster_metrics().decode()
     pass_time(minutes=1)
     assert WebhookEndpoint.objects.get(pk=hook.pk).state == "ok"
     assert is_reported()

@@ -12,6 +12,7 @@ import pytest
 from django.db import connection, transaction
 from pytest_django import Settings
 
+from config.local.processes import wait_until
 from rpa_tasks.jobs.shops import pause_platform, record_login
 from rpa_tasks.models import Flow, Job, LoginState, Platform, Shop
 from scheduling import sql
@@ -257,7 +258,7 @@ def test_erasure_waits_for_a_collector_that_has_read_its_events(
         collecting = pool.submit(run_in_thread, lambda: collect_all(1))
         assert has_read.wait(WAIT_LIMIT)
         erasing = pool.submit(run_in_thread, continue_erasures)
-        wait_until(lambda: erasing.done() or count_advisory_waits() == 1)
+        assert wait_until(lambda: erasing.done() or count_advisory_waits() == 1, WAIT_LIMIT)
         waited = not erasing.done()
         may_write.set()
         collecting.result(WAIT_LIMIT)
@@ -272,14 +273,6 @@ def run_in_thread(work: Callable[[], object]) -> None:
         work()
     finally:
         connection.close()
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    for _ in range(WAIT_LIMIT * 10):
-        if holds():
-            return
-        threading.Event().wait(0.1)
-    raise AssertionError("the condition does not hold in time")
 
 
 def count_advisory_waits() -> int:
