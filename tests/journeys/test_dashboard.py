@@ -348,7 +348,7 @@ def test_customer_page_fits_and_leads_to_touches(
     page.wait_for_load_state("domcontentloaded")
     assert page.locator("#result_list tbody tr").count() == 5
     with page.expect_download() as download:
-        page.click("text=导出 CSV")
+        page.click("text=导出为 CSV")
     assert "王小安" in download.value.path().read_text("utf-8-sig")
 
 
