@@ -18,8 +18,10 @@ from config.environment import ROOT, Environment
 from config.reference import settings as settings_page
 from config.reference.__main__ import build_pages
 from config.reference.tables import rewrite_tables, silent
+from rpa_tasks.outcomes import DEFAULT_DELAYS, DEFAULT_EXIT_CODES
+from rpa_tasks.supervisor.command import PLACEHOLDERS, RUN_MEMBERS
 from scheduling.configuration.file.sections import sections
-from tests.docs.pages import anchors
+from tests.docs.pages import anchors, table
 
 SETTINGS = ROOT / "docs/reference/settings.md"
 CONFIG_FILE = ROOT / "docs/reference/config-file.md"
@@ -95,3 +97,13 @@ def test_table_rewrite_keeps_descriptions() -> None:
     newer = rewrite_tables(older, settings_page.setting_tables())
     assert silent(newer) == ["`DATABASE_URL`"]
     assert re.sub(r"^\| `DATABASE_URL`.*\n", "", newer, flags=re.MULTILINE) == older
+
+
+def test_page_of_rpa_programs_names_every_placeholder_member_and_code() -> None:
+    page = (ROOT / "docs/how-to/use-your-own-rpa-program.md").read_text("utf-8")
+    named = set(re.findall(r"`\{(\w+)\}`", "".join(row[0] for row in table(page, "## 1. What your program receives"))))
+    assert named == set(PLACEHOLDERS)
+    assert all(f"`{member}`" in page for member in RUN_MEMBERS)
+    ends = {row[1].strip("`"): row[0] for row in table(page, "## How a run ends")}
+    assert {name: tuple(map(int, ends[name].split(", "))) for name in DEFAULT_EXIT_CODES} == DEFAULT_EXIT_CODES
+    assert "after {:.0f}, {:.0f} and {:.0f} s".format(*DEFAULT_DELAYS) in page

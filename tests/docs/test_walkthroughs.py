@@ -1,26 +1,36 @@
-"""What the tutorial, the how-to about channels and the guide to the API ask a reader to type, typed on a real stack."""
+"""What the tutorial and the how-to pages ask a reader to type, typed on one real stack."""
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
 from config.environment import ROOT
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import select_port, wait_until
+from examples.demo.order_sync import demo_shop
 from tests.docs.pages import blocks, prose
+from tests.support.chromium import find_chromium
 
 TUTORIAL = (ROOT / "docs/tutorial.md").read_text("utf-8")
 CHANNEL = (ROOT / "docs/how-to/write-a-channel.md").read_text("utf-8")
 API = (ROOT / "docs/reference/api.md").read_text("utf-8")
 SCALE_OUT = (ROOT / "docs/how-to/scale-out.md").read_text("utf-8")
+OWN_PROGRAM = (ROOT / "docs/how-to/use-your-own-rpa-program.md").read_text("utf-8")
+FLOW = (ROOT / "docs/how-to/write-a-flow.md").read_text("utf-8")
 WAIT_LIMIT = 600.0
+STAYS = ("make run", "gateway.py", "-m examples.demo_shop")  #: blocks that start what stays
 
 pytestmark = pytest.mark.timeout(1200)  # a whole stack starts within the test, and each command starts Python
 
@@ -28,54 +38,84 @@ pytestmark = pytest.mark.timeout(1200)  # a whole stack starts within the test, 
 class Reader:
     """A reader with a home folder, who saves the files and types the commands of a page."""
 
-    def __init__(self, home: Path, port: int) -> None:
+    def __init__(self, home: Path, gateway_port: int) -> None:
         self.home = home
-        self.gateway_port = port
         self.stack: RunningStack
+        self.places = {
+            "8900": str(gateway_port), "/home/me": str(home), "/tmp/": f"{home}/",
+            "apply_config my-": f"apply_config {home}/my-", ".venv/bin/python": sys.executable,
+        }  # fmt: skip
 
-    def save_files(self, page: str) -> None:
-        """Each Python block belongs to the file that was named last before it."""
-        for found in re.finditer(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
-            name = re.findall(r"`~/(my-channels/\w+\.py)`", page[: found.start()])[-1]
-            path = self.home / name
+    @contextmanager
+    def at(self, stack: RunningStack) -> Iterator[None]:
+        """Type commands to this stack. Those of manage.py run in a process that has started already."""
+        self.stack = stack
+        self.places |= {"http://127.0.0.1:8000": stack.base_url, ".state/": f"{stack.state_dir}/"}
+        with tempfile.TemporaryDirectory() as folder:
+            socket = Path(folder) / "socket"
+            words = [sys.executable, "-m", "tests.docs.ready_django", "serve", str(socket)]
+            django = subprocess.Popen(words, cwd=ROOT, env=stack.environment)
+            try:
+                assert wait_until(socket.exists, WAIT_LIMIT)
+                client = f"{sys.executable} -IS tests/docs/ready_django.py {socket}"
+                self.places = {".venv/bin/python manage.py": client, **self.places}
+                yield
+            finally:
+                django.kill()
+                django.wait()
+
+    def save_files(self, page: str, language: str) -> None:
+        """Each block belongs to the file that was named last before it."""
+        for found in re.finditer(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+            path = self.home / re.findall(r"`~/(my-\w+/[\w.-]+)`", page[: found.start()])[-1]
             path.parent.mkdir(exist_ok=True)
-            path.write_text(found[1].replace("8900", str(self.gateway_port)), "utf-8")
+            path.write_text(self.here(found[1]), "utf-8")
 
-    def type_commands(self, page: str) -> str:
-        """All blocks but those that start something that stays, in one shell that ends at the first failure."""
-        typed = [block for block in blocks(page, "console") if "make run" not in block and "gateway.py" not in block]
-        assert typed
-        script = "set -eo pipefail\n" + "".join(typed)
-        script = script.replace("http://127.0.0.1:8000", self.stack.base_url).replace(
-            ".venv/bin/python", sys.executable
-        )
-        script = script.replace(".state/", f"{self.stack.state_dir}/").replace("8900", str(self.gateway_port))
+    def type_commands(self, page: str, *, holding: str = "", ends_with: int = 0) -> str:
+        """The blocks with these words, in one shell that ends at the first failure. What was printed."""
+        typed = [
+            block
+            for block in blocks(page, "console")
+            if holding in block and not any(words in block for words in STAYS)
+        ]
+        assert typed, holding
         environment = {**self.stack.environment, "HOME": str(self.home)}
         done = subprocess.run(
-            ["bash", "-c", script], cwd=ROOT, env=environment, text=True, timeout=WAIT_LIMIT, check=False,
+            ["bash", "-c", "set -eo pipefail\n" + self.here("".join(typed))],
+            cwd=ROOT, env=environment, text=True, timeout=WAIT_LIMIT, check=False,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        assert done.returncode == 0, done.stdout
+        assert done.returncode == ends_with, f"{done.stdout}\n{self.stack.log('execution')[-3_000:]}"
         return done.stdout
+
+    def here(self, text: str) -> str:
+        return re.sub("|".join(map(re.escape, self.places)), lambda found: self.places[found[0]], text)
 
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    """One stack for both pages: with the settings of the second, which only add a kind of channel."""
-    reader = Reader(tmp_path_factory.mktemp("home"), select_port())
-    reader.save_files(CHANNEL)
-    exported = re.search(r"^export (.*)\nmake run$", CHANNEL, re.MULTILINE)
-    assert exported
-    words = dict(word.split("=", 1) for word in exported[1].split())
-    words = {name: value.replace("~", str(reader.home)) for name, value in words.items()}
-    words["AFTERTOUCH_ALLOWED_PRIVATE_HOSTS"] = f"127.0.0.1:{reader.gateway_port}"
-    with running_stack(words, programs=["web", "core", "ticks", "long", "beat"]) as stack:
-        stack.await_worker("core")
-        reader.stack = stack
-        yield reader
+    """One stack for all pages, with the settings of each; they only add."""
+    gateway_port = select_port()
+    reader = Reader(tmp_path_factory.mktemp("home"), gateway_port)
+    reader.save_files(CHANNEL, "python")
+    for language in ("bash", "python"):
+        reader.save_files(OWN_PROGRAM, language)
+    exported = {
+        name: value.replace("~", str(reader.home))
+        for page in (CHANNEL, OWN_PROGRAM, FLOW)
+        for words in re.findall(r"^export (.*)\nmake run$", page, re.MULTILINE)
+        for name, value in (word.split("=", 1) for word in words.split())
+    }
+    assert len(exported) == 5
+    exported["AFTERTOUCH_ALLOWED_PRIVATE_HOSTS"] = f"127.0.0.1:{gateway_port}"
+    with running_stack(exported, programs=["web", "core", "ticks", "long", "execution", "beat"]) as stack:
+        for worker in ("core", "execution"):
+            stack.await_worker(worker)
+        with reader.at(stack):
+            yield reader
 
 
-@pytest.fixture
+@contextmanager
 def gateway(reader: Reader) -> Iterator[Path]:
     """What the gateway of the page prints."""
     printed = reader.home / "gateway.out"
@@ -83,9 +123,11 @@ def gateway(reader: Reader) -> Iterator[Path]:
         process = subprocess.Popen(
             [sys.executable, reader.home / "my-channels/gateway.py"], stdout=out, stderr=subprocess.STDOUT
         )
-    yield printed
-    process.send_signal(signal.SIGTERM)
-    process.wait(WAIT_LIMIT)
+    try:
+        yield printed
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(WAIT_LIMIT)
 
 
 def test_tutorial_commands_give_the_stated_output(reader: Reader) -> None:
@@ -96,10 +138,11 @@ def test_tutorial_commands_give_the_stated_output(reader: Reader) -> None:
     assert re.search(r'"rule": *"dedupe"', said)
 
 
-def test_channel_page_sends_and_records_failed_task(reader: Reader, gateway: Path) -> None:
-    said = reader.type_commands(CHANNEL)
-    assert wait_until(lambda: "13800138001: 【示例】" in gateway.read_text("utf-8"), WAIT_LIMIT)
-    assert gateway.read_text("utf-8").count("\n13800138001") <= 1
+def test_channel_page_sends_and_records_failed_task(reader: Reader) -> None:
+    with gateway(reader) as printed:
+        said = reader.type_commands(CHANNEL)
+        assert wait_until(lambda: "13800138001: 【示例】" in printed.read_text("utf-8"), WAIT_LIMIT)
+        assert printed.read_text("utf-8").count("\n13800138001") <= 1
     assert "no such number" in said
 
 
@@ -110,7 +153,63 @@ def test_api_page_examples_succeed(reader: Reader) -> None:
 def test_capacity_commands_give_the_stated_output(reader: Reader) -> None:
     said = reader.type_commands(SCALE_OUT)
     assert "48 slots, 10 nodes of 5" in said
-    assert "runs a second: 0.0 seconds each: 0" in said
+    assert re.search(r"runs a second: [\d.]+ seconds each: [\d.]+", said)
+
+
+def test_own_program_page_runs_both_programs_as_jobs(reader: Reader) -> None:
+    (reader.home / "my-rpa.yaml").write_text(reader.here(blocks(OWN_PROGRAM, "yaml")[0]), "utf-8")
+    said = reader.type_commands(OWN_PROGRAM)
+
+    assert '{"result": {"shop": "s1", "page": 3}}' in said
+    assert '{"result": {"replied": 2,' in said
+    waits = json.loads(said.strip().splitlines()[-1])
+    assert (waits["state"], waits["reason"], waits["attempt"]) == ("scheduled", "exit_1", 1)
+    assert waits["runs"][0]["exit_code"] == 1
+    assert "the page did not load" in waits["runs"][0]["detail"]
+    shown = [json.loads(line) for line in said.splitlines() if line.startswith('{"task_id"')]
+    results = [job["result"] for job in shown if job["state"] == "succeeded"]
+    assert [set(result) for result in results] == [{"shop", "page"}, {"replied", "home", "directory"}]
+    assert results[0] == {"shop": "s1", "page": 3}
+    assert not Path(results[1]["directory"]).exists()
+    assert Path(results[1]["home"]).parent != Path(results[1]["directory"]).parent
+
+
+def test_flow_page_commands_run_the_flow_as_a_job(reader: Reader) -> None:
+    """With a real browser and the demo shop."""
+    find_chromium()
+    with demo_shop() as site:
+        reader.places["http://127.0.0.1:8765"] = site
+        reader.type_commands(FLOW, holding="flow_sdk new demo_count_unpaid")
+        (reader.home / "my-flows/demo_count_unpaid.py").write_text(blocks(FLOW, "python")[0], "utf-8")
+        said = reader.type_commands(FLOW, holding="try --flow demo_count_unpaid --payload", ends_with=77)
+        assert "SessionExpired: s1 is not logged in." in said
+        promised = re.findall(r'^\{"result": \{"unpaid": (\d+)', FLOW, re.MULTILINE)
+        said = reader.type_commands(FLOW, holding="try --flow demo_batch_reply --profile")
+        assert re.findall(r'^\{"result": \{"unpaid": (\d+)', said, re.MULTILINE) == promised
+
+        (reader.home / "my-shops.yaml").write_text(blocks(FLOW, "yaml")[0], "utf-8")
+        said = reader.type_commands(FLOW, holding="publish")
+        receipts = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+        assert len(receipts) == 2
+        state, result = await_end(reader.stack, receipts[1]["task_id"])
+        assert (state, str(result["unpaid"])) == ("succeeded", *promised)
+
+
+def await_end(stack: RunningStack, task_id: str) -> tuple[str, dict[str, Any]]:
+    """Return the state in which a job ended, and its result."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    with psycopg.connect(stack.endpoints.database_url, autocommit=True) as database:
+
+        def has_ended() -> bool:
+            found[:] = database.execute(
+                "SELECT state, result FROM rpa_tasks_job WHERE task_id = %s"
+                " AND state IN ('succeeded', 'failed', 'unknown', 'cancelled')",
+                [task_id],
+            ).fetchall()
+            return bool(found)
+
+        assert wait_until(has_ended, WAIT_LIMIT), stack.log("execution")
+    return found[0]
 
 
 def test_scale_out_curves_match_benchmarks() -> None:

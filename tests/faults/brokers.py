@@ -202,13 +202,14 @@ class RabbitNode(Server):
         except (OSError, *Connection(self.url).connection_errors):
             return False
 
-    def control(self, *words: str) -> None:
-        """As `rabbitmqctl` does it. Returns once it is done."""
+    def control(self, *words: str) -> str:
+        """As `rabbitmqctl` does it. Returns what it printed once it is done."""
         done = subprocess.run(
             [str(RABBITMQCTL), *words], env={**os.environ, **self.env}, stdin=subprocess.DEVNULL, capture_output=True,
             text=True, timeout=WAIT_LIMIT, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
 
 @contextmanager

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kombu import Connection
 
+from tests.faults.brokers import RabbitNode, rabbitmq
 from tests.faults.fault_stack import FaultStack, Run, faults, run_fault_stack
 
 
@@ -16,6 +18,23 @@ from tests.faults.fault_stack import FaultStack, Run, faults, run_fault_stack
 def fault_stack(state_folder: Callable[[str], Path]) -> Iterator[FaultStack]:
     with run_fault_stack(state_folder("stack")) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def rabbit_node(state_folder: Callable[[str], Path]) -> Iterator[RabbitNode]:
+    """One node for the tests that leave it running: a start takes seconds."""
+    with rabbitmq(state_folder("rabbit")) as node:
+        yield node
+
+
+@pytest.fixture
+def rabbit(rabbit_node: RabbitNode) -> Iterator[RabbitNode]:
+    """The node, without queues afterwards."""
+    yield rabbit_node
+    with Connection(rabbit_node.url) as connection:
+        listed = rabbit_node.control("list_queues", "name", "--silent", "--no-table-headers")
+        for name in listed.split():
+            connection.default_channel.queue_delete(name)
 
 
 @pytest.fixture

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -20,7 +18,7 @@ from scheduling import dispatch
 from scheduling.dispatch import oldest_message_at, publication_headers
 from scheduling.ledger.transitions import AGE_UNKNOWN
 from scheduling.models import Touch
-from tests.faults.brokers import WAIT_LIMIT, RabbitNode, missing_for_rabbitmq, rabbitmq
+from tests.faults.brokers import WAIT_LIMIT, RabbitNode, missing_for_rabbitmq
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
 
@@ -50,29 +48,23 @@ def test_oldest_message_at_unreadable_item_is_none(valkey: redis.Redis) -> None:
 needs_rabbitmq = pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
 
 
-@pytest.fixture(scope="module")
-def node(state_folder: Callable[[str], Path]) -> Iterator[RabbitNode]:
-    with rabbitmq(state_folder("backlog")) as node:
-        yield node
-
-
 @pytest.fixture
-def rabbit(node: RabbitNode, monkeypatch: pytest.MonkeyPatch) -> str:
+def connected_rabbit(rabbit: RabbitNode, monkeypatch: pytest.MonkeyPatch) -> str:
     """A RabbitMQ that this process talks to."""
-    monkeypatch.setenv("CELERY_BROKER_URL", node.url)  # which Celery reads before its configuration
+    monkeypatch.setenv("CELERY_BROKER_URL", rabbit.url)  # which Celery reads before its configuration
     monkeypatch.setitem(app.conf, "broker_transport_options", {"confirm_publish": True})
-    return node.url
+    return rabbit.url
 
 
 @pytest.mark.rabbitmq
 @needs_rabbitmq
 @pytest.mark.django_db(transaction=True)
 def test_rescue_does_not_wait_for_empty_rabbitmq_queue(
-    matrix: MatrixBuilder, record_event: RecordEvent, rabbit: str
+    matrix: MatrixBuilder, record_event: RecordEvent, connected_rabbit: str
 ) -> None:
     """It shows no waiting message, only how many there are."""
     assert oldest_message_at("touch.normal") is None
-    with Connection(rabbit, transport_options={"confirm_publish": True}) as own:
+    with Connection(connected_rabbit, transport_options={"confirm_publish": True}) as own:
         Queue("touch.normal", channel=own.default_channel).declare()
         assert oldest_message_at("touch.normal") is None
         own.Producer().publish([], exchange="", routing_key="touch.normal")
@@ -89,9 +81,9 @@ def test_rescue_does_not_wait_for_empty_rabbitmq_queue(
 
 @pytest.mark.rabbitmq
 @needs_rabbitmq
-def test_tick_backlog_on_rabbitmq_is_full_above_limit(node: RabbitNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tick_backlog_on_rabbitmq_is_full_above_limit(rabbit: RabbitNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TickBacklog, "ASK_EVERY", -1.0)  # at each question
-    with Connection(node.url) as connection:
+    with Connection(rabbit.url) as connection:
         producer, pile = connection.Producer(), TickBacklog("ticks")
         assert not pile.is_full(producer), "the queue is not there"
 

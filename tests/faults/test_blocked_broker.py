@@ -14,7 +14,7 @@ from kombu import Connection
 
 from config.local.processes import wait_until
 from scheduling.broker_health import accepts_messages, broker_alarm
-from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
+from tests.faults.brokers import RabbitNode, missing_for_rabbitmq, rabbitmq
 from tests.faults.fault_stack import WAIT_LIMIT, FaultStack, Run, run_fault_stack
 
 pytestmark = [
@@ -54,24 +54,21 @@ def test_blocked_rabbitmq_is_reported_and_events_accepted(
         assert made.stack.pids == pids
 
 
-def test_publisher_gives_up_on_alarm_and_recovers(
-    state_folder: Callable[[str], Path],
-) -> None:
+def test_publisher_gives_up_on_alarm_and_recovers(rabbit: RabbitNode) -> None:
     """Without any bound of its own; a bound of the broker's silence is far longer than a test may take."""
-    with rabbitmq(state_folder("alarm")) as node:
-        assert is_published(node.url)
-        node.control("set_vm_memory_high_watermark", "0.000001")
-        assert wait_until(lambda: not is_published(node.url), WAIT_LIMIT)
-        assert broker_alarm.is_on()
-        with open_connection(node.url) as connection:
-            assert accepts_messages(connection) is False
-        with open_connection(node.url) as connection:  # only Flower needs it
-            connection.Producer().publish({}, exchange="celeryev", routing_key="worker.heartbeat")
-        node.control("set_vm_memory_high_watermark", "0.4")
-        assert wait_until(lambda: not broker_alarm.is_on(), WAIT_LIMIT)
-        assert is_published(node.url)
-        with open_connection(node.url) as connection:
-            assert accepts_messages(connection) is True
+    assert is_published(rabbit.url)
+    rabbit.control("set_vm_memory_high_watermark", "0.000001")
+    assert wait_until(lambda: not is_published(rabbit.url), WAIT_LIMIT)
+    assert broker_alarm.is_on()
+    with open_connection(rabbit.url) as connection:
+        assert accepts_messages(connection) is False
+    with open_connection(rabbit.url) as connection:  # only Flower needs it
+        connection.Producer().publish({}, exchange="celeryev", routing_key="worker.heartbeat")
+    rabbit.control("set_vm_memory_high_watermark", "0.4")
+    assert wait_until(lambda: not broker_alarm.is_on(), WAIT_LIMIT)
+    assert is_published(rabbit.url)
+    with open_connection(rabbit.url) as connection:
+        assert accepts_messages(connection) is True
 
 
 def open_connection(url: str) -> Connection:

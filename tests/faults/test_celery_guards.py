@@ -1,7 +1,7 @@
 """What ends a Celery worker or makes it lose a message, against real workers: with our guards, and without them.
 
 The tests named `…_without_the_guard…` show the trap itself. They fail on the day upstream mends it; then the guard in
-`config.celery.guards` can go.
+`config.celery.guards` can go. Their day is that of a campaign.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kombu import Connection, Exchange
 
 from config.celery.queues import TopicQueues, declared_queues, queue_of_routing_key
 from scheduling.queue_names import CORE_QUEUES, RPA_QUEUES
-from tests.faults.brokers import RabbitNode, RedisServer, missing_for_rabbitmq, rabbitmq, redis_server
+from tests.faults.brokers import RabbitNode, RedisServer, missing_for_rabbitmq, redis_server
 from tests.faults.fault_stack import WAIT_LIMIT, FaultStack
 from tests.faults.workers import Program, worker
 
@@ -33,12 +33,6 @@ def broker(state_folder: Callable[[str], Path]) -> Iterator[RedisServer]:
     """A separate broker, so that no other worker consumes these queues."""
     with redis_server(state_folder("misbehaving")) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def rabbit(state_folder: Callable[[str], Path]) -> Iterator[RabbitNode]:
-    with rabbitmq(state_folder("topic")) as node:
-        yield node
 
 
 @pytest.fixture
@@ -148,6 +142,7 @@ def _await_failed_messages(target: FaultStack, program: Program, marks: dict[str
         time.sleep(0.1)
 
 
+@pytest.mark.campaign
 def test_without_the_guard_raw_item_ends_worker(broker: RedisServer, worker_environment: dict[str, str]) -> None:
     with worker(worker_environment, "-Q", "ticks", "-c", "1", app="tests.faults.bare_app") as bare:
         bare.await_ready()
@@ -167,6 +162,7 @@ def test_task_out_of_memory_keeps_worker_alive(fault_stack: FaultStack, broker: 
     assert guarded.is_alive()
 
 
+@pytest.mark.campaign
 def test_without_the_guard_out_of_memory_ends_worker(broker: RedisServer, worker_environment: dict[str, str]) -> None:
     with worker(worker_environment, "-Q", "ticks", "-c", "1", app="tests.faults.bare_app") as bare:
         bare.await_ready()
@@ -205,6 +201,7 @@ def test_worker_holding_message_survives_redis_outage(
     report_line(f"Redis outage while a message is held · the same worker consumes again {took:.1f} s after")
 
 
+@pytest.mark.campaign
 def test_without_the_guard_redis_outage_ends_worker(broker: RedisServer, worker_environment: dict[str, str]) -> None:
     with worker(worker_environment, "-Q", "ticks", "-c", "1", app="tests.faults.bare_app") as bare:
         hold_a_message(bare, broker, "bad.nothing", "ticks", "")
@@ -217,11 +214,6 @@ def test_without_the_guard_redis_outage_ends_worker(broker: RedisServer, worker_
 
 
 # --- what a worker may consume ----------------------------------------------------------------------------------------
-
-
-def test_execution_worker_starts_with_its_queues_only(worker_environment: dict[str, str]) -> None:
-    with worker(worker_environment, "-Q", RPA, "-c", "1") as execution:
-        execution.await_ready()
 
 
 def test_mixed_worker_needs_more_processes_than_slots(worker_environment: dict[str, str]) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 from uuid import uuid4
 
 import psutil
-import pytest
 
 from config.local.processes import send_signal
 from tests.faults.fault_injection import FAULTS
@@ -22,11 +21,11 @@ HERD = 600  #: touches; six windows
 CORE = "ticks,long,touch.high,touch.normal,touch.low"
 
 
-@pytest.mark.parametrize("program", ["worker", "pool child", "ticks", "beat", "web"])
-def test_killed_program_loses_nothing(fault_stack: FaultStack, under_load: UnderLoad, program: str) -> None:
-    with under_load(fault_stack, f"kill -9 {program}") as run:
-        run.await_random_point()
-        FAULTS[f"kill -9 {program}"](run)
+def test_killed_programs_lose_nothing(fault_stack: FaultStack, under_load: UnderLoad) -> None:
+    with under_load(fault_stack, "kill -9 web, worker, beat") as run:
+        for program in ("web", "worker", "beat"):
+            run.await_random_point()
+            FAULTS[f"kill -9 {program}"](run)
         run.send_load(20)
 
 
@@ -127,11 +126,11 @@ WHERE e.event_id LIKE %s GROUP BY t.root_id
 
 
 def test_killed_passes_follow_each_touch_once(fault_stack: FaultStack) -> None:
-    """The worker of the passes is killed again and again while ends become events and plan the next touches."""
+    """The worker of the passes is killed twice while ends become events and plan the next touches."""
     target, prefix, herd = fault_stack, f"journey-{uuid4().hex[:8]}-", 60
     target.wait(lambda: target.sql("SELECT FROM scheduling_endmark WHERE reader = 'follow-ups'"), "ends are read")
     target.plan_herd(prefix, herd, "load.journey")
-    for _ in range(3):
+    for _ in range(2):
         processes = target.family("ticks")
         for process in processes:
             send_signal(process, signal.SIGKILL)  # a child may end with its parent

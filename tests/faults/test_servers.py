@@ -6,8 +6,6 @@ import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-import pytest
-
 from config.settings.connections import Timeouts
 from tests.faults.fault_injection import FAULTS
 from tests.faults.fault_stack import FaultStack, Run
@@ -15,12 +13,12 @@ from tests.faults.fault_stack import FaultStack, Run
 UnderLoad = Callable[..., AbstractContextManager[Run]]
 
 
-@pytest.mark.parametrize("blow", ["FLUSHALL", "kill -9 PostgreSQL", "kill -9 Valkey"])
-def test_server_fault_loses_nothing(fault_stack: FaultStack, under_load: UnderLoad, blow: str) -> None:
-    with under_load(fault_stack, blow) as run:
-        run.await_random_point()
-        FAULTS[blow](run)
-        run.send_load(20)
+def test_server_faults_lose_nothing(fault_stack: FaultStack, under_load: UnderLoad) -> None:
+    with under_load(fault_stack, "FLUSHALL, kill -9 PostgreSQL, kill -9 Valkey") as run:
+        for blow in ("FLUSHALL", "kill -9 PostgreSQL", "kill -9 Valkey"):
+            run.await_random_point()
+            FAULTS[blow](run)
+            run.send_load(20)
 
 
 def test_events_are_accepted_while_broker_hangs(fault_stack: FaultStack, under_load: UnderLoad) -> None:

@@ -8,6 +8,7 @@ import pytest
 from pytest_django.live_server_helper import LiveServer
 
 from scheduling.admin.failed_tasks import bulk_action
+from tests.journeys.conftest import check_width
 from tests.support.chromium import OpenPage
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.screenshots import save_screenshot
@@ -59,30 +60,9 @@ def test_bulk_retry_of_all_matches_is_shown_and_stopped(
         with page.expect_response(lambda answer: "x-live" in answer.request.headers):
             pass
     assert page.evaluate("document.querySelector('#bulk-action button').stayed")
+    check_width(page)
     save_screenshot(page, "bulk-action")  # which leaves a `style` in the form, so not before
     page.click("text=Stop the bulk action")
     page.wait_for_selector("text=Changes made before the stop stay")
     bulk_actions.continue_bulk_actions()
     assert FailedTask.objects.filter(state="retried").count() == 20
-
-
-@pytest.mark.usefixtures("many_failed_tasks")
-def test_bulk_action_pages_fit_in_all_layouts(ops: OpenPage, live_server: LiveServer) -> None:
-    from scheduling.operations import bulk_actions
-    from scheduling.operations.failed_tasks import Actor
-
-    row = bulk_actions.start_bulk_action(
-        "retry", {"failure": "failed"}, Actor("ops", reason="the receiver is back"), per_second=4
-    )
-    bulk_actions.continue_bulk_actions()
-    pages = ("bulkaction/", f"bulkaction/{row.pk}/change/", "failedtask/?reason=x", "touch/", "touch/cancel/")
-    for name, language, scheme, width in (
-        ("bulk-dark-en", "en", "dark", 1400),
-        ("bulk-narrow", "zh-hans", "light", 390),
-    ):
-        page = ops(language, scheme, width)
-        for path in pages:
-            page.goto(f"{live_server.url}/admin/scheduling/{path}")
-            page.wait_for_load_state("load")
-            overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-            assert overflow <= 0, (name, path, overflow)

@@ -10,6 +10,7 @@ import pytest
 from django.utils.timezone import localtime
 from pytest_django.live_server_helper import LiveServer
 
+from tests.journeys.conftest import check_width
 from tests.support.chromium import open_sections
 from tests.support.matrix import MatrixBuilder
 from tests.support.screenshots import save_screenshot
@@ -110,6 +111,7 @@ def test_editor_sets_conditions_variants_and_times(
     assert [each.input_value() for each in fields.all()] == ["vips", "vip", "event.data.total", "500"]
     assert all(each.is_disabled() for each in fields.all())
     save_screenshot(page, "when-dark-en", full_page=True)
+    check_width(page)
 
 
 def test_editor_adds_own_day_and_default_windows_to_the_calendar(
@@ -133,19 +135,3 @@ def test_editor_adds_own_day_and_default_windows_to_the_calendar(
     save_screenshot(page, "calendar")
     page.goto(f"{live_server.url}/admin/scheduling/event/preview/?type=order.paid&user_id=ann")
     page.wait_for_selector(".at-outcome:has-text('09:00')")
-
-
-def test_pages_of_conditions_fit_in_all_layouts(ops: Callable[..., Any], live_server: LiveServer, thanks: Any) -> None:
-    from scheduling.models import Node
-
-    Node.objects.filter(pk=thanks.pk).update(
-        when=FIRST_BIG_ORDER, variants=[{"key": "gold", "template": "gold", "when": FIRST_BIG_ORDER}]
-    )
-    for language, scheme, width in (("en", "dark", 1400), ("zh-hans", "light", 390)):
-        page = ops(language, scheme, width)
-        for path in (f"node/{thanks.pk}", "calendar/1"):
-            page.goto(f"{live_server.url}/admin/scheduling/{path}/change/")
-            page.wait_for_load_state("load")
-            overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-            assert overflow <= 0, (language, width, path, overflow)
-            save_screenshot(page, f"{path.partition('/')[0]}-{language}-{width}", full_page=True)

@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 from pytest_django.live_server_helper import LiveServer
 
+from tests.journeys.conftest import visit_layouts
 from tests.support.chromium import OpenPage
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.screenshots import save_screenshot
@@ -26,13 +27,7 @@ def test_conversion_page_shows_control_group_and_fits(
     for number in range(0, 60, 3):
         record_event("order.paid", f"user{number}")
     pass_time(days=2)
-    for name, language, scheme, width in (
-        ("effect", "zh-hans", "light", 1400),
-        ("effect-narrow-dark-en", "en", "dark", 390),
-    ):
-        page = ops(language, scheme, width)
-        page.goto(f"{live_server.url}/admin/scheduling/node/conversion/")
-        page.wait_for_selector("td:has-text('对照组')" if language == "zh-hans" else "td:has-text('Control group')")
-        overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert overflow <= 0, (name, overflow)
-        save_screenshot(page, name)
+    page = ops()
+    for look in visit_layouts(page, f"{live_server.url}/admin/scheduling/node/conversion/"):
+        assert page.locator("td:has-text('对照组')").count() > 0
+        save_screenshot(page, f"effect{look}")

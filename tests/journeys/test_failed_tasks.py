@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.django_db(transaction=True),
 ]
-MANY, FEW, READERS = 58, 5, 40
+MANY, FEW, READERS = 58, 5, 4
 
 
 @pytest.fixture
@@ -192,14 +192,6 @@ def test_editor_takes_over_edits_and_requeues(
     assert (again.state, again.attempts[0].body) == ("delivered", "订单 A-17 已发货，请留意查收。")
     page.goto(f"{admin}/touch/{again.pk}/change/")
     page.wait_for_selector("ins:has-text('订单 A-17')")
-    for language, scheme, width in (("en", "dark", 1400), ("zh-hans", "light", 390)):
-        other = ops(language, scheme, width, "editor")
-        for name, path in (
-            ("task", f"failedtask/{row.pk}/change/"), ("causes", "failedtask/groups/"),
-            ("touch", f"touch/{again.pk}/change/"), ("list", "failedtask/?state=all"),
-        ):  # fmt: skip
-            other.goto(f"{admin}/{path}")
-            save_screenshot(other, f"failed-{name}-{language}-{scheme}", full_page=True)
 
 
 def test_viewer_cannot_retry_edit_or_stop(

@@ -21,23 +21,20 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 CHOSEN = "#global-search [aria-selected=true]"
 
 
-@pytest.mark.parametrize("keys", ["Control+k", "/"])
-def test_search_by_keyboard_opens_a_result(
-    ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder, keys: str
-) -> None:
+def test_search_by_keyboard_opens_a_result(ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder) -> None:
     matrix.node("guide")
     update_customer("wang", {"name": "欧阳小明"})
-    page = ops("zh-hans", "dark" if keys == "/" else "light")
+    page = ops()
     page.goto(live_server.url + reverse("admin:scheduling_touch_changelist"))
-    page.keyboard.press(keys)
+    page.keyboard.press("/")
     page.wait_for_selector("#global-search[open]")
     page.keyboard.type("暂停")
     page.wait_for_selector("#global-search >> text=暂停渠道 log")
-    save_screenshot(page, f"search-{'dark' if keys == '/' else 'light'}")
+    save_screenshot(page, "search")
     page.keyboard.press("Escape")
     page.wait_for_selector("#global-search:not([open])", state="attached")
 
-    page.keyboard.press(keys)
+    page.keyboard.press("Control+k")
     page.wait_for_selector("#global-search[open]")
     page.keyboard.type("阳小")  # the earlier term was selected, so this replaces it
     page.wait_for_selector(f"{CHOSEN}:has-text('欧阳小明')")

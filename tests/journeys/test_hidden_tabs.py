@@ -33,7 +33,9 @@ from sessions.store.sessions import live_store
 from tests.sessions.websocket.web_processes import process, web
 from tests.support.chromium import find_chromium
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+#: Chromium throttles in turns of a minute, which no test can shorten. That timers run in a worker, which it never
+#: throttles, is the subject of tests/sessions/websocket/test_chat_page.py.
+pytestmark = [pytest.mark.browser, pytest.mark.campaign, pytest.mark.django_db(transaction=True)]
 
 WAIT_LIMIT = 90
 #: Chromium starts to throttle a page that is hidden for 5 minutes; here for a second.

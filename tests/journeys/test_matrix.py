@@ -10,6 +10,7 @@ from django.utils.timezone import now
 from pytest_django.live_server_helper import LiveServer
 
 from scheduling.monitoring.statistics import HourlyCache
+from tests.journeys.conftest import check_width
 from tests.support.chromium import OpenPage
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.screenshots import save_screenshot
@@ -57,6 +58,7 @@ def test_editor_adds_copies_moves_and_switches_nodes(
 
     page = ops(group="editor")
     page.goto(f"{live_server.url}/admin/scheduling/node/matrix/")
+    check_width(page)
 
     # A new node gets its key from stage and trigger, and the page returns to its card.
     page.click("tr:has(th:has-text('售中')) td[data-trigger='订单支付'] .at-add")
@@ -106,21 +108,6 @@ def test_editor_adds_copies_moves_and_switches_nodes(
     page.fill("[name=change_reason]", "内容过时")
     page.click("form button:has-text('关闭')")
     page.wait_for_selector(f"#node-{node.pk}.off")
-
-
-def test_matrix_and_node_fit_in_all_layouts(ops: OpenPage, live_server: LiveServer, busy_matrix: MatrixBuilder) -> None:
-    from scheduling.models import Node
-
-    node = Node.objects.get(key="presale-download")
-    for language, scheme, width in (("zh-hans", "dark", 1400), ("en", "light", 1400), ("zh-hans", "light", 390)):
-        page = ops(language, scheme, width)
-        for path in ("matrix/", f"{node.pk}/change/", "add/"):
-            page.goto(f"{live_server.url}/admin/scheduling/node/{path}")
-            if "change" in path:
-                page.wait_for_selector("#node-preview .at-outcome")
-            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
-            name = path.strip("/").replace(f"{node.pk}/", "")
-            save_screenshot(page, f"layout-node-{name}-{language}-{scheme}-{width}", full_page=True)
 
 
 def test_second_click_while_the_server_is_slow_copies_nothing(

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from pytest_django.live_server_helper import LiveServer
 
-from tests.journeys.conftest import visit_layouts
 from tests.support.chromium import OpenPage
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.screenshots import save_screenshot
@@ -128,25 +127,3 @@ def test_template_preview_follows_typed_text(ops: OpenPage, live_server: LiveSer
     page.fill("#preview_data", '{"gift": "tea"}')
     page.fill("#preview_user", "ann")
     page.wait_for_selector("#template-preview :text('Dear 王小安, tea')")
-
-
-@pytest.mark.usefixtures("article_matrix")
-def test_matrix_and_touch_pages_fit_in_all_layouts(
-    ops: OpenPage, live_server: LiveServer, record_event: RecordEvent
-) -> None:
-    """Wide and narrow, light and dark, both languages: nothing is wider than its screen."""
-    from django.utils.timezone import now
-
-    from tests.scheduling.core.conftest import deliver
-
-    for user in ("ann", "bob", "cat"):
-        for minutes in (21, 20):
-            deliver(record_event("material.downloaded", user, occurred_at=now() - timedelta(minutes=minutes)).task_ids)
-        record_event("order.paid", user, occurred_at=now() - timedelta(minutes=90))
-    deliver(record_event("order.paid", "ann", occurred_at=now() - timedelta(hours=3)).task_ids)
-    for language, scheme in (("zh-hans", "light"), ("en", "dark")):
-        page = ops(language, scheme)
-        for path in ("", "scheduling/node/matrix/", "scheduling/touch/", "scheduling/event/preview/"):
-            for look in visit_layouts(page, f"{live_server.url}/admin/{path}"):
-                if look and language == "zh-hans" and "matrix" in path:
-                    save_screenshot(page, "narrow-matrix")

@@ -10,6 +10,7 @@ from django.conf import settings
 from django.utils.timezone import now
 from pytest_django.live_server_helper import LiveServer
 
+from tests.journeys.conftest import visit_layouts
 from tests.support.chromium import OpenPage
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.screenshots import save_screenshot
@@ -52,17 +53,10 @@ def test_receivers_page_shows_rests_and_fits(
     gate.acquire(rows["dingtalk-groupsc1"].route.channel.quotas, {rows["dingtalk-groupsc1"].route.vendor_key: 20})
     gate.close()
     send_lane_report("one:1", [LaneLoad(rows["crm-hook"].route.receiver, "", 0, 12, 40.0, 120.0)])
-    for name, language, scheme, width in (
-        ("receivers", "zh-hans", "light", 1400),
-        ("receivers-dark-en", "en", "dark", 1400),
-        ("receivers-narrow-zh", "zh-hans", "light", 390),
-        ("receivers-narrow-dark-en", "en", "dark", 390),
-    ):
+    for name, language, scheme in (("receivers", "zh-hans", "light"), ("receivers-dark-en", "en", "dark")):
         send_lane_report("one:1", [LaneLoad(rows["crm-hook"].route.receiver, "", 0, 12, 40.0, 120.0)])
-        page = ops(language, scheme, width)
-        page.goto(f"{live_server.url}/admin/scheduling/channelconfig/receivers/")
-        page.wait_for_selector("td:has-text('静安福利群')")
-        assert page.locator(".at-receivers tbody tr").count() == 4
-        overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert overflow <= 0, (name, overflow)
-        save_screenshot(page, name)
+        page = ops(language, scheme)
+        for look in visit_layouts(page, f"{live_server.url}/admin/scheduling/channelconfig/receivers/"):
+            assert page.locator("td:has-text('静安福利群')").count() == 1
+            assert page.locator(".at-receivers tbody tr").count() == 4
+            save_screenshot(page, f"{name}{look}")

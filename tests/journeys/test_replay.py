@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pytest_django.live_server_helper import LiveServer
 
-from tests.support.drafts import open_draft, replay_draft
+from tests.journeys.conftest import check_width
 from tests.support.matrix import MatrixBuilder
 from tests.support.screenshots import save_screenshot
 
@@ -60,6 +60,7 @@ def test_replay_draft_is_run_and_published(ops: Callable[..., Any], live_server:
     row = page.inner_text(".wi-outcomes tr:has-text('已发送') >> nth=0").split()
     assert row[-3:] == [str(live_sent), str(sent), f"−{live_sent - sent}"]
     save_screenshot(page, "replay")
+    check_width(page)
     page.click("a:has-text('发布草稿')")
     page.fill("[name=reason]", "夜间少打扰")
     page.click("button:has-text('发布')")
@@ -100,28 +101,6 @@ def test_edits_of_two_forms_are_tried_and_published_together(ops: Callable[..., 
     node.refresh_from_db()
     assert (node.delay, HarassmentRule.objects.get(kind="cap").limit) == (timedelta(minutes=45), 1)
     assert node.history.latest().history_change_reason == "夜间少打扰"
-
-
-@pytest.mark.usefixtures("week_of_events")
-def test_replay_pages_fit_in_all_layouts(ops: Callable[..., Any], live_server: LiveServer) -> None:
-    from django.contrib.auth.models import User
-
-    from scheduling.experiments import drafts
-
-    ops()
-    text = drafts.export_live_draft().replace("limit: 3", "limit: 2")
-    draft = replay_draft(open_draft(User.objects.get(username="ops"), text))
-    for name, language, scheme, width in (
-        ("replay-dark-en", "en", "dark", 1400),
-        ("replay-narrow", "zh-hans", "light", 390),
-    ):
-        page = ops(language, scheme, width)
-        for path in ("add/", "mine/", "", f"{draft.pk}/publish/"):
-            page.goto(f"{live_server.url}/admin/scheduling/configdraft/{path}")
-            page.wait_for_load_state("load")
-            overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-            assert overflow <= 0, (name, path, overflow)
-            save_screenshot(page, f"{name}-{path.strip('/').replace('/', '-') or 'list'}")
 
 
 def test_node_edit_moves_waiting_touches(

@@ -21,6 +21,7 @@ from rpa_tasks.browsers import upkeep
 from rpa_tasks.models import ExecutionNode, LoginState, Platform, Shop, TakeOver
 from rpa_tasks.takeover import host as take_over_host
 from rpa_tasks.takeover.host import TakeOverHost
+from tests.journeys.conftest import check_width
 from tests.rpa_tasks.browsers import operator_page
 from tests.rpa_tasks.browsers.browser_processes import extend_time_limits, list_pool_processes
 from tests.sessions.websocket.web_processes import web
@@ -159,7 +160,6 @@ def test_operator_logs_a_shop_in_from_the_back_office(
     assert (row.username, row.address, shop.login_state) == ("operator", "127.0.0.1", LoginState.OK)
     narrow = ops(width=390)
     narrow.goto(page.url.replace("change", "take-over"))
-    overflow = narrow.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    assert overflow <= 0
+    check_width(narrow)
     narrow.goto(f"{site_url}{reverse('admin:rpa_tasks_takeover_changelist')}")
     narrow.wait_for_selector("#result_list td:has-text('operator')")

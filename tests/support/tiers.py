@@ -22,7 +22,7 @@ PROCESSES = (
     "tests/deploy/test_prometheus.py",
     "tests/deploy/test_redis_users.py", "tests/deploy/test_scraping.py", "tests/deploy/test_systemd.py",
     "tests/deploy/test_upgrade.py", "tests/deploy/test_watcher_metrics.py",
-    "tests/docs/test_own_rpa_program.py", "tests/docs/test_walkthroughs.py", "tests/docs/test_write_a_flow.py",
+    "tests/docs/test_walkthroughs.py",
     "tests/journeys/",
     "tests/local_stack/",
     "tests/rpa_tasks/browsers/", "tests/rpa_tasks/flow/", "tests/rpa_tasks/isolation/",

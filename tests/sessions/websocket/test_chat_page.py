@@ -60,9 +60,9 @@ def visit(chromium: Browser, stack: str) -> Iterator[Callable[..., Page]]:
     """Open the page in a language and a light, and wait until both sides are connected."""
     contexts = []
 
-    def visit(url: str = "", *, language: str = "en", scheme: str = "light", width: int = 1200) -> Page:
+    def visit(url: str = "", *, language: str = "en", scheme: str = "light") -> Page:
         contexts.append(
-            chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 960}, locale=language)
+            chromium.new_context(color_scheme=scheme, viewport={"width": 1200, "height": 960}, locale=language)
         )
         contexts[-1].set_default_timeout(SOON)
         tab = contexts[-1].new_page()
@@ -206,15 +206,16 @@ class ShopPage(BaseHTTPRequestHandler):
 @pytest.fixture
 def visit_shop(chromium: Browser) -> Iterator[Callable[..., Page]]:
     """Open a page of another origin than the chat server's."""
-    page, shop = chromium.new_page(), ThreadingHTTPServer(("127.0.0.1", 0), ShopPage)
+    shop, context = ThreadingHTTPServer(("127.0.0.1", 0), ShopPage), chromium.new_context()
     with serving_in_thread(shop):
 
         def visit_shop(policy: str = "") -> Page:
+            page = context.new_page()
             page.goto(f"http://127.0.0.1:{shop.server_port}/?{quote(policy)}")
             return page
 
         yield visit_shop
-        page.close()
+        context.close()
 
 
 MINUTE = 60_000
@@ -225,25 +226,28 @@ def wake(*times: int) -> list[tuple[str, int]]:
     return [("wake", at) for at in times]
 
 
-@pytest.mark.parametrize(
-    ("steps", "pings", "connections"),
-    [
-        pytest.param([PONG, *wake(15_000), PONG, *wake(30_000), PONG], 3, 1, id="answers"),
-        pytest.param(wake(10_000, 10_500), 1, 2, id="is dead"),
-        pytest.param([*wake(60 * MINUTE), PONG, *wake(60 * MINUTE + 10_000)], 3, 1, id="answers after a sleep"),
-        pytest.param(wake(60 * MINUTE, 60 * MINUTE + 10_000, 61 * MINUTE), 3, 2, id="is dead after a sleep"),
-        pytest.param([PONG, SHOWN, PONG, *wake(10_500)], 2, 1, id="answers a page that is shown"),
-        pytest.param([PONG, SHOWN, *wake(10_000, 10_500)], 2, 2, id="is dead when a page is shown"),
-        pytest.param([PONG, *wake(MINUTE), PONG, *wake(2 * MINUTE), PONG], 3, 1, id="answers each minute"),
-        pytest.param([PONG, *wake(MINUTE, 2 * MINUTE, 3 * MINUTE, 4 * MINUTE)], 4, 2, id="is dead each minute"),
-    ],
-)
-def test_client_gives_up_only_a_dead_connection(
-    visit_shop: Callable[..., Page], stack: str, steps: list[tuple[str, int]], pings: int, connections: int
-) -> None:
+#: What a connection does, and how many pings and connections there are then.
+LIVES: dict[str, tuple[list[tuple[str, int]], int, int]] = {
+    "answers": ([PONG, *wake(15_000), PONG, *wake(30_000), PONG], 3, 1),
+    "is dead": (wake(10_000, 10_500), 1, 2),
+    "answers after a sleep": ([*wake(60 * MINUTE), PONG, *wake(60 * MINUTE + 10_000)], 3, 1),
+    "is dead after a sleep": (wake(60 * MINUTE, 60 * MINUTE + 10_000, 61 * MINUTE), 3, 2),
+    "answers a page that is shown": ([PONG, SHOWN, PONG, *wake(10_500)], 2, 1),
+    "is dead when a page is shown": ([PONG, SHOWN, *wake(10_000, 10_500)], 2, 2),
+    "answers each minute": ([PONG, *wake(MINUTE), PONG, *wake(2 * MINUTE), PONG], 3, 1),
+    "is dead each minute": ([PONG, *wake(MINUTE, 2 * MINUTE, 3 * MINUTE, 4 * MINUTE)], 4, 2),
+}
+
+
+def test_client_gives_up_only_a_dead_connection(visit_shop: Callable[..., Page], programs: str) -> None:
     """In a browser without workers, whose timers may be late. A dead connection reports no end."""
-    seen = visit_shop().evaluate(GIVING_UP, [f"{stack.split('/demo')[0]}{CLIENT}", steps])
-    assert seen == {"pings": pings, "connections": connections}
+    found = {
+        name: visit_shop().evaluate(GIVING_UP, [f"http://{programs}{CLIENT}", steps])
+        for name, (steps, _, _) in LIVES.items()
+    }
+    assert found == {
+        name: {"pings": pings, "connections": connections} for name, (_, pings, connections) in LIVES.items()
+    }
 
 
 CLIENT = "/static/chat_sessions/client.js"
@@ -279,21 +283,14 @@ GIVING_UP = """async ([client, steps]) => {
 }"""
 
 
-@pytest.mark.parametrize(
-    ("policy", "workers"),
-    [
-        pytest.param("", 1, id="without a policy"),
-        pytest.param("default-src 'none'; script-src {server}; worker-src blob:", 1, id="that permits the worker"),
-        pytest.param("default-src 'none'; script-src {server}", 0, id="that permits no worker"),
-    ],
-)
-def test_timers_run_in_a_page_of_another_origin(
-    visit_shop: Callable[..., Page], stack: str, policy: str, workers: int
-) -> None:
-    server = stack.split("/demo")[0]
-    page = visit_shop(policy.format(server=server))
-    page.evaluate(TIMER, [f"{server}/static/scheduling/timers.js", workers])
-    assert len(page.workers) == workers
+def test_timers_run_in_a_page_of_another_origin(visit_shop: Callable[..., Page], programs: str) -> None:
+    """Without a policy, with one that permits the worker, and with one that permits none."""
+    server = f"http://{programs}"
+    strict = f"default-src 'none'; script-src {server}"
+    for policy, workers in (("", 1), (f"{strict}; worker-src blob:", 1), (strict, 0)):
+        page = visit_shop(policy)
+        page.evaluate(TIMER, [f"{server}/static/scheduling/timers.js", workers])
+        assert len(page.workers) == workers, policy
 
 
 #: Where there is a worker, the page's own timers do not count.
@@ -304,16 +301,15 @@ TIMER = """async ([timers, workers]) => {
 }"""
 
 
-@pytest.mark.parametrize("language", ["zh-CN", "en"])
-def test_chat_page_fits_in_all_layouts(visit: Callable[..., Page], language: str) -> None:
-    for scheme, width in (("light", 1200), ("dark", 1200), ("light", 380)):
-        tab = visit(language=language, scheme=scheme, width=width)
-        write(tab, "#user", "你好" if language == "zh-CN" else "Hello")
+def test_chat_page_in_chinese_fits_and_loads_nothing_external(visit: Callable[..., Page]) -> None:
+    tab = visit(language="zh-CN", scheme="dark")
+    write(tab, "#user", "你好")
+    write(tab, "#agent", "您好")
+    tab.wait_for_selector("#timeline .entry.armed", timeout=SOON)
+    assert "演示聊天" in tab.content()
+    for width in (380, 1200):
+        tab.set_viewport_size({"width": width, "height": 960})
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
-        assert ("演示聊天" in tab.content()) is (language == "zh-CN")
-        asked = tab.evaluate("performance.getEntriesByType('resource').map(each => new URL(each.name).host)")
-        assert set(asked) == {urlsplit(tab.url).netloc}
-        assert tab.troubles == []
-        write(tab, "#agent", "您好" if language == "zh-CN" else "Good day")
-        tab.wait_for_selector("#timeline .entry.armed", timeout=SOON)
-        save_screenshot(tab, f"demo-chat-{language}-{scheme}-{width}", full_page=True, animations="disabled")
+    asked = tab.evaluate("performance.getEntriesByType('resource').map(each => new URL(each.name).host)")
+    assert set(asked) == {urlsplit(tab.url).netloc}
+    assert tab.troubles == []
