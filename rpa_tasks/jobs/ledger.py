@@ -124,6 +124,36 @@ CHOICE = " UNION ALL ".join(
     f"SELECT {tier} AS tier, oldest.{name} AS due_at, {_RANK.format(tier=tier, name=name)} AS rank"
     for tier, name in TIERS.items()
 )
+_PICK = f"""
+WITH free AS MATERIALIZED (
+    {LANES}
+    ORDER BY rank, lane.last_served_at NULLS FIRST LIMIT 1
+    FOR UPDATE OF lane SKIP LOCKED
+), head AS MATERIALIZED (
+    SELECT oldest.*, job.task_id, oldest.prefix || oldest.tiers[choice.tier + 1] AS queue
+    FROM free AS oldest
+    CROSS JOIN LATERAL (SELECT * FROM ({CHOICE}) AS tier ORDER BY rank, due_at LIMIT 1) AS choice
+    JOIN rpa_tasks_job AS job ON job.shop_id = oldest.shop_id AND job.priority = choice.tier
+        AND job.state IN ('scheduled', 'queued') AND job.paused_by = '' AND job.due_at = choice.due_at
+        AND (NOT oldest.bound[choice.tier + 1] OR {_BROWSERLESS})
+        AND (oldest.only_job IS NULL OR job.task_id = oldest.only_job) LIMIT 1
+), claimed AS (
+    UPDATE rpa_tasks_job AS row
+    SET state = 'running', lease_no = GREATEST(head.lease_no, row.lease_no) + 1, sending_at = NULL,
+        lease_until = statement_timestamp() + %(lease)s, fresh = false, node = %(node)s::text,
+        progress = NULL, progress_message = ''
+    FROM head
+    WHERE row.task_id = head.task_id AND row.state IN ('scheduled', 'queued') AND row.paused_by = ''
+      AND row.due_at <= statement_timestamp() -- another may have run it and put it off since the look
+    RETURNING row.task_id, row.lease_no, row.shop_id
+), taken AS (
+    UPDATE rpa_tasks_lane AS lane
+    SET task_id = claimed.task_id, lease_no = claimed.lease_no, last_served_at = statement_timestamp()
+    FROM claimed WHERE lane.shop_id = claimed.shop_id
+)
+SELECT claimed.task_id, claimed.lease_no, head.shop_id, head.platform_id, head.queue, head.probes
+FROM head LEFT JOIN claimed USING (task_id)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,51 +176,16 @@ class JobLedger(Ledger):
         """
         while True:
             with transaction.atomic():
-                pick = self._pick(queues, node, lease, ageing)
-                if pick is None or not pick.probes or _claim_half_open_trial(pick):
-                    return pick
+                parameters = {"queues": list(queues), "node": node, "lease": lease} | _lane_parameters(ageing)
+                found = sql.rows(_PICK, parameters)
+                if not found:
+                    return None
+                task_id, lease_no, shop_id, platform_id, queue, probes = found[0]
+                if task_id and (not probes or _claim_half_open_trial(task_id, platform_id)):
+                    return Pick(Claim(task_id, lease_no), shop_id, platform_id, queue, probes)
+                # Without an id another transaction changed the job between its selection and its claim. The rollback
+                # frees the job: that transaction may wait for it again, and hold the one that the next look selects.
                 transaction.set_rollback(True)
-
-    def _pick(self, queues: Sequence[str], node: str, lease: timedelta, ageing: timedelta) -> Pick | None:
-        found = sql.rows(
-            f"""
-            WITH free AS MATERIALIZED (
-                {LANES}
-                ORDER BY rank, lane.last_served_at NULLS FIRST LIMIT 1
-                FOR UPDATE OF lane SKIP LOCKED
-            ), head AS MATERIALIZED (
-                SELECT oldest.*, job.task_id, oldest.prefix || oldest.tiers[choice.tier + 1] AS queue
-                FROM free AS oldest
-                CROSS JOIN LATERAL (SELECT * FROM ({CHOICE}) AS tier ORDER BY rank, due_at LIMIT 1) AS choice
-                JOIN rpa_tasks_job AS job ON job.shop_id = oldest.shop_id AND job.priority = choice.tier
-                    AND job.state IN ('scheduled', 'queued') AND job.paused_by = '' AND job.due_at = choice.due_at
-                    AND (NOT oldest.bound[choice.tier + 1] OR {_BROWSERLESS})
-                    AND (oldest.only_job IS NULL OR job.task_id = oldest.only_job) LIMIT 1
-            ), claimed AS (
-                UPDATE {self.table} AS row
-                SET state = 'running', lease_no = GREATEST(head.lease_no, row.lease_no) + 1, sending_at = NULL,
-                    lease_until = statement_timestamp() + %(lease)s, fresh = false, node = %(node)s::text,
-                    progress = NULL, progress_message = ''
-                FROM head
-                WHERE row.task_id = head.task_id AND row.state IN ('scheduled', 'queued') AND row.paused_by = ''
-                  AND row.due_at <= statement_timestamp() -- another may have run it and put it off since the look
-                RETURNING row.task_id, row.lease_no, row.shop_id
-            ), taken AS (
-                UPDATE rpa_tasks_lane AS lane
-                SET task_id = claimed.task_id, lease_no = claimed.lease_no, last_served_at = statement_timestamp()
-                FROM claimed WHERE lane.shop_id = claimed.shop_id
-            )
-            SELECT claimed.task_id, claimed.lease_no, head.shop_id, head.platform_id, head.queue, head.probes
-            FROM head LEFT JOIN claimed USING (task_id)
-            """,
-            {"queues": list(queues), "node": node, "lease": lease} | _lane_parameters(ageing),
-        )
-        if not found:
-            return None
-        task_id, lease_no, shop_id, platform_id, queue, probes = found[0]
-        if task_id is None:  # the job was cancelled between the selection and the claim
-            return self._pick(queues, node, lease, ageing)
-        return Pick(Claim(task_id, lease_no), shop_id, platform_id, queue, probes)
 
     def pin_to_node(self, pick: Pick, *, node: str) -> None:
         """Pin the shop to this node, which has its browser profile. No effect if the claim has lost the lane."""
@@ -306,12 +301,12 @@ class JobLedger(Ledger):
         return settled
 
 
-def _claim_half_open_trial(pick: Pick) -> bool:
+def _claim_half_open_trial(task_id: UUID, platform_id: int) -> bool:
     """Make this run the trial of a half-open platform. Returns False if another run is the trial."""
     return (
         sql.execute(
             "UPDATE rpa_tasks_breaker SET probe = %(task_id)s WHERE platform_id = %(platform)s AND probe IS NULL",
-            {"task_id": pick.claim.task_id, "platform": pick.platform_id},
+            {"task_id": task_id, "platform": platform_id},
         )
         == 1
     )

@@ -16,9 +16,9 @@ from rpa_tasks.jobs.ledger import jobs
 from rpa_tasks.models import Breaker, ExecutionNode, Job, Lane, LoginState, Platform, Shop
 from scheduling import sql
 from scheduling.ledger.transitions import Settlement, WakeUp
-from scheduling.models import Pause
+from scheduling.models import Pause, Priority
 from tests.rpa_tasks.core.conftest import EVERY, Market
-from tests.support.second_connection import Race, SecondConnection, act_behind_locks
+from tests.support.second_connection import Race, SecondConnection, act_behind_locks, await_lock_waits
 from tests.support.tables import each_row
 
 
@@ -304,6 +304,30 @@ def test_pick_rechecks_due_time_after_lock(market: Market) -> None:
 
     assert market.pick() is None
     assert Job.objects.get(pk=receipt.task_id).state == "scheduled"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_pick_keeps_no_job_that_it_could_not_claim(market: Market) -> None:
+    """A batch that merges locks several jobs. A pick that keeps one of them, and waits for another, is a deadlock."""
+    market.shop("s1")
+    market.shop("s2")
+    first = Job.objects.filter(task_id=market.publish("s1", priority=Priority.HIGH).task_id)
+    second = Job.objects.filter(task_id=market.publish("s2").task_id)
+
+    def merge_into_both() -> None:
+        with transaction.atomic():
+            second.update(requests=2)
+            await_lock_waits()  # of the pick, for the first job
+            first.update(requests=2)
+
+    def put_off_first() -> None:
+        first.update(due_at=now() + timedelta(hours=1))
+
+    pick, _ = act_behind_locks(put_off_first, market.pick, merge_into_both)
+
+    assert pick is not None
+    assert pick.claim.task_id == second.get().task_id
+    assert first.get().requests == 2
 
 
 @pytest.mark.django_db(transaction=True)
