@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,23 +45,9 @@ class Reader:
             "apply_config my-": f"apply_config {home}/my-", ".venv/bin/python": sys.executable,
         }  # fmt: skip
 
-    @contextmanager
-    def at(self, stack: RunningStack) -> Iterator[None]:
-        """Type commands to this stack. Those of manage.py run in a process that has started already."""
+    def sit_at(self, stack: RunningStack) -> None:
         self.stack = stack
         self.places |= {"http://127.0.0.1:8000": stack.base_url, ".state/": f"{stack.state_dir}/"}
-        with tempfile.TemporaryDirectory() as folder:
-            socket = Path(folder) / "socket"
-            words = [sys.executable, "-m", "tests.docs.ready_django", "serve", str(socket)]
-            django = subprocess.Popen(words, cwd=ROOT, env=stack.environment)
-            try:
-                assert wait_until(socket.exists, WAIT_LIMIT)
-                client = f"{sys.executable} -IS tests/docs/ready_django.py {socket}"
-                self.places = {".venv/bin/python manage.py": client, **self.places}
-                yield
-            finally:
-                django.kill()
-                django.wait()
 
     def save_files(self, page: str, language: str) -> None:
         """Each block belongs to the file that was named last before it."""
@@ -111,8 +96,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     with running_stack(exported, programs=["web", "core", "ticks", "long", "execution", "beat"]) as stack:
         for worker in ("core", "execution"):
             stack.await_worker(worker)
-        with reader.at(stack):
-            yield reader
+        reader.sit_at(stack)
+        yield reader
 
 
 @contextmanager
