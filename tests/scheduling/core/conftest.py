@@ -13,6 +13,7 @@ from uuid import UUID
 
 import pytest
 from django.db import connection, transaction
+from django.utils.timezone import now
 from pytest_django import Settings
 
 from scheduling.channels.base import Outcome, channel_kinds
@@ -23,7 +24,7 @@ from scheduling.delivery.lanes import ReceiverLanes
 from scheduling.delivery.sender import sender
 from scheduling.ledger.touches import Sending
 from scheduling.ledger.transitions import Claim
-from scheduling.models import ChannelConfig, Node, Template, Touch
+from scheduling.models import ChannelConfig, HarassmentRule, Node, Template, Touch
 from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannel, FakeChannelState
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.matrix import MatrixBuilder, RecordEvent
@@ -135,6 +136,14 @@ def deliver_when_due(*task_ids: UUID) -> list[Touch]:
     fall_due(*task_ids)
     deliver(task_ids)
     return rows(task_ids)
+
+
+def make_quiet_now() -> HarassmentRule:
+    """Quiet hours that began an hour ago and end in an hour."""
+    began = now() - timedelta(hours=1)
+    return HarassmentRule.objects.create(
+        kind="quiet_hours", quiet_from=began.time(), quiet_to=(began + timedelta(hours=2)).time(), timezone="UTC"
+    )
 
 
 def rows(task_ids: Sequence[UUID]) -> list[Touch]:

@@ -28,7 +28,7 @@ from scheduling.ids import new_id
 from scheduling.ledger.touches import TouchLedger
 from scheduling.models import ChannelConfig, HarassmentRule, Node, Pause, Touch
 from scheduling.operations import commands
-from tests.scheduling.core.conftest import WAIT_LIMIT, Shop, deliver_when_due, fall_due, pass_time, rows
+from tests.scheduling.core.conftest import WAIT_LIMIT, Shop, deliver_when_due, fall_due, make_quiet_now, pass_time, rows
 from tests.scheduling.core.fake_channels import Died
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.touch_logs import list_verdicts
@@ -193,9 +193,7 @@ def test_channels_with_one_receiver_count_by_their_own_limits(shop: Shop) -> Non
 def test_used_slot_admits_no_second_time(between: str, limited: Node, shop: Shop) -> None:
     """The process remembered the slot, also after its touch had used it: a claim and a verdict for nothing."""
     if between == "quiet hours":
-        hour = timedelta(hours=1)
-        night: dict[str, Any] = {"quiet_from": (now() - hour).time(), "quiet_to": (now() + hour).time()}
-        HarassmentRule.objects.create(kind="quiet_hours", timezone="UTC", **night)
+        make_quiet_now()
     else:
         shop.answer(Transient("busy"))
     early = shop.plan(2)

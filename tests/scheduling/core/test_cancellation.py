@@ -17,48 +17,34 @@ from scheduling.channels.base import Delivered, Transient
 from scheduling.delivery import pipeline
 from scheduling.ids import new_id
 from scheduling.ledger import locks
-from scheduling.models import Customer, Event, HarassmentRule, Touch
+from scheduling.models import Customer, Event, Touch
 from scheduling.planning.ingest import NewEvent, record_events
-from tests.scheduling.core.conftest import WAIT_LIMIT, Shop, deliver, deliver_when_due, fall_due
-from tests.scheduling.core.fake_channels import FakeChannelState
+from tests.scheduling.core.conftest import WAIT_LIMIT, Shop, deliver, deliver_when_due, fall_due, make_quiet_now
 from tests.support.matrix import MatrixBuilder
 from tests.support.second_connection import act_on_second_connection, await_lock_waits
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def fail_during_send(task_id: UUID, fake_channel: FakeChannelState, meanwhile: Callable[[], Any]) -> Any:
+def fail_during_send(task_id: UUID, shop: Shop, meanwhile: Callable[[], Any]) -> Any:
     """A worker has it while that happens, and then it waits to be sent again."""
-    fake_channel.blocks = True
-    fake_channel.play = lambda message: Transient("http_503")
+    shop.fake_channel.blocks = True
+    shop.answer(Transient("http_503"))
     fall_due(task_id)
     pipeline.deliver_touches([task_id])
-    assert fake_channel.on_stage.wait(WAIT_LIMIT)
+    assert shop.fake_channel.on_stage.wait(WAIT_LIMIT)
     happened = meanwhile()
-    fake_channel.release_calls.set()
+    shop.fake_channel.release_calls.set()
     deliver([])
     assert Touch.objects.get(pk=task_id).state == "scheduled"
     return happened
-
-
-def test_cancel_event_during_send_stops_the_retry(shop: Shop) -> None:
-    """It could not be cancelled then, because a worker had it. It was not delivered, so its retry must not be."""
-    shop.node(channel=shop.create_channel(), cancel_on=["order.paid"])
-    (task_id,) = shop.record_event().task_ids
-    fail_during_send(task_id, shop.fake_channel, lambda: shop.record_event(type="order.paid"))
-
-    shop.answer(Delivered("too late"))
-    (row,) = deliver_when_due(task_id)
-    assert (row.state, row.reason) == ("cancelled", "event:order.paid")
-    assert len(shop.fake_channel.received) == 1
-    assert row.reserved_at is None
 
 
 def test_restart_event_during_send_stops_the_retry(shop: Shop) -> None:
     """`restart`: the one that a worker had is not sent again beside the one that was planned in its place."""
     shop.node(channel=shop.create_channel(), on_repeat="restart", guard_dedupe="ignore")
     (first,) = shop.record_event().task_ids
-    (second,) = fail_during_send(first, shop.fake_channel, shop.record_event).task_ids
+    (second,) = fail_during_send(first, shop, shop.record_event).task_ids
 
     shop.answer(Delivered("heard"))
     old, new = deliver_when_due(first, second)
@@ -66,16 +52,21 @@ def test_restart_event_during_send_stops_the_retry(shop: Shop) -> None:
     assert (new.state, len(shop.fake_channel.received)) == ("delivered", 2)
 
 
-def test_touch_to_be_cancelled_keeps_no_later_one_from_being_planned(shop: Shop) -> None:
-    """`keep`: the customer got nothing, because the touch that was kept was cancelled at its retry."""
+def test_cancel_event_during_send_stops_the_retry_and_no_later_touch(shop: Shop) -> None:
+    """It could not be cancelled then, because a worker had it. It was not delivered, so its retry must not be.
+
+    `keep`: the customer got nothing, because the touch that was kept was cancelled at its retry.
+    """
     shop.node(channel=shop.create_channel(), cancel_on=["order.paid"], on_repeat="keep", guard_dedupe="ignore")
     (first,) = shop.record_event().task_ids
-    fail_during_send(first, shop.fake_channel, lambda: shop.record_event(type="order.paid"))
-
+    fail_during_send(first, shop, lambda: shop.record_event(type="order.paid"))
     (second,) = shop.record_event().task_ids
 
     shop.answer(Delivered("heard"))
-    assert [row.state for row in deliver_when_due(first, second)] == ["cancelled", "delivered"]
+    old, new = deliver_when_due(first, second)
+    assert (old.state, old.reason, old.reserved_at) == ("cancelled", "event:order.paid", None)
+    assert new.state == "delivered"
+    assert [message.task_id for message in shop.fake_channel.received] == [first, second]
 
 
 def test_touches_to_be_cancelled_are_found_by_one_query(shop: Shop) -> None:
@@ -100,7 +91,7 @@ def test_late_event_during_send_restarts_nothing(shop: Shop) -> None:
     shop.node(channel=shop.create_channel(), on_repeat="restart", guard_dedupe="ignore")
     (first,) = shop.record_event(occurred_at=now()).task_ids
     earlier = now() - timedelta(minutes=1)
-    (late,) = fail_during_send(first, shop.fake_channel, lambda: shop.record_event(occurred_at=earlier)).task_ids
+    (late,) = fail_during_send(first, shop, lambda: shop.record_event(occurred_at=earlier)).task_ids
 
     shop.answer(Delivered("heard"))
     retried, cancelled = deliver_when_due(first, late)
@@ -122,9 +113,7 @@ def test_earlier_or_other_event_does_not_stop_retry(shop: Shop) -> None:
 def test_held_touch_outlives_an_earlier_event_of_its_batch(matrix: MatrixBuilder) -> None:
     """The two happened at once. The one that cancels came first, so it cancels nothing, also after a wait."""
     matrix.node(cancel_on=["order.paid"])
-    hour, at = timedelta(hours=1), now()
-    night = {"quiet_from": (at - hour).time(), "quiet_to": (at + hour).time()}
-    rule = HarassmentRule.objects.create(kind="quiet_hours", timezone="UTC", **night)
+    rule, at = make_quiet_now(), now()
     batch = [NewEvent("shop", kind, kind, "ann", occurred_at=at) for kind in ("order.paid", "material.downloaded")]
     _, downloaded = record_events(batch)
     (held,) = deliver_when_due(*downloaded.task_ids)

@@ -125,14 +125,6 @@ def test_condition_reads_attributes_and_tags_at_planning_and_sending(shop: Shop)
     assert [(row.state, row.reason) for row in deliver_when_due(lost)] == [("suppressed", "condition")]
 
 
-def test_condition_added_later_applies_to_waiting_touches(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
-    node = matrix.node()
-    (task_id,) = record_event(data={"total": 5}).task_ids
-    node.when = when("event.data.total", "gt", 5)
-    node.save()
-    assert [(row.state, row.reason) for row in deliver_when_due(task_id)] == [("suppressed", "condition")]
-
-
 def test_first_variant_that_holds_gives_the_content(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     for key in ("gold", "big"):
         matrix.template(key, content_type=key)

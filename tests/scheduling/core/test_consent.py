@@ -25,7 +25,7 @@ from scheduling import dispatch
 from scheduling.delivery import lanes, pipeline, presence, sender
 from scheduling.errors import Conflict
 from scheduling.ledger.touches import touches
-from scheduling.models import ChannelConfig, FailedTask, HarassmentRule, Node, Touch
+from scheduling.models import ChannelConfig, FailedTask, Node, Touch
 from scheduling.models.touch import WAITING
 from scheduling.operations import commands
 from sessions.detection.presence import SessionPresence, parse_event_id
@@ -112,7 +112,9 @@ def test_stops_before_the_mark_settle_with_their_reason(shop: Shop, monkeypatch:
         "complaint": (
             "guide", lambda: shop.record_event("complaint.received", "complaint"), ("suppressed", "opted_out", "")
         ),
-        "chat": ("guide", lambda: shop.record_event("conversation.started", "chat"), ("suppressed", "conversation", "")),
+        "chat": (
+            "guide", lambda: shop.record_event("conversation.started", "chat"), ("suppressed", "conversation", "")
+        ),
         "node paused": ("paused", lambda: commands.pause_scope("node:paused"), ("scheduled", "paused", "node:paused")),
         "node disabled": ("disabled", lambda: edit_node("disabled", enabled=False), ("scheduled", "node_disabled", "")),
         "node retired": ("retired", lambda: edit_node("retired", retired_at=now()), ("scheduled", "node_disabled", "")),
@@ -200,14 +202,6 @@ def test_mark_sending_node_may_ignore_conversation(start_queue: Callable[..., An
     assert two.await_touch().state == "delivered"
 
 
-def test_mark_sending_pause_of_other_node_is_ignored(start_queue: Callable[..., Any], matrix: MatrixBuilder) -> None:
-    two = start_queue()
-    matrix.node("other", trigger="x")
-    commands.pause_scope("node:other")
-    commands.pause_scope("channel:log")
-    assert two.await_touch().state == "delivered"
-
-
 @pytest.mark.parametrize(
     ("cancel", "reason"),
     [
@@ -242,80 +236,39 @@ def test_cancel_touch_marked_as_sending_conflicts(start_queue: Callable[..., Any
 
 
 class Chat:
-    """A Presence provider scripted by the test."""
+    """A Presence provider that is away."""
 
     event_types: ClassVar[frozenset[str]] = frozenset({"session.silent"})
-    says: ClassVar[dict[str, str] | Exception] = {}
     asked: ClassVar[list[str]] = []
 
     def presence_blocks(self, questions: Any) -> list[str]:
         Chat.asked += [question.user_id for question in questions]
-        if isinstance(Chat.says, Exception):
-            raise Chat.says
-        return [Chat.says.get(question.user_id, "") for question in questions]
+        raise ConnectionError("away")
 
     def note_sending(self, questions: Any, sent: Any) -> None:
         """Count nothing."""
 
 
-@pytest.fixture
-def presence_provider(integrate: Callable[..., None]) -> type[Chat]:
-    integrate(presence=(Chat(),))
-    Chat.says, Chat.asked = {}, []
-    return Chat
-
-
-@pytest.mark.parametrize(
-    ("says", "end"),
-    [
-        ("answered", ("suppressed", "answered", "suppress")),
-        ("conversation", ("suppressed", "conversation", "suppress")),
-        (ConnectionError("away"), ("scheduled", "presence_unknown", "hold")),
-    ],
-    ids=["answered", "conversation", "away"],
-)
-def test_mark_sending_presence_objection_is_not_sent(
-    start_queue: Callable[..., Any], presence_provider: type[Chat], says: Any, end: tuple[str, str, str]
-) -> None:
-    two = start_queue()
-    presence_provider.says = says if isinstance(says, Exception) else {"second": says}
-
-    row = two.await_touch()
-
-    assert two.heard == [two.first]
-    assert (row.state, row.reason, row.verdicts[-1].decision, row.reserved_at) == (*end, None)
-    if end[0] == "scheduled":
-        assert timedelta(0) < row.due_at - now() <= timedelta(seconds=30)
-
-
-def test_presence_outage_defers_only_asking_nodes(
-    shop: Shop, presence_provider: type[Chat], hook: ChannelConfig
-) -> None:
+def test_presence_outage_defers_only_asking_nodes(shop: Shop, integrate: Callable[..., None]) -> None:
     """Nodes that ignore conversations are sent in the same batch; for a silence Presence is always asked."""
+    integrate(presence=(Chat(),))
+    Chat.asked.clear()
     shop.node("asks", channel=shop.create_channel())
     shop.node("ignores", channel=shop.create_channel("other"), guard_conversation="ignore", guard_dedupe="ignore")
     shop.node("guides", trigger="session.silent", channel=shop.create_channel("third"), guard_conversation="ignore")
-    presence_provider.says = ConnectionError("away")
-    ids = [*shop.record_event().task_ids, *shop.record_event("session.silent", user="bob").task_ids]
-    fall_due(*ids)
-    deliver(ids)
 
-    ends = {row.node.key: (row.state, row.reason) for row in rows(ids)}
-    assert ends == {
+    found = deliver_when_due(*shop.record_event().task_ids, *shop.record_event("session.silent", user="bob").task_ids)
+
+    assert {row.node.key: (row.state, row.reason) for row in found} == {
         "asks": ("scheduled", "presence_unknown"),
         "ignores": ("delivered", ""),
         "guides": ("scheduled", "presence_unknown"),
     }
-    assert len(presence_provider.asked) == 2, "nothing was asked about the node that ignores it"
-
-
-def test_presence_without_conversation_rule_is_not_asked(
-    matrix: MatrixBuilder, record_event: RecordEvent, presence_provider: type[Chat]
-) -> None:
-    HarassmentRule.objects.filter(kind="conversation").delete()
-    matrix.node()
-    (row,) = deliver_when_due(*record_event().task_ids)
-    assert (row.state, presence_provider.asked) == ("delivered", [])
+    for row in found:
+        if row.state == "scheduled":
+            assert (row.verdicts[-1].decision, row.reserved_at) == ("hold", None)
+            assert timedelta(0) < row.due_at - now() <= timedelta(seconds=30)
+    assert len(Chat.asked) == 2, "nothing was asked about the node that ignores it"
 
 
 class Silence:
@@ -411,21 +364,13 @@ def test_mark_sending_presence_unknown_keeps_guide_message(silent_session: Silen
     assert silent_session.await_nudge()
 
 
-@pytest.mark.parametrize(
-    ("stop", "reason"),
-    [
-        (lambda record_event: commands.update_customer("ann", {"opted_out": True}), "opted_out"),
-        (lambda record_event: record_event("conversation.started", "ann"), "conversation"),
-        (lambda record_event: commands.pause_scope("node:silent"), "paused"),
-        (lambda record_event: edit_node("silent", enabled=False), "node_disabled"),
-    ],
-    ids=["opt-out", "conversation", "pause", "node disabled"],
-)
-def test_stopped_guide_message_is_not_counted(
-    silent_session: Silence, record_event: RecordEvent, stop: Callable[..., Any], reason: str
-) -> None:
+@pytest.mark.parametrize("reason", ["opted_out", "paused"])
+def test_stopped_guide_message_is_not_counted(silent_session: Silence, reason: str) -> None:
     """The policy allows one guide message. The customer got none, so the next silence is guided."""
-    stop(record_event)
+    if reason == "paused":
+        commands.pause_scope("node:silent")
+    else:
+        commands.update_customer("ann", {"opted_out": True})
     assert (silent_session.await_touch().reason, silent_session.nudges) == (reason, 0)
     assert silent_session.send_frame("agent"), "the timer of the next silence runs"
 

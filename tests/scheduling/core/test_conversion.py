@@ -10,10 +10,10 @@ import pytest
 from django.utils.timezone import now
 
 from scheduling.experiments.conversion import NodeEffect, compute_effects
-from scheduling.models import Customer, HarassmentRule, Holdout, Touch
+from scheduling.models import Customer, Holdout, Touch
 from scheduling.policy.rollout import Lift, Share
 from scheduling.policy.specs import HoldoutSpec, hash_to_percent
-from tests.scheduling.core.conftest import Shop, deliver, fall_due, pass_time
+from tests.scheduling.core.conftest import Shop, deliver, fall_due, make_quiet_now, pass_time
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -153,10 +153,7 @@ def test_effect_counts_goal_during_deferral_in_both_groups(
     """Seen from the delivery on, they would be missing among those who were to get it, and only there."""
     node.cancel_on = ["order.paid"]
     node.save()
-    hour = timedelta(hours=1)
-    quiet = HarassmentRule.objects.create(
-        kind="quiet_hours", quiet_from=(now() - hour).time(), quiet_to=(now() + hour).time(), timezone="UTC"
-    )
+    quiet = make_quiet_now()
     treated, control = choose_customers(node, 3, held_out=False), choose_customers(node, 1, held_out=True)
     record_event(user=treated[2])  # cancelled before the hold-out was drawn
     record_event("order.paid", treated[2])

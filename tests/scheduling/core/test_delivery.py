@@ -30,6 +30,7 @@ from tests.scheduling.core.conftest import (
     deliver_when_due,
     expire_lease,
     fall_due,
+    make_quiet_now,
     rows,
 )
 from tests.scheduling.core.fake_channels import FakeChannel
@@ -128,25 +129,20 @@ def test_community_target_is_used(shop: Shop, hook: Any, receiver: ScriptedRecei
     assert sorted(call.path for call in receiver.calls) == ["/hook", "/hook/c1"]
 
 
-def test_touch_without_target_fails_without_slot(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
-    robot = ChannelConfig.objects.create(key="robot", kind="wecom")
-    gone = ChannelConfig.objects.create(key="gone", kind="log", retired_at=now())
-    matrix.node("robot", channel=robot)
-    matrix.node("gone", channel=gone)
+def test_touch_that_cannot_be_sent_fails_without_slot(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+    matrix.node("robot", channel=ChannelConfig.objects.create(key="robot", kind="wecom"))
+    matrix.node("gone", channel=ChannelConfig.objects.create(key="gone", kind="log", retired_at=now()))
+    matrix.node("order", template=matrix.template("order", body="{{ event.data.order.no }}"))
 
-    found = deliver_when_due(*record_event(chat_id="c1").task_ids)
+    found = deliver_when_due(*record_event(chat_id="c1", data={}).task_ids)
 
-    assert sorted(end(row) for row in found) == [("failed", "channel_retired"), ("failed", "no_target")]
-    assert [row.reserved_at for row in found] == [None, None]
-    assert FailedTask.objects.count() == 2
-
-
-def test_template_with_missing_data_fails_with_detail(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
-    matrix.node(template=matrix.template("order", body="{{ event.data.order.no }}"))
-    (row,) = deliver_when_due(*record_event(data={}).task_ids)
-    assert end(row) == ("failed", "template_data_missing")
-    assert row.reserved_at is None
-    assert "order" in FailedTask.objects.get().detail
+    assert {row.node.key: (row.state, row.reason, row.reserved_at) for row in found} == {
+        "robot": ("failed", "no_target", None),
+        "gone": ("failed", "channel_retired", None),
+        "order": ("failed", "template_data_missing", None),
+    }
+    assert FailedTask.objects.count() == 3
+    assert "order" in FailedTask.objects.get(reason="template_data_missing").detail
 
 
 # --- judged when it is due -------------------------------------------------------------------------------------------
@@ -193,17 +189,14 @@ def test_canary_text_is_sent_to_its_communities(matrix: MatrixBuilder, record_ev
 
 
 def test_quiet_hours_defer_touch_without_slot(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
-    night = now() - HOUR
-    rule = HarassmentRule.objects.create(
-        kind="quiet_hours", quiet_from=night.time(), quiet_to=(night + 2 * HOUR).time(), timezone="UTC"
-    )
+    rule, ends_at = make_quiet_now(), now() + HOUR
     matrix.node()
 
     (row,) = deliver_when_due(*record_event().task_ids)
 
     assert end(row) == ("scheduled", "quiet_hours")
     assert row.reserved_at is None
-    assert abs(row.due_at - night - 2 * HOUR) < timedelta(minutes=1) + SPREAD
+    assert abs(row.due_at - ends_at) < timedelta(minutes=1) + SPREAD
     rule.delete()
     (row,) = deliver_when_due(row.pk)
     assert (row.state, row.attempt, row.lease_no) == ("delivered", 1, 2)

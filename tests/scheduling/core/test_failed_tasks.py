@@ -20,7 +20,7 @@ from scheduling.ledger import ends
 from scheduling.models import ChannelConfig, Event, FailedTask, HarassmentRule, Node, Pause, Touch
 from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import Actor
-from tests.scheduling.core.conftest import Shop, deliver_when_due, rows
+from tests.scheduling.core.conftest import Shop, deliver_when_due, make_quiet_now, rows
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
@@ -115,11 +115,7 @@ def test_deferred_retry_as_new_is_not_deduped_against_the_first(shop: Shop, by: 
     shop.answer(Unknown("timeout"))
     deliver_when_due(*shop.record_event().task_ids)
     shop.answer(Delivered())
-    if by == "pause":
-        stop: Pause | HarassmentRule = Pause.objects.create(scope="all")
-    else:
-        night = {"quiet_from": (now() - HOUR).time(), "quiet_to": (now() + HOUR).time()}
-        stop = HarassmentRule.objects.create(kind="quiet_hours", timezone="UTC", **night)
+    stop = Pause.objects.create(scope="all") if by == "pause" else make_quiet_now()
     task_id = failed_tasks.retry_failed_task(FailedTask.objects.get().pk, ANN, as_new=True)
     (held,) = deliver_when_due(task_id)
     assert held.state == "scheduled"
