@@ -285,13 +285,14 @@ def test_cap_waits_for_no_irrelevant_touch(matrix: MatrixBuilder, record_event: 
     matrix.node("free", trigger="ignores the cap", priority=0, guard_cap="ignore")
     low = [record_event("low", user).task_ids[0] for user in ("far", "alone", "paused", "less", "ignores")]
     soon = now() + timedelta(seconds=40)
-    for type, user, changes in [
+    others: list[tuple[str, str, dict[str, Any]]] = [
         ("high", "far", {"due_at": now() + timedelta(seconds=90)}),
         ("high", "another customer", {"due_at": soon}),
         ("high", "paused", {"due_at": soon, "paused_by": "all"}),
         ("less important", "less", {"due_at": soon}),
         ("ignores the cap", "ignores", {"due_at": soon}),
-    ]:
+    ]
+    for type, user, changes in others:
         Touch.objects.filter(pk__in=record_event(type, user).task_ids).update(**changes)
 
     deliver(low)

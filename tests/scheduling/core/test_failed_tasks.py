@@ -14,7 +14,7 @@ from django.utils.timezone import now
 
 from scheduling import dispatch
 from scheduling.channels.base import Delivered, Unknown
-from scheduling.errors import Conflict, NotFound
+from scheduling.errors import Conflict
 from scheduling.ids import new_id
 from scheduling.ledger import ends
 from scheduling.models import ChannelConfig, Event, FailedTask, HarassmentRule, Node, Pause, Touch
@@ -99,13 +99,6 @@ def test_retry_is_due_now_by_database_clock(
     assert again.expires_at == again.due_at + HOUR
     assert before <= row.acted_at <= now()
     assert not as_new or before <= again.reserved_at <= now()
-
-
-def test_retry_as_new_has_its_own_key(create_failed_task: CreateFailedTask, receiver: ScriptedReceiver) -> None:
-    row = create_failed_task()
-    task_id = failed_tasks.retry_failed_task(row.pk, ANN, as_new=True)
-    deliver_when_due(task_id)
-    assert receiver.keys == [str(row.task_id), str(task_id)]
 
 
 @pytest.mark.parametrize("by", ["pause", "quiet_hours"])
@@ -214,11 +207,6 @@ def test_failed_task_action_stores_actor_and_reason(create_failed_task: CreateFa
         row.refresh_from_db()
         assert (row.actor, row.actor_name, row.action_reason) == (user, "Ann", "because")
         assert abs(row.acted_at - now()) < timedelta(minutes=5)
-
-
-def test_retry_of_missing_failed_task_is_not_found() -> None:
-    with pytest.raises(NotFound):
-        failed_tasks.retry_failed_task(new_id(), ANN)
 
 
 def test_unreadable_message_is_archived_not_retried() -> None:

@@ -16,9 +16,7 @@ from config.environment import ROOT
 from scheduling import dispatch
 from scheduling.channels.quota import QuotaGate
 from scheduling.delivery import pipeline
-from scheduling.delivery.outgoing import BATCH_DEADLINE, LEASE
-from scheduling.ledger.transitions import WAKEUP_LEASE
-from scheduling.models import ChannelConfig, Touch
+from scheduling.models import Touch
 from tests.scheduling.core.conftest import WAIT_LIMIT, Shop, deliver, deliver_when_due, expire_lease, fall_due
 from tests.support.tables import each_row
 
@@ -32,15 +30,6 @@ def test_pure_module_does_not_read_the_clock(module: str) -> None:
     called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     clocks = {"now", "utcnow", "today", "monotonic", "localtime", "perf_counter"}
     assert not {name for name in called if name.split(".")[-1] in clocks or name == "time.time"}
-
-
-def test_lease_outlasts_batch_and_timeout() -> None:
-    """I7: the batch, the longest timeout of a channel as shipped, and the second that the sender adds."""
-    longest = ChannelConfig._meta.get_field("timeout").default.total_seconds()
-    assert BATCH_DEADLINE.total_seconds() + longest + 1 < LEASE.total_seconds()
-    assert BATCH_DEADLINE.total_seconds() == 20
-    assert LEASE.total_seconds() == 45
-    assert WAKEUP_LEASE.total_seconds() == 10
 
 
 # --- I1: a message is a wake-up ---------------------------------------------------------------------------------------
