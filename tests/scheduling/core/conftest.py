@@ -6,15 +6,17 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 import pytest
 from django.db import connection, transaction
+from django.utils.timezone import now
 from pytest_django import Settings
 
-from scheduling.channels.base import channel_kinds
+from scheduling.channels.base import Outcome, channel_kinds
 from scheduling.channels.http_client import close_shared_transport
 from scheduling.channels.vendors.base import connect_tokens
 from scheduling.delivery import pipeline
@@ -22,12 +24,11 @@ from scheduling.delivery.lanes import ReceiverLanes
 from scheduling.delivery.sender import sender
 from scheduling.ledger.touches import Sending
 from scheduling.ledger.transitions import Claim
-from scheduling.models import ChannelConfig, Touch
+from scheduling.models import ChannelConfig, HarassmentRule, Node, Template, Touch
 from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannel, FakeChannelState
 from tests.scheduling.core.receivers import ScriptedReceiver
-from tests.support.matrix import MatrixBuilder
+from tests.support.matrix import MatrixBuilder, RecordEvent
 
-Answer = TypeVar("Answer")
 WAIT_LIMIT = 60  #: seconds after which a test that waits for something gives up
 
 
@@ -137,6 +138,14 @@ def deliver_when_due(*task_ids: UUID) -> list[Touch]:
     return rows(task_ids)
 
 
+def make_quiet_now() -> HarassmentRule:
+    """Quiet hours that began an hour ago and end in an hour."""
+    began = now() - timedelta(hours=1)
+    return HarassmentRule.objects.create(
+        kind="quiet_hours", quiet_from=began.time(), quiet_to=(began + timedelta(hours=2)).time(), timezone="UTC"
+    )
+
+
 def rows(task_ids: Sequence[UUID]) -> list[Touch]:
     found = Touch.objects.in_bulk(list(task_ids))
     return [found[task_id] for task_id in task_ids]
@@ -190,6 +199,39 @@ def create_fake_channel(matrix: MatrixBuilder, fake_channel: FakeChannelState) -
         return ChannelConfig.objects.create(key=key, **usual | changes)
 
     return create_fake_channel
+
+
+@dataclass
+class Shop:
+    """A matrix, the events of its customers, and a channel that answers as the test wants."""
+
+    matrix: MatrixBuilder
+    record_event: RecordEvent
+    create_channel: CreateFakeChannel
+    fake_channel: FakeChannelState
+
+    def node(self, key: str = "guide", trigger: str = "material.downloaded", **changes: Any) -> Node:
+        return self.matrix.node(key, trigger, **changes)
+
+    def template(self, key: str, **changes: Any) -> Template:
+        return self.matrix.template(key, **changes)
+
+    def plan(self, count: int, type: str = "material.downloaded", **changes: Any) -> list[UUID]:
+        """Touches of so many customers, `user-0` and so on, by one event each."""
+        return [self.record_event(type, f"user-{number}", **changes).task_ids[0] for number in range(count)]
+
+    def answer(self, *answers: Outcome | Exception) -> None:
+        """Let the channel answer so from now on. The last answer repeats."""
+        waiting = list(answers)
+        self.fake_channel.play = lambda message: waiting.pop(0) if len(waiting) > 1 else waiting[0]
+
+
+@pytest.fixture
+def shop(
+    matrix: MatrixBuilder, record_event: RecordEvent, create_fake_channel: CreateFakeChannel,
+    fake_channel: FakeChannelState,
+) -> Shop:  # fmt: skip
+    return Shop(matrix, record_event, create_fake_channel, fake_channel)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from scheduling.delivery.due_batch import ANNOUNCE_STATEMENT, load_announced
 from scheduling.ledger.touches import touches
 from scheduling.ledger.transitions import WakeUp
 from scheduling.models import FailedTask
-from tests.scheduling.core.conftest import WAIT_LIMIT, deliver, fall_due, rows
+from tests.scheduling.core.conftest import WAIT_LIMIT, Shop, deliver, fall_due, rows
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import SecondConnection
 
@@ -86,15 +86,9 @@ def test_load_announced_does_not_read_left_data(matrix: MatrixBuilder, record_ev
     assert blocks < 20 * 5
 
 
-def test_load_announced_takes_one_oversized_event(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
-    matrix.node()
-    ids = [record_event(user=f"user-{number}", data={"text": "x" * 1000}).task_ids[0] for number in range(3)]
-    fall_due()
-    found = load_announced(ids, most_bytes=1)
-    assert sorted(row.readable for row in found.values()) == [False, False, True]
-
-
-def test_load_announced_leaves_lower_priority(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_load_announced_takes_one_oversized_event_of_the_highest_priority(
+    matrix: MatrixBuilder, record_event: RecordEvent
+) -> None:
     matrix.node("low", trigger="a", priority=2)
     matrix.node("high", trigger="b", priority=0)
     low = [record_event("a", f"user-{number}").task_ids[0] for number in range(3)]
@@ -105,11 +99,11 @@ def test_load_announced_leaves_lower_priority(matrix: MatrixBuilder, record_even
 
 
 def test_deliver_splits_at_the_byte_limit(
-    matrix: MatrixBuilder, record_event: RecordEvent, published: list[list[WakeUp]], monkeypatch: pytest.MonkeyPatch
+    shop: Shop, published: list[list[WakeUp]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(due_batch, "MOST_BYTES", 35_000)
-    matrix.node()
-    ids = [record_event(user=f"user-{number}", data={"text": "x" * 10_000}).task_ids[0] for number in range(10)]
+    shop.node()
+    ids = [shop.record_event(user=f"user-{number}", data={"text": "x" * 10_000}).task_ids[0] for number in range(10)]
     fall_due()
 
     assert deliver_all(ids, published) == [6, 2, 0]
@@ -118,7 +112,7 @@ def test_deliver_splits_at_the_byte_limit(
 
 
 def test_deliver_stops_at_the_judging_time_limit(
-    matrix: MatrixBuilder, record_event: RecordEvent, published: list[list[WakeUp]], monkeypatch: pytest.MonkeyPatch
+    shop: Shop, published: list[list[WakeUp]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is left is not claimed, its customers' locks are released, and its message goes out at once."""
     monkeypatch.setattr(pipeline, "LONGEST_JUDGING", 0.3)
@@ -129,8 +123,8 @@ def test_deliver_stops_at_the_judging_time_limit(
         return render(*arguments)
 
     monkeypatch.setattr(pipeline, "render_message", slow)
-    matrix.node()
-    ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(12)]
+    shop.node()
+    ids = shop.plan(12)
     fall_due()
 
     deliver(ids)
@@ -145,14 +139,11 @@ def test_deliver_stops_at_the_judging_time_limit(
 
 
 def test_deliver_halves_batch_after_idle_timeout(
-    matrix: MatrixBuilder,
-    record_event: RecordEvent,
-    second_connection: SecondConnection,
-    monkeypatch: pytest.MonkeyPatch,
+    shop: Shop, second_connection: SecondConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """25P03: what was done between two statements took too long for so many; it is no outage."""
-    matrix.node()
-    ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(4)]
+    shop.node()
+    ids = shop.plan(4)
     fall_due()
     write, sizes = touches.settle_batch, []
 
@@ -198,12 +189,12 @@ def edits(monkeypatch: pytest.MonkeyPatch, second_connection: SecondConnection) 
 
 
 def test_deliver_leaves_touch_whose_node_is_on_again(
-    matrix: MatrixBuilder, record_event: RecordEvent, edits: list[Any], published: list[list[WakeUp]]
+    shop: Shop, edits: list[Any], published: list[list[WakeUp]]
 ) -> None:
     """An undo of the switch would not see an end that is written after it. Others of the batch are settled."""
-    node = matrix.node()
-    matrix.node("other", trigger="other")
-    (task_id,), (other,) = record_event().task_ids, record_event("other", "bob").task_ids
+    node = shop.node()
+    shop.node("other", trigger="other")
+    (task_id,), (other,) = shop.record_event().task_ids, shop.record_event("other", "bob").task_ids
     fall_due()
     node.enabled = False
     node.save()

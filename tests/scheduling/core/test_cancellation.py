@@ -17,93 +17,64 @@ from scheduling.channels.base import Delivered, Transient
 from scheduling.delivery import pipeline
 from scheduling.ids import new_id
 from scheduling.ledger import locks
-from scheduling.models import Customer, Event, HarassmentRule, Touch
+from scheduling.models import Customer, Event, Touch
 from scheduling.planning.ingest import NewEvent, record_events
-from tests.scheduling.core.conftest import WAIT_LIMIT, deliver, deliver_when_due, fall_due
-from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannelState
-from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.scheduling.core.conftest import WAIT_LIMIT, Shop, deliver, deliver_when_due, fall_due, make_quiet_now
+from tests.support.matrix import MatrixBuilder
 from tests.support.second_connection import act_on_second_connection, await_lock_waits
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def fail_during_send(task_id: UUID, fake_channel: FakeChannelState, meanwhile: Callable[[], Any]) -> Any:
+def fail_during_send(task_id: UUID, shop: Shop, meanwhile: Callable[[], Any]) -> Any:
     """A worker has it while that happens, and then it waits to be sent again."""
-    fake_channel.blocks = True
-    fake_channel.play = lambda message: Transient("http_503")
+    shop.fake_channel.blocks = True
+    shop.answer(Transient("http_503"))
     fall_due(task_id)
     pipeline.deliver_touches([task_id])
-    assert fake_channel.on_stage.wait(WAIT_LIMIT)
+    assert shop.fake_channel.on_stage.wait(WAIT_LIMIT)
     happened = meanwhile()
-    fake_channel.release_calls.set()
+    shop.fake_channel.release_calls.set()
     deliver([])
     assert Touch.objects.get(pk=task_id).state == "scheduled"
     return happened
 
 
-def test_cancel_event_during_send_stops_the_retry(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-) -> None:
-    """It could not be cancelled then, because a worker had it. It was not delivered, so its retry must not be."""
-    matrix.node(channel=create_fake_channel(), cancel_on=["order.paid"])
-    (task_id,) = record_event().task_ids
-    fail_during_send(task_id, fake_channel, lambda: record_event(type="order.paid"))
-
-    fake_channel.play = lambda message: Delivered("too late")
-    (row,) = deliver_when_due(task_id)
-    assert (row.state, row.reason) == ("cancelled", "event:order.paid")
-    assert len(fake_channel.received) == 1
-    assert row.reserved_at is None
-
-
-def test_restart_event_during_send_stops_the_retry(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-) -> None:
+def test_restart_event_during_send_stops_the_retry(shop: Shop) -> None:
     """`restart`: the one that a worker had is not sent again beside the one that was planned in its place."""
-    matrix.node(channel=create_fake_channel(), on_repeat="restart", guard_dedupe="ignore")
-    (first,) = record_event().task_ids
-    (second,) = fail_during_send(first, fake_channel, record_event).task_ids
+    shop.node(channel=shop.create_channel(), on_repeat="restart", guard_dedupe="ignore")
+    (first,) = shop.record_event().task_ids
+    (second,) = fail_during_send(first, shop, shop.record_event).task_ids
 
-    fake_channel.play = lambda message: Delivered("heard")
+    shop.answer(Delivered("heard"))
     old, new = deliver_when_due(first, second)
     assert (old.state, old.reason) == ("cancelled", "restarted:material.downloaded")
-    assert (new.state, len(fake_channel.received)) == ("delivered", 2)
+    assert (new.state, len(shop.fake_channel.received)) == ("delivered", 2)
 
 
-def test_touch_to_be_cancelled_keeps_no_later_one_from_being_planned(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-) -> None:
-    """`keep`: the customer got nothing, because the touch that was kept was cancelled at its retry."""
-    matrix.node(channel=create_fake_channel(), cancel_on=["order.paid"], on_repeat="keep", guard_dedupe="ignore")
-    (first,) = record_event().task_ids
-    fail_during_send(first, fake_channel, lambda: record_event(type="order.paid"))
+def test_cancel_event_during_send_stops_the_retry_and_no_later_touch(shop: Shop) -> None:
+    """It could not be cancelled then, because a worker had it. It was not delivered, so its retry must not be.
 
-    (second,) = record_event().task_ids
+    `keep`: the customer got nothing, because the touch that was kept was cancelled at its retry.
+    """
+    shop.node(channel=shop.create_channel(), cancel_on=["order.paid"], on_repeat="keep", guard_dedupe="ignore")
+    (first,) = shop.record_event().task_ids
+    fail_during_send(first, shop, lambda: shop.record_event(type="order.paid"))
+    (second,) = shop.record_event().task_ids
 
-    fake_channel.play = lambda message: Delivered("heard")
-    assert [row.state for row in deliver_when_due(first, second)] == ["cancelled", "delivered"]
+    shop.answer(Delivered("heard"))
+    old, new = deliver_when_due(first, second)
+    assert (old.state, old.reason, old.reserved_at) == ("cancelled", "event:order.paid", None)
+    assert new.state == "delivered"
+    assert [message.task_id for message in shop.fake_channel.received] == [first, second]
 
 
-def test_touches_to_be_cancelled_are_found_by_one_query(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-) -> None:
+def test_touches_to_be_cancelled_are_found_by_one_query(shop: Shop) -> None:
     """A pause releases the touches of many customers, whose next events come in one batch."""
-    matrix.node(channel=create_fake_channel(), cancel_on=["order.paid"], on_repeat="keep", guard_dedupe="ignore")
+    shop.node(channel=shop.create_channel(), cancel_on=["order.paid"], on_repeat="keep", guard_dedupe="ignore")
     users = [f"user-{number}" for number in range(4)]
-    fake_channel.play = lambda message: Transient("http_503")
-    deliver_when_due(*(record_event(user=user).task_ids[0] for user in users))
+    shop.answer(Transient("http_503"))
+    deliver_when_due(*(shop.record_event(user=user).task_ids[0] for user in users))
 
     def count_queries(*users: str) -> int:
         with CaptureQueriesContext(connection) as queries:
@@ -115,46 +86,34 @@ def test_touches_to_be_cancelled_are_found_by_one_query(
     assert count_queries(*users[1:]) == count_queries(users[0])
 
 
-def test_late_event_during_send_restarts_nothing(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-) -> None:
+def test_late_event_during_send_restarts_nothing(shop: Shop) -> None:
     """Its time is before that of the touch that a worker has, so it replaces neither that touch nor its retry."""
-    matrix.node(channel=create_fake_channel(), on_repeat="restart", guard_dedupe="ignore")
-    (first,) = record_event(occurred_at=now()).task_ids
+    shop.node(channel=shop.create_channel(), on_repeat="restart", guard_dedupe="ignore")
+    (first,) = shop.record_event(occurred_at=now()).task_ids
     earlier = now() - timedelta(minutes=1)
-    (late,) = fail_during_send(first, fake_channel, lambda: record_event(occurred_at=earlier)).task_ids
+    (late,) = fail_during_send(first, shop, lambda: shop.record_event(occurred_at=earlier)).task_ids
 
-    fake_channel.play = lambda message: Delivered("heard")
+    shop.answer(Delivered("heard"))
     retried, cancelled = deliver_when_due(first, late)
     assert (retried.state, cancelled.state) == ("delivered", "cancelled")
     assert cancelled.reason == "restarted:material.downloaded"
 
 
-def test_earlier_or_other_event_does_not_stop_retry(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-) -> None:
-    matrix.node(channel=create_fake_channel(), cancel_on=["order.paid"])
-    record_event(type="order.paid")
-    fake_channel.play = lambda message: Transient("http_503")
-    (task_id,) = record_event().task_ids
-    record_event(type="order.paid", user="somebody-else")
+def test_earlier_or_other_event_does_not_stop_retry(shop: Shop) -> None:
+    shop.node(channel=shop.create_channel(), cancel_on=["order.paid"])
+    shop.record_event(type="order.paid")
+    shop.answer(Transient("http_503"))
+    (task_id,) = shop.record_event().task_ids
+    shop.record_event(type="order.paid", user="somebody-else")
     deliver_when_due(task_id)
-    fake_channel.play = lambda message: Delivered("heard")
+    shop.answer(Delivered("heard"))
     assert deliver_when_due(task_id)[0].state == "delivered"
 
 
 def test_held_touch_outlives_an_earlier_event_of_its_batch(matrix: MatrixBuilder) -> None:
     """The two happened at once. The one that cancels came first, so it cancels nothing, also after a wait."""
     matrix.node(cancel_on=["order.paid"])
-    hour, at = timedelta(hours=1), now()
-    night = {"quiet_from": (at - hour).time(), "quiet_to": (at + hour).time()}
-    rule = HarassmentRule.objects.create(kind="quiet_hours", timezone="UTC", **night)
+    rule, at = make_quiet_now(), now()
     batch = [NewEvent("shop", kind, kind, "ann", occurred_at=at) for kind in ("order.paid", "material.downloaded")]
     _, downloaded = record_events(batch)
     (held,) = deliver_when_due(*downloaded.task_ids)
@@ -165,11 +124,9 @@ def test_held_touch_outlives_an_earlier_event_of_its_batch(matrix: MatrixBuilder
     assert (row.state, row.reason) == ("delivered", "")
 
 
-def test_event_that_waited_for_its_customer_is_received_after_the_touch(
-    matrix: MatrixBuilder, record_event: RecordEvent
-) -> None:
+def test_event_that_waited_for_its_customer_is_received_after_the_touch(shop: Shop) -> None:
     """Events and touches are dated in the order in which their transactions have the customer."""
-    matrix.node(cancel_on=["order.paid"])
+    shop.node(cancel_on=["order.paid"])
     ann = Customer.objects.create(user_id="ann")
 
     def record_paid() -> None:
@@ -180,6 +137,6 @@ def test_event_that_waited_for_its_customer_is_received_after_the_touch(
             locks.lock_remaining([ann.pk])
             paid = pool.submit(act_on_second_connection, record_paid)
             await_lock_waits()
-            (task_id,) = record_event().task_ids
+            (task_id,) = shop.record_event().task_ids
         paid.result(WAIT_LIMIT)
     assert Event.objects.get(type="order.paid").received_at > Touch.objects.get(pk=task_id).created_at

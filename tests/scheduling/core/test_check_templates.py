@@ -8,7 +8,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from scheduling.models import TemplateText, Touch
-from tests.scheduling.core.conftest import deliver_when_due
+from tests.scheduling.core.conftest import Shop, deliver_when_due
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -52,12 +52,10 @@ def test_check_templates_lists_refused_texts(matrix: MatrixBuilder) -> None:
         ("{% if event.data.note %}{% endif %}", "does not render any more (“event.data.note” is null)"),
     ],
 )
-def test_check_templates_lists_texts_that_fail(
-    matrix: MatrixBuilder, record_event: RecordEvent, body: str, said: str
-) -> None:
-    template = matrix.template("guide", body="hi")
-    matrix.node(template=template)
-    (row,) = deliver_when_due(*record_event(data={"lines": [1], "note": None}).task_ids)
+def test_check_templates_lists_texts_that_fail(shop: Shop, body: str, said: str) -> None:
+    template = shop.template("guide", body="hi")
+    shop.node(template=template)
+    (row,) = deliver_when_due(*shop.record_event(data={"lines": [1], "note": None}).task_ids)
     template.texts.update(body=body)  # as an earlier version stored and sent it
     status, lines = check()
     assert (status, len(lines)) == (1, 1)

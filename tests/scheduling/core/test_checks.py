@@ -44,11 +44,6 @@ def test_check_batch_or_timeout_beyond_lease_fails(monkeypatch: pytest.MonkeyPat
         call_command("check")
 
 
-def test_check_short_lease_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "LEASE", BATCH_DEADLINE + MAX_TIMEOUT)
-    assert found() == ["aftertouch.E001"]
-
-
 def test_check_short_visibility_timeout_fails(settings: Settings) -> None:
     needed = 2 * (settings.AFTERTOUCH_HORIZON + WAKEUP_LEASE + BATCH_DEADLINE)
     for seconds, errors in (

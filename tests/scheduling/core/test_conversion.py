@@ -10,12 +10,13 @@ import pytest
 from django.utils.timezone import now
 
 from scheduling.experiments.conversion import NodeEffect, compute_effects
-from scheduling.models import Holdout
+from scheduling.models import Customer, Holdout, Touch
 from scheduling.policy.rollout import Lift, Share
 from scheduling.policy.specs import HoldoutSpec, hash_to_percent
-from tests.scheduling.core.conftest import deliver, fall_due, pass_time
+from tests.scheduling.core.conftest import Shop, deliver, fall_due, make_quiet_now, pass_time
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
+pytestmark = pytest.mark.django_db(transaction=True)
 DAY = timedelta(days=1)
 
 
@@ -64,12 +65,15 @@ def deliver_to_users(record_event: RecordEvent) -> Callable[..., None]:
     return deliver_to_users
 
 
-@pytest.mark.django_db(transaction=True)
 def test_effect_counts_the_goal_in_both_groups(
-    node: Any, deliver_to_users: Callable[..., None], record_event: RecordEvent
+    node: Any, matrix: MatrixBuilder, deliver_to_users: Callable[..., None], record_event: RecordEvent
 ) -> None:
-    treated, control = choose_customers(node, 4, held_out=False), choose_customers(node, 3, held_out=True)
-    deliver_to_users(*treated, *control)
+    """Once a customer, where it came after the touch and in time. A repeat of the content is suppressed."""
+    matrix.node("without a goal", trigger="order.paid")
+    treated, control = choose_customers(node, 5, held_out=False), choose_customers(node, 3, held_out=True)
+    record_event("order.paid", treated[4])  # too early
+    pass_time(hours=1)
+    deliver_to_users(*treated, *control, treated[4])
     pass_time(hours=3)
     for user in (*treated[:3], control[0]):
         record_event("order.paid", user)
@@ -77,11 +81,10 @@ def test_effect_counts_the_goal_in_both_groups(
     assert effect().lift == Lift(Share(0, 0), Share(0, 0))  # their time is not over
     pass_time(days=3)
     record_event("order.paid", control[1])  # too late
-    assert effect().lift == Lift(Share(3, 4), Share(1, 3))
-    assert [(each.template, each.number, each.share) for each in effect().versions] == [("guide", 1, Share(3, 4))]
+    assert effect().lift == Lift(Share(3, 5), Share(1, 3))
+    assert [(each.template, each.number, each.share) for each in effect().versions] == [("guide", 1, Share(3, 5))]
 
 
-@pytest.mark.django_db(transaction=True)
 def test_effect_keeps_the_global_holdout_apart(
     node: Any, deliver_to_users: Callable[..., None], record_event: RecordEvent
 ) -> None:
@@ -98,23 +101,8 @@ def test_effect_keeps_the_global_holdout_apart(
     assert effect().overall == Lift(Share(3, 4), Share(1, 3))
 
 
-@pytest.mark.django_db(transaction=True)
-def test_effect_ignores_earlier_goals_and_repeats(
-    node: Any, deliver_to_users: Callable[..., None], record_event: RecordEvent
-) -> None:
-    (user,) = choose_customers(node, 1, held_out=False)
-    record_event("order.paid", user)
-    pass_time(hours=1)
-    deliver_to_users(user, user)  # the second one is suppressed: the same content
-    pass_time(days=3)
-    assert effect().lift == Lift(Share(0, 1), Share(0, 0))
-
-
-@pytest.mark.django_db(transaction=True)
 def test_effect_keeps_customers_suppressed_after_draw(node: Any, deliver_to_users: Callable[..., None]) -> None:
     """And who is stopped before it does not: the control group knows no such customers."""
-    from scheduling.models import Customer
-
     one, other = choose_customers(node, 2, held_out=False)
     Customer.objects.create(user_id=other, opted_out=True)
     node.rollout_percent = 0
@@ -136,25 +124,17 @@ class Stale:
         """Count nothing."""
 
 
-@pytest.fixture
-def stale_presence(integrate: Callable[..., None]) -> None:
-    integrate(presence=(Stale(),))
-
-
-@pytest.mark.django_db(transaction=True)
 def test_effect_ignores_customers_blocked_by_presence(
-    node: Any, deliver_to_users: Callable[..., None], stale_presence: None
+    node: Any, deliver_to_users: Callable[..., None], integrate: Callable[..., None]
 ) -> None:
     """Customers of the control group would be counted among those who were to get it."""
+    integrate(presence=(Stale(),))
     deliver_to_users(*choose_customers(node, 1, held_out=False), *choose_customers(node, 2, held_out=True))
     pass_time(days=3)
     assert effect().lift == Lift(Share(0, 0), Share(0, 0))
 
 
-@pytest.mark.django_db(transaction=True)
-def test_effect_separates_template_versions(
-    node: Any, matrix: MatrixBuilder, deliver_to_users: Callable[..., None], record_event: RecordEvent
-) -> None:
+def test_effect_separates_template_versions(node: Any, shop: Shop, deliver_to_users: Callable[..., None]) -> None:
     one, other = choose_customers(node, 2, held_out=False)
     deliver_to_users(one)
     text = node.template.texts.get()
@@ -162,30 +142,18 @@ def test_effect_separates_template_versions(
     text.save()
     deliver_to_users(other)
     pass_time(hours=1)
-    record_event("order.paid", other)
+    shop.record_event("order.paid", other)
     pass_time(days=3)
     assert [(each.number, each.share) for each in effect().versions] == [(1, Share(0, 1)), (2, Share(1, 1))]
 
 
-@pytest.mark.django_db(transaction=True)
-def test_effect_ignores_nodes_without_a_goal(matrix: MatrixBuilder) -> None:
-    matrix.node()
-    assert compute_effects(now() - DAY, now()) == []
-
-
-@pytest.mark.django_db(transaction=True)
 def test_effect_counts_goal_during_deferral_in_both_groups(
     node: Any, deliver_to_users: Callable[..., None], record_event: RecordEvent
 ) -> None:
     """Seen from the delivery on, they would be missing among those who were to get it, and only there."""
-    from scheduling.models import HarassmentRule, Touch
-
     node.cancel_on = ["order.paid"]
     node.save()
-    hour = timedelta(hours=1)
-    quiet = HarassmentRule.objects.create(
-        kind="quiet_hours", quiet_from=(now() - hour).time(), quiet_to=(now() + hour).time(), timezone="UTC"
-    )
+    quiet = make_quiet_now()
     treated, control = choose_customers(node, 3, held_out=False), choose_customers(node, 1, held_out=True)
     record_event(user=treated[2])  # cancelled before the hold-out was drawn
     record_event("order.paid", treated[2])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
@@ -14,18 +13,27 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
-from config.local.processes import wait_until
 from scheduling import dispatch, sql
+from scheduling.configuration import snapshot
 from scheduling.delivery import due_batch, pipeline, presence
+from scheduling.delivery.outgoing import LEASE
 from scheduling.delivery.sender import sender
 from scheduling.ids import new_id
-from scheduling.ledger import locks
 from scheduling.ledger.touches import touches
-from scheduling.models import Community, FailedTask, HarassmentRule, Pause, Touch
+from scheduling.models import ChannelConfig, Community, FailedTask, HarassmentRule, Touch
 from scheduling.operations import commands
 from scheduling.policy.send_times import SPREAD
-from tests.scheduling.core.conftest import WAIT_LIMIT, deliver, deliver_when_due, fall_due, pass_time, rows
-from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannel, FakeChannelState
+from tests.scheduling.core.conftest import (
+    WAIT_LIMIT,
+    Shop,
+    deliver,
+    deliver_when_due,
+    expire_lease,
+    fall_due,
+    make_quiet_now,
+    rows,
+)
+from tests.scheduling.core.fake_channels import FakeChannel
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race, SecondConnection
@@ -56,26 +64,6 @@ def test_due_touch_is_delivered_with_its_trace(matrix: MatrixBuilder, record_eve
     assert (attempt.outcome, attempt.number, attempt.body) == ("delivered", 1, "hi ann")
 
 
-def test_template_renders_event_data(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
-    template = matrix.template("parcel", body="{{ event.data.order.number }} to {{ event.data.city }}")
-    matrix.node(template=template)
-    receipt = record_event(data={"order": {"number": 7}, "city": "杭州"})
-
-    deliver_when_due(*receipt.task_ids)
-
-    assert [each.body for each in list_attempts()] == ["7 to 杭州"]
-
-
-def test_customer_address_is_loaded_for_delivery(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
-    matrix.node()
-    commands.update_customer("ann", {"addresses": {"email": "ann@example.com"}})
-    receipt = record_event()
-
-    (ann,) = locks.lock_customers(receipt.task_ids).values()
-
-    assert ann.addresses["email"] == "ann@example.com"
-
-
 def test_profiles_are_read_only_for_texts_that_name_them(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     commands.update_customer("ann", {"attributes": {"city": "上海"}, "tags": ["vip"]})
     matrix.node()
@@ -92,11 +80,9 @@ def test_profiles_are_read_only_for_texts_that_name_them(matrix: MatrixBuilder, 
     assert "上海" in {each.body for each in list_attempts()}
 
 
-def test_webhook_receives_touch_data_and_key(
-    matrix: MatrixBuilder, hook: Any, record_event: RecordEvent, receiver: ScriptedReceiver
-) -> None:
-    matrix.node(channel=hook)
-    receipt = record_event(chat_id="c1", event_id="e1")
+def test_webhook_receives_touch_data_and_key(shop: Shop, hook: Any, receiver: ScriptedReceiver) -> None:
+    shop.node(channel=hook)
+    receipt = shop.record_event(chat_id="c1", event_id="e1")
 
     (row,) = deliver_when_due(*receipt.task_ids)
 
@@ -110,75 +96,53 @@ def test_webhook_receives_touch_data_and_key(
     assert (row.state, [each.status for each in row.attempts]) == ("delivered", [200])
 
 
-def test_duplicate_wakeups_send_once(
-    matrix: MatrixBuilder,
-    create_fake_channel: Callable[..., Any],
-    record_event: RecordEvent,
-    race: Race,
-    fake_channel: FakeChannelState,
-) -> None:
+def test_duplicate_wakeups_send_once(shop: Shop, race: Race) -> None:
     """I2: a duplicated wake-up finds nothing to claim."""
-    matrix.node(channel=create_fake_channel())
-    (task_id,) = record_event().task_ids
+    shop.node(channel=shop.create_channel())
+    (task_id,) = shop.record_event().task_ids
     fall_due(task_id)
 
     race(8, lambda number: pipeline.deliver_touches([task_id, task_id]))
     deliver([])
 
-    assert len(fake_channel.received) == 1
+    assert len(shop.fake_channel.received) == 1
     assert rows([task_id])[0].state == "delivered"
 
 
-def test_values_are_escaped_for_the_channel_in_the_customers_zone(
-    matrix: MatrixBuilder, record_event: RecordEvent, create_fake_channel: CreateFakeChannel,
-    fake_channel: FakeChannelState, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_values_are_escaped_for_the_channel_in_the_customers_zone(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeChannel, "escape", lambda self, value: value.replace("<", "＜"), raising=False)
     commands.update_customer("ann", {"name": "<at>", "timezone": "America/New_York"})
     body = "<b>{{ user.name }}</b> {{ event.data.at|date:'H:i' }}"
-    matrix.node(channel=create_fake_channel(), template=matrix.template("guide", body=body))
+    shop.node(channel=shop.create_channel(), template=shop.template("guide", body=body))
 
-    (row,) = deliver_when_due(*record_event(data={"at": "2026-03-03T12:00:00Z"}).task_ids)
+    (row,) = deliver_when_due(*shop.record_event(data={"at": "2026-03-03T12:00:00Z"}).task_ids)
     assert (row.state, row.reason) == ("delivered", "")
 
-    assert [each.body for each in fake_channel.received] == ["<b>＜at></b> 07:00"]
+    assert [each.body for each in shop.fake_channel.received] == ["<b>＜at></b> 07:00"]
     assert [each.body for each in list_attempts()] == ["<b>＜at></b> 07:00"]
 
 
-def test_wakeup_for_missing_touch_is_ignored(matrix: MatrixBuilder) -> None:
-    pipeline.deliver_touches([new_id()])
-
-
-def test_community_target_is_used(
-    matrix: MatrixBuilder, hook: Any, record_event: RecordEvent, receiver: ScriptedReceiver
-) -> None:
-    matrix.node(channel=hook)
+def test_community_target_is_used(shop: Shop, hook: Any, receiver: ScriptedReceiver) -> None:
+    shop.node(channel=hook)
     Community.objects.create(chat_id="c1", targets={"hook": {"url": f"{receiver.url}/c1"}})
-    deliver_when_due(*record_event(chat_id="c1").task_ids, *record_event(chat_id="c2", user="bob").task_ids)
+    deliver_when_due(*shop.record_event(chat_id="c1").task_ids, *shop.record_event(chat_id="c2", user="bob").task_ids)
     assert sorted(call.path for call in receiver.calls) == ["/hook", "/hook/c1"]
 
 
-def test_touch_without_target_fails_without_slot(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
-    from scheduling.models import ChannelConfig
+def test_touch_that_cannot_be_sent_fails_without_slot(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+    matrix.node("robot", channel=ChannelConfig.objects.create(key="robot", kind="wecom"))
+    matrix.node("gone", channel=ChannelConfig.objects.create(key="gone", kind="log", retired_at=now()))
+    matrix.node("order", template=matrix.template("order", body="{{ event.data.order.no }}"))
 
-    robot = ChannelConfig.objects.create(key="robot", kind="wecom")
-    gone = ChannelConfig.objects.create(key="gone", kind="log", retired_at=now())
-    matrix.node("robot", channel=robot)
-    matrix.node("gone", channel=gone)
+    found = deliver_when_due(*record_event(chat_id="c1", data={}).task_ids)
 
-    found = deliver_when_due(*record_event(chat_id="c1").task_ids)
-
-    assert sorted(end(row) for row in found) == [("failed", "channel_retired"), ("failed", "no_target")]
-    assert [row.reserved_at for row in found] == [None, None]
-    assert FailedTask.objects.count() == 2
-
-
-def test_template_with_missing_data_fails_with_detail(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
-    matrix.node(template=matrix.template("order", body="{{ event.data.order.no }}"))
-    (row,) = deliver_when_due(*record_event(data={}).task_ids)
-    assert end(row) == ("failed", "template_data_missing")
-    assert row.reserved_at is None
-    assert "order" in FailedTask.objects.get().detail
+    assert {row.node.key: (row.state, row.reason, row.reserved_at) for row in found} == {
+        "robot": ("failed", "no_target", None),
+        "gone": ("failed", "channel_retired", None),
+        "order": ("failed", "template_data_missing", None),
+    }
+    assert FailedTask.objects.count() == 3
+    assert "order" in FailedTask.objects.get(reason="template_data_missing").detail
 
 
 # --- judged when it is due -------------------------------------------------------------------------------------------
@@ -205,36 +169,6 @@ def test_verdict_stores_rule_version_and_figures(matrix: MatrixBuilder, record_e
         assert (verdict.observed, verdict.limit, verdict.next_eligible_at) == ("2", "2 in 1d", first + DAY)
 
 
-def test_same_content_is_suppressed_for_72_hours(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
-    matrix.node()
-    deliver_when_due(*record_event().task_ids)
-    pass_time(hours=71)
-    (early,) = deliver_when_due(*record_event().task_ids)
-    pass_time(hours=1)
-    (again,) = deliver_when_due(*record_event().task_ids)
-    assert [end(early), end(again)] == [("suppressed", "dedupe"), ("delivered", "")]
-
-
-def test_conversation_started_while_waiting_suppresses(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
-    matrix.node(delay=HOUR)
-    waiting = record_event()
-    record_event("conversation.started")
-    (row,) = deliver_when_due(*waiting.task_ids)
-    assert end(row) == ("suppressed", "conversation")
-
-
-def test_opt_out_while_waiting_stops_marketing_only(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
-    matrix.node("offer", template=matrix.template("offer", category="marketing"))
-    matrix.node("parcel", template=matrix.template("parcel", category="service"))
-    receipt = record_event()
-    commands.update_customer("ann", {"opted_out": True})
-    found = deliver_when_due(*receipt.task_ids)
-    assert {row.node.key: end(row) for row in found} == {
-        "offer": ("suppressed", "opted_out"),
-        "parcel": ("delivered", ""),
-    }
-
-
 def test_template_edit_applies_to_waiting_touches(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     node = matrix.node(delay=HOUR)
     receipt = record_event()
@@ -255,17 +189,14 @@ def test_canary_text_is_sent_to_its_communities(matrix: MatrixBuilder, record_ev
 
 
 def test_quiet_hours_defer_touch_without_slot(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
-    night = now() - HOUR
-    rule = HarassmentRule.objects.create(
-        kind="quiet_hours", quiet_from=night.time(), quiet_to=(night + 2 * HOUR).time(), timezone="UTC"
-    )
+    rule, ends_at = make_quiet_now(), now() + HOUR
     matrix.node()
 
     (row,) = deliver_when_due(*record_event().task_ids)
 
     assert end(row) == ("scheduled", "quiet_hours")
     assert row.reserved_at is None
-    assert abs(row.due_at - night - 2 * HOUR) < timedelta(minutes=1) + SPREAD
+    assert abs(row.due_at - ends_at) < timedelta(minutes=1) + SPREAD
     rule.delete()
     (row,) = deliver_when_due(row.pk)
     assert (row.state, row.attempt, row.lease_no) == ("delivered", 1, 2)
@@ -297,75 +228,38 @@ def presence_provider(integrate: Callable[..., None]) -> type[Answers]:
     return Answers
 
 
-def test_presence_is_asked_for_each_touch(
-    matrix: MatrixBuilder, record_event: RecordEvent, presence_provider: Any
-) -> None:
-    matrix.node()
-    presence_provider.said = {"bob": "conversation", "cid": "answered"}
-    found = deliver_when_due(*(record_event(user=user).task_ids[0] for user in ("ann", "bob", "cid")))
-    assert [end(row) for row in found] == [
-        ("delivered", ""),
-        ("suppressed", "conversation"),
-        ("suppressed", "answered"),
-    ]
-
-
-def test_touch_rescued_before_claim_still_asks_presence(
-    matrix: MatrixBuilder,
-    record_event: RecordEvent,
-    presence_provider: Any,
-    second_connection: SecondConnection,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A second message finds the touch with a worker; the rescue puts it back before the claim."""
-    matrix.node()
-    (task_id,) = record_event().task_ids
+@pytest.mark.parametrize("rescued", ["before", "after"])
+def test_touch_rescued_around_its_lock_is_judged_in_full(
+    shop: Shop, presence_provider: Any, second_connection: SecondConnection, monkeypatch: pytest.MonkeyPatch,
+    rescued: str,
+) -> None:  # fmt: skip
+    """A second message finds the touch with a worker; the rescue puts it back before the claim, or after the lock."""
+    shop.node()
+    (task_id,) = shop.record_event().task_ids
     presence_provider.said = {"ann": "answered"}
     fall_due(task_id)
     lose_worker(task_id)
     lock_customers = due_batch.locks.lock_customers
 
-    def rescued_first(task_ids: Any) -> Any:
-        second_connection(dispatch.rescue_lost_work)
-        return lock_customers(task_ids)
-
-    monkeypatch.setattr(due_batch.locks, "lock_customers", rescued_first)
-    pipeline.deliver_touches([task_id])
-
-    assert end(rows([task_id])[0]) == ("suppressed", "answered")
-
-
-def test_touch_rescued_after_lock_waits_for_next_wakeup(
-    matrix: MatrixBuilder,
-    record_event: RecordEvent,
-    second_connection: SecondConnection,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    matrix.node()
-    (task_id,) = record_event().task_ids
-    fall_due(task_id)
-    lose_worker(task_id)
-    lock_customers = due_batch.locks.lock_customers
-
-    def rescued_after(task_ids: Any) -> Any:
+    def lock_beside_the_rescue(task_ids: Any) -> Any:
+        if rescued == "before":
+            second_connection(dispatch.rescue_lost_work)
         locked = lock_customers(task_ids)
-        second_connection(dispatch.rescue_lost_work)
+        if rescued == "after":
+            second_connection(dispatch.rescue_lost_work)
         return locked
 
-    monkeypatch.setattr(due_batch.locks, "lock_customers", rescued_after)
-    pipeline.deliver_touches([task_id])
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(due_batch.locks, "lock_customers", lock_beside_the_rescue)
+        pipeline.deliver_touches([task_id])
     deliver([task_id])
 
-    assert end(rows([task_id])[0]) == ("delivered", "")
+    assert end(rows([task_id])[0]) == ("suppressed", "answered")
     assert not FailedTask.objects.exists()
 
 
 def lose_worker(task_id: Any) -> None:
     """A worker claims it and is never seen again; its lease is over."""
-    from scheduling.delivery.outgoing import LEASE
-    from tests.scheduling.core.conftest import expire_lease
-
     assert touches.claim([task_id], lease=LEASE)
     expire_lease(task_id)
 
@@ -373,21 +267,18 @@ def lose_worker(task_id: Any) -> None:
 # --- pauses ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scope", ["all", "channel:log", "node:guide"])
-def test_pause_parks_due_touches_and_resume_spreads_them(
-    matrix: MatrixBuilder, record_event: RecordEvent, scope: str
-) -> None:
-    matrix.node()
-    waiting = [record_event(user=f"user-{number}").task_ids[0] for number in range(30)]
-    commands.pause_scope(scope, reason="stop")
+def test_pause_parks_due_touches_and_resume_spreads_them(shop: Shop) -> None:
+    shop.node()
+    waiting = shop.plan(12)
+    commands.pause_scope("all", reason="stop")
 
     found = deliver_when_due(*waiting)
-    assert {(row.state, row.paused_by) for row in found} == {("scheduled", scope)}
+    assert {(row.state, row.paused_by) for row in found} == {("scheduled", "all")}
     dispatch.dispatch_due_touches()
     dispatch.rescue_lost_work()
     assert {row.state for row in rows(waiting)} == {"scheduled"}, "nothing moves while the pause lasts"
 
-    commands.resume_scope(scope)
+    commands.resume_scope("all")
     dispatch.rescue_lost_work()
     due = [row.due_at for row in rows(waiting)]
     assert max(due) - min(due) > timedelta(seconds=20)
@@ -395,30 +286,18 @@ def test_pause_parks_due_touches_and_resume_spreads_them(
     assert {row.state for row in deliver_when_due(*waiting)} == {"delivered"}
 
 
-def test_overlapping_pauses_must_both_end(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
-    matrix.node()
-    (task_id,) = record_event().task_ids
-    commands.pause_scope("all")
-    commands.pause_scope("node:guide")
-    deliver_when_due(task_id)
-    Pause.objects.filter(scope="all").delete()
-    dispatch.rescue_lost_work()
-    (row,) = deliver_when_due(task_id)
-    assert (row.state, row.paused_by) == ("scheduled", "node:guide")
-
-
 # --- never early -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ahead", [60, -60])
 def test_wrong_node_clock_sends_nothing_early(
-    matrix: MatrixBuilder, record_event: RecordEvent, valkey: redis.Redis, ahead: float, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, valkey: redis.Redis, ahead: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I5: the clock of the database decides, and a premature wake-up is published again."""
-    matrix.node(delay=timedelta(seconds=25))
+    shop.node(delay=timedelta(seconds=25))
     published: list[Any] = []
     monkeypatch.setattr(pipeline, "publish_touches", lambda wakeups, channels: published.extend(wakeups))
-    (task_id,) = record_event(occurred_at=None).task_ids
+    (task_id,) = shop.record_event(occurred_at=None).task_ids
 
     with time_machine.travel(datetime.now().astimezone() + timedelta(seconds=ahead), tick=True):
         pipeline.deliver_touches([task_id])
@@ -437,30 +316,12 @@ def test_wrong_node_clock_sends_nothing_early(
     assert row.due_at <= row.reserved_at <= attempt.started_at <= attempt.ended_at <= row.settled_at + HOUR / 3600
 
 
-def test_receiver_is_never_called_before_due(
-    matrix: MatrixBuilder, hook: Any, record_event: RecordEvent, receiver: ScriptedReceiver
-) -> None:
-    """I5: lateness is never negative, however often it is read."""
-    matrix.node(channel=hook, delay=timedelta(milliseconds=300))
-    waiting = [record_event(user=f"user-{number}").task_ids[0] for number in range(20)]
-    ends_at = now() + timedelta(seconds=60)
-    while now() < ends_at and Touch.objects.exclude(state="delivered").exists():
-        deliver(waiting)
-        time.sleep(0.02)
-
-    due = {str(row.pk): row.due_at for row in rows(waiting)}
-    assert len(receiver.calls) == 20
-    assert all(call.at >= due[call.json["data"]["task_id"]] for call in receiver.calls)
-
-
 # --- neighbours ------------------------------------------------------------------------------------------------------
 
 
-def test_failing_touch_does_not_affect_its_batch(
-    matrix: MatrixBuilder, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    matrix.node()
-    waiting = [record_event(user=f"user-{number}").task_ids[0] for number in range(9)]
+def test_failing_touch_does_not_affect_its_batch(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.node()
+    waiting = shop.plan(9)
     judge = pipeline.guards.judge_touch
 
     def poisoned(touch: Any, *rest: Any) -> Any:
@@ -477,39 +338,19 @@ def test_failing_touch_does_not_affect_its_batch(
     assert len(list_attempts()) == 8
 
 
-@pytest.mark.parametrize("how", ["terminated", "kept waiting"])
 def test_lost_database_connection_fails_no_touch(
-    matrix: MatrixBuilder,
-    record_event: RecordEvent,
-    second_connection: SecondConnection,
-    monkeypatch: pytest.MonkeyPatch,
-    how: str,
+    shop: Shop, second_connection: SecondConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A connection that ends in the middle, by a fail-over or because this process was frozen for too long."""
-    matrix.node()
-    (waiting,) = record_event().task_ids
+    """A connection that ends in the middle by a fail-over."""
+    shop.node()
+    (waiting,) = shop.record_event().task_ids
     fall_due(waiting)
     connection.ensure_connection()
     pid = connection.connection.info.backend_pid
-
-    def gone() -> bool:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [pid])
-            return cursor.fetchone() == (0,)
-
-    def terminate() -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
-
     write = touches.settle_batch
 
     def broken(decisions: Any, **conditions: Any) -> None:
-        if how == "terminated":
-            second_connection(terminate)
-        else:
-            with connection.cursor() as cursor:
-                cursor.execute("SET idle_in_transaction_session_timeout = 1")
-        assert wait_until(lambda: second_connection(gone), WAIT_LIMIT)
+        second_connection(lambda: terminate(pid))
         write(decisions, **conditions)
 
     with monkeypatch.context() as breaking:
@@ -522,19 +363,23 @@ def test_lost_database_connection_fails_no_touch(
     assert [end(row) for row in deliver_when_due(waiting)] == [("delivered", "")]
 
 
+def terminate(pid: int) -> None:
+    """End the backend, and return when it is gone."""
+    sql.rows("SELECT pg_terminate_backend(%(pid)s, 60000)", {"pid": pid})
+
+
 def test_lost_connection_after_commit_delays_no_claimed_touch(
-    matrix: MatrixBuilder, hook: Any, record_event: RecordEvent, receiver: ScriptedReceiver,
-    second_connection: SecondConnection, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    shop: Shop,
+    hook: Any,
+    receiver: ScriptedReceiver,
+    second_connection: SecondConnection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The search for premature wake-ups failed, and claimed touches waited 45 s for their lease."""
-    matrix.node(channel=hook)
-    (task_id,) = record_event().task_ids
+    shop.node(channel=hook)
+    (task_id,) = shop.record_event().task_ids
     fall_due(task_id)
     search = touches.premature_wakeups
-
-    def terminate(pid: int) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
 
     def search_without_backend(task_ids: Any) -> Any:
         connection.ensure_connection()
@@ -553,13 +398,11 @@ def test_lost_connection_after_commit_delays_no_claimed_touch(
 
 
 @pytest.mark.parametrize("table", ["channelconfig", "community"])
-def test_delivery_defers_touch_when_secret_key_is_missing(
-    matrix: MatrixBuilder, record_event: RecordEvent, table: str
-) -> None:
+def test_delivery_defers_touch_when_secret_key_is_missing(shop: Shop, table: str) -> None:
     """During a key rotation node by node. No touch fails of it, and another node may deliver it."""
-    matrix.node()
+    shop.node()
     Community.objects.create(chat_id="odd", targets={"webhook": {"url": "http://127.0.0.1:9/"}})
-    (waiting,) = record_event(chat_id="odd").task_ids
+    (waiting,) = shop.record_event(chat_id="odd").task_ids
     column = {"channelconfig": "config", "community": "targets"}[table]
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT max({column}) FROM scheduling_{table}")
@@ -579,8 +422,6 @@ def test_delivery_defers_touch_when_secret_key_is_missing(
 
 def test_config_change_during_read_fails_no_touch(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     """A node with a new template is committed between two of the queries that read the configuration."""
-    from scheduling.configuration import snapshot
-
     matrix.node()
     (task_id,) = record_event().task_ids
     once = [True]
@@ -599,25 +440,9 @@ def test_config_change_during_read_fails_no_touch(matrix: MatrixBuilder, record_
     assert deliver_when_due(task_id)[0].state == "delivered"
 
 
-def test_channel_exception_is_unknown_outcome(
-    matrix: MatrixBuilder,
-    create_fake_channel: Callable[..., Any],
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-) -> None:
-    matrix.node(channel=create_fake_channel(idempotent=False))
-    fake_channel.play = lambda message: ValueError("a bug of the channel")  # type: ignore[assignment]
-    (row,) = deliver_when_due(*record_event().task_ids)
+def test_channel_exception_is_unknown_outcome(shop: Shop) -> None:
+    shop.node(channel=shop.create_channel(idempotent=False))
+    shop.answer(ValueError("a bug of the channel"))
+    (row,) = deliver_when_due(*shop.record_event().task_ids)
     assert end(row) == ("unknown", "channel_error")
     assert "a bug of the channel" in FailedTask.objects.get().detail
-
-
-def test_ended_touch_is_never_changed(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
-    matrix.node()
-    (task_id,) = record_event().task_ids
-    (_row,) = deliver_when_due(task_id)
-    before = Touch.objects.values().get()
-    pipeline.deliver_touches([task_id])
-    dispatch.dispatch_due_touches()
-    dispatch.rescue_lost_work()
-    assert Touch.objects.values().get() == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -102,43 +103,39 @@ def test_end_is_no_activity_of_the_customer(journey: MatrixBuilder, record_event
     assert Customer.objects.get().last_active_at == before
 
 
-def test_suppressed_touch_plans_follow_up(journey: MatrixBuilder, record_event: RecordEvent) -> None:
-    journey.node("call", "touch.suppressed", from_nodes=["guide"], **FREE)
-    ids = record_event().task_ids
-    Node.objects.filter(key="guide").update(enabled=False)
-    Node.objects.get(key="guide").save()
-    assert deliver_when_due(*ids)[0].state == "suppressed"
-    record_all()
-    assert len(find("call")) == 1
-
-
 @pytest.mark.parametrize("end", ["cancelled", "suppressed"])
 def test_end_that_was_taken_back_plans_nothing(journey: MatrixBuilder, record_event: RecordEvent, end: str) -> None:
-    """The touch is planned again, so its fallback would be a second message."""
+    """The touch is planned again, so its fallback would be a second message. It is planned after the next end."""
     journey.node("fallback", f"touch.{end}", from_nodes=["guide"], **FREE)
+
+    def end_touch(task_id: UUID) -> None:
+        if end == "cancelled":
+            commands.cancel_one_touch(task_id, actor="ann")
+        else:
+            edit_node("guide", enabled=False)
+            assert deliver_when_due(task_id)[0].state == "suppressed"
+
     (task_id,) = record_event().task_ids
-    if end == "cancelled":
-        commands.cancel_one_touch(task_id, actor="ann")
-    else:
-        Node.objects.filter(key="guide").update(enabled=False)
-        Node.objects.get(key="guide").save()
-        assert deliver_when_due(task_id)[0].state == "suppressed"
+    end_touch(task_id)
     with transaction.atomic():
         commands.plan_touch_again(str(task_id), Actor("ann"))
     record_all()
     assert not find("fallback")
     (again,) = Touch.objects.filter(retry_of=task_id)
-    if end == "cancelled":
-        commands.cancel_one_touch(again.pk, actor="ann")
-        record_all()
-        assert len(find("fallback")) == 1
+    end_touch(again.pk)
+    record_all()
+    assert len(find("fallback")) == 1
+
+
+def edit_node(key: str, **changes: Any) -> None:
+    Node.objects.filter(key=key).update(**changes)
+    Node.objects.get(key=key).save()
 
 
 @pytest.mark.parametrize("when", ["before the pass", "after the pass"])
 def test_reply_cancels_follow_up(journey: MatrixBuilder, record_event: RecordEvent, when: str) -> None:
     """No reply in two days: the next message. A reply: nothing."""
-    Node.objects.filter(key="reminder").update(cancel_on=["touch.replied"])
-    Node.objects.get(key="reminder").save()
+    edit_node("reminder", cancel_on=["touch.replied"])
     deliver_when_due(*record_event().task_ids)
     deliver_when_due(*record_event(user="bob").task_ids)
     if when == "after the pass":
@@ -240,24 +237,19 @@ def test_first_pass_follows_ends_since_publication(matrix: MatrixBuilder, record
     assert len(find("reminder")) == 1
 
 
-def test_erased_customer_does_not_come_back(journey: MatrixBuilder, record_event: RecordEvent) -> None:
-    deliver_when_due(*record_event(data={"phone": "138"}).task_ids)
-    erasure.request_erasure("ann", actor="ops")
-    record_all()
-    erasure.continue_erasures()
-    assert not Event.objects.filter(type="touch.delivered").exists()
-    assert not Customer.objects.filter(user_id="ann").exists()
-
-
-def test_erasure_reaches_recorded_ends(journey: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_erasure_reaches_recorded_ends_and_prevents_others(journey: MatrixBuilder, record_event: RecordEvent) -> None:
     deliver_when_due(*record_event(data={"phone": "138"}).task_ids)
     record_all()
-    erasure.request_erasure("ann", actor="ops")
+    deliver_when_due(*record_event(user="bob", data={"phone": "139"}).task_ids)
+    for user in ("ann", "bob"):
+        erasure.request_erasure(user, actor="ops")
+    record_all()
     erasure.continue_erasures()
     event = Event.objects.get(type="touch.delivered")
     assert (event.data, event.event_id) == ({}, f"erased:{event.pk}")
     (reminder,) = find("reminder")
     assert (reminder.state, reminder.reason) == ("cancelled", "by:erasure")
+    assert not Customer.objects.filter(user_id__in=["ann", "bob"]).exists()
 
 
 def test_held_customer_delays_only_that_pass(

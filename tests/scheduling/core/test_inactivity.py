@@ -58,16 +58,7 @@ def test_inactivity_event_plans_a_touch(matrix: MatrixBuilder, inactive_customer
     assert timedelta(hours=23) < touch.due_at - now() < timedelta(hours=25)
 
 
-def test_inactivity_scan_covers_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_events, "BATCH", 7)
-    Customer.objects.bulk_create(
-        Customer(user_id=f"user-{number}", last_active_at=now() - timedelta(days=40)) for number in range(21)
-    )
-    assert own_events.scan_inactive_customers() == 21
-    assert len(list_inactive_events()) == 21
-
-
-def test_inactivity_scan_crash_repeats_no_event(inactive_customers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inactivity_scan_crash_repeats_no_event(inactive_customers: None) -> None:
     own_events.scan_inactive_customers()
     Customer.objects.update(inactive_since=None)
     own_events.scan_inactive_customers()

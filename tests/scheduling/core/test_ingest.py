@@ -14,6 +14,8 @@ from django.db import connection, transaction
 from django.utils.timezone import now
 from pytest_django import Settings
 
+from scheduling import dispatch
+from scheduling.batching import BackgroundBatcher
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
 from scheduling.ledger.touches import touches
@@ -44,20 +46,17 @@ def states(*receipts: Receipt) -> list[tuple[str, str]]:
 
 
 def test_duplicate_in_batch_gets_touches_of_the_first(matrix: MatrixBuilder) -> None:
+    """The id counts within its source."""
     matrix.node()
+    other_source = NewEvent(source="other shop", event_id="e1", type="material.downloaded", user_id="ann")
 
-    first, second, other = record_events([new(id="e1"), new(id="e1"), new(id="e2")])
+    first, second, other, elsewhere = record_events([new(id="e1"), new("type.2", id="e1"), new(id="e2"), other_source])
 
-    assert (first.duplicate, second.duplicate, other.duplicate) == (False, True, False)
+    assert [each.duplicate for each in (first, second, other, elsewhere)] == [False, True, False, False]
     assert (second.id, second.task_ids) == (first.id, first.task_ids)
     assert len(first.task_ids) == 1
-    assert Touch.objects.count() == Event.objects.count() == 2
-
-
-def test_duplicate_in_batch_keeps_the_first_event(matrix: MatrixBuilder) -> None:
-    receipts = record_events([new(f"type.{number}", id="e1") for number in range(50)])
-    assert [receipt.duplicate for receipt in receipts] == [False] + [True] * 49
-    assert Event.objects.get().type == "type.0"
+    assert Event.objects.get(pk=first.id).type == "material.downloaded"
+    assert Touch.objects.count() == Event.objects.count() == 3
 
 
 def test_later_duplicate_plans_and_cancels_nothing(matrix: MatrixBuilder) -> None:
@@ -73,12 +72,6 @@ def test_later_duplicate_plans_and_cancels_nothing(matrix: MatrixBuilder) -> Non
     assert states(first) == [("waiting", "")]
 
 
-def test_same_id_from_other_source_is_another_event(matrix: MatrixBuilder) -> None:
-    matrix.node()
-    other = NewEvent(source="other shop", event_id="e1", type="material.downloaded", user_id="ann")
-    assert [receipt.duplicate for receipt in record_events([new(id="e1"), other])] == [False, False]
-
-
 def test_duplicate_receipt_omits_retried_touches(matrix: MatrixBuilder) -> None:
     matrix.node()
     (first,) = record_events([new(id="e1")])
@@ -91,7 +84,6 @@ def test_duplicate_receipt_omits_retried_touches(matrix: MatrixBuilder) -> None:
     assert again.task_ids == first.task_ids
 
 
-@pytest.mark.django_db(transaction=True)
 def test_concurrent_same_event_is_planned_once(matrix: MatrixBuilder, race: Race) -> None:
     matrix.node()
 
@@ -105,8 +97,7 @@ def test_concurrent_same_event_is_planned_once(matrix: MatrixBuilder, race: Race
 # --- all or nothing --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("step", ["insert_events", "plan", "insert_touches", "update_customers"])
+@pytest.mark.parametrize("step", ["insert_events", "update_customers"])
 def test_failed_batch_stores_nothing(matrix: MatrixBuilder, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """I1: the touches come in one transaction with their events."""
     matrix.node()
@@ -123,28 +114,20 @@ def test_failed_batch_stores_nothing(matrix: MatrixBuilder, monkeypatch: pytest.
     assert not any(model.objects.exists() for model in (Event, Touch, Customer, EventType))
 
 
-def test_event_type_above_limit_refuses_the_batch(matrix: MatrixBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
-    matrix.node()
-    record_events([new("known")])
-    monkeypatch.setattr(ingest, "MAX_EVENT_TYPES", 1)
-
-    with pytest.raises(InvalidInput, match=r"unheard\.of") as refused:
-        record_events([new("known"), new("unheard.of")])
-
-    assert refused.value.errors[0].field == "type"
-    assert Event.objects.count() == 1
-    record_events([new("known")])
-
-
-def test_unknown_event_type_is_registered(matrix: MatrixBuilder) -> None:
-    record_events([new("coupon.used"), new("coupon.used"), new("coupon.lost")])
-    assert set(EventType.objects.values_list("key", flat=True)) == {"coupon.used", "coupon.lost"}
-
-
-def test_event_without_node_is_stored(matrix: MatrixBuilder) -> None:
+def test_event_types_are_added_up_to_a_limit(matrix: MatrixBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event of a type that no node waits for is stored."""
     (receipt,) = record_events([new("coupon.used", data={"n": 1}, chat_id="c1")])
     event = Event.objects.get(pk=receipt.id)
     assert (event.user_id, event.chat_id, event.data, receipt.task_ids) == ("ann", "c1", {"n": 1}, ())
+    assert set(EventType.objects.values_list("key", flat=True)) == {"coupon.used"}
+    monkeypatch.setattr(ingest, "MAX_EVENT_TYPES", 1)
+
+    with pytest.raises(InvalidInput, match=r"unheard\.of") as refused:
+        record_events([new("coupon.used"), new("unheard.of")])
+
+    assert refused.value.errors[0].field == "type"
+    assert Event.objects.count() == 1
+    record_events([new("coupon.used")])
 
 
 def test_event_without_time_uses_database_clock(matrix: MatrixBuilder) -> None:
@@ -161,26 +144,21 @@ def test_event_without_time_uses_database_clock(matrix: MatrixBuilder) -> None:
     assert touch.due_at == event.occurred_at + HOUR
 
 
-def test_delay_counts_from_the_event_time(matrix: MatrixBuilder) -> None:
-    matrix.node(delay=HOUR)
-    happened_at = now() - 10 * MINUTE
-    (receipt,) = record_events([new(occurred_at=happened_at)])
-    assert rows(receipt.task_ids)[0].due_at == happened_at + HOUR
-
-
 def test_touch_stores_event_node_and_expiry(matrix: MatrixBuilder) -> None:
+    """Its delay counts from the time of the event."""
     node = matrix.node(delay=HOUR, expires_after=DAY, priority=0)
-    (receipt,) = record_events([new(chat_id="c1")])
+    happened_at = now() - 10 * MINUTE
+    (receipt,) = record_events([new(chat_id="c1", occurred_at=happened_at)])
     (touch,) = rows(receipt.task_ids)
     assert (touch.event_id, touch.node_id, touch.node_version) == (receipt.id, node.pk, node.version)
     assert (touch.chat_id, touch.priority, touch.root_id) == ("c1", 0, touch.pk)
-    assert (touch.planned_at, touch.expires_at) == (touch.due_at, touch.due_at + DAY)
+    assert touch.due_at == touch.planned_at == happened_at + HOUR
+    assert touch.expires_at == touch.due_at + DAY
 
 
 # --- wake-ups --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.django_db(transaction=True)
 def test_wakeup_is_published_after_the_commit(
     matrix: MatrixBuilder, second_connection: Callable[[Callable[[], Any]], Any]
 ) -> None:
@@ -201,7 +179,6 @@ def test_wakeup_is_published_after_the_commit(
     assert by_node["soon"].lease_until == by_node["soon"].due_at + timedelta(seconds=10)
 
 
-@pytest.mark.django_db(transaction=True)
 def test_intake_dispatches_a_bounded_number_ahead(
     matrix: MatrixBuilder, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,7 +214,6 @@ def test_early_dispatch_has_room_again_when_touches_fall_due(settings: Settings)
     assert [early.admit(1, at + timedelta(seconds=each), at=later) for each in (3, 4)] == [True, False]
 
 
-@pytest.mark.django_db(transaction=True)
 def test_wakeup_is_not_published_without_a_commit(matrix: MatrixBuilder) -> None:
     matrix.node(delay=timedelta(0))
     announced: list[Any] = []
@@ -248,12 +224,8 @@ def test_wakeup_is_not_published_without_a_commit(matrix: MatrixBuilder) -> None
     assert announced == []
 
 
-@pytest.mark.django_db(transaction=True)
 def test_wakeup_is_published_by_a_background_thread(matrix: MatrixBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     """I1: a thread of its own hands the wake-ups to the broker, and a broker that fails costs only the wake-up."""
-    from scheduling import dispatch
-    from scheduling.batching import BackgroundBatcher
-
     matrix.node(delay=timedelta(0))
     published_by: list[str] = []
     both = threading.Event()
@@ -307,16 +279,10 @@ def test_cancel_event_cancels_waiting_touch(download: Callable[..., Receipt], re
     assert survey.state in WAITING, "another node does not care"
 
 
-def test_late_cancel_event_keeps_newer_touch(download: Callable[..., Receipt], record_event: RecordEvent) -> None:
+def test_events_cancel_by_their_times_in_any_order(download: Callable[..., Receipt], record_event: RecordEvent) -> None:
     receipt = download(occurred_at=now())
     record_event("order.paid", occurred_at=now() - HOUR)
     assert guide(receipt) == [("waiting", "")]
-
-
-def test_late_event_touch_is_cancelled_by_known_event(
-    download: Callable[..., Receipt], record_event: RecordEvent
-) -> None:
-    record_event("order.paid", occurred_at=now() - HOUR)
     before, after = download(occurred_at=now() - 2 * HOUR), download(occurred_at=now() - MINUTE)
     assert guide(before) == CALLED_OFF
     assert guide(after) == [("waiting", "")]
@@ -331,9 +297,7 @@ def test_cancel_order_within_a_batch_does_not_matter(matrix: MatrixBuilder, orde
 
 
 def test_cancel_event_keeps_touch_being_sent(download: Callable[..., Receipt], record_event: RecordEvent) -> None:
-    from scheduling.ledger.touches import touches
-
-    (task_id, _) = download(occurred_at=now() - DAY).task_ids
+    download(occurred_at=now() - DAY)
     Touch.objects.update(due_at=now() - HOUR)
     task_id = Touch.objects.get(node__key="guide").pk
     touches.claim([task_id], lease=MINUTE)
@@ -356,12 +320,6 @@ def record_all(batched: bool, *events: NewEvent) -> list[Receipt]:
 
 
 @pytest.mark.parametrize("batched", [True, False])
-def test_on_repeat_each_plans_every_event(matrix: MatrixBuilder, batched: bool) -> None:
-    matrix.node(on_repeat="each")
-    assert [state for state, _ in states(*record_all(batched, new(), new()))] == ["waiting", "waiting"]
-
-
-@pytest.mark.parametrize("batched", [True, False])
 def test_on_repeat_keep_returns_the_waiting_touch(matrix: MatrixBuilder, batched: bool) -> None:
     matrix.node(on_repeat="keep")
     first, second, other = record_all(batched, new(), new(), new(user="bob"))
@@ -369,37 +327,6 @@ def test_on_repeat_keep_returns_the_waiting_touch(matrix: MatrixBuilder, batched
     assert not second.duplicate
     assert other.task_ids != first.task_ids
     assert Touch.objects.count() == 2
-
-
-@pytest.mark.parametrize("batched", [True, False])
-def test_on_repeat_restart_replaces_the_waiting_touch(matrix: MatrixBuilder, batched: bool) -> None:
-    matrix.node(on_repeat="restart", delay=HOUR)
-    first, second, third = record_all(batched, new(), new(), new())
-    assert states(first, second, third) == [
-        ("cancelled", "restarted:material.downloaded"),
-        ("cancelled", "restarted:material.downloaded"),
-        ("waiting", ""),
-    ]
-
-
-@pytest.mark.parametrize("batched", [True, False])
-def test_on_repeat_restart_keeps_the_touch_of_the_later_event(matrix: MatrixBuilder, batched: bool) -> None:
-    """An event that arrives late replaced the touch of a later one, so the message came too early."""
-    matrix.node(on_repeat="restart", delay=HOUR)
-    at = now()
-    later, earlier = record_all(batched, new(occurred_at=at), new(occurred_at=at - MINUTE))
-    assert states(later, earlier) == [("waiting", ""), ("cancelled", "restarted:material.downloaded")]
-
-
-@pytest.mark.parametrize("how", ["keep", "restart"])
-def test_on_repeat_after_end_plans_a_new_touch(matrix: MatrixBuilder, record_event: RecordEvent, how: str) -> None:
-    matrix.node(on_repeat=how, guard_dedupe="ignore")
-    first = record_event()
-    deliver_when_due(*first.task_ids)
-
-    second = record_event()
-
-    assert [state for state, _ in states(first, second)] == ["delivered", "waiting"]
 
 
 @pytest.mark.parametrize("batched", [True, False])
@@ -414,6 +341,29 @@ def test_on_repeat_after_cancel_plans_a_new_touch(matrix: MatrixBuilder, batched
     )
     assert guide(first) == CALLED_OFF
     assert guide(third) == [("waiting", "")]
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_on_repeat_restart_keeps_the_touch_of_the_latest_event(matrix: MatrixBuilder, batched: bool) -> None:
+    """An event that arrives late replaced the touch of a later one, so the message came too early."""
+    matrix.node(on_repeat="restart", delay=HOUR)
+    at = now()
+    first, second, late = record_all(
+        batched, new(occurred_at=at - MINUTE), new(occurred_at=at), new(occurred_at=at - 2 * MINUTE)
+    )
+    assert states(second) == [("waiting", "")]
+    assert states(first, late) == [("cancelled", "restarted:material.downloaded")] * 2
+
+
+@pytest.mark.parametrize("how", ["keep", "restart"])
+def test_on_repeat_after_end_plans_a_new_touch(matrix: MatrixBuilder, record_event: RecordEvent, how: str) -> None:
+    matrix.node(on_repeat=how, guard_dedupe="ignore")
+    first = record_event()
+    deliver_when_due(*first.task_ids)
+
+    second = record_event()
+
+    assert [state for state, _ in states(first, second)] == ["delivered", "waiting"]
 
 
 # --- customer attributes in an event ----------------------------------------------------------------------------------
@@ -438,27 +388,18 @@ def test_delay_uses_activity_before_the_event(matrix: MatrixBuilder, record_even
 
 
 def test_delay_in_batch_uses_earlier_events(matrix: MatrixBuilder) -> None:
+    """An event that arrives late takes no activity back."""
     matrix.node(dynamic=True)
     DelayRule.objects.create(pk=1, by_level={"vip": 3600})
     Customer.objects.create(user_id="ann", level="vip")
     then = now()
 
-    receipts = record_events([new(occurred_at=then), new(occurred_at=then + MINUTE), new(user="bob")])
+    receipts = record_events([
+        new(occurred_at=then), new("x", occurred_at=then - 60 * DAY), new(occurred_at=then + MINUTE), new(user="bob")
+    ])  # fmt: skip
 
     waits = [row.due_at - row.event.occurred_at for each in receipts for row in rows(each.task_ids)]
     assert waits == [timedelta(seconds=3600), timedelta(seconds=2160), DAY]
-
-
-def test_late_event_in_batch_keeps_activity(matrix: MatrixBuilder) -> None:
-    matrix.node(dynamic=True)
-    DelayRule.objects.create(pk=1, by_level={"vip": 3600})
-    Customer.objects.create(user_id="ann", level="vip")
-    then = now()
-
-    *_, last = record_events([new(occurred_at=then), new("x", occurred_at=then - 60 * DAY), new(occurred_at=then)])
-
-    (row,) = rows(last.task_ids)
-    assert row.due_at - then == timedelta(seconds=2160)
 
 
 def test_activity_grows_in_steps_of_a_minute(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
@@ -509,50 +450,33 @@ def delivered_touches(matrix: MatrixBuilder, record_event: RecordEvent) -> list[
     return [first, second, third]
 
 
-def last_complaint_touch() -> UUID | None:
-    return Complaint.objects.order_by("-pk")[0].touch_id
-
-
 def test_complaint_opts_out_of_marketing(delivered_touches: list[UUID], record_event: RecordEvent) -> None:
+    """The time is that of the first one."""
     record_event("complaint.received")
     ann = Customer.objects.get()
     assert ann.opted_out
     assert ann.opted_out_at is not None
     (row,) = deliver_when_due(delivered_touches[2])
     assert (row.state, row.reason) == ("suppressed", "opted_out")
-
-
-def test_second_complaint_keeps_opt_out_time(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     record_event("complaint.received")
-    pass_time(hours=1)
-    first = Customer.objects.get().opted_out_at
-    record_event("complaint.received")
-    assert Customer.objects.get().opted_out_at == first
+    assert Customer.objects.get().opted_out_at == ann.opted_out_at
 
 
-def test_complaint_is_assigned_to_the_latest_touch(delivered_touches: list[UUID], record_event: RecordEvent) -> None:
-    first, second, _ = delivered_touches
-    record_event("complaint.received")
-    assert last_complaint_touch() == second
-    record_event("complaint.received", occurred_at=now() - 90 * MINUTE)
-    assert last_complaint_touch() == first
-    record_event("complaint.received", occurred_at=now() - 3 * HOUR)
-    assert last_complaint_touch() is None
-
-
-def test_complaint_naming_a_touch_is_assigned_to_it(delivered_touches: list[UUID], record_event: RecordEvent) -> None:
+def test_complaint_is_assigned_to_the_named_or_latest_touch(
+    delivered_touches: list[UUID], record_event: RecordEvent
+) -> None:
     first, second, third = delivered_touches
-    record_event("complaint.received", data={"task_id": str(first)})
-    assert last_complaint_touch() == first
-    record_event("complaint.received", data={"task_id": "no id at all"})
-    assert last_complaint_touch() == second
-    record_event("complaint.received", data={"task_id": str(third)})
-    assert last_complaint_touch() is None, "it never got that one"
-    record_event("complaint.received", user="bob", data={"task_id": str(first)})
-    assert last_complaint_touch() is None, "that was somebody else's"
-
-
-def test_duplicate_complaint_counts_once(delivered_touches: list[UUID], record_event: RecordEvent) -> None:
-    record_event("complaint.received", event_id="c1")
-    record_event("complaint.received", event_id="c1")
-    assert Complaint.objects.count() == 1
+    complaints: list[tuple[dict[str, Any], UUID | None]] = [
+        ({"event_id": "c1"}, second),
+        ({"event_id": "c1", "data": {"task_id": str(first)}}, second),  # a duplicate counts once
+        ({"occurred_at": now() - 90 * MINUTE}, first),
+        ({"occurred_at": now() - 3 * HOUR}, None),
+        ({"data": {"task_id": str(first)}}, first),
+        ({"data": {"task_id": "no id at all"}}, second),
+        ({"data": {"task_id": str(third)}}, None),  # she never got that one
+        ({"user": "bob", "data": {"task_id": str(first)}}, None),  # that was somebody else's
+    ]
+    for complaint, touch in complaints:
+        record_event("complaint.received", **complaint)
+        assert Complaint.objects.order_by("-pk")[0].touch_id == touch, complaint
+    assert Complaint.objects.count() == len(complaints) - 1

@@ -16,12 +16,8 @@ from config.environment import ROOT
 from scheduling import dispatch
 from scheduling.channels.quota import QuotaGate
 from scheduling.delivery import pipeline
-from scheduling.delivery.outgoing import BATCH_DEADLINE, LEASE
-from scheduling.ledger.transitions import WAKEUP_LEASE
-from scheduling.models import ChannelConfig, Touch
-from tests.scheduling.core.conftest import WAIT_LIMIT, deliver, deliver_when_due, expire_lease, fall_due
-from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannelState
-from tests.support.matrix import MatrixBuilder, RecordEvent
+from scheduling.models import Touch
+from tests.scheduling.core.conftest import WAIT_LIMIT, Shop, deliver, deliver_when_due, expire_lease, fall_due
 from tests.support.tables import each_row
 
 PURE = ("policy.matrix", "policy.rollout", "policy.guards", "policy.specs", "errors")
@@ -36,30 +32,19 @@ def test_pure_module_does_not_read_the_clock(module: str) -> None:
     assert not {name for name in called if name.split(".")[-1] in clocks or name == "time.time"}
 
 
-def test_lease_outlasts_batch_and_timeout() -> None:
-    """I7: the batch, the longest timeout of a channel as shipped, and the second that the sender adds."""
-    longest = ChannelConfig._meta.get_field("timeout").default.total_seconds()
-    assert BATCH_DEADLINE.total_seconds() + longest + 1 < LEASE.total_seconds()
-    assert BATCH_DEADLINE.total_seconds() == 20
-    assert LEASE.total_seconds() == 45
-    assert WAKEUP_LEASE.total_seconds() == 10
-
-
 # --- I1: a message is a wake-up ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.django_db(transaction=True)
-def test_broker_outage_loses_no_touch(
-    matrix: MatrixBuilder, record_event: RecordEvent, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broker_outage_loses_no_touch(shop: Shop, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """I1: a failed publish is only a lost wake-up; the row's lease brings it back."""
     import time
 
     from celery import current_app
     from kombu import pools
 
-    matrix.node()
-    (task_id,) = record_event().task_ids
+    shop.node()
+    (task_id,) = shop.record_event().task_ids
     fall_due(task_id)
     with monkeypatch.context() as patched:
         patched.setattr(current_app.conf, "broker_url", "redis://127.0.0.1:1/0")
@@ -112,14 +97,7 @@ class SilentProvider:
 
 @pytest.mark.django_db(transaction=True)
 def test_no_outside_call_in_a_transaction(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-    settings: Settings,
-    valkey: redis.Redis,
-    integrate: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
+    shop: Shop, settings: Settings, valkey: redis.Redis, integrate: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I4: neither a channel, nor the broker, nor Redis, nor Presence, from intake to the last rescue."""
     from scheduling.channels.base import channel_kinds
@@ -139,11 +117,11 @@ def test_no_outside_call_in_a_transaction(
     monkeypatch.setattr(SilentProvider, "presence_blocks", witness.record("presence", SilentProvider.presence_blocks))
     monkeypatch.setattr(SilentProvider, "note_sending", witness.record("note_sending", SilentProvider.note_sending))
 
-    matrix.node("sent", channel=create_fake_channel("i4"))
-    matrix.node("limited", channel=create_fake_channel("i4-limited", kind="limited"))
-    matrix.node("early", trigger="later", guard_dedupe="ignore")
-    receipt = record_event()
-    later = record_event("later", user="bob")
+    shop.node("sent", channel=shop.create_channel("i4"))
+    shop.node("limited", channel=shop.create_channel("i4-limited", kind="limited"))
+    shop.node("early", trigger="later", guard_dedupe="ignore")
+    receipt = shop.record_event()
+    later = shop.record_event("later", user="bob")
     Touch.objects.filter(pk__in=later.task_ids).update(due_at="2999-01-01T00:00Z")
     deliver(later.task_ids)
     deliver_when_due(*receipt.task_ids)
@@ -152,7 +130,7 @@ def test_no_outside_call_in_a_transaction(
     dispatch.rescue_lost_work()
     dispatch.dispatch_due_touches()
 
-    assert fake_channel.in_transaction == [False, False]
+    assert shop.fake_channel.in_transaction == [False, False]
     assert set(witness.seen) == {
         "publish_touches",
         "oldest_message_at",

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.models import F
 from django.db.models.functions import Now
 from django.utils.timezone import now
@@ -22,13 +20,15 @@ from scheduling.ledger.transitions import AGE_UNKNOWN, Claim, Settlement, WakeUp
 from scheduling.models import Touch
 from tests.scheduling.core.conftest import held_by_second_connection, sendings
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.second_connection import Race
 
-LEASE = timedelta(seconds=45)
+LEASE, HORIZON = timedelta(seconds=45), timedelta(seconds=30)
+Waiting = Callable[..., list[UUID]]
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def waiting(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[..., list[UUID]]:
+def waiting(matrix: MatrixBuilder, record_event: RecordEvent) -> Waiting:
     """Touches of many customers, due `seconds` from now."""
     matrix.node(delay=timedelta(days=1))
 
@@ -49,54 +49,35 @@ def expire_lease(*task_ids: UUID) -> None:
     Touch.objects.filter(pk__in=task_ids).update(lease_until=now() - timedelta(seconds=1))
 
 
-def test_concurrent_claims_have_one_winner(waiting: Callable[..., list[UUID]]) -> None:
+def test_concurrent_claims_have_one_winner(waiting: Waiting, race: Race) -> None:
     (task_id,) = waiting(1)
-    start = threading.Barrier(16)
 
-    def race() -> int:
-        start.wait()
-        try:
-            return len(touches.claim([task_id], lease=LEASE))
-        finally:
-            connection.close()
-
-    with ThreadPoolExecutor(16) as pool:
-        won = sum(pool.map(lambda _: race(), range(16)))
-
-    assert won == 1
+    assert sum(race(16, lambda _: len(touches.claim([task_id], lease=LEASE)))) == 1
     assert Touch.objects.get().lease_no == 1
 
 
-def test_concurrent_dispatches_return_each_row_once(waiting: Callable[..., list[UUID]]) -> None:
-    task_ids = waiting(60)
-    start = threading.Barrier(8)
+def test_concurrent_dispatches_return_each_row_once(waiting: Waiting, race: Race) -> None:
+    task_ids = waiting(40)
 
-    def race() -> list[UUID]:
-        start.wait()
+    def take(_: int) -> list[UUID]:
         taken: list[UUID] = []
-        try:
-            while wakeups := touches.dispatch_due(horizon=timedelta(seconds=30), limit=7):
-                taken += [wakeup.task_id for wakeup in wakeups]
-        finally:
-            connection.close()
+        while wakeups := touches.dispatch_due(horizon=HORIZON, limit=7):
+            taken += [wakeup.task_id for wakeup in wakeups]
         return taken
 
-    with ThreadPoolExecutor(8) as pool:
-        handed_over = [task_id for taken in pool.map(lambda _: race(), range(8)) for task_id in taken]
-
-    assert sorted(handed_over) == sorted(task_ids)
+    assert sorted(task_id for taken in race(8, take) for task_id in taken) == sorted(task_ids)
 
 
-def test_dispatch_skips_locked_row(waiting: Callable[..., list[UUID]]) -> None:
+def test_dispatch_skips_locked_row(waiting: Waiting) -> None:
     """Dispatch never waits for the transaction of another; what it skips falls to the next pass."""
     locked, free = waiting(2)
     lock = lambda: Touch.objects.select_for_update().get(pk=locked)  # noqa: E731
     with held_by_second_connection(lock, commit=True), sql.limit_statement_time(5):
-        assert [wakeup.task_id for wakeup in touches.dispatch_due(horizon=timedelta(seconds=30))] == [free]
-    assert [wakeup.task_id for wakeup in touches.dispatch_due(horizon=timedelta(seconds=30))] == [locked]
+        assert [wakeup.task_id for wakeup in touches.dispatch_due(horizon=HORIZON)] == [free]
+    assert [wakeup.task_id for wakeup in touches.dispatch_due(horizon=HORIZON)] == [locked]
 
 
-def test_stale_claim_settles_nothing(waiting: Callable[..., list[UUID]]) -> None:
+def test_stale_claim_settles_nothing(waiting: Waiting) -> None:
     (task_id,) = waiting(1)
     stale = claim_one(task_id)
     expire_lease(task_id)
@@ -113,37 +94,24 @@ def test_stale_claim_settles_nothing(waiting: Callable[..., list[UUID]]) -> None
     assert Touch.objects.get().state == "delivered"
 
 
-def test_early_claim_is_empty_and_owes_a_wakeup(waiting: Callable[..., list[UUID]]) -> None:
+def test_early_claim_is_empty_and_owes_a_wakeup(waiting: Waiting) -> None:
+    """Also where it is due as the worker asks what was early: it came a few milliseconds too soon."""
     (task_id,) = waiting(1, seconds=20)
-    touches.dispatch_due(horizon=timedelta(seconds=30))
+    touches.dispatch_due(horizon=HORIZON)
 
     assert touches.claim([task_id], lease=LEASE) == []
-    (wakeup,) = touches.premature_wakeups([task_id])
-    assert wakeup.task_id == task_id
-    assert wakeup.due_at > now()
+    for _ in ("early", "due"):
+        (wakeup,) = touches.premature_wakeups([task_id])
+        assert wakeup.task_id == task_id
+        assert wakeup.due_at > now()
+        Touch.objects.update(due_at=Now())
 
 
-def test_row_due_after_early_claim_owes_a_wakeup(waiting: Callable[..., list[UUID]]) -> None:
-    """A wake-up that is a few milliseconds early finds nothing to claim; as it asks what was early, it is due."""
-    (task_id,) = waiting(1, seconds=20)
-    touches.dispatch_due(horizon=timedelta(seconds=30))
-    assert touches.claim([task_id], lease=LEASE) == []
-    Touch.objects.update(due_at=Now())
-
-    (wakeup,) = touches.premature_wakeups([task_id])
-    assert wakeup.due_at > now()
-
-
-def test_dispatch_ignores_rows_beyond_the_horizon(waiting: Callable[..., list[UUID]]) -> None:
-    waiting(1, seconds=90)
-    assert touches.dispatch_due(horizon=timedelta(seconds=30)) == []
-
-
-def test_lost_wakeup_returns_with_doubled_lease(waiting: Callable[..., list[UUID]]) -> None:
+def test_lost_wakeup_returns_with_doubled_lease(waiting: Waiting) -> None:
     (task_id,) = waiting(1)
     waits = []
     for _ in range(3):
-        touches.dispatch_due(horizon=timedelta(seconds=30))
+        touches.dispatch_due(horizon=HORIZON)
         row = Touch.objects.get()
         assert row.lease_until is not None
         assert row.queued_at is not None
@@ -154,9 +122,9 @@ def test_lost_wakeup_returns_with_doubled_lease(waiting: Callable[..., list[UUID
     assert waits == [10, 20, 40]
 
 
-def test_wakeup_behind_backlog_is_not_repeated(waiting: Callable[..., list[UUID]]) -> None:
+def test_wakeup_behind_backlog_is_not_repeated(waiting: Waiting) -> None:
     (task_id,) = waiting(1)
-    touches.dispatch_due(horizon=timedelta(seconds=30))
+    touches.dispatch_due(horizon=HORIZON)
     expire_lease(task_id)
 
     before = row_version(task_id)
@@ -180,114 +148,74 @@ def pass_time_for_touch(seconds: int) -> None:
     Touch.objects.update(due_at=row.due_at - move, queued_at=queued_at, **lease)
 
 
-def test_wakeup_of_unknown_age_is_trusted_two_minutes(waiting: Callable[..., list[UUID]]) -> None:
+def test_wakeup_of_unknown_age_is_trusted_two_minutes(waiting: Waiting) -> None:
     """A lost one would else wait until the queue is empty, which in a mass mailing takes hours."""
     waiting(1, seconds=25)
-    touches.dispatch_due(horizon=timedelta(seconds=30))
+    touches.dispatch_due(horizon=HORIZON)
     for seconds, state in ((130, "queued"), (20, "scheduled")):  # 105 and 125 seconds past due
         pass_time_for_touch(seconds)
         assert touches.requeue_expired(trusted_since={1: AGE_UNKNOWN}) == int(state == "scheduled")
         assert Touch.objects.get().state == state
 
 
-@pytest.mark.parametrize(("hours", "times"), [(1, 4), (3, 8)])
-def test_long_backlog_repeats_few_wakeups(waiting: Callable[..., list[UUID]], hours: int, times: int) -> None:
+def test_long_backlog_repeats_few_wakeups(waiting: Waiting) -> None:
     waiting(1)
-    assert len(touches.dispatch_due(horizon=timedelta(seconds=30))) == 1
+    assert len(touches.dispatch_due(horizon=HORIZON)) == 1
     repeated = 0
-    for _ in range(hours * 120):
+    for _ in range(120):  # an hour
         pass_time_for_touch(30)
         touches.requeue_expired(trusted_since={1: AGE_UNKNOWN})
-        repeated += len(touches.dispatch_due(horizon=timedelta(seconds=30)))
-    assert repeated == times
+        repeated += len(touches.dispatch_due(horizon=HORIZON))
+    assert repeated == 4
 
 
-def test_claim_after_requeue_succeeds(waiting: Callable[..., list[UUID]]) -> None:
-    (task_id,) = waiting(1)
-    assert Touch.objects.get().state == "scheduled"
-    assert [claim.task_id for claim in touches.claim([task_id], lease=LEASE)] == [task_id]
-
-
-def test_cancel_skips_touch_marked_as_sending(waiting: Callable[..., list[UUID]]) -> None:
+def test_cancel_and_mark_of_a_claim_exclude_each_other(waiting: Waiting) -> None:
     first, second = waiting(2)
-    touches.mark_sending(sendings(claim_one(first)))
+    marked, called_off = claim_one(first), claim_one(second)
+    touches.mark_sending(sendings(marked))
+
     assert touches.cancel([first, second], reason="by:ann") == {second}
 
-
-def test_cancelled_claim_is_not_marked_as_sending(waiting: Callable[..., list[UUID]]) -> None:
-    (task_id,) = waiting(1)
-    claim = claim_one(task_id)
-
-    assert touches.cancel([task_id], reason="by:ann") == {task_id}
-
-    assert touches.mark_sending(sendings(claim)) == {}
-    row = Touch.objects.get()
+    assert touches.mark_sending(sendings(called_off)) == {}
+    row = Touch.objects.get(pk=second)
     assert (row.state, row.reason, row.attempt, row.lease_until) == ("cancelled", "by:ann", 0, None)
 
 
-def test_mark_sending_twice_marks_once(waiting: Callable[..., list[UUID]]) -> None:
+def test_mark_sending_marks_once_with_enough_lease(waiting: Waiting) -> None:
     (task_id,) = waiting(1)
     claim = claim_one(task_id)
+    assert touches.mark_sending(sendings(claim), margin=timedelta(minutes=1)) == {}
     assert touches.mark_sending(sendings(claim)) == {task_id: None}
     assert touches.mark_sending(sendings(claim)) == {}
     assert Touch.objects.get().attempt == 1
 
 
-def test_mark_sending_needs_enough_lease(waiting: Callable[..., list[UUID]]) -> None:
-    (task_id,) = waiting(1)
-    claim = claim_one(task_id)
-    assert touches.mark_sending(sendings(claim), margin=timedelta(minutes=1)) == {}
-
-
-def test_resume_paused_spreads_due_times(waiting: Callable[..., list[UUID]]) -> None:
-    task_ids = waiting(40)
+def test_resume_paused_spreads_due_times(waiting: Waiting) -> None:
+    """But not beyond the expiry of a touch, and later due times stay."""
+    later, *task_ids = waiting(30)
+    mortal = task_ids[:8]
     for claim in touches.claim(task_ids, lease=LEASE):
         touches.settle({claim: Settlement("scheduled", "paused", paused_by="all")})
-    assert touches.dispatch_due(horizon=timedelta(days=1)) == []
+    tomorrow, soon = now() + timedelta(days=1), now() + timedelta(minutes=2)
+    touches.settle({claim_one(later): Settlement("scheduled", "paused", due_at=tomorrow, paused_by="all")})
+    Touch.objects.filter(pk__in=mortal).update(expires_at=soon)
+    assert touches.dispatch_due(horizon=timedelta(days=2)) == []
     assert touches.paused_scopes() == ["all"]
 
-    assert touches.resume_paused("all", spread=timedelta(minutes=2)) == 40
+    assert touches.resume_paused("all", spread=timedelta(minutes=10)) == 30
 
-    due = sorted(Touch.objects.values_list("due_at", flat=True))
-    assert due[-1] - due[0] > timedelta(seconds=30)
-    assert due[-1] < now() + timedelta(minutes=2)
+    due = dict(Touch.objects.values_list("pk", "due_at"))
+    assert due.pop(later) == tomorrow
+    assert max(due[task_id] for task_id in mortal) < soon
+    assert max(due.values()) - min(due.values()) > timedelta(minutes=2)
+    assert max(due.values()) < now() + timedelta(minutes=10)
     assert touches.paused_scopes() == []
-
-
-def test_resume_paused_spreads_no_touch_beyond_its_expiry(waiting: Callable[..., list[UUID]]) -> None:
-    """The pause ended in time, but the spread let touches expire."""
-    task_ids = waiting(40)
-    expires_at = now() + timedelta(minutes=2)
-    Touch.objects.filter(pk__in=task_ids).update(paused_by="all", expires_at=expires_at)
-
-    assert touches.resume_paused("all", spread=timedelta(days=1)) == 40
-
-    assert max(Touch.objects.values_list("due_at", flat=True)) < expires_at
-
-
-def test_resume_paused_keeps_later_due_times(waiting: Callable[..., list[UUID]]) -> None:
-    (task_id,) = waiting(1)
-    claim, later = claim_one(task_id), now() + timedelta(days=1)
-    touches.settle({claim: Settlement("scheduled", "paused", due_at=later, paused_by="all")})
-
-    assert touches.resume_paused("all", spread=timedelta(minutes=2)) == 1
-
-    row = Touch.objects.get()
-    assert (row.paused_by, row.due_at) == ("", later)
-
-
-def test_lease_constraint_requires_a_lease(waiting: Callable[..., list[UUID]]) -> None:
-    from django.db import IntegrityError
-
-    waiting(1)
-    with pytest.raises(IntegrityError, match="touch_leased_iff_lease"):
-        Touch.objects.update(state="running")
 
 
 # --- bounded dispatch -------------------------------------------------------------------------------------------------
 
 
-def test_dispatch_holds_back_due_touches_beyond_window(waiting: Callable[..., list[UUID]]) -> None:
+def test_dispatch_holds_back_due_touches_beyond_window(waiting: Waiting) -> None:
     task_ids = waiting(12)
     Touch.objects.filter(pk__in=task_ids[:3]).update(priority=0)
 
@@ -301,7 +229,7 @@ def test_dispatch_holds_back_due_touches_beyond_window(waiting: Callable[..., li
     assert touches.seconds_until_due(timedelta(0)) is not None, "two are held back"
 
 
-def test_dispatch_takes_important_and_early_touches_first(waiting: Callable[..., list[UUID]]) -> None:
+def test_dispatch_takes_important_and_early_touches_first(waiting: Waiting) -> None:
     task_ids = waiting(6, seconds=-60)
     Touch.objects.filter(pk__in=task_ids[4:]).update(priority=0)
     Touch.objects.filter(pk=task_ids[3]).update(due_at=now() - timedelta(minutes=5))
@@ -311,18 +239,18 @@ def test_dispatch_takes_important_and_early_touches_first(waiting: Callable[...,
     assert order[2] == task_ids[3]
 
 
-def test_dispatch_ahead_is_bounded_for_each_moment(waiting: Callable[..., list[UUID]]) -> None:
+def test_dispatch_ahead_is_bounded_for_each_moment(waiting: Waiting) -> None:
     """A worker holds what is dispatched ahead in its memory until it is due."""
     herd, later = waiting(10, seconds=20), waiting(3, seconds=22)
     Touch.objects.filter(pk__in=herd).update(due_at=now() + timedelta(seconds=20))
 
     for expected in (4, 0):
-        found = {wakeup.task_id for wakeup in touches.dispatch_due(horizon=timedelta(seconds=30), window=8)}
+        found = {wakeup.task_id for wakeup in touches.dispatch_due(horizon=HORIZON, window=8)}
         assert len(found & set(herd)) == expected
         assert found >= set(later if expected else ())
 
 
-def test_old_wakeups_do_not_fill_the_window(waiting: Callable[..., list[UUID]]) -> None:
+def test_old_wakeups_do_not_fill_the_window(waiting: Waiting) -> None:
     """A flushed broker loses a whole window. The rest need not wait until its leases expire."""
     waiting(8)
     assert len(touches.dispatch_due(window=4)) == 4
@@ -331,7 +259,7 @@ def test_old_wakeups_do_not_fill_the_window(waiting: Callable[..., list[UUID]]) 
     assert len(touches.dispatch_due(window=4)) == 4
 
 
-def test_touches_dispatched_by_intake_do_not_fill_the_window(waiting: Callable[..., list[UUID]]) -> None:
+def test_touches_dispatched_by_intake_do_not_fill_the_window(waiting: Waiting) -> None:
     """A stream of new events would hold back retries and follow-ups of its priority."""
     fresh, older = waiting(4), waiting(2)
     Touch.objects.filter(pk__in=fresh).update(
@@ -340,32 +268,26 @@ def test_touches_dispatched_by_intake_do_not_fill_the_window(waiting: Callable[.
     assert {wakeup.task_id for wakeup in touches.dispatch_due(window=2)} == set(older)
 
 
-def test_dispatch_pass_without_claims_ends(waiting: Callable[..., list[UUID]], settings: Settings) -> None:
+def test_dispatch_pass_without_claims_ends(waiting: Waiting, settings: Settings) -> None:
     """On a worker for all queues, the pass occupies the process that would claim."""
     waiting(12)
     settings.AFTERTOUCH_DISPATCH_WINDOW = 3
     assert dispatch.dispatch_due_touches() == 3
 
 
-def test_concurrent_dispatches_share_the_rows(waiting: Callable[..., list[UUID]]) -> None:
+def test_concurrent_dispatches_share_the_window(waiting: Waiting, race: Race) -> None:
     waiting(30)
-    start = threading.Barrier(4)
 
-    def dispatch() -> list[UUID]:
-        start.wait()
-        try:
-            return [wakeup.task_id for _ in range(4) for wakeup in touches.dispatch_due(window=10, limit=3)]
-        finally:
-            connection.close()
+    def take(_: int) -> list[UUID]:
+        return [wakeup.task_id for _ in range(4) for wakeup in touches.dispatch_due(window=10, limit=3)]
 
-    with ThreadPoolExecutor(4) as pool:
-        found = [each for part in [pool.submit(dispatch) for _ in range(4)] for each in part.result()]
+    found = [each for part in race(4, take) for each in part]
     assert len(found) == len(set(found)) == Touch.objects.filter(state="queued").count()
     assert len(found) >= 10
 
 
 def test_dispatch_pass_continues_while_workers_claim(
-    waiting: Callable[..., list[UUID]], monkeypatch: pytest.MonkeyPatch, settings: Settings
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> None:
     """The next pass starts seconds later. Only a window of touches would be delivered until then."""
     waiting(12)

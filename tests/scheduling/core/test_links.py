@@ -12,9 +12,8 @@ from scheduling.delivery.links import find_link, make_link_token, read_link_toke
 from scheduling.ids import new_id
 from scheduling.models import ChannelConfig, Community
 from tests.scheduling.channels.http_receivers import MessageFactory
-from tests.scheduling.core.conftest import deliver_when_due
+from tests.scheduling.core.conftest import Shop, deliver_when_due
 from tests.scheduling.core.receivers import ScriptedReceiver
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.tables import each_row
 
 BASE = "https://go.example.com"
@@ -88,10 +87,10 @@ def _body(call: Any) -> str:
 
 @pytest.mark.django_db(transaction=True)
 def test_sent_text_has_redirects_and_the_stored_one_has_the_links(
-    matrix: MatrixBuilder, hook: ChannelConfig, receiver: ScriptedReceiver, record_event: RecordEvent
+    shop: Shop, hook: ChannelConfig, receiver: ScriptedReceiver
 ) -> None:
-    matrix.node(channel=hook, template=matrix.template("guide", body="看 {{ event.data.url }}"))
-    row = deliver_when_due(*record_event(data={"url": "https://a.cn/x"}).task_ids)[0]
+    shop.node(channel=hook, template=shop.template("guide", body="看 {{ event.data.url }}"))
+    row = deliver_when_due(*shop.record_event(data={"url": "https://a.cn/x"}).task_ids)[0]
     assert _body(receiver.calls[0]) == f"看 {BASE}/l/{make_link_token(row.root_id, 0)}"
     assert row.attempts[0].body == "看 https://a.cn/x"
 
@@ -99,16 +98,15 @@ def test_sent_text_has_redirects_and_the_stored_one_has_the_links(
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("why", ["template", "setting", "robot"])
 def test_links_stay_where_the_feature_is_off(
-    matrix: MatrixBuilder, hook: ChannelConfig, receiver: ScriptedReceiver, record_event: RecordEvent,
-    settings: Settings, why: str,
-) -> None:  # fmt: skip
+    shop: Shop, hook: ChannelConfig, receiver: ScriptedReceiver, settings: Settings, why: str
+) -> None:
     channel = hook
     if why == "setting":
         settings.AFTERTOUCH_LINK_BASE_URL = ""
     if why == "robot":
         channel = ChannelConfig.objects.create(key="wecom", kind="wecom", config={})
         Community.objects.create(chat_id="c1", targets={"wecom": {"url": receiver.url}})
-    template = matrix.template("guide", body="https://a.cn/x", tracks_links=why != "template")
-    matrix.node(channel=channel, template=template)
-    deliver_when_due(*record_event(chat_id="c1").task_ids)
+    template = shop.template("guide", body="https://a.cn/x", tracks_links=why != "template")
+    shop.node(channel=channel, template=template)
+    deliver_when_due(*shop.record_event(chat_id="c1").task_ids)
     assert "https://a.cn/x" in str(receiver.calls[0].json)

@@ -31,13 +31,13 @@ from scheduling.planning.ingest import NewEvent, Receipt, record_events
 from scheduling.planning.rescheduling import move_waiting
 from tests.scheduling.core.conftest import LATER, WAIT_LIMIT, fall_due
 from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.second_connection import act_behind_locks, await_lock_waits
+from tests.support.second_connection import act_and_close, act_behind_locks, await_lock_waits
 
 pytestmark = pytest.mark.django_db(transaction=True)
 USERS = [f"user-{number}" for number in range(10)]
 CHATS = ["", "c1", "c2", "c3"]
 TYPES = ["download", "download", "download", "order.paid", "complaint.received", "conversation.started", "silent"]
-BATCHES = 20
+BATCHES = 12
 SEED = 20_260_303
 
 
@@ -171,11 +171,8 @@ def test_move_waiting_and_event_cancel_do_not_deadlock(matrix: MatrixBuilder, re
     Node.objects.update(delay=timedelta(hours=3))
     config = snapshot.load_snapshot(())
 
-    errors = _cancel_by_events_during(
-        second, first, lambda: move_waiting(list(config.nodes.values()), config.delay_rules)
-    )
+    _cancel_by_events_during(second, first, lambda: move_waiting(list(config.nodes.values()), config.delay_rules))
 
-    assert errors == []
     assert set(Touch.objects.values_list("state", flat=True)) == {"cancelled"}
 
 
@@ -185,9 +182,8 @@ def test_bulk_cancel_and_event_cancel_do_not_deadlock(matrix: MatrixBuilder, rec
     first, second, third = sorted(record_event().task_ids[0] for _ in range(3))
     row = bulk_actions.start_bulk_action("cancel", {}, Actor("ann"))
 
-    errors = _cancel_by_events_during(second, first, lambda: bulk_actions.run_batch(row.pk, LATER))
+    _cancel_by_events_during(second, first, lambda: bulk_actions.run_batch(row.pk, LATER))
 
-    assert errors == []
     ends = Touch.objects.order_by("pk").values_list("pk", "state", "reason")
     assert list(ends) == [
         (first, "cancelled", "event:b"), (second, "cancelled", "event:a"), (third, "cancelled", "by:ann")
@@ -196,25 +192,14 @@ def test_bulk_cancel_and_event_cancel_do_not_deadlock(matrix: MatrixBuilder, rec
     assert (row.state, row.done, row.skipped) == ("done", 1, 2)
 
 
-def _cancel_by_events_during(first: UUID, then: UUID, act: Callable[[], object]) -> list[BaseException]:
+def _cancel_by_events_during(first: UUID, then: UUID, act: Callable[[], object]) -> None:
     """Do it while a batch of events holds the customer: when `act` waits it has called the one off, and goes on to the
-    other. Returns what became of that."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            act()
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            connection.close()
-
-    thread = threading.Thread(target=run)
-    with transaction.atomic():
-        list(Customer.objects.select_for_update(no_key=True))
-        touches.cancel([first], reason="event:a")
-        thread.start()
-        await_lock_waits()
-        touches.cancel([then], reason="event:b")
-    thread.join(WAIT_LIMIT)
-    return errors
+    other."""
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic():
+            list(Customer.objects.select_for_update(no_key=True))
+            touches.cancel([first], reason="event:a")
+            acting = pool.submit(act_and_close, act)
+            await_lock_waits()
+            touches.cancel([then], reason="event:b")
+        acting.result(WAIT_LIMIT)
