@@ -161,12 +161,15 @@ def test_deliver_halves_batch_after_idle_timeout(
             assert wait_until(lambda: second_connection(lambda: gone(pid)), WAIT_LIMIT)
         return write(decisions, **conditions)
 
-    monkeypatch.setattr(touches, "settle_batch", too_slow_for_many)
-    for _ in range(20):  # as Celery does if a closed connection gives no reason
-        with suppress(sql.UNAVAILABLE_ERRORS):
+    def deliver_or_reconnect() -> bool:
+        with suppress(sql.UNAVAILABLE_ERRORS):  # a closed connection need not give its reason
             deliver(ids)
-            break
+            return True
         connection.close()
+        return False
+
+    monkeypatch.setattr(touches, "settle_batch", too_slow_for_many)
+    assert wait_until(deliver_or_reconnect, WAIT_LIMIT)  # as Celery does
 
     assert sorted(set(sizes)) == [1, 2, 4]
     assert {row.state for row in rows(ids)} == {"delivered"}
