@@ -23,6 +23,16 @@ SaveForm = Callable[..., None]
 FormErrors = Callable[..., list[dict[str, str]]]
 
 
+@pytest.fixture(autouse=True)
+def clear_hourly_caches() -> Iterator[None]:
+    """They hold figures of earlier tests."""
+    from scheduling.monitoring.statistics import HourlyCache
+
+    HourlyCache.clear_all()
+    yield
+    HourlyCache.clear_all()
+
+
 @pytest.fixture
 def admin_url() -> Url:
     def admin_url(name: str, *args: Any) -> str:
