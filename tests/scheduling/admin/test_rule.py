@@ -68,7 +68,8 @@ def test_rule_form_errors_name_the_field(cap: HarassmentRule, list_form_errors: 
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"channel": "fax"}, "channel"), ({"limits": "vip=many"}, "limits"), ({"limits": "vip=0"}, "limits"),
         ({"limits": "vip=5", "scope": "community"}, "limits"), ({"kind": "conversation", "tag": "sale"}, "tag"),
-        ({"kind": "conversation", "scope": "community"}, "scope"), ({"limit": "0"}, "limit"), ({"limit": None}, "limit"),
+        ({"kind": "conversation", "scope": "community"}, "scope"), ({"limit": "0"}, "limit"),
+        ({"limit": None}, "limit"),
         ({"window": "0s"}, "window"), ({"window": "soon"}, "window"), ({"window": None}, "window"),
     ]  # fmt: skip
     changes_so_far = cap.history.count()
