@@ -163,7 +163,7 @@ def test_cancel_ends_waiting_job_and_requests_stop_of_running(operator: Client, 
 
 
 def test_bulk_cancel_reports_running_jobs_and_is_undone_for_waiting_ones(operator: Client, market: Market) -> None:
-    rows = [market.running("s1"), market.waiting("s2"), market.failed("s2")]
+    rows = [market.running("s1"), market.waiting("s1"), market.failed("s2")]
     chosen = {"action": "cancel_selected", "_selected_action": [str(row.pk) for row in rows]}
     page = operator.post(url("job_changelist"), chosen, follow=True)
     (message,) = page.context["messages"]
