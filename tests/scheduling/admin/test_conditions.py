@@ -65,8 +65,7 @@ def test_rows_of_the_form_are_stored_shown_and_kept_by_the_next_save(
     matrix: MatrixBuilder, editor: Client, viewer: Client, admin_url: Url, fill_form: FillForm, save_form: SaveForm
 ) -> None:
     matrix.template("gold")
-    varied = [{"key": "gold", "template": "gold", "when": GROUPED}]
-    node = matrix.node(trigger="order.paid", variants=varied, send_window=[])
+    node = matrix.node(trigger="order.paid", send_window=[])
     url = admin_url("node_change", node.pk)
     sent = rows(
         ("event.data.total", "gte", "500", ""), ("customer.level", "in", 'vip，"1", "a,b"', "A"),
@@ -75,14 +74,15 @@ def test_rows_of_the_form_are_stored_shown_and_kept_by_the_next_save(
     save_form(url, **sent)
     stored = Node.objects.get()
     assert stored.when == GROUPED
+    Node.objects.update(variants=[{"key": "gold", "template": "gold", "when": GROUPED}])
     inputs = read_inputs(editor.get(url).content.decode())
     assert editor.post(url, {**fill_form(url), **inputs}).status_code == 302
     node.refresh_from_db()
     assert (node.when, node.variants[0]["when"], node.send_window) == (GROUPED, GROUPED, [])
     assert node.version == stored.version
     page = unescape(viewer.get(url).content.decode())
-    disabled = page.partition('<fieldset class="at-conditions" disabled>')[2].partition("</fieldset>")[0]
-    assert re.findall(r'name="when-\d-field" value="([^"]*)"', disabled) == [
+    assert set(re.findall(r'<fieldset class="at-conditions"([^>]*)>', page)) == {" disabled"}
+    assert re.findall(r'name="when-\d-field" value="([^"]*)"', page) == [
         "event.data.total", "customer.level", "customer.events.order.paid.count", "customer.tags",
     ]  # fmt: skip
 
