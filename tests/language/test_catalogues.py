@@ -39,28 +39,19 @@ each_catalogue = each_row("path", CATALOGUES)
 
 
 @each_file
-def test_catalogue_entries_have_reviewed_translations(path: Path) -> None:
-    for entry in entries(path):
-        assert not entry.fuzzy, entry.word
-        assert not entry.obsolete, entry.word
-        assert entry.translations, entry.word
-        assert all(entry.translations), entry.word
-
-
-@each_file
-def test_catalogue_entries_are_unique(path: Path) -> None:
-    words = [entry.word for entry in entries(path)]
-    assert sorted({word for word in words if words.count(word) > 1}) == []
-
-
-@each_file
-def test_translations_keep_their_placeholders(path: Path) -> None:
+def test_catalogue_entries_are_unique_and_reviewed_and_keep_their_placeholders(path: Path) -> None:
     def names(text: str) -> set[str]:
         return set(re.findall(r"%\(\w+\)s|\{\w*\}|%[sd]", text))
 
-    for entry in entries(path):
+    found = entries(path)
+    words = [entry.word for entry in found]
+    assert sorted({word for word in words if words.count(word) > 1}) == []
+    for entry in found:
+        assert (entry.fuzzy, entry.obsolete) == (False, False), entry.word
+        assert entry.translations, entry.word
         known = names(entry.said["msgid"] + entry.said.get("msgid_plural", ""))
         for translated in entry.translations:
+            assert translated, entry.word
             assert names(translated) <= known, entry.word
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
@@ -14,9 +15,15 @@ from rpa_tasks.models import Evidence, Flow, Job, LoginState, Platform, Run, Sho
 from scheduling.ledger.anonymization import Identity
 from scheduling.models import FailedTask, Pause
 from tests.rpa_tasks.admin.conftest import Market, messages_of, text, url
-from tests.support.tables import each_row
+from tests.support.undrawn import read_context
 
 pytestmark = pytest.mark.django_db
+
+
+def log_in_clerk(client: Client, *rights: str) -> None:
+    clerk = User.objects.create_user("clerk", is_staff=True)
+    clerk.user_permissions.set(Permission.objects.filter(codename__in=rights))
+    client.force_login(clerk)
 
 
 def test_job_list_shows_progress_and_refreshes_open_jobs(viewer: Client, market: Market) -> None:
@@ -32,28 +39,22 @@ def test_job_list_shows_progress_and_refreshes_open_jobs(viewer: Client, market:
     assert "Ended with exit code 65" in fresh
 
 
-@each_row(
-    "query, found",
-    [("q=s2", 1), ("q=k1", 1), ("q=s", 0), ("task_type=sync_order", 2), ("task_type=other", 0), ("reason=exit_65", 1),
-     ("state__exact=failed", 1), ("priority__exact=0", 1), ("platform=x", 2)],
-)  # fmt: skip
-def test_job_list_finds_by_shop_key_and_filters(viewer: Client, market: Market, query: str, found: int) -> None:
-    market.waiting("s1", dedupe_key="k1", priority=0)
-    market.failed("s2")
-    assert len(viewer.get(f"{url('job_changelist')}?{query}").context["cl"].result_list) == found
-
-
-def test_job_list_platform_filter_hides_other_platforms(viewer: Client, market: Market) -> None:
+def test_job_list_finds_ended_jobs_by_reason_and_hides_other_platforms(viewer: Client, market: Market) -> None:
+    """`test_matching_jobs` has the filters of unfinished jobs."""
     other = Platform.objects.create(key="temu")
     Flow.objects.create(platform=other, task_type="sync_order", command=["true", "{param}"])
     Shop.objects.create(platform=other, shop_id="t1")
     market.publish("t1", platform="temu")
-    mine = market.waiting("s1")
-    listed = viewer.get(f"{url('job_changelist')}?platform={market.pdd.pk}").context["cl"].result_list
-    assert [job.pk for job in listed] == [mine.pk]
+    waiting, failed = market.waiting("s1"), market.failed("s2")
+    for query, found in (
+        ("reason=exit_65", {failed.pk}), ("state__exact=failed", {failed.pk}), ("q=s", set()),
+        (f"platform={market.pdd.pk}", {waiting.pk, failed.pk}),
+    ):  # fmt: skip
+        listed = read_context(viewer, f"{url('job_changelist')}?{query}")["cl"].result_list
+        assert {job.pk for job in listed} == found, query
 
 
-def test_job_page_shows_runs_and_evidence(viewer: Client, market: Market) -> None:
+def test_pages_of_job_and_failed_task_show_runs_and_evidence(viewer: Client, market: Market) -> None:
     job = market.failed("s1", source="api: shop", payload={"day": "today"})
     Job.objects.filter(pk=job.pk).update(requests=3)
     page = text(viewer.get(url("job_change", job.pk)))
@@ -61,8 +62,12 @@ def test_job_page_shows_runs_and_evidence(viewer: Client, market: Market) -> Non
     for words in ("api: shop", "merged into it", "Run 1: Failed for good", "42.0 s", "12 ms", "no such page",
                   "&quot;day&quot;", f"/admin/scheduling/failedtask/{failed.pk}/change/"):  # fmt: skip
         assert words in page, words
+    told = text(viewer.get(f"/admin/scheduling/failedtask/{failed.pk}/change/"))
+    for words in (url("job_change", job.pk), "The run failed", "Ended with exit code 65", "no such page"):
+        assert words in told, words
     for piece in Evidence.objects.all():
         assert url("job_evidence", job.pk, piece.pk) in page
+        assert url("job_evidence", job.pk, piece.pk) in told
 
 
 def test_job_pages_redact_personal_data_and_secrets(viewer: Client, operator: Client, market: Market) -> None:
@@ -91,31 +96,25 @@ def test_live_job_page_returns_body_only(viewer: Client, market: Market) -> None
 
 
 def test_job_page_shows_why_job_waits(viewer: Client, market: Market) -> None:
-    job = market.waiting("s1")
+    running, behind, job = market.running("s2"), market.waiting("s2"), market.waiting("s1")
 
-    def why() -> str:
-        return str(viewer.get(url("job_change", job.pk)).context["why"][0])
+    def why(job: Job = job) -> tuple[str, str]:
+        reason, link = read_context(viewer, url("job_change", job.pk))["why"]
+        return str(reason), link
 
-    assert why() == "Waits for a free node"
+    assert why(behind) == ("Another job of the shop is running", url("job_change", running.pk))
+    assert why()[0] == "Waits for a free node"
     Job.objects.filter(pk=job.pk).update(due_at=now() + timedelta(days=5, hours=3, minutes=30))
-    assert why() == "starts in 5 days 3 hours"
+    assert why()[0] == "starts in 5 days 3 hours"
     market.pdd.breaker.open_until = now() + timedelta(minutes=1)
     market.pdd.breaker.save()
-    assert "platform blocks runs" in why()
+    assert "platform blocks runs" in why()[0]
     Shop.objects.filter(pk=market.s1.pk).update(login_state=LoginState.NEEDED)
-    assert why() == "Shop needs a login"
+    assert why()[0] == "Shop needs a login"
     Shop.objects.filter(pk=market.s1.pk).update(paused=True)
-    assert why() == "The shop is paused"
+    assert why()[0] == "The shop is paused"
     Pause.objects.create(scope="all")
-    assert why() == "Paused"
-
-
-def test_job_page_links_running_job_of_shop(viewer: Client, market: Market) -> None:
-    running, waiting = market.running("s1"), market.waiting("s1")
-    assert viewer.get(url("job_change", waiting.pk)).context["why"] == (
-        "Another job of the shop is running",
-        url("job_change", running.pk),
-    )
+    assert why()[0] == "Paused"
 
 
 def test_evidence_runs_no_active_content(viewer: Client, market: Market) -> None:
@@ -140,15 +139,10 @@ def test_evidence_runs_no_active_content(viewer: Client, market: Market) -> None
 
 
 def test_evidence_requires_its_job_and_permission(viewer: Client, market: Market) -> None:
-    from django.contrib.auth.models import Permission, User
-
     one, other = market.failed("s1"), market.failed("s2")
-    piece = Evidence.objects.filter(run__job=one).first()
-    assert piece is not None
+    piece = Evidence.objects.filter(run__job=one)[0]
     assert viewer.get(url("job_evidence", other.pk, piece.pk)).status_code == 404
-    clerk = User.objects.create_user("clerk", is_staff=True)
-    clerk.user_permissions.add(Permission.objects.get(codename="view_job"))
-    viewer.force_login(clerk)
+    log_in_clerk(viewer, "view_job")
     assert viewer.get(url("job_evidence", one.pk, piece.pk)).status_code == 403
     assert "evidence/" not in text(viewer.get(url("job_change", one.pk)))
 
@@ -168,22 +162,14 @@ def test_cancel_ends_waiting_job_and_requests_stop_of_running(operator: Client, 
     assert url("job_cancel", running.pk) not in page
 
 
-def test_cancel_of_a_waiting_job_is_undone_by_its_message(operator: Client, market: Market) -> None:
-    waiting, running = market.waiting("s2"), market.running("s1")
-    chosen = [str(waiting.pk), str(running.pk)]
-    page = operator.post(
-        url("job_changelist"), {"action": "cancel_selected", "_selected_action": chosen}, follow=True
-    )  # fmt: skip
+def test_bulk_cancel_reports_running_jobs_and_is_undone_for_waiting_ones(operator: Client, market: Market) -> None:
+    rows = [market.running("s1"), market.waiting("s1"), market.failed("s2")]
+    chosen = {"action": "cancel_selected", "_selected_action": [str(row.pk) for row in rows]}
+    page = operator.post(url("job_changelist"), chosen, follow=True)
+    assert "2 jobs were cancelled. 1 of them is running" in " ".join(str(each) for each in page.context["messages"])
     (link,) = [message.extra_tags for message in page.context["messages"] if message.extra_tags]
     assert "Undone for 1 row." in text(operator.post(link, follow=True))
-    assert Job.objects.get(retry_of=waiting.pk).state == "scheduled"
-
-
-def test_bulk_cancel_reports_cancelled_and_running_jobs(operator: Client, market: Market) -> None:
-    rows = [market.running("s1"), market.waiting("s1"), market.failed("s2")]
-    chosen = [str(row.pk) for row in rows]
-    answer = operator.post(url("job_changelist"), {"action": "cancel_selected", "_selected_action": chosen})
-    assert "2 jobs were cancelled. 1 of them is running" in messages_of(answer)
+    assert Job.objects.get(retry_of=rows[1].pk).state == "scheduled"
 
 
 def test_run_again_publishes_same_payload_and_merges(operator: Client, market: Market) -> None:
@@ -219,9 +205,8 @@ def test_run_again_by_editor_validates_new_payload(editor: Client, market: Marke
     job = market.failed("s1", payload={"day": "today"})
     bad = editor.post(url("job_again", job.pk), {"priority": "1", "payload": '{"day": 3}'})
     assert "payload.day" in str(bad.context["form"].errors)
-    assert "not JSON" in str(
-        editor.post(url("job_again", job.pk), {"priority": "1", "payload": "{"}).context["form"].errors
-    )
+    bad = editor.post(url("job_again", job.pk), {"priority": "1", "payload": "{"})
+    assert "not JSON" in str(bad.context["form"].errors)
     editor.post(url("job_again", job.pk), {"priority": "1", "payload": '{"day": "other"}'})
     assert Job.objects.get(retry_of=job.pk).payload == {"day": "other"}
 
@@ -239,29 +224,23 @@ def test_run_again_settles_the_open_failed_task(operator: Client, market: Market
     assert (failed.state, failed.retried_as, failed.actor_name) == ("retried", again.pk, "operator")
 
 
-def test_run_again_behind_a_waiting_job_reports_the_conflict(operator: Client, market: Market) -> None:
-    job = market.failed("s1", dedupe_key="k")
-    market.waiting("s1", dedupe_key="k")
-    shown = operator.post(url("job_again", job.pk), {"priority": "1"})
+def test_run_again_of_a_covered_or_erased_job_reports_the_conflict(editor: Client, market: Market) -> None:
+    job = market.failed("s1", dedupe_key="k", payload={"user_id": "ann-7731"})
+    waiting = market.waiting("s1", dedupe_key="k")
+    again = {"priority": "1", "payload": '{"user_id": "ann-7731"}'}
+    shown = editor.post(url("job_again", job.pk), again)
     assert "waits already" in str(shown.context["form"].errors)
     assert FailedTask.objects.get(task_id=job.pk).state == "open"
-
-
-def test_run_again_of_an_erased_job_reports_the_conflict(editor: Client, market: Market) -> None:
-    job = market.failed("s1", payload={"user_id": "ann-7731"})
+    waiting.delete()
     erase_jobs_of_customer(Identity("ann-7731"))
-    shown = editor.post(url("job_again", job.pk), {"priority": "1", "payload": "{}"})
+    shown = editor.post(url("job_again", job.pk), again)
     assert "was erased" in str(shown.context["form"].errors)
     assert Job.objects.count() == 1
 
 
 def test_run_again_without_the_right_leaves_the_failed_task_open(market: Market, operator: Client) -> None:
-    from django.contrib.auth.models import Permission, User
-
     job = market.failed("s1")
-    clerk = User.objects.create_user("clerk", is_staff=True)
-    clerk.user_permissions.add(*Permission.objects.filter(codename__in=["view_job", "run_job"]))
-    operator.force_login(clerk)
+    log_in_clerk(operator, "view_job", "run_job")
     assert "stays open" in text(operator.get(url("job_again", job.pk)))
     operator.post(url("job_again", job.pk), {"priority": "1"})
     assert FailedTask.objects.get(task_id=job.pk).state == "open"
@@ -292,16 +271,6 @@ def test_error_line_precedes_the_folded_output(viewer: Client, market: Market) -
         line, fold = shown.index('at-error-line">TimeoutError: no answer'), shown.index("Call log")
         assert line < fold
         assert '<details class="at-more" id="said-' in shown
-
-
-def test_failed_task_page_links_job_and_evidence(viewer: Client, market: Market) -> None:
-    job = market.failed()
-    row = FailedTask.objects.get(task_id=job.pk)
-    page = text(viewer.get(f"/admin/scheduling/failedtask/{row.pk}/change/"))
-    for piece in Evidence.objects.all():
-        assert url("job_evidence", job.pk, piece.pk) in page
-    for words in (url("job_change", job.pk), "The run failed", "Ended with exit code 65", "no such page"):
-        assert words in page, words
 
 
 def test_retried_job_and_failed_task_link_each_other(operator: Client, market: Market) -> None:

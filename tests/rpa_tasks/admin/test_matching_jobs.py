@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.db.models.functions import Now
+from django.http import QueryDict
 from django.test import Client
 from django.utils.timezone import localtime, now
 
@@ -18,6 +19,7 @@ from scheduling.models import BulkAction, FailedTask
 from scheduling.operations import bulk_actions
 from scheduling.operations.bulk_actions import matching_rows, read_filter
 from tests.rpa_tasks.admin.conftest import Market, messages_of, text, url
+from tests.support.undrawn import read_context
 
 pytestmark = pytest.mark.django_db
 
@@ -50,9 +52,10 @@ def test_job_list_matches_bulk_selection(viewer: Client, market: Market) -> None
     }  # fmt: skip
     found = {}
     for address in ADDRESSES:
-        page = viewer.get(f"{url('job_changelist')}?{address.format(**given)}")
-        shown = {row.pk for row in page.context["cl"].queryset if row.state in job_actions.UNFINISHED}
-        chosen = read_filter(page.wsgi_request.GET)
+        query = address.format(**given)
+        listed = read_context(viewer, f"{url('job_changelist')}?{query}")["cl"].queryset
+        shown = {row.pk for row in listed if row.state in job_actions.UNFINISHED}
+        chosen = read_filter(QueryDict(query))
         assert set(matching_rows(JOB_ACTIONS["job.cancel"], chosen, now()).values_list("pk", flat=True)) == shown
         found[address] = len(shown)
     assert found == ADDRESSES
@@ -61,7 +64,7 @@ def test_job_list_matches_bulk_selection(viewer: Client, market: Market) -> None
 def test_matching_jobs_are_cancelled_by_workers(operator: Client, market: Market) -> None:
     market.waiting("s1", priority=0)
     kept = market.waiting("s2")
-    links = operator.get(f"{url('job_changelist')}?priority__exact=0").context["matching_links"]
+    links = read_context(operator, f"{url('job_changelist')}?priority__exact=0")["matching_links"]
     page = operator.get(links[0][0])
     assert "Applies to 1 job." in text(page)
 
@@ -76,7 +79,7 @@ def test_matching_jobs_are_cancelled_by_workers(operator: Client, market: Market
     assert list(Job.objects.exclude(state="cancelled").values_list("pk", flat=True)) == [kept.pk]
 
 
-def test_matching_page_takes_priority_and_node(operator: Client, market: Market) -> None:
+def test_matching_page_takes_priority_and_node_and_no_unknown_filter(operator: Client, market: Market) -> None:
     ExecutionNode.objects.create(name="n2", seen_at=now(), started_at=now(), slots=1)
     market.waiting("s1")
     operator.post(url("job_matching", "priority"), {**PACE, "priority": "high"})
@@ -88,6 +91,9 @@ def test_matching_page_takes_priority_and_node(operator: Client, market: Market)
     }  # fmt: skip
     assert operator.post(url("job_matching", "priority"), {**PACE, "priority": "urgent"}).status_code == 200
     assert operator.get(url("job_matching", "delete")).status_code == 404
+    answer = operator.get(f"{url('job_matching', 'cancel')}?payload__secret=1")
+    assert answer.status_code == 302
+    assert "payload__secret: many cannot be chosen by it" in messages_of(answer)
 
 
 @pytest.mark.parametrize("handles", [True, False])
@@ -108,20 +114,13 @@ def test_matching_jobs_run_again_retry_failed_tasks_only_with_the_right(
     assert Job.objects.get(state__in=("scheduled", "queued")).retry_of == (job.pk if handles else None)
 
 
-def test_matching_page_refuses_unknown_filter(operator: Client, market: Market) -> None:
-    answer = operator.get(f"{url('job_matching', 'cancel')}?payload__secret=1")
-    assert answer.status_code == 302
-    assert "payload__secret: many cannot be chosen by it" in messages_of(answer)
-
-
 def test_payload_search_needs_the_right_to_payloads(
     operator: Client, editor: Client, market: Market, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, _other = market.waiting("s1", payload={"note": "双十一 50%_off"}), market.waiting("s2")
 
     def listed(client: Client, term: str) -> list[object]:
-        page = client.get(url("job_changelist"), {"q": term})
-        return [row.pk for row in page.context["cl"].result_list]
+        return [row.pk for row in read_context(client, url("job_changelist"), {"q": term})["cl"].result_list]
 
     for term in ("双十一", "50%_OFF"):
         assert listed(editor, term) == [found.pk]

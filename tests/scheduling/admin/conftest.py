@@ -15,10 +15,26 @@ from django.urls import reverse
 from pytest_django import Settings
 
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.undrawn import read_context, read_refusal
+
+Url = Callable[..., str]
+FillForm = Callable[..., dict[str, Any]]
+SaveForm = Callable[..., None]
+FormErrors = Callable[..., list[dict[str, str]]]
+
+
+@pytest.fixture(autouse=True)
+def clear_hourly_caches() -> Iterator[None]:
+    """They hold figures of earlier tests."""
+    from scheduling.monitoring.statistics import HourlyCache
+
+    HourlyCache.clear_all()
+    yield
+    HourlyCache.clear_all()
 
 
 @pytest.fixture
-def admin_url() -> Callable[..., str]:
+def admin_url() -> Url:
     def admin_url(name: str, *args: Any) -> str:
         return reverse(f"admin:scheduling_{name}", args=args)
 
@@ -26,11 +42,11 @@ def admin_url() -> Callable[..., str]:
 
 
 @pytest.fixture
-def fill_form(editor: Client) -> Callable[..., dict[str, Any]]:
+def fill_form(editor: Client) -> FillForm:
     """Return what a browser would send for this form, with changes."""
 
     def fill_form(url: str, client: Client = editor, **changes: Any) -> dict[str, Any]:
-        context = client.get(url).context
+        context = read_context(client, url)
         forms = [context["adminform"].form]
         for inline in context["inline_admin_formsets"]:
             forms += [inline.formset.management_form, *inline.formset.forms]
@@ -46,7 +62,18 @@ def fill_form(editor: Client) -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture
-def list_form_errors(editor: Client, fill_form: Callable[..., dict[str, Any]]) -> Callable[..., list[dict[str, str]]]:
+def save_form(editor: Client, fill_form: FillForm) -> SaveForm:
+    """Send the form of a page with changes as an editor, and expect that it is saved."""
+
+    def save_form(url: str, **changes: Any) -> None:
+        answer = editor.post(url, fill_form(url, **changes))
+        assert answer.status_code == 302, answer.context["adminform"].form.errors
+
+    return save_form
+
+
+@pytest.fixture
+def list_form_errors(editor: Client, fill_form: FillForm) -> FormErrors:
     """Read a form once, send it with each of the changes, and return the errors of each by field."""
 
     def list_form_errors(url: str, *changes: dict[str, Any]) -> list[dict[str, str]]:
@@ -54,7 +81,7 @@ def list_form_errors(editor: Client, fill_form: Callable[..., dict[str, Any]]) -
         found = []
         for change in changes:
             sent = {key: value for key, value in (filled | change).items() if value is not None}
-            form = editor.post(url, sent).context["adminform"].form
+            form = read_refusal(editor, url, sent)["adminform"].form
             found.append({name: unescape(str(errors)) for name, errors in form.errors.items()})
         return found
 

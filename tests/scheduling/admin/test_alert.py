@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import redis
@@ -12,11 +10,9 @@ from django.test import Client
 from django.utils.timezone import now
 
 from scheduling.models import Alert, AlertReceiver, ChannelConfig, Community
-from tests.scheduling.admin.conftest import Receiver
+from tests.scheduling.admin.conftest import FormErrors, Receiver, SaveForm, Url
 
 pytestmark = pytest.mark.django_db
-
-Url = Callable[..., str]
 
 
 @pytest.fixture
@@ -29,20 +25,16 @@ def alert_receiver(hook: ChannelConfig) -> AlertReceiver:
     return AlertReceiver.objects.create(pk=1, channel=hook)
 
 
-def test_alert_receiver_without_address_is_refused(
-    editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
-) -> None:
-    robot = ChannelConfig.objects.create(key="robot", kind="wecom")
-    mail = ChannelConfig.objects.create(key="mail", kind="email")
-    log = ChannelConfig.objects.create(key="log", kind="log")
-    empty = Community.objects.create(chat_id="c1")
-    url = admin_url("alertreceiver_add")
-    for channel, community, field in (
-        (robot, None, "community"), (robot, empty, "community"), (mail, None, "address"), (log, None, "channel"),
-    ):  # fmt: skip
-        given = {"channel": channel.pk, "community": community.pk if community else None}
-        answer = editor.post(url, fill_form(url, **given))
-        assert list(answer.context["adminform"].form.errors) == [field], channel
+def test_alert_receiver_without_address_is_refused(list_form_errors: FormErrors, admin_url: Url) -> None:
+    robot, mail, log = (
+        ChannelConfig.objects.create(key=kind, kind=kind).pk for kind in ("wecom", "email", "log")
+    )  # fmt: skip
+    empty = Community.objects.create(chat_id="c1").pk
+    errors = list_form_errors(
+        admin_url("alertreceiver_add"), {"channel": robot}, {"channel": robot, "community": empty}, {"channel": mail},
+        {"channel": log},
+    )  # fmt: skip
+    assert [list(each) for each in errors] == [["community"], ["community"], ["address"], ["channel"]]
     assert not AlertReceiver.objects.exists()
 
 
@@ -65,13 +57,12 @@ def test_open_alerts_and_problems_are_shown(alert_receiver: AlertReceiver, viewe
 
 
 def test_saved_receiver_gets_unsent_alerts_at_once(
-    alert_receiver: AlertReceiver, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+    alert_receiver: AlertReceiver, admin_url: Url, save_form: SaveForm
 ) -> None:
     later = now() + timedelta(minutes=10)
     Alert.objects.create(condition="unattended", since=now(), value=1, message_at=later, tried=True)
     AlertReceiver.objects.update(problem="connect")
-    url = admin_url("alertreceiver_change", alert_receiver.pk)
-    assert editor.post(url, fill_form(url)).status_code == 302
+    save_form(admin_url("alertreceiver_change", alert_receiver.pk))
     alert_receiver.refresh_from_db()
     assert alert_receiver.problem == ""
     assert Alert.objects.get().message_at < later

@@ -11,12 +11,12 @@ from django.utils.timezone import now
 
 from scheduling.models import Complaint, Touch
 from scheduling.operations import queries
+from tests.scheduling.admin.conftest import Url
 from tests.support.matrix import MatrixBuilder
-from tests.support.tables import each_row
+from tests.support.undrawn import read_context
 
 pytestmark = pytest.mark.django_db
 
-Url = Callable[..., str]
 RecordEvent = Callable[..., Any]
 
 
@@ -41,7 +41,7 @@ def delivered(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[...,
 
 
 def read_tables(page: Any) -> list[list[tuple[Any, ...]]]:
-    return [[tuple(row.values()) for row in table["rows"]] for table in page.context["tables"]]
+    return [[tuple(row.values()) for row in table["rows"]] for table in page["tables"]]
 
 
 def test_complaint_rates_are_sorted_worst_first(
@@ -51,34 +51,20 @@ def test_complaint_rates_are_sorted_worst_first(
     delivered("bob")
     delivered("cid", complaint=True)
     page = viewer.get(admin_url("complaint_rates"))
-    nodes, templates, communities = read_tables(page)
+    nodes, templates, communities = read_tables(page.context)
     assert nodes == [("guide", 2, 1, 50), ("paid", 1, 0, 0)]
     assert templates == [("guide (v3)", 2, 1, 50), ("paid (v3)", 1, 0, 0)]
     assert [(name, count, complaints) for name, count, complaints, _percent in communities] == [("c1", 3, 1)]
     assert "33.33%" in page.content.decode()
+    assert admin_url("complaint_rates") in viewer.get(admin_url("complaint_changelist")).content.decode()
 
 
-@each_row("query, count", [("?days=7", 1), ("", 2), ("?days=90", 3), ("?days=9999999999", 2)])
-def test_complaint_rates_period_can_be_chosen(
-    delivered: Callable[..., Touch], viewer: Client, admin_url: Url, query: str, count: int
-) -> None:
+def test_complaint_rates_period_can_be_chosen(delivered: Callable[..., Touch], viewer: Client, admin_url: Url) -> None:
     for user, days in (("ann", 1), ("bob", 20), ("cid", 60)):
         delivered(user, days=days)
-    nodes, _templates, _communities = read_tables(viewer.get(admin_url("complaint_rates") + query))
-    assert nodes == [("guide", count, 0, 0)]
-
-
-def test_complaint_list_links_the_rates(viewer: Client, admin_url: Url) -> None:
-    page = viewer.get(admin_url("complaint_changelist")).content.decode()
-    assert admin_url("complaint_rates") in page
-
-
-def test_complaint_rates_are_translated(delivered: Callable[..., Touch], viewer: Client, admin_url: Url) -> None:
-    delivered("ann", complaint=True)
-    viewer.cookies["django_language"] = "zh-hans"
-    page = viewer.get(admin_url("complaint_rates")).content.decode()
-    for words in ("投诉率", "按节点", "按模板版本", "按社群", "送达数", "30 天"):
-        assert words in page
+    for query, count in (("?days=7", 1), ("", 2), ("?days=90", 3), ("?days=9999999999", 2)):
+        nodes, _templates, _communities = read_tables(read_context(viewer, admin_url("complaint_rates") + query))
+        assert nodes == [("guide", count, 0, 0)], query
 
 
 def test_complaint_rates_report_slow_count(viewer: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,5 +73,4 @@ def test_complaint_rates_report_slow_count(viewer: Client, admin_url: Url, monke
 
     monkeypatch.setattr(queries, "complaint_rates", slow)
     page = viewer.get(admin_url("complaint_rates"))
-    assert page.status_code == 200
     assert "exceeded its time limit" in page.content.decode()

@@ -16,14 +16,12 @@ from django.utils.timezone import now
 from scheduling.experiments import drafts
 from scheduling.models import AuditEntry, ConfigDraft, HarassmentRule, Node, Stage
 from sessions.models import SilencePolicy
+from tests.scheduling.admin.conftest import FillForm, Url
 from tests.scheduling.core.conftest import pass_time
-from tests.support.drafts import open_draft, replay_draft
+from tests.support.drafts import replay_draft
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db
-
-Url = Callable[..., str]
-FillForm = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
@@ -85,25 +83,18 @@ def test_form_edits_collect_in_a_draft_and_change_nothing_live(
     assert not AuditEntry.objects.filter(action="changed").exists()
 
 
-def test_new_row_is_tried_from_its_form(node: Node, editor: Client, admin_url: Url, fill_form: FillForm) -> None:
-    url = admin_url("node_add")
-    parts = {"stage": node.stage.pk, "template": node.template.pk, "channel": node.channel.pk}
-    data = fill_form(url, key="second", trigger="order.paid", delay="1h", **parts)
-    page = tried(editor, url, data)
-    assert list_labels(page) == ["nodes second"], page.content.decode()
-    assert Node.objects.count() == 1
-
-
-def test_invalid_form_shows_its_errors_and_opens_no_draft(
+def test_new_row_is_tried_and_a_form_with_errors_or_without_changes_opens_no_draft(
     node: Node, editor: Client, admin_url: Url, fill_form: FillForm
 ) -> None:
     url = admin_url("node_change", node.pk)
-    page = tried(editor, url, fill_form(url, delay="soon"))
-    assert "delay" in page.context["adminform"].form.errors
+    assert "delay" in tried(editor, url, fill_form(url, delay="soon")).context["adminform"].form.errors
+    assert texts(tried(editor, url, fill_form(url))) == ["The form changes nothing that a draft can hold."]
     assert not ConfigDraft.objects.exists()
-    page = tried(editor, url, fill_form(url))
-    assert texts(page) == ["The form changes nothing that a draft can hold."]
-    assert not ConfigDraft.objects.exists()
+    url = admin_url("node_add")
+    parts = {"stage": node.stage.pk, "template": node.template.pk, "channel": node.channel.pk}
+    page = tried(editor, url, fill_form(url, key="second", trigger="order.paid", delay="1h", **parts))
+    assert list_labels(page) == ["nodes second"], page.content.decode()
+    assert Node.objects.count() == 1
 
 
 def test_button_needs_the_right_to_replay(
@@ -133,6 +124,7 @@ def test_later_live_edits_stay_and_a_conflict_asks_for_a_new_draft(
     stage.save()
     page = tried(editor, rule_url, fill_form(rule_url, limit="1"))  # the draft now starts from the renamed stage
     assert list_labels(page) == ["nodes guide", "harassment_rules cap (user)"]
+    replay_draft(ConfigDraft.objects.get())
     node.holdout_percent = 5
     node.save()
     clash = "Another user edited the same rows since the draft was started: guide."
@@ -140,6 +132,9 @@ def test_later_live_edits_stay_and_a_conflict_asks_for_a_new_draft(
     assert problem.startswith(clash)
     assert texts(act(editor, admin_url, "replay"))[0].startswith(clash)
     assert texts(tried(editor, rule_url, fill_form(rule_url, limit="2")))[0].startswith(clash)
+    assert texts(publish(editor, admin_url))[0].startswith(clash)
+    node.refresh_from_db()
+    assert node.delay == timedelta(minutes=15)
     act(editor, admin_url, "discard")
     assert not ConfigDraft.objects.exists()
 
@@ -153,9 +148,9 @@ def test_edit_on_top_of_a_draft_that_fits_no_more_names_the_problem(
     node.channel.retired_at = now()
     node.channel.save()
     rule_url = admin_url("harassmentrule_change", HarassmentRule.objects.get(kind="cap").pk)
-    page = tried(editor, rule_url, fill_form(rule_url, limit="1"))
-    assert texts(page) == ["nodes[0].channel: there is no channel “log”"]
-    assert "nodes[0].channel: there is no channel “log”" in editor.get(admin_url("configdraft_mine")).content.decode()
+    problem = "nodes[0].channel: there is no channel “log”"
+    assert texts(tried(editor, rule_url, fill_form(rule_url, limit="1"))) == [problem]
+    assert problem in editor.get(admin_url("configdraft_mine")).content.decode()
     assert ConfigDraft.objects.get().document == text
 
 
@@ -238,18 +233,6 @@ def test_draft_is_published_with_the_reason_in_history_and_audit(
     )  # fmt: skip
     assert AuditEntry.objects.get(action="published").reason == "quieter mornings"
     assert not ConfigDraft.objects.exists()
-
-
-def test_outdated_draft_is_not_published(node: Node, editor: Client, admin_url: Url) -> None:
-    owner = User.objects.get(username="editor")
-    text = drafts.export_live_draft().replace("delay: 15m", "delay: 20m")
-    replay_draft(open_draft(owner, text))
-    node.priority = 0
-    node.save()
-    (message,) = texts(publish(editor, admin_url))
-    assert message.startswith("Another user edited the same rows")
-    node.refresh_from_db()
-    assert node.delay == timedelta(minutes=15)
 
 
 def test_silence_policy_is_published_and_not_simulated(

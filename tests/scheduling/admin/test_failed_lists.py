@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,11 +10,11 @@ from django.test import Client
 from scheduling.admin import base, lists
 from scheduling.admin.failed_tasks import failed_task
 from scheduling.models import FailedTask
+from tests.scheduling.admin.conftest import Url
 from tests.support.tables import each_row
+from tests.support.undrawn import read_context
 
 pytestmark = pytest.mark.django_db
-
-Url = Callable[..., str]
 
 
 def fail(reason: str, fingerprint: str = "", **changes: Any) -> FailedTask:
@@ -26,10 +25,10 @@ def fail(reason: str, fingerprint: str = "", **changes: Any) -> FailedTask:
 def test_failed_task_count_stops_at_the_limit(viewer: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "MOST_COUNTED", 2)
     rows = [fail("connect") for _ in range(2)]
-    shown = viewer.get(admin_url("failedtask_changelist")).context["cl"]
+    shown = read_context(viewer, admin_url("failedtask_changelist"))["cl"]
     assert (shown.result_count, shown.full_result_count) == (2, None)
     rows += [fail("connect") for _ in range(3)]
-    shown = viewer.get(admin_url("failedtask_changelist")).context["cl"]
+    shown = read_context(viewer, admin_url("failedtask_changelist"))["cl"]
     assert shown.result_count == 3
     assert [row.pk for row in shown.result_list] == [row.pk for row in reversed(rows)][: len(shown.result_list)]
 
@@ -39,7 +38,7 @@ def test_reason_filter_lists_latest_reasons(viewer: Client, admin_url: Url, monk
         fail(reason)
     fail("handled", state="ignored")
     monkeypatch.setattr(lists, "LOOKED_AT", 3)
-    specs = viewer.get(admin_url("failedtask_changelist")).context["cl"].filter_specs
+    specs = read_context(viewer, admin_url("failedtask_changelist"))["cl"].filter_specs
     (causes,) = [each for each in specs if isinstance(each, failed_task.CauseFilter)]
     assert [code for code, _ in causes.lookup_choices] == ["later", "latest"]
 

@@ -16,10 +16,11 @@ from scheduling.ids import new_id
 from scheduling.ledger.ends import record_failed_touches
 from scheduling.models import Event, FailedTask, Touch
 from scheduling.operations import failed_tasks, queries
+from tests.scheduling.admin.conftest import Url
+from tests.support.undrawn import read_context
 
 pytestmark = pytest.mark.django_db
 
-Url = Callable[..., str]
 Failed = Callable[..., Any]
 TRACE = UUID("0af7651916cd43dd8448eb211c80319c")
 
@@ -27,8 +28,8 @@ TRACE = UUID("0af7651916cd43dd8448eb211c80319c")
 @pytest.fixture
 def find(viewer: Client, admin_url: Url) -> Callable[[str], set[Any]]:
     def find(term: str) -> set[Any]:
-        page = viewer.get(admin_url("failedtask_changelist"), {"q": term, "state": "all"})
-        return {row.pk for row in page.context["cl"].result_list}
+        page = read_context(viewer, admin_url("failedtask_changelist"), {"q": term, "state": "all"})
+        return {row.pk for row in page["cl"].result_list}
 
     return find
 
@@ -56,7 +57,7 @@ def test_search_finds_uuid_event_and_user_ids(
     Event.objects.filter(pk=event_of(row).pk).update(event_id=theirs)
     assert find(theirs) == find(user) == {row.pk}
     for term in (theirs, user):
-        touches = viewer.get(admin_url("touch_changelist"), {"q": term}).context["cl"].result_list
+        touches = read_context(viewer, admin_url("touch_changelist"), {"q": term})["cl"].result_list
         assert [touch.pk for touch in touches] == [row.task_id]
 
 

@@ -9,12 +9,15 @@ from django.contrib.messages import get_messages
 from django.test import Client
 from django.utils.timezone import now
 
+from scheduling.admin.failed_tasks import failed_task
+from scheduling.ledger.ends import record_unreadable_message
 from scheduling.models import FailedTask, Touch
+from tests.scheduling.admin.conftest import Url
 from tests.support.tables import each_row
+from tests.support.undrawn import read_context, read_refusal
 
 pytestmark = pytest.mark.django_db
 
-Url = Callable[..., str]
 Failed = Callable[..., Any]
 
 
@@ -60,27 +63,21 @@ def test_retry_keeps_delivery_key_and_resend_does_not(failed: Failed, operator: 
 @each_row(
     "verb, state",
     [
-        ("delivered", "resolved_delivered"),
-        ("not_delivered", "resolved_not_delivered"),
-        ("ignore", "ignored"),
+        ("delivered", "resolved_delivered"), ("not_delivered", "resolved_not_delivered"), ("ignore", "ignored"),
         ("archive", "archived"),
     ],
-)
-def test_unknown_failed_task_is_resolved_by_a_person(
+)  # fmt: skip
+def test_unknown_failed_task_is_resolved_by_a_person_with_a_reason(
     failed: Failed, operator: Client, admin_url: Url, verb: str, state: str
 ) -> None:
     row = failed(unknown=True)
-    operator.post(admin_url("failedtask_act", row.pk, verb), {"reason": "asked the customer"})
-    row.refresh_from_db()
-    assert row.state == state
-
-
-def test_failed_task_action_needs_a_reason(failed: Failed, operator: Client, admin_url: Url) -> None:
-    row = failed()
-    page = operator.post(admin_url("failedtask_act", row.pk, "ignore"), {"reason": ""})
-    assert "required" in str(page.context["form"].errors)
+    url = admin_url("failedtask_act", row.pk, verb)
+    assert "required" in str(read_refusal(operator, url, {"reason": ""})["form"].errors)
     row.refresh_from_db()
     assert row.state == "open"
+    operator.post(url, {"reason": "asked the customer"})
+    row.refresh_from_db()
+    assert row.state == state
 
 
 def test_second_action_reports_a_conflict(failed: Failed, operator: Client, admin_url: Url) -> None:
@@ -92,64 +89,47 @@ def test_second_action_reports_a_conflict(failed: Failed, operator: Client, admi
     assert Touch.objects.filter(retry_of=row.task_id).count() == 1
 
 
-def test_bulk_retry_spreads_selected_touches(failed: Failed, operator: Client, admin_url: Url) -> None:
-    rows = [failed(f"user{number}") for number in range(3)]
-    chosen = [str(row.pk) for row in rows[:2]]
-    answer = confirm(operator, admin_url("failedtask_changelist"), "bulk_retry", _selected_action=chosen)
-    assert "Retry: 2 failed tasks." in read_messages(answer)
-    again = Touch.objects.filter(retry_of__in=[row.task_id for row in rows]).order_by("due_at")
-    assert len(again) == 2
-    assert again[1].due_at - again[0].due_at == timedelta(seconds=0.05)
-
-
-def test_bulk_resend_gives_new_delivery_keys(failed: Failed, operator: Client, admin_url: Url) -> None:
-    rows = [failed(f"user{number}") for number in range(2)]
-    chosen = [str(row.pk) for row in rows]
-    confirm(operator, admin_url("failedtask_changelist"), "bulk_again", _selected_action=chosen)
-    for row in rows:
-        again = Touch.objects.get(retry_of=row.task_id)
-        assert again.root_id == again.task_id
-
-
-def test_bulk_select_all_skips_later_failures(failed: Failed, operator: Client, admin_url: Url) -> None:
-    first = [failed(f"user{number}") for number in range(3)]
-    url = f"{admin_url('failedtask_changelist')}?reason={first[0].reason}"
-    page = operator.post(url, {"action": "bulk_ignore", "select_across": "1", "_selected_action": [str(first[0].pk)]})
-    late = failed("late")
-    hidden: dict[str, list[str]] = {}
-    for name, value in page.context["hidden"]:
-        hidden.setdefault(name, []).append(str(value))
-    operator.post(url, {**hidden, "reason": "noise"})
-    late.refresh_from_db()
-    assert late.state == "open"
-    assert FailedTask.objects.filter(state="ignored").count() == 3
-
-
-def test_failed_tasks_are_grouped_by_cause(failed: Failed, viewer: Client, admin_url: Url) -> None:
-    rows = [failed(f"user{number}") for number in range(3)]
-    other = failed("odd")
-    FailedTask.objects.filter(pk=other.pk).update(fingerprint="other")
-    groups = viewer.get(admin_url("failedtask_groups")).context["groups"]
-    assert [group["count"] for group in groups] == [3, 1]
-    shown = viewer.get(groups[0]["link"]).context["cl"].result_list
-    assert {row.pk for row in shown} == {row.pk for row in rows}
-
-
-def test_failed_task_list_shows_open_by_default(failed: Failed, viewer: Client, admin_url: Url) -> None:
-    done, waiting = failed("ann"), failed("bob")
-    FailedTask.objects.filter(pk=done.pk).update(state="archived")
+def test_bulk_retry_spreads_selected_touches_and_bulk_resend_gives_new_delivery_keys(
+    failed: Failed, operator: Client, admin_url: Url
+) -> None:
+    rows = [failed(f"user{number}") for number in range(5)]
     url = admin_url("failedtask_changelist")
-    assert [row.pk for row in viewer.get(url).context["cl"].result_list] == [waiting.pk]
-    assert len(viewer.get(f"{url}?state=all").context["cl"].result_list) == 2
+    answer = confirm(operator, url, "bulk_retry", _selected_action=[str(row.pk) for row in rows[:2]])
+    assert "Retry: 2 failed tasks." in read_messages(answer)
+    first, second = Touch.objects.exclude(retry_of=None).order_by("due_at")
+    assert second.due_at - first.due_at == timedelta(seconds=0.05)
+    confirm(operator, url, "bulk_again", _selected_action=[str(row.pk) for row in rows[2:4]])
+    resent = Touch.objects.filter(retry_of__in=[row.task_id for row in rows[2:]])
+    assert {each.retry_of: each.root_id for each in resent} == {each.retry_of: each.task_id for each in resent}
+    assert len(resent) == 2
 
 
-def test_unreadable_message_has_no_retry(operator: Client, admin_url: Url) -> None:
-    from scheduling.ledger.ends import record_unreadable_message
+def test_failed_tasks_are_grouped_by_cause_with_the_trend_of_a_day(
+    failed: Failed, viewer: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [failed(f"user{number}") for number in range(3)]
+    FailedTask.objects.filter(pk=failed("odd").pk).update(fingerprint="other")
+    FailedTask.objects.filter(pk=rows[0].pk).update(failed_at=now() - timedelta(days=2))
+    page = viewer.get(admin_url("failedtask_groups"))
+    group, other = page.context["groups"]
+    assert (group["count"], other["count"], len(group["trend"].bars)) == (3, 1, 1)
+    assert group["trend"].words.startswith("2 in the last 24 hours")
+    assert 'role="img" aria-label="2 in the last 24 hours' in page.content.decode()
+    shown = read_context(viewer, group["link"])["cl"].result_list
+    assert {row.pk for row in shown} == {row.pk for row in rows}
+    monkeypatch.setattr(failed_task, "count_within", lambda count: None)
+    page = viewer.get(admin_url("failedtask_groups"))
+    assert page.context["groups"][0]["trend"] is None
+    assert "Counting took too long." in page.content.decode()
 
+
+def test_unreadable_message_has_no_retry_and_no_edit(editor: Client, admin_url: Url) -> None:
     record_unreadable_message("not_json", "garbage", queue="ticks")
     row = FailedTask.objects.get()
-    verbs = operator.get(admin_url("failedtask_change", row.pk)).context["verbs"]
-    assert [str(each["verb"].title) for each in verbs] == ["Ignore", "Archive"]
+    page = read_context(editor, admin_url("failedtask_change", row.pk))
+    assert [str(each["verb"].title) for each in page["verbs"]] == ["Ignore", "Archive"]
+    assert page["edit_link"] == ""
+    assert editor.get(admin_url("failedtask_edit", row.pk)).status_code == 404
 
 
 def test_editor_edits_text_and_both_pages_show_the_difference(
@@ -194,12 +174,6 @@ def test_edit_of_unknown_outcome_warns_and_sends_as_new(failed: Failed, editor: 
     assert again.reserved_at
 
 
-def test_message_has_no_edit_page(editor: Client, admin_url: Url) -> None:
-    row = FailedTask.objects.create(origin="message", failure="unreadable", reason="not_json", fingerprint="m")
-    assert editor.get(admin_url("failedtask_edit", row.pk)).status_code == 404
-    assert editor.get(admin_url("failedtask_change", row.pk)).context["edit_link"] == ""
-
-
 def test_operator_assigns_comments_and_filters(
     failed: Failed, operator: Client, viewer: Client, admin_url: Url
 ) -> None:
@@ -215,8 +189,7 @@ def test_operator_assigns_comments_and_filters(
     changelist = admin_url("failedtask_changelist")
 
     def listed(client: Client, assignee: str) -> list[Any]:
-        found = client.get(f"{changelist}?assignee={assignee}").context["cl"].result_list
-        return [row.pk for row in found]
+        return [row.pk for row in read_context(client, f"{changelist}?assignee={assignee}")["cl"].result_list]
 
     assert (listed(operator, "me"), listed(viewer, "me")) == ([mine.pk], [])
     assert listed(operator, "none") == [other.pk]
@@ -230,25 +203,3 @@ def test_invalid_assignee_and_empty_comment_are_reported(failed: Failed, operato
     assert "no active user" in read_messages(operator.post(admin_url("failedtask_assign", row.pk), {"user": "x"}))
     assert "required" in read_messages(operator.post(admin_url("failedtask_comment", row.pk), {"text": " "}))
     assert not row.comments.exists()
-
-
-def test_causes_show_the_trend_of_a_day(failed: Failed, viewer: Client, admin_url: Url) -> None:
-    rows = [failed(f"user{number}") for number in range(3)]
-    FailedTask.objects.filter(pk=rows[0].pk).update(failed_at=now() - timedelta(days=2))
-    page = viewer.get(admin_url("failedtask_groups"))
-    (group,) = page.context["groups"]
-    assert (group["count"], len(group["trend"].bars)) == (3, 1)
-    assert group["trend"].words.startswith("2 in the last 24 hours")
-    assert 'role="img" aria-label="2 in the last 24 hours' in page.content.decode()
-
-
-def test_causes_without_time_to_count_show_no_trend(
-    failed: Failed, viewer: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from scheduling.admin.failed_tasks import failed_task
-
-    failed()
-    monkeypatch.setattr(failed_task, "count_within", lambda count: None)
-    page = viewer.get(admin_url("failedtask_groups"))
-    assert page.context["groups"][0]["trend"] is None
-    assert "Counting took too long." in page.content.decode()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -16,33 +16,17 @@ from django.utils.timezone import now
 from rpa_tasks.models import Platform, Shop
 from scheduling.admin.dashboard.charts import ActionLine
 from scheduling.admin.dashboard.series import MODELS
-from scheduling.models import (
-    Alert,
-    ChannelConfig,
-    DismissedChecklist,
-    FailedTask,
-    Node,
-    Pause,
-    Touch,
-)
-from scheduling.monitoring.statistics import HourlyCache
+from scheduling.models import Alert, ChannelConfig, DismissedChecklist, FailedTask, Node, Pause, Touch
 from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.tables import each_row
+from tests.support.undrawn import read_context
 
 pytestmark = pytest.mark.django_db
 
 ALL_WELL = "All is well: nothing waits for a person."
 
 
-@pytest.fixture(autouse=True)
-def clear_hourly_cache() -> Iterator[None]:
-    HourlyCache.clear_all()
-    yield
-    HourlyCache.clear_all()
-
-
 def lines(client: Client) -> dict[str, ActionLine]:
-    return {str(each.words): each for each in client.get(reverse("admin:index")).context["actions"]}
+    return {str(each.words): each for each in read_context(client, reverse("admin:index"))["actions"]}
 
 
 def text(client: Client, **query: Any) -> str:
@@ -78,12 +62,11 @@ def test_each_line_of_waiting_work_opens_its_rows(
     held = found["Paused: node guide."]
     assert held.detail == "touches held: 2"
     assert found["Paused: channel log."].detail == "touches held: 0"
-    assert len(viewer.get(held.link).context["cl"].result_list) == 2
+    assert len(read_context(viewer, held.link)["cl"].result_list) == 2
     cause = found["1 open failed task: Data for the text is missing"]
-    assert [row.pk for row in viewer.get(cause.link).context["cl"].result_list] == [task.pk]
-    assert {line.link: viewer.get(line.link).status_code for line in found.values()} == {
-        line.link: 200 for line in found.values()
-    }
+    assert [row.pk for row in read_context(viewer, cause.link)["cl"].result_list] == [task.pk]
+    for line in found.values():
+        read_context(viewer, line.link)
     assert ALL_WELL not in text(viewer)
 
 
@@ -103,21 +86,11 @@ def test_late_touches_and_old_messages_are_lines(
     assert found["Messages wait too long in touch.low"].link == reverse("admin:scheduling_touch_workers")
 
 
-def test_user_sees_only_waiting_work_of_own_rights(
-    as_member: Callable[[str], Client], failed: Callable[..., FailedTask]
-) -> None:
-    failed()
-    Pause.objects.create(scope="all")
-    client = as_member("viewer")
-    User.objects.get(username="viewer").groups.clear()
-    assert lines(client) == {}
-
-
 def test_every_figure_of_the_overview_is_a_link(
     as_member: Callable[[str], Client], failed: Callable[..., FailedTask], valkey: redis.Redis
 ) -> None:
     failed()
-    context = as_member("admin").get(reverse("admin:index")).context
+    context = read_context(as_member("admin"), reverse("admin:index"))
     figures = [*context["figures"], *context["sums"], *(each for card in context["cards"] for each in card.figures)]
     assert [str(each.words) for each in figures if not each.link] == []
 
@@ -137,7 +110,7 @@ def test_configuration_change_is_marked_in_each_chart(
     # The middle of the hour before: near its end, two bars are as close to the mark.
     node.history.update(history_date=now().replace(minute=30) - timedelta(hours=1))
     client = as_member("viewer")
-    context = client.get(reverse("admin:index")).context
+    context = read_context(client, reverse("admin:index"))
     charts = [*context["charts"], *context["more_charts"]]
     link = reverse("admin:scheduling_node_history", args=[node.pk])
     assert len(charts) > 5
@@ -149,32 +122,25 @@ def test_configuration_change_is_marked_in_each_chart(
         assert chart.columns.index(bar) in (21, 22)
     assert client.get(link).status_code == 200
     node.history.update(history_date=now() - timedelta(days=2))
-    assert client.get(reverse("admin:index")).context["changes"] == []
-    assert len(client.get(reverse("admin:index"), {"days": 7}).context["changes"]) == 1
+    assert read_context(client, reverse("admin:index"))["changes"] == []
+    assert len(read_context(client, reverse("admin:index"), {"days": 7})["changes"]) == 1
 
 
-def test_changes_of_one_row_in_one_bar_are_one_mark(as_member: Callable[[str], Client], matrix: MatrixBuilder) -> None:
+def test_changes_of_one_row_in_one_bar_are_one_mark(viewer: Client, matrix: MatrixBuilder) -> None:
     template = matrix.template("guide")
     text_of_template = template.texts.get()
     for number in range(3):
         text_of_template.body = f"text {number}"
         text_of_template.save()
-    words = [each.words for each in as_member("viewer").get(reverse("admin:index")).context["changes"]]
+    words = [each.words for each in read_context(viewer, reverse("admin:index"))["changes"]]
     assert [each for each in words if "Template guide" in each] == [words[0]]
-
-
-@each_row("days", [1, 7, 30])
-def test_period_is_chosen_in_the_address(viewer: Client, days: int) -> None:
-    page = viewer.get(reverse("admin:index"), {"days": days})
-    assert len(page.context["charts"][0].columns) == {1: 24}.get(days, days)
-    assert f'href="?days={days}" aria-current="page"' in page.content.decode()
 
 
 # --- the first hour ---------------------------------------------------------------------------------------------------
 
 
 def steps(client: Client) -> dict[str, bool]:
-    return {str(step.words): step.done for step in client.get(reverse("admin:index")).context["checklist"]}
+    return {str(step.words): step.done for step in read_context(client, reverse("admin:index"))["checklist"]}
 
 
 def test_checklist_ticks_what_is_done_and_leaves_when_complete(
@@ -184,7 +150,7 @@ def test_checklist_ticks_what_is_done_and_leaves_when_complete(
     client = as_member("admin")
     names = ["Set a channel", "Enable the first node", "Send a test event", "Invite a colleague"]
     assert steps(client) == dict.fromkeys(names, False)
-    for step in client.get(reverse("admin:index")).context["checklist"]:
+    for step in read_context(client, reverse("admin:index"))["checklist"]:
         assert client.get(step.link).status_code == 200
     hook = ChannelConfig.objects.create(key="hook", kind="webhook", config={"url": "https://example.com/in"})
     assert [name for name, done in steps(client).items() if done] == names[:1]

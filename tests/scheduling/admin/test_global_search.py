@@ -75,28 +75,25 @@ def test_search_part_of_record_finds_it_for_viewer(viewer: Client, rows: FailedT
     assert change_link(name, read(rows)) in search(viewer, term)
 
 
-def test_search_full_id_finds_touch_task_and_job(viewer: Client, rows: FailedTask) -> None:
+def test_search_full_id_finds_touch_task_and_job_and_reads_order_fields_only(viewer: Client, rows: FailedTask) -> None:
     found = search(viewer, f" {rows.task_id} ")
     assert found[reverse("admin:scheduling_touch_change", args=[rows.task_id])] == "broken → ann"
     assert change_link("scheduling_failedtask", rows) in found
     job = RpaJob.objects.get()
     assert search(viewer, str(job.pk)) == {change_link("rpa_tasks_job", job): "旗舰店 · sync_order"}
+    assert search(viewer, "13800138000") == {}, "other fields of an event's data may be hidden on its page"
 
 
-@each_row(
-    "term, name",
-    [
-        ("失败任务", "scheduling_failedtask_changelist"), ("failed task", "scheduling_failedtask_changelist"),
-        ("规则 日历", "scheduling_calendar_changelist"), ("calendar", "scheduling_calendar_changelist"),
-        ("店铺", "rpa_tasks_shop_changelist"), ("live", "chat_sessions_live"),
-    ],
-)  # fmt: skip
-@each_row("language", ["en", "zh-hans"])
+@each_row("term, name, language", [
+    ("失败任务", "scheduling_failedtask_changelist", "en"), ("live", "chat_sessions_live", "en"),
+    ("failed task", "scheduling_failedtask_changelist", "zh-hans"),
+    ("规则 日历", "scheduling_calendar_changelist", "zh-hans"),
+])  # fmt: skip
 def test_search_page_name_of_either_language_finds_page(viewer: Client, term: str, name: str, language: str) -> None:
     assert reverse(f"admin:{name}") in search(viewer, term, language)
 
 
-@each_row("term", ["pause channel log", "暂停渠道log", "暂停渠道 LOG", "pause log"])
+@each_row("term", ["pause channel log", "暂停渠道 LOG"])
 def test_search_action_leads_to_its_page(operator: Client, matrix: MatrixBuilder, term: str) -> None:
     add, end = reverse("admin:scheduling_pause_add"), reverse("admin:scheduling_pause_end")
     assert search(operator, term)[f"{add}?scope=channel%3Alog"] == "Pause channel log"
@@ -105,30 +102,21 @@ def test_search_action_leads_to_its_page(operator: Client, matrix: MatrixBuilder
     assert search(operator, "恢复 log", "zh-hans")[f"{end}?scope=channel%3Alog"] == "恢复渠道 log"
 
 
-def test_search_add_finds_forms_that_the_user_may_fill(as_member: Callable[[str], Client]) -> None:
+def test_search_add_finds_forms_that_the_user_may_fill(editor: Client, viewer: Client) -> None:
     form = reverse("admin:scheduling_node_add")
-    assert form in search(as_member("editor"), "add node")
-    assert form not in search(as_member("viewer"), "add node")
+    assert (form in search(editor, "add node"), form in search(viewer, "add node")) == (True, False)
 
 
 def test_search_result_needs_permission_to_view(rows: FailedTask, static_root: None) -> None:
     """A user without rights finds nothing, and one right finds the rows of its kind only."""
     job = RpaJob.objects.get()
-    terms = [
-        *(term for term, _name, _read in CASES.values()),
-        str(rows.task_id),
-        str(job.pk),
-        "pause",
-        "add",
-        "log",
-        "a",
-    ]
+    terms = [*(term for term, _name, _read in CASES.values()), str(rows.task_id), str(job.pk), "pause", "add", "log"]
     user = User.objects.create_user("new", password="x", is_staff=True)
     client = Client(headers={"accept-language": "en"})
     client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
     assert {link for term in terms for link in search(client, term)} <= {reverse("admin:index")}
     every = {change_link(name, read(rows)) for _term, name, read in CASES.values()}
-    for kind in ("customer", "event", "node", "template", "touch", "failedtask", "shop", "job"):
+    for kind in ("customer", "event", "touch", "shop"):
         user = User.objects.get(pk=user.pk)
         user.user_permissions.set(Permission.objects.filter(codename=f"view_{kind}"))
         links = {link for term in terms for link in search(client, term)}
@@ -142,11 +130,6 @@ def test_search_reads_only_the_customers_that_it_shows(viewer: Client, db: None)
     found = [title for link, title in search(viewer, "u-1").items() if "/customer/" in link]
     assert (len(found), find_first_customers("u-1", 1)) == (6, [Customer.objects.get(user_id="u-1").pk])
     assert len(find_first_customers("小明", 6)) == 6
-
-
-def test_search_reads_order_fields_only(viewer: Client, rows: FailedTask) -> None:
-    """Other fields of an event's data may be hidden on its page."""
-    assert search(viewer, "13800138000") == {}
 
 
 @each_row("stored, term", [(77, "77"), ('A"\\1', 'A"\\1'), ("订单-9", "订单-9"), ("a\tb", "a\tb")])
@@ -163,17 +146,6 @@ def test_search_result_is_escaped(viewer: Client, matrix: MatrixBuilder) -> None
     assert "&lt;b onclick=x&gt;bold" in page
     assert "<b onclick" not in page
     assert viewer.get(reverse("admin:search"), {"s": "<i>%_\\'"}).status_code == 200
-
-
-@each_row("method", ["post", "put", "delete"])
-def test_search_refuses_other_methods(viewer: Client, method: str) -> None:
-    assert getattr(viewer, method)(reverse("admin:search")).status_code == 405
-
-
-def test_search_of_anonymous_user_leads_to_login(client: Client, db: None, static_root: None) -> None:
-    page = client.get(reverse("admin:search"), {"s": "a"})
-    assert page.status_code == 302
-    assert "/login/" in page["Location"]
 
 
 def test_search_beyond_time_limit_keeps_other_results(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:

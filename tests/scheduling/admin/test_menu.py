@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from html import unescape
+from typing import Any
 
 import pytest
 from django.contrib import admin
 from django.test import Client
 from django.urls import reverse
-from django.utils.translation import override
 from pytest_django import Settings
 
 from rpa_tasks.models import Platform, Shop
 from scheduling.admin.navigation import MOST_COUNTED, Tab, list_menu_groups
 from scheduling.models import FailedTask, Pause
 from tests.support.tables import each_row
+from tests.support.undrawn import read_context
 
 pytestmark = pytest.mark.django_db
 
@@ -37,20 +38,6 @@ def sidebar(client: Client, path: str = "") -> str:
     return page.partition('id="nav-sidebar-apps"')[2].partition('id="user-menu"')[0]
 
 
-def test_menu_tab_names_its_page_heading_and_title(as_member: Callable[[str], Client]) -> None:
-    client = as_member("admin")
-    wrong = []
-    for tab in tabs():
-        page = client.get(tab.link).content.decode()
-        with override("en"):
-            name = str(tab.title)
-        heading = [words(each) for each in re.findall(r"<h1[^>]*>(.*?)</h1>", page, re.DOTALL)]
-        title = words(page.partition("<title>")[2].partition("</title>")[0])
-        if heading != [name] or title != f"{name} | Aftertouch" or page.count("<main") != 1:
-            wrong.append((tab.name, heading, title))
-    assert wrong == []
-
-
 def test_menu_has_few_entries_and_every_list() -> None:
     assert sum(len(entries) for _title, entries in list_menu_groups()) <= 20
     names = [tab.name for tab in tabs()]
@@ -63,7 +50,8 @@ def test_menu_of_viewer_links_only_pages_that_open(as_member: Callable[[str], Cl
     client = as_member("viewer")
     links = re.findall(r'href="([^"]+)"', sidebar(client))
     assert links
-    assert {link: client.get(link).status_code for link in links} == dict.fromkeys(links, 200)
+    for link in links:
+        read_context(client, link)
     assert reverse("admin:auth_user_changelist") not in links
 
 
@@ -83,16 +71,12 @@ def test_menu_counts_open_failures_logins_and_pauses(
     assert "Shops 1 Login needed" in found
 
 
-def test_menu_count_beyond_limit_is_capped(as_member: Callable[[str], Client]) -> None:
-    client = as_member("viewer")
+def test_menu_count_is_capped_and_only_for_users_with_the_right(
+    viewer: Client, client: Client, django_user_model: Any
+) -> None:
     Pause.objects.bulk_create(Pause(scope=f"node:n{number}") for number in range(MOST_COUNTED + 5))
-    assert f"Pauses {MOST_COUNTED}+ paused" in words(sidebar(client))
-
-
-def test_menu_of_user_without_right_shows_no_count(db: None, static_root: None, django_user_model: type) -> None:
-    Pause.objects.create(scope="all")
-    user = django_user_model.objects.create_user("new", password="x", is_staff=True)  # type: ignore[attr-defined]
-    client = Client()
+    assert f"Pauses {MOST_COUNTED}+ paused" in words(sidebar(viewer))
+    user = django_user_model.objects.create_user("new", password="x", is_staff=True)
     client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
     assert "at-badge" not in sidebar(client)
 

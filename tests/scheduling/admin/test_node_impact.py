@@ -12,14 +12,14 @@ from django.test import Client
 
 from scheduling.admin.matrix import preview as impact
 from scheduling.models import Customer, HarassmentRule, Node, Touch
+from tests.scheduling.admin.conftest import FillForm, Url
 from tests.scheduling.admin.test_conditions import rows
 from tests.scheduling.core.conftest import pass_time
 from tests.support.matrix import MatrixBuilder
 
 pytestmark = pytest.mark.django_db
 
-Url = Callable[..., str]
-Filled = Callable[..., dict[str, Any]]
+Lines = Callable[..., list[str]]
 
 
 @pytest.fixture
@@ -32,53 +32,45 @@ def node(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> Node:
     return found
 
 
-def lines(client: Client, admin_url: Url, fill_form: Filled, node: Node, **changes: Any) -> list[str]:
-    data = fill_form(admin_url("node_change", node.pk), **changes)
-    answer = client.post(admin_url("node_impact", node.pk), data)
-    return [each["text"] for each in answer.json()["lines"]]
+@pytest.fixture
+def lines(editor: Client, admin_url: Url, fill_form: FillForm, node: Node) -> Lines:
+    """What the form of the node shows about these changes."""
+    filled = fill_form(admin_url("node_change", node.pk))
+
+    def lines(**changes: Any) -> list[str]:
+        answer = editor.post(admin_url("node_impact", node.pk), filled | changes)
+        return [each["text"] for each in answer.json()["lines"]]
+
+    return lines
 
 
-def test_impact_of_new_delay_counts_moved_touches(
-    node: Node, editor: Client, admin_url: Url, fill_form: Filled
+def test_impact_counts_moved_touches_and_describes_other_changes(
+    node: Node, matrix: MatrixBuilder, lines: Lines
 ) -> None:
-    assert lines(editor, admin_url, fill_form, node, delay="30m") == [
+    assert lines(delay="30m") == [
         "2 touches wait at this node.",
         "The new delay places 2 of them elsewhere. 1 would be overdue; they go out over 10 minutes instead of at once.",
         "They keep their time unless you choose to move them.",
     ]
+    for field, value, words in (
+        ("template", matrix.template("other").pk, "new content"), ("enabled", "", "suppressed when they fall due"),
+        ("guard_dedupe", "ignore", "new guards"), ("tags", "sale", "new tags"),
+        ("trigger", "order.paid", "later events"), ("cancel_on", "order.paid", "cancel them"),
+    ):  # fmt: skip
+        count, effect = lines(**{field: value})
+        assert count == "2 touches wait at this node."
+        assert words in effect
+    for without_effect in ({}, {"delay": "soon"}, {"priority": 0}):
+        assert lines(**without_effect) == []
+    matrix.node("reminder", "touch.delivered", from_nodes=[node.key])
+    assert "plan no more touches: reminder." in lines(enabled="")[1]
     node.refresh_from_db()
     assert node.delay == timedelta(hours=2)
 
 
-def test_impact_describes_content_and_switch_changes(
-    node: Node, matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Filled
-) -> None:
-    other = matrix.template("other")
-    assert "new content" in lines(editor, admin_url, fill_form, node, template=other.pk)[1]
-    assert "suppressed when they fall due" in lines(editor, admin_url, fill_form, node, enabled="")[1]
-    assert lines(editor, admin_url, fill_form, node) == []
-    assert lines(editor, admin_url, fill_form, node, delay="soon") == []
-    assert lines(editor, admin_url, fill_form, node, priority=0) == []
-
-
-def test_impact_describes_guards_tags_trigger_and_exits(
-    node: Node, editor: Client, admin_url: Url, fill_form: Filled
-) -> None:
-    for field, value, words in (
-        ("guard_dedupe", "ignore", "new guards"), ("holdout_percent", "5", "new guards"), ("tags", "sale", "new tags"),
-        ("trigger", "order.paid", "later events"), ("cancel_on", "order.paid", "cancel them"),
-    ):  # fmt: skip
-        count, effect = lines(editor, admin_url, fill_form, node, **{field: value})
-        assert count == "2 touches wait at this node."
-        assert words in effect
-
-
-def test_impact_of_a_condition_counts_touches_that_would_not_meet_it(
-    node: Node, editor: Client, admin_url: Url, fill_form: Filled
-) -> None:
+def test_impact_of_a_condition_counts_touches_that_would_not_meet_it(lines: Lines) -> None:
     Customer.objects.filter(user_id="ann").update(level="vip")
-    condition = rows(("customer.level", "eq", "vip", ""))
-    assert lines(editor, admin_url, fill_form, node, **condition)[1:] == [
+    assert lines(**rows(("customer.level", "eq", "vip", "")))[1:] == [
         "They are judged by the new conditions when they fall due.",
         "If they fell due now, 1 of 2 would not meet them.",
     ]
@@ -86,7 +78,7 @@ def test_impact_of_a_condition_counts_touches_that_would_not_meet_it(
 
 def test_impact_of_a_rule_counts_the_touches_that_it_covers(
     node: Node, matrix: MatrixBuilder, record_event: Callable[..., Any], editor: Client, admin_url: Url,
-    fill_form: Filled,
+    fill_form: FillForm,
 ) -> None:  # fmt: skip
     matrix.node("sale", trigger="order.paid", tags=["sale"], delay=timedelta(hours=1))
     matrix.node("free", trigger="order.paid", guard_cap="ignore", delay=timedelta(hours=1))
@@ -107,7 +99,7 @@ def test_impact_of_a_rule_counts_the_touches_that_it_covers(
 
 
 def test_impact_of_the_holdout_counts_customers_inside_the_share(
-    node: Node, editor: Client, admin_url: Url, fill_form: Filled
+    node: Node, editor: Client, admin_url: Url, fill_form: FillForm
 ) -> None:
     def holdout_lines(**changes: Any) -> list[str]:
         answer = editor.post(admin_url("holdout_impact_of_new"), fill_form(admin_url("holdout_add"), **changes))
@@ -122,7 +114,7 @@ def test_impact_of_the_holdout_counts_customers_inside_the_share(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_waiting_touches_move_only_on_request(node: Node, editor: Client, admin_url: Url, fill_form: Filled) -> None:
+def test_waiting_touches_move_only_on_request(node: Node, editor: Client, admin_url: Url, fill_form: FillForm) -> None:
     before = dict(Touch.objects.values_list("pk", "due_at"))
     url = admin_url("node_change", node.pk)
     editor.post(url, fill_form(url, delay="3h"))
@@ -133,20 +125,17 @@ def test_waiting_touches_move_only_on_request(node: Node, editor: Client, admin_
     assert after == {key: due_at + timedelta(hours=2) for key, due_at in before.items()}
 
 
-def test_impact_skips_counts_that_take_too_long(
-    node: Node, editor: Client, admin_url: Url, fill_form: Filled, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_impact_skips_counts_that_take_too_long(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     keep = "They keep their time unless you move them. The number of moved touches is shown afterwards."
     monkeypatch.setattr(impact, "PREVIEW_TIMEOUT", timedelta(seconds=-1))
-    assert lines(editor, admin_url, fill_form, node, delay="30m") == ["2 touches wait at this node.", keep]
+    assert lines(delay="30m") == ["2 touches wait at this node.", keep]
     monkeypatch.setattr(impact, "count_within", lambda _: None)
-    too_much = "Too many touches wait at this node to count them now."
-    assert lines(editor, admin_url, fill_form, node, delay="30m") == [too_much, keep]
+    assert lines(delay="30m") == ["Too many touches wait at this node to count them now.", keep]
 
 
 @pytest.mark.django_db(transaction=True)
 def test_move_stops_at_time_limit_and_reports_rest(
-    node: Node, editor: Client, admin_url: Url, fill_form: Filled, monkeypatch: pytest.MonkeyPatch
+    node: Node, editor: Client, admin_url: Url, fill_form: FillForm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = dict(Touch.objects.values_list("pk", "due_at"))
     monkeypatch.setattr(impact, "PAGE_TIME_LIMIT", timedelta(seconds=-1))
@@ -160,7 +149,7 @@ def test_move_stops_at_time_limit_and_reports_rest(
 
 @pytest.mark.django_db(transaction=True)
 def test_failed_move_keeps_the_edit_and_reports_it(
-    node: Node, editor: Client, admin_url: Url, fill_form: Filled, monkeypatch: pytest.MonkeyPatch
+    node: Node, editor: Client, admin_url: Url, fill_form: FillForm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: Any) -> None:
         raise OperationalError
@@ -172,15 +161,3 @@ def test_failed_move_keeps_the_edit_and_reports_it(
     assert "not all touches moved" in " ".join(str(each) for each in page.context["messages"])
     node.refresh_from_db()
     assert node.delay == timedelta(hours=4)
-
-
-def test_new_node_form_has_no_move_option(matrix: MatrixBuilder, editor: Client, admin_url: Url) -> None:
-    form = editor.get(admin_url("node_add")).context["adminform"]
-    assert "move_waiting" not in [field for _, options in form.fieldsets for field in options["fields"]]
-
-
-def test_impact_of_switched_off_node_names_followers(
-    node: Node, matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Filled
-) -> None:
-    matrix.node("reminder", "touch.delivered", from_nodes=[node.key])
-    assert "plan no more touches: reminder." in lines(editor, admin_url, fill_form, node, enabled="")[1]

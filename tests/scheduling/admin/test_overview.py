@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,10 +11,11 @@ from uuid import UUID
 
 import pytest
 import redis
+from celery import current_app
+from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.test import Client
 from django.urls import reverse
-from django.utils.html import escape
 from django.utils.timezone import now
 from pytest_django import DjangoAssertNumQueries, Settings
 
@@ -29,7 +29,6 @@ from scheduling.admin.dashboard.charts import (
     Series,
     build_grouped_chart,
     build_stacked_chart,
-    round_up,
 )
 from scheduling.ids import first_id_at
 from scheduling.models import Complaint, Customer, Event, EventType, Touch
@@ -37,18 +36,12 @@ from scheduling.monitoring import statistics
 from scheduling.monitoring.statistics import HourlyCache
 from tests.support.matrix import MatrixBuilder
 from tests.support.tables import each_row
+from tests.support.undrawn import read_context
 
 pytestmark = pytest.mark.django_db
 
 RecordEvent = Callable[..., Any]
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
-
-
-@pytest.fixture(autouse=True)
-def clear_hourly_cache() -> Iterator[None]:
-    HourlyCache.clear_all()
-    yield
-    HourlyCache.clear_all()
 
 
 @pytest.fixture
@@ -60,12 +53,8 @@ def touch(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[..., Tou
     def touch(state: str = "scheduled", *, ago: timedelta | None = None, **changes: Any) -> Touch:
         (task_id,) = record_event(changes.pop("type", "material.downloaded")).task_ids
         if ago is not None:
-            changes |= {
-                "settled_at": now() - ago,
-                "sending_at": now() - ago,
-                "due_at": now() - ago,
-                "lease_until": None,
-            }
+            at = now() - ago
+            changes |= {"settled_at": at, "sending_at": at, "due_at": at, "lease_until": None}
         if state in ("queued", "running"):
             changes |= {"lease_until": now() + HOUR}
         Touch.objects.filter(pk=task_id).update(state=state, **changes)
@@ -95,7 +84,7 @@ def chart_of(client: Client, key: str, days: int = 1) -> Chart:
 
 
 def page(client: Client, days: int = 1) -> Any:
-    return client.get(reverse("admin:index"), {"days": days}).context
+    return read_context(client, reverse("admin:index"), {"days": days})
 
 
 def values(figures: list[Figure]) -> dict[str, Any]:
@@ -107,7 +96,7 @@ def link_of(figures: list[Figure], words: str) -> str:
 
 
 def rows(client: Client, link: str) -> set[Any]:
-    return {row.pk for row in client.get(link).context["cl"].result_list}
+    return {row.pk for row in read_context(client, link)["cl"].result_list}
 
 
 # --- numbers and where they lead -------------------------------------------------------------------------------------
@@ -155,9 +144,8 @@ def test_chart_columns_link_to_their_hour(touch: Callable[..., Touch], viewer: C
     here = now().replace(minute=0, second=0, microsecond=0)
     edges = [here - HOUR, here - timedelta(microseconds=1), here]
     first, second, present = (touch("delivered", ago=now() - at).pk for at in edges)
-    Touch.objects.filter(pk=first).update(settled_at=edges[0])
-    Touch.objects.filter(pk=second).update(settled_at=edges[1])
-    Touch.objects.filter(pk=present).update(settled_at=edges[2])
+    for pk, at in zip((first, second, present), edges, strict=True):
+        Touch.objects.filter(pk=pk).update(settled_at=at)
     ended = page(viewer)["charts"][0]
     counts = [{words: (count, link) for words, count, link in column.cells} for column in ended.columns]
     assert (counts[-2]["Delivered"][0], counts[-1]["Delivered"][0]) == (2, 1)
@@ -165,23 +153,13 @@ def test_chart_columns_link_to_their_hour(touch: Callable[..., Touch], viewer: C
     assert rows(viewer, counts[-1]["Delivered"][1]) == {present}
 
 
-def test_rare_reasons_are_summed_as_other(touch: Callable[..., Touch], viewer: Client) -> None:
-    for number, reason in enumerate(["cap", "dedupe", "expired", "rollout", "holdout", "opted_out", "conversation"]):
-        for _ in range(8 - number):
-            touch("suppressed", ago=5 * MINUTE, reason=reason)
-    told = [(str(series.words), count) for series, count, _ in page(viewer)["charts"][1].series]
-    assert told[0] == ("Customer's limit reached", 8)
-    assert told[-1] == ("Other reasons", 3 + 2)
-    assert len(told) == 6
-
-
 def test_lateness_is_measured_from_due_to_sent(touch: Callable[..., Touch], viewer: Client) -> None:
-    for seconds in range(100):
+    for seconds in range(10):
         row = touch("delivered", ago=5 * MINUTE)
-        Touch.objects.filter(pk=row.pk).update(due_at=row.sending_at - timedelta(milliseconds=10 * seconds))
+        Touch.objects.filter(pk=row.pk).update(due_at=row.sending_at - timedelta(milliseconds=100 * seconds))
     pace = page(viewer)["cards"][0]
-    assert values(pace.figures)["Lateness, median"] == "495 ms"
-    assert values(pace.figures)["Lateness, P99"] == "980 ms"
+    assert values(pace.figures)["Lateness, median"] == "450 ms"
+    assert values(pace.figures)["Lateness, P99"] == "891 ms"
 
 
 @pytest.mark.usefixtures("fixed_hour")
@@ -198,16 +176,6 @@ def test_lateness_chart_shows_hourly_quantiles(touch: Callable[..., Touch], view
     assert {piece.tone for piece in chart.columns[-2].pieces} == {"hue1", "hue0"}
     assert len(rows(viewer, chart.columns[-2].cells[0][2])) == 3
     assert "Goal: P99 within 3 seconds." in viewer.get(reverse("admin:index")).content.decode()
-
-
-def test_lateness_quantile_is_within_three_percent() -> None:
-    steps = [round(math.log(ms / 1000) / math.log(statistics.STEP)) for ms in range(1, 1001)]
-    told = [statistics.compute_lateness_quantile(statistics.LatenessCounts(steps), part) for part in (0.5, 0.99)]
-    assert [each and each.total_seconds() for each in told] == [
-        pytest.approx(0.5, rel=0.03),
-        pytest.approx(0.99, rel=0.03),
-    ]
-    assert statistics.compute_lateness_quantile(statistics.LatenessCounts(), 0.5) is None
 
 
 @pytest.mark.usefixtures("fixed_hour")
@@ -247,17 +215,6 @@ def test_event_chart_counts_by_hour_and_type(store_event: Callable[..., Event], 
     assert sum(count for _, count, _ in chart.columns[-1].cells) == 7
 
 
-def test_event_chart_needs_permission(as_member: Callable[[str], Client]) -> None:
-    from django.contrib.auth.models import Permission, User
-
-    client = as_member("viewer")
-    user = User.objects.get(username="viewer")
-    user.groups.clear()
-    user.user_permissions.set(Permission.objects.filter(codename="view_touch"))
-    assert [chart.key for chart in page(client)["more_charts"] if chart.key == "events"] == []
-    assert page(client)["more_charts"][0].key == "lateness"
-
-
 def test_touch_rates_are_per_minute(touch: Callable[..., Touch]) -> None:
     for _ in range(5):
         touch("delivered", ago=MINUTE, queued_at=now() - MINUTE)
@@ -277,45 +234,23 @@ def test_complaints_are_counted_by_node(touch: Callable[..., Touch], viewer: Cli
     assert len(rows(viewer, told["link"])) == 1
 
 
-def test_failure_cause_shows_count_and_link(failed: Callable[..., Any], viewer: Client) -> None:
-    wanted = {failed(user).pk for user in ("ann", "bob")}
-    (cause,) = page(viewer)["actions"]
-    assert cause.words == "2 open failed tasks: Data for the text is missing"
-    assert rows(viewer, cause.link) == wanted
-
-
-def test_broker_messages_are_counted_by_queue(viewer: Client, valkey: redis.Redis) -> None:
-    from celery import current_app
-
-    from scheduling.dispatch import publication_headers
-
+def test_broker_messages_are_counted_by_queue_with_the_age_of_the_oldest(viewer: Client, valkey: redis.Redis) -> None:
     with current_app.connection_for_write() as connection:
-        for queue in ("touch.high", "high", "high"):
-            connection.SimpleQueue(queue).put({}, headers=publication_headers())
-    told = values(page(viewer)["cards"][1].figures)
-    assert {name: told[name] for name in ("touch.high", "touch.normal", "ticks", "high")} == {
-        "touch.high": 1, "touch.normal": 0, "ticks": 0, "high": 2,
-    }  # fmt: skip
-    assert told["Not acknowledged"] == 0
-
-
-def test_oldest_message_age_is_shown_by_queue(viewer: Client, valkey: redis.Redis) -> None:
-    from celery import current_app
-
-    with current_app.connection_for_write() as connection:
-        for minutes in (60, 3):
+        for queue, minutes in (("touch.high", 60), ("high", 3), ("high", 3)):
             headers = {"published_at": (now() - minutes * MINUTE).timestamp()}
-            connection.SimpleQueue("touch.high").put({}, headers=headers)
+            connection.SimpleQueue(queue).put({}, headers=headers)
     answer = viewer.get(reverse("admin:index"))
-    details = {str(each.words): str(each.hint) for each in answer.context["cards"][1].figures}
-    assert details["touch.high"].startswith("the oldest for 1 hour")
-    assert details["touch.normal"] == ""
+    figures = answer.context["cards"][1].figures
+    told = values(figures)
+    assert {name: told[name] for name in ("touch.high", "touch.normal", "ticks", "high", "Not acknowledged")} == {
+        "touch.high": 1, "touch.normal": 0, "ticks": 0, "high": 2, "Not acknowledged": 0,
+    }  # fmt: skip
+    details = {str(each.words): str(each.hint) for each in figures}
+    assert (details["touch.high"].startswith("the oldest for 1 hour"), details["touch.normal"]) == (True, "")
     assert 'title="the oldest for 1 hour' in answer.content.decode()
 
 
 def test_unreachable_broker_keeps_other_cards(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    from celery import current_app
-
     monkeypatch.setattr(current_app.conf, "broker_url", "redis://127.0.0.1:1/0")
     found = page(viewer)
     assert "broker does not respond" in str(found["cards"][1].note)
@@ -368,20 +303,6 @@ def test_hourly_cache_reads_past_hours_once(
         past.hours(hours, later + HourlyCache.KEPT, count)
 
 
-def test_hourly_cache_resumes_after_a_stopped_read() -> None:
-    at = now().replace(minute=0, second=0, microsecond=0)
-    hours = [at - HOUR * back for back in range(1, 13)]
-    looks = iter([True, False, True])
-
-    def count(read: Callable[[], Any]) -> Any:
-        return read() if next(looks) else None
-
-    first = statistics.ended_cache.hours(hours, at + 10 * MINUTE, count)
-    assert [first[hour] is None for hour in hours] == [False] * 6 + [True] * 6
-    second = statistics.ended_cache.hours(hours, at + 10 * MINUTE, count)
-    assert None not in second.values()
-
-
 def test_failing_card_keeps_other_cards(integrate: Callable[..., None], viewer: Client) -> None:
     integrate(cards=(broken, hidden, whole))
     others = page(viewer)["cards"][2:]
@@ -401,14 +322,16 @@ def whole(request: Any) -> DashboardCard | None:
 
 
 def test_overview_hides_parts_without_permission(as_member: Callable[[str], Client]) -> None:
-    from django.contrib.auth.models import User
-
     client = as_member("viewer")
-    User.objects.get(username="viewer").groups.clear()
+    user = User.objects.get(username="viewer")
+    user.groups.clear()
     found = client.get(reverse("admin:index"))
     assert found.status_code == 200
     assert (found.context["figures"], found.context["cards"]) == ([], [])
     assert "charts" not in found.context
+    user.user_permissions.set(Permission.objects.filter(codename="view_touch"))
+    charts = [chart.key for chart in page(client)["more_charts"]]
+    assert (charts[0], "events" in charts) == ("lateness", False)
 
 
 # --- the drawing ------------------------------------------------------------------------------------------------------
@@ -447,23 +370,8 @@ def test_grouped_columns_are_to_scale() -> None:
     assert (chart.top, first.y, first.height, second.y, second.height) == (5, 80, 20, 0, 100)
     assert second.x == pytest.approx(first.x + first.width, abs=0.01)
     assert first.width + second.width == pytest.approx(chart.columns[0].width, abs=0.01)
-    assert (first.tone, second.tone) == ("good", "bad")
-    assert chart.goal_y == pytest.approx(20)
-    assert chart.gaps == 1
+    assert (first.tone, second.tone, chart.goal_y, chart.gaps) == ("good", "bad", pytest.approx(20), 1)
     assert build_grouped_chart("k", "T", legend, buckets, goal=Goal(6, "at most 6")).goal_y is None
-
-
-@each_row("most, top", [(0, 1), (1, 1), (3, 5), (10, 10), (11, 20), (501, 1000)])
-def test_round_up_gives_a_readable_scale(most: int, top: int) -> None:
-    assert round_up(most) == top
-
-
-def test_reason_text_is_escaped(touch: Callable[..., Touch], viewer: Client) -> None:
-    evil = '"><script>1</script>'
-    touch("suppressed", ago=5 * MINUTE, reason=evil)
-    text = viewer.get(reverse("admin:index")).content.decode()
-    assert evil not in text
-    assert escape(evil) in text
 
 
 # --- many rows --------------------------------------------------------------------------------------------------------

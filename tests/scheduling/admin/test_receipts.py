@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from django.test import Client
 from django.utils import translation
 
 from scheduling.admin.touches.timeline import build_timeline
-from scheduling.delivery.routing import store_disabled_targets
-from scheduling.models import Customer, DisabledTarget, Touch
-from scheduling.models.node import digest_address
+from scheduling.models import Touch
 from scheduling.receipts import Report, record_reports
+from tests.scheduling.admin.conftest import Url
 from tests.scheduling.admin.test_list_export import read_csv_rows
 from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db(transaction=True)
-Url = Callable[..., str]
 
 
 @pytest.fixture
@@ -56,20 +52,3 @@ def test_node_shows_the_shares_of_its_receipts(
 def test_export_lists_the_kinds_of_receipts(operator: Client, admin_url: Url, read: Touch) -> None:
     found = {row["user id"]: row["receipts"] for row in read_csv_rows(operator.get(admin_url("touch_export", "csv")))}
     assert found == {"ann": "Link opened, Read", "bob": ""}
-
-
-def test_customer_shows_disabled_addresses(
-    matrix: MatrixBuilder, editor: Client, viewer: Client, admin_url: Url
-) -> None:
-    ann = Customer.objects.create(user_id="ann", addresses={"email": "ann@example.com", "phone": "13800138000"})
-    url = admin_url("customer_change", ann.pk)
-    assert "Disabled addresses" not in viewer.get(url).content.decode()
-    store_disabled_targets([(matrix.channel.pk, digest_address("ann@example.com"), "", "bounced: 5.1.1")])
-    page = viewer.get(url)
-    assert [each.address_name for each in page.context["disabled_addresses"]] == ["email"]
-    assert "bounced: 5.1.1" in page.content.decode()
-    assert "Enable addresses again" not in page.content.decode()
-    assert "Enable addresses again" in editor.get(url).content.decode()
-    editor.post(admin_url("customer_enable_addresses", ann.pk))
-    assert not DisabledTarget.objects.exists()
-    assert "Disabled addresses" not in viewer.get(url).content.decode()

@@ -160,19 +160,10 @@ def test_receivers_page_without_redis_shows_what_waits(
     assert "done at" in page
 
 
-def test_receivers_page_continues(robots: Any, record_event: RecordEvent, viewer: Client, admin_url: Url) -> None:
-    defer([record_event(user=f"{chat}-ann", chat_id=chat).task_ids[0] for chat in ("c1", "c2")])
-    found = [list_receivers(offset, 1) for offset in (0, 1)]
-
-    assert [page.more for page in found] == [True, False]
-    assert {page.rows[0].chat_id for page in found} == {"c1", "c2"}
-    assert viewer.get(admin_url("channelconfig_receivers"), {"page": "2"}).status_code == 200
-
-
 def test_receivers_page_of_many_robots_is_bounded(
     robots: Any, record_event: RecordEvent, viewer: Client, admin_url: Url
 ) -> None:
-    """300 robots with 200 touches each."""
+    """300 robots with 20 touches each."""
     Community.objects.bulk_create(
         Community(chat_id=f"m{number}", targets={"dingtalk": {"url": f"{ROBOT}m{number}"}}) for number in range(300)
     )
@@ -185,14 +176,14 @@ def test_receivers_page_of_many_robots_is_bounded(
             f"INSERT INTO scheduling_touch (task_id, root_id, retry_of, state, reason, chat_id, due_at, {columns})"
             " SELECT gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), 'scheduled', 'quota',"
             f" 'm' || mod(number, 300), now() + number * interval '1 second', {columns}"
-            " FROM scheduling_touch, generate_series(1, 60000) AS number WHERE task_id = %s",
+            " FROM scheduling_touch, generate_series(1, 6000) AS number WHERE task_id = %s",
             [task_id],
         )
     list_receivers(0, 1)  # loads the configuration
     with CaptureQueriesContext(connection) as statements:
         rows = list_receivers(0, 25).rows
 
-    assert [row.waiting for row in rows] == [200] * 25
+    assert [row.waiting for row in rows] == [20] * 25
     assert len(statements) < 12
     assert len(viewer.get(admin_url("channelconfig_receivers")).context["receivers"]) == 25
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -20,12 +21,12 @@ from scheduling.ids import first_id_at
 from scheduling.models import AuditEntry, BulkAction, FailedTask, Node, Pause, Touch, UndoableAct
 from scheduling.operations import bulk_actions, commands, retention
 from scheduling.operations import undo as operations_undo
+from tests.scheduling.admin.conftest import FillForm, SaveForm, Url
 from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-Url = Callable[..., str]
 OVER = "Not undone: The time to undo is over, or it was undone already."
 
 
@@ -65,20 +66,15 @@ def test_pause_is_undone_once_within_ten_seconds(matrix: MatrixBuilder, operator
 def test_undo_ends_only_the_own_pause(matrix: MatrixBuilder, operator: Client, editor: Client, admin_url: Url) -> None:
     message = pause(operator, admin_url, "all")
     assert undo(editor, message) == OVER
+    commands.pause_scope("all", actor="api")
+    assert undo(operator, message) == OVER, "another repeated it"
+    commands.resume_scope("all")
+    message = pause(operator, admin_url, "all")
     commands.resume_scope("all")
     commands.pause_scope("all")
     assert undo(operator, message) == "Not undone: The pause had already ended."
     assert Pause.objects.filter(scope="all").exists()
     assert pause(operator, admin_url, "all").extra_tags == ""
-
-
-def test_pause_that_another_operator_repeats_is_not_undone(
-    matrix: MatrixBuilder, operator: Client, editor: Client, admin_url: Url
-) -> None:
-    message = pause(operator, admin_url, "all")
-    commands.pause_scope("all", actor="api")
-    assert undo(operator, message) == OVER
-    assert Pause.objects.filter(scope="all").exists()
 
 
 def test_retention_deletes_expired_offers(matrix: MatrixBuilder, operator: Client, admin_url: Url) -> None:
@@ -109,35 +105,10 @@ def test_undone_cancel_plans_the_touch_again_at_its_time(waiting: list[UUID], op
         "scheduled", old.root_id, old.due_at, old.expires_at, None,
     )  # fmt: skip
     assert latest_undo() == ("operator", "scheduling.touch", str(old.pk))
-
-
-def test_undone_cancel_of_an_overdue_touch_is_due_at_once(
-    waiting: list[UUID], operator: Client, admin_url: Url
-) -> None:
-    sql.execute("UPDATE scheduling_touch SET due_at = now() - interval '1 minute' WHERE task_id = %(id)s",
-                {"id": waiting[0]})  # fmt: skip
-    undo(operator, act(operator, admin_url("touch_cancel", waiting[0])))
-    assert abs(Touch.objects.get(retry_of=waiting[0]).due_at - now()) < timedelta(seconds=30)
-
-
-def test_cancel_is_not_undone_after_an_event_of_the_customer(
-    waiting: list[UUID], record_event: RecordEvent, operator: Client, admin_url: Url
-) -> None:
-    message = act(operator, admin_url("touch_cancel", waiting[0]))
-    record_event("order.paid", "ann")
-    assert undo(operator, message) == "Not undone: an event of the customer has arrived since"
-    assert not Touch.objects.filter(retry_of=waiting[0]).exists()
-
-
-def test_cancel_is_not_undone_while_an_attempt_may_have_had_its_effect(
-    waiting: list[UUID], operator: Client, admin_url: Url
-) -> None:
-    attempt = [[1, 1, 0, 0, "unknown", "timeout", "", None, "", "text"]]
-    with connection.cursor() as cursor:
-        cursor.execute("UPDATE scheduling_touch SET attempts = %s::text::jsonb WHERE task_id = %s",
-                       [str(attempt).replace("'", '"').replace("None", "null"), waiting[0]])  # fmt: skip
-    message = act(operator, admin_url("touch_cancel", waiting[0]))
-    assert undo(operator, message) == "Not undone: an earlier attempt of the touch may have had its effect"
+    overdue = {"id": waiting[1]}
+    sql.execute("UPDATE scheduling_touch SET due_at = now() - interval '1 minute' WHERE task_id = %(id)s", overdue)
+    undo(operator, act(operator, admin_url("touch_cancel", waiting[1])))
+    assert abs(Touch.objects.get(retry_of=waiting[1]).due_at - now()) < timedelta(seconds=30), "due at once"
 
 
 def test_cancelled_selection_is_undone_where_nothing_followed(
@@ -149,6 +120,17 @@ def test_cancelled_selection_is_undone_where_nothing_followed(
     told = undo(operator, message)
     assert told == "Undone for 1 row. Not undone for all: an event of the customer has arrived since"
     assert list(Touch.objects.filter(retry_of__isnull=False).values_list("retry_of", flat=True)) == waiting[:1]
+
+
+def test_cancel_is_not_undone_while_an_attempt_may_have_had_its_effect(
+    waiting: list[UUID], operator: Client, admin_url: Url
+) -> None:
+    attempt = json.dumps([[1, 1, 0, 0, "unknown", "timeout", "", None, "", "text"]])
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE scheduling_touch SET attempts = %s::text::jsonb WHERE task_id = %s",
+                       [attempt, waiting[0]])  # fmt: skip
+    message = act(operator, admin_url("touch_cancel", waiting[0]))
+    assert undo(operator, message) == "Not undone: an earlier attempt of the touch may have had its effect"
 
 
 def test_undo_needs_the_permission_of_the_act(waiting: list[UUID], operator: Client, admin_url: Url) -> None:
@@ -166,10 +148,12 @@ def retry(client: Client, admin_url: Url, row: FailedTask, name: str = "retry") 
 
 
 @pytest.mark.parametrize("name", ["retry", "again"])
-def test_undone_retry_opens_the_failed_task_and_sends_nothing(
+def test_undone_retry_opens_the_failed_task_with_its_slot_and_sends_nothing(
     failed: Callable[..., Any], operator: Client, admin_url: Url, name: str
 ) -> None:
-    row = failed()
+    row = failed(unknown=True)
+    held = now() - timedelta(hours=1)
+    Touch.objects.filter(pk=row.task_id).update(reserved_at=held)
     message = retry(operator, admin_url, row, name)
     row.refresh_from_db()
     new_id = row.retried_as
@@ -179,6 +163,7 @@ def test_undone_retry_opens_the_failed_task_and_sends_nothing(
     row.refresh_from_db()
     assert (row.state, row.retried_as, row.actor_name) == ("open", None, "")
     assert not Touch.objects.filter(pk=new_id).exists()
+    assert Touch.objects.get(pk=row.task_id).reserved_at == held, "its slot under the cap"
     assert str(retry(operator, admin_url, row)) == "Done: Retry."
 
 
@@ -191,16 +176,6 @@ def test_retry_is_not_undone_after_it_started(failed: Callable[..., Any], operat
     assert undo(operator, message) == "Not undone: the retry has started already"
     row.refresh_from_db()
     assert row.state == "retried"
-
-
-def test_undone_retry_gives_the_cap_slot_back(failed: Callable[..., Any], operator: Client, admin_url: Url) -> None:
-    row = failed(unknown=True)
-    Touch.objects.filter(pk=row.task_id).update(reserved_at=now() - timedelta(hours=1))
-    held = Touch.objects.get(pk=row.task_id).reserved_at
-    message = retry(operator, admin_url, row)
-    assert Touch.objects.get(pk=row.task_id).reserved_at is None
-    undo(operator, message)
-    assert Touch.objects.get(pk=row.task_id).reserved_at == held
 
 
 def test_retried_selection_is_undone(failed: Callable[..., Any], operator: Client, admin_url: Url) -> None:
@@ -218,24 +193,18 @@ def test_retried_selection_is_undone(failed: Callable[..., Any], operator: Clien
 # --- bulk actions -----------------------------------------------------------------------------------------------------
 
 
-def start_bulk_cancel(client: Client, admin_url: Url) -> Any:
-    return act(client, admin_url("touch_cancel_matching"), reason="r", per_second="50")
-
-
 def test_undone_start_of_a_bulk_action_changes_no_row(waiting: list[UUID], operator: Client, admin_url: Url) -> None:
-    message = start_bulk_cancel(operator, admin_url)
+    def start() -> Any:
+        return act(operator, admin_url("touch_cancel_matching"), reason="r", per_second="50")
+
+    message = start()
     assert str(message) == "Cancel the touch: the first batch starts in ten seconds."
     bulk_actions.continue_bulk_actions()
     assert undo(operator, message) == "Undone: Cancel the touch."
     BulkAction.objects.update(next_at=now())
     bulk_actions.continue_bulk_actions()
     assert set(Touch.objects.values_list("state", flat=True)) == {"scheduled"}
-
-
-def test_start_of_a_bulk_action_is_not_undone_after_its_first_batch(
-    waiting: list[UUID], operator: Client, admin_url: Url
-) -> None:
-    message = start_bulk_cancel(operator, admin_url)
+    message = start()
     BulkAction.objects.update(next_at=now())
     bulk_actions.continue_bulk_actions()
     assert undo(operator, message) == "Not undone: the bulk action has started already; stop it on its page"
@@ -294,18 +263,16 @@ def test_switch_off_is_not_undone_after_another_edit(matrix: MatrixBuilder, edit
 
 
 def test_message_of_an_edit_leads_to_the_values_before_it(
-    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: FillForm, save_form: SaveForm
 ) -> None:
     node = matrix.node(enabled=True)
     url = admin_url("node_change", node.pk)
     page = editor.post(url, fill_form(url, enabled=None), follow=True)
     (message,) = page.context["messages"]
     assert message.extra_tags in page.content.decode()
-    node.refresh_from_db()
-    assert not node.enabled
-    editor.post(message.extra_tags, fill_form(message.extra_tags))
-    node.refresh_from_db()
-    assert node.enabled
+    assert not Node.objects.get().enabled
+    save_form(message.extra_tags)
+    assert Node.objects.get().enabled
 
 
 def test_refresh_of_another_tab_leaves_the_message_to_the_page_of_the_act(

@@ -14,14 +14,15 @@ from django.test import Client
 
 from scheduling.configuration import snapshot
 from scheduling.configuration.file.sections import sections
-from scheduling.models import AlertReceiver, ChannelConfig, Community, WebhookSubscription
+from scheduling.models import AlertReceiver, ChannelConfig, Community, Touch, WebhookSubscription
 from scheduling.models.encrypted import Sealed, Unreadable
+from tests.scheduling.admin.conftest import FormErrors, SaveForm, Url
+from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-Url = Callable[..., str]
 TOLD = "Secrets cannot be decrypted here"
 OURS = {"url": "https://example.com/in?token=hush"}
 
@@ -49,82 +50,60 @@ def community_row() -> Community:
     return Community.objects.create(chat_id="c1", name="Chat One", targets={"wecom": OURS})
 
 
-def test_alert_receiver_unreadable_is_edited_and_not_sent(
-    hook: ChannelConfig, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+def test_alert_receiver_unreadable_is_edited_and_tests_are_not_sent(
+    hook: ChannelConfig, matrix: MatrixBuilder, editor: Client, admin_url: Url, save_form: SaveForm
 ) -> None:
     row = AlertReceiver.objects.create(pk=1, channel=hook)
+    template = matrix.template("guide")
     break_secret()
-    url = admin_url("alertreceiver_change", row.pk)
-    answer = editor.post(url, fill_form(url, enabled=None))
-    assert answer.status_code == 302, answer.context["adminform"].form.errors
+    save_form(admin_url("alertreceiver_change", row.pk), enabled=None)
     row.refresh_from_db()
     assert not row.enabled
     page = editor.post(admin_url("alertreceiver_send_test", row.pk)).content.decode()
     assert ("Not delivered" in page, "Secrets cannot be decrypted" in page) == (True, True)
+    page = editor.post(admin_url("template_send_test", template.pk), {"channel": hook.pk}).content.decode()
+    assert ("Not sent" in page, TOLD in page) == (True, True)
 
 
-def test_channel_unreadable_is_edited_and_secret_kept(
-    hook: ChannelConfig, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+def test_channel_unreadable_is_edited_and_secret_kept_until_a_complete_new_one(
+    hook: ChannelConfig, editor: Client, admin_url: Url, save_form: SaveForm, list_form_errors: FormErrors
 ) -> None:
     break_secret()
     assert TOLD in editor.get(admin_url("channelconfig_changelist")).content.decode()
     url = admin_url("channelconfig_change", hook.pk)
     assert "cannot be decrypted on this server" in editor.get(url).content.decode()
-    answer = editor.post(url, fill_form(url, timeout="5s"))
-    assert answer.status_code == 302, answer.context["adminform"].form.errors
-    retire = admin_url("channelconfig_retire", hook.pk)
-    assert editor.post(retire).status_code == 302
-    assert editor.post(admin_url("channelconfig_bring_back", hook.pk)).status_code == 302
+    save_form(url, timeout="5s")
+    for verb in ("retire", "bring_back"):
+        assert editor.post(admin_url(f"channelconfig_{verb}", hook.pk)).status_code == 302
     hook.refresh_from_db()
     assert (hook.timeout.total_seconds(), stored(), hook.version) == (5, "gibberish", 4)
-
-
-def test_channel_new_secret_must_be_complete(
-    hook: ChannelConfig, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
-) -> None:
-    break_secret()
-    url = admin_url("channelconfig_change", hook.pk)
-    answer = editor.post(url, fill_form(url, secret_secret="whsec_" + "Y" * 32))
-    assert list(answer.context["adminform"].form.errors) == ["secret_url"], "half of a secret is none"
-    assert editor.post(url, fill_form(url, secret_url="https://example.org/new")).status_code == 302
+    (errors,) = list_form_errors(url, {"secret_secret": "whsec_" + "Y" * 32})
+    assert list(errors) == ["secret_url"], "half of a secret is none"
+    save_form(url, secret_url="https://example.org/new")
     hook.refresh_from_db()
     assert hook.config == {"url": "https://example.org/new"}
 
 
 def test_community_unreadable_is_edited_and_targets_kept(
-    community_row: Community, editor: Client, admin_url: Url, fill_form: Callable[..., dict[str, Any]]
+    community_row: Community, editor: Client, admin_url: Url, save_form: SaveForm
 ) -> None:
     break_secret("community", "targets", "c1")
     assert TOLD in editor.get(admin_url("community_changelist")).content.decode()
     url = admin_url("community_change", community_row.pk)
     assert "cannot be decrypted on this server" in editor.get(url).content.decode()
-    answer = editor.post(url, fill_form(url, name="Chat Two"))
-    assert answer.status_code == 302, answer.context["adminform"].form.errors
+    save_form(url, name="Chat Two")
     community_row.refresh_from_db()
     assert (community_row.name, stored("community", "targets")) == ("Chat Two", "gibberish")
     robot = "https://qyapi.weixin.qq.com/cgi-bin/webhook/send?key=1"
-    assert editor.post(url, fill_form(url, target_wecom_url=robot)).status_code == 302
+    save_form(url, target_wecom_url=robot)
     community_row.refresh_from_db()
     assert community_row.targets == {"wecom": {"url": robot}}
-
-
-def test_template_test_with_unreadable_secret_is_not_sent(
-    hook: ChannelConfig, matrix: MatrixBuilder, editor: Client, admin_url: Url
-) -> None:
-    template = matrix.template("guide")
-    break_secret()
-    url = admin_url("template_send_test", template.pk)
-    page = editor.post(url, {"channel": hook.pk, "user_id": "", "event_data": "{}"}).content.decode()
-    assert ("Not sent" in page, TOLD in page) == (True, True)
 
 
 def test_touches_of_other_channels_are_delivered(
     matrix: MatrixBuilder, record_event: RecordEvent, hook: ChannelConfig
 ) -> None:
     """Events are taken in as well: what they plan does not depend on any secret."""
-    from scheduling.models import Touch
-    from tests.scheduling.core.conftest import deliver
-
     matrix.node("open")
     matrix.node("shut", channel=hook)
     break_secret()
@@ -189,7 +168,7 @@ def test_check_and_replay_work_with_unreadable_secret(hook: ChannelConfig, edito
         call_command("dumpdata", "scheduling.channelconfig", traceback=True, stdout=StringIO())
 
 
-@each_row("read", [dict, len, list, lambda value: value["url"], lambda value: value.get("url")])
+@each_row("read", [dict, lambda value: value["url"], lambda value: value.get("url")])
 def test_reading_a_sealed_secret_raises_unreadable(hook: ChannelConfig, read: Callable[[Any], Any]) -> None:
     break_secret()
     row = ChannelConfig.objects.get()

@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis
+from celery import current_app
 from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
-from pytest_django import Settings
 
 from rpa_tasks.models import ExecutionNode
 from scheduling.admin.touches import touch as page
 from scheduling.monitoring.queues import WorkerReport, send_worker_report
 from scheduling.redis_client import RedisError
+from tests.support.undrawn import read_context
 
 pytestmark = pytest.mark.django_db
 
 TOUCH_QUEUES = ["touch.high", "touch.normal"]
 
 
-def get(client: Client) -> Any:
-    return client.get(reverse("admin:scheduling_touch_workers"))
+PAGE = "admin:scheduling_touch_workers"
 
 
 def test_queues_show_waiting_messages_age_and_consumers(viewer: Client, valkey: redis.Redis) -> None:
-    from celery import current_app
-
     with current_app.connection_for_write() as connection:
         before = (now() - timedelta(minutes=5)).timestamp()
         for queue in ("touch.high", "touch.low", "touch.low"):
             connection.SimpleQueue(queue).put({}, headers={"published_at": before})
     for name in ("core@a", "core@b"):
         send_worker_report(WorkerReport(name, 2, 0.5, TOUCH_QUEUES, running=1))
-    found = {each["name"]: each for each in get(viewer).context["queues"]}
+    found = {each["name"]: each for each in read_context(viewer, reverse(PAGE))["queues"]}
     assert list(found)[:5] == ["touch.high", "touch.normal", "touch.low", "ticks", "long"]
     high, low = found["touch.high"], found["touch.low"]
     assert (high["length"], high["consumers"], high["is_unattended"], high["unacked"]) == (1, 2, False, 0)
@@ -50,7 +47,7 @@ def test_workers_show_host_queues_processes_and_last_report(viewer: Client, valk
     send_worker_report(WorkerReport("execution@host1", 5, 0.5, ["high"], running=1))  # its node is shown instead
     gone = now() - timedelta(minutes=9)
     ExecutionNode.objects.create(name="n1", seen_at=gone, started_at=gone, slots=5, queues=["high", "n.n1.high"])
-    core, node = get(viewer).context["workers"]
+    core, node = read_context(viewer, reverse(PAGE))["workers"]
     assert (core["name"], core["host"], core["queues"]) == ("core", "host1", TOUCH_QUEUES)
     assert (core["processes"], core["running"], core["is_late"]) == (4, 3, False)
     assert (node["host"], node["queues"], node["processes"], node["running"]) == ("n1", ["high"], 5, 0)
@@ -59,32 +56,18 @@ def test_workers_show_host_queues_processes_and_last_report(viewer: Client, valk
 
 def test_wanted_numbers_are_those_of_scaling(viewer: Client, valkey: redis.Redis) -> None:
     send_worker_report(WorkerReport("core@a", 2, 1.0, TOUCH_QUEUES))
-    found = {str(each["kind"]): each for each in get(viewer).context["wanted"]}
+    found = {str(each["kind"]): each for each in read_context(viewer, reverse(PAGE))["wanted"]}
     assert list(found) == ["Core workers", "Execution nodes", "Watchers"]
     assert (found["Core workers"]["running"], found["Core workers"]["wanted"]) == (1, 2)
     assert found["Core workers"]["is_short"]
 
 
-def test_page_without_broker_and_redis_shows_notes(
-    viewer: Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_page_without_broker_and_redis_shows_notes(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
         raise RedisError("away")
 
     monkeypatch.setattr(page, "list_worker_reports", refuse)
     monkeypatch.setattr("scheduling.monitoring.queues.read_queue_stats", refuse)
-    answer = get(viewer)
-    assert answer.status_code == 200
-    text = answer.content.decode()
+    text = viewer.get(reverse(PAGE)).content.decode()
     assert "The broker does not respond." in text
     assert "A source of reports does not answer." in text
-
-
-def test_page_refreshes_itself_and_links_flower_for_administrators(
-    as_member: Callable[[str], Client], settings: Settings
-) -> None:
-    settings.FLOWER_LOGIN = "ops:hush"
-    text = get(as_member("admin")).content.decode()
-    assert f'data-live="{reverse("admin:scheduling_touch_workers")}" data-live-again' in text
-    assert "Open Flower" in text
-    assert "Open Flower" not in get(as_member("viewer")).content.decode()

@@ -45,7 +45,9 @@ def told(request: Any) -> dict[str, tuple[Any, str]]:
     return {str(each.words): (each.value, each.tone) for each in found.figures}
 
 
-def test_card_counts_chats_and_watchers(chats: Chats, ops_request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_card_counts_chats_and_marks_missing_and_late_watchers(
+    chats: Chats, ops_request: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sessions, "live_store", lambda: chats.store)
     for session in ("s1", "s2"):
         chats.user(session)
@@ -53,14 +55,7 @@ def test_card_counts_chats_and_watchers(chats: Chats, ops_request: Any, monkeypa
     assert alone is not None
     assert alone.note
     stats.send_report(chats.store, WatcherReport(), waits=False)
-    found = list(told(ops_request).values())
-    assert [value for value, _tone in found] == [2, 0, 0, 1]
-    assert [tone for _value, tone in found] == ["", "", "", ""]
-
-
-def test_card_marks_late_watchers(chats: Chats, ops_request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "live_store", lambda: chats.store)
-    chats.user("s1")
+    assert list(told(ops_request).values()) == [(2, ""), (0, ""), (0, ""), (1, "")]
     chats.pass_time(300)
     assert [tone for _value, tone in told(ops_request).values()][-1] == "bad"
 

@@ -12,12 +12,11 @@ from django.test import Client
 from django.utils.timezone import now
 
 from sessions.admin.policies import CampaignForm, SilencePolicyForm
-from sessions.detection import policies
 from sessions.models import Campaign, SilencePolicy
-from sessions.store import sessions
 from tests.sessions.admin.conftest import text, url
 from tests.sessions.conftest import Chats
 from tests.support.tables import each_row
+from tests.support.undrawn import read_refusal
 
 pytestmark = pytest.mark.django_db
 
@@ -34,33 +33,10 @@ SALE = {
 Committed = Callable[..., Any]
 
 
-def form_errors(page: str) -> str:
-    return " ".join(re.findall(r"<li[^>]*>\s*([^<]*?)\s*</li>", page))
-
-
 @pytest.fixture
 def default() -> SilencePolicy:
     row, _ = SilencePolicy.objects.get_or_create(key="default", defaults={"threshold": 60 * SECOND})
     return row
-
-
-def test_saved_policy_applies_from_the_next_frame(
-    editor: Client, chats: Chats, default: SilencePolicy, django_capture_on_commit_callbacks: Committed
-) -> None:
-    policies.push_policies()
-    armed = sessions.live_store().note_activity([_frame("s1", "vip")])[0].deadline_ms
-    with django_capture_on_commit_callbacks(execute=True):
-        assert editor.post(url("silencepolicy_add"), VIP).status_code == 302
-    row = SilencePolicy.objects.get(key="vip")
-    assert (row.threshold, row.max_nudges) == (180 * SECOND, 2)
-    assert sessions.live_store().claim_silent(1, SECOND).versions == {policies.read_policies().version}
-    later = sessions.live_store().note_activity([_frame("s2", "vip")])[0].deadline_ms
-    assert later - armed > 100_000
-    # Shorter for new waits; running timers keep their length.
-    with django_capture_on_commit_callbacks(execute=True):
-        editor.post(url("silencepolicy_change", row.pk), {**VIP, "threshold": "2s", "jitter": "0s"})
-    assert sessions.live_store().claim_silent(10, SECOND).silences == []
-    assert sessions.live_store().note_activity([_frame("s3", "vip")])[0].deadline_ms < later - 100_000
 
 
 def test_policy_edit_keeps_concurrent_retirement(
@@ -85,12 +61,6 @@ def test_policy_edit_keeps_concurrent_retirement(
     assert (campaign.threshold, campaign.retired_at) == (40 * SECOND, gone)
 
 
-def _frame(session: str, tag: str) -> Any:
-    from sessions.frames import Frame
-
-    return Frame(session, "ann", tag=tag)
-
-
 def test_policy_history_shows_user_reason_and_values(editor: Client, default: SilencePolicy) -> None:
     editor.post(url("silencepolicy_add"), VIP)
     row = SilencePolicy.objects.get(key="vip")
@@ -107,23 +77,18 @@ def test_policy_history_shows_user_reason_and_values(editor: Client, default: Si
 @each_row(
     "field, value, said",
     [
-        ("threshold", "1s", "must be between 2s and 12h"),
-        ("threshold", "soon", "is not a duration"),
-        ("jitter", "2h", "must not be longer than 1h"),
-        ("grace", "11m", "must not be longer than 10m"),
-        ("max_nudges", "11", "must be between 1 and 10"),
-        ("growth", "0.5", "must be between 1 and 10"),
-        ("key", "VIP customers", "must be lower-case letters"),
-        ("key", "default", "already exists"),
+        ("threshold", "1s", "must be between 2s and 12h"), ("threshold", "soon", "is not a duration"),
+        ("jitter", "2h", "must not be longer than 1h"), ("growth", "0.5", "must be between 1 and 10"),
+        ("key", "VIP customers", "must be lower-case letters"), ("key", "default", "already exists"),
     ],
-)
+)  # fmt: skip
 def test_policy_form_shows_errors_at_fields(
     editor: Client, default: SilencePolicy, field: str, value: str, said: str
 ) -> None:
-    answer = editor.post(url("silencepolicy_add"), {**VIP, field: value})
-    form = answer.context["adminform"].form
-    assert list(form.errors) == [field]
-    assert said in form_errors(text(answer))
+    """`test_policies` of the folder above has all limits."""
+    errors = read_refusal(editor, url("silencepolicy_add"), {**VIP, field: value})["adminform"].form.errors
+    assert list(errors) == [field]
+    assert said in str(errors)
     assert not SilencePolicy.objects.exclude(key="default").exists()
 
 
@@ -143,44 +108,26 @@ def test_default_policy_cannot_be_retired_or_renamed(editor: Client, default: Si
     assert editor.post(url("silencepolicy_delete", other.pk), {"post": "yes"}).status_code == 403
 
 
-def test_campaign_with_end_before_start_is_refused(editor: Client) -> None:
-    answer = editor.post(url("campaign_add"), {**SALE, "ends_at_0": "2026-11-10"})
-    assert list(answer.context["adminform"].form.errors) == ["ends_at"]
-    assert "must be later than starts_at" in text(answer)
-    assert "between 2s and 12h" in text(editor.post(url("campaign_add"), {**SALE, "threshold": "13h"}))
+def test_campaign_is_checked_and_its_history_shows_reason_and_values(editor: Client) -> None:
+    for changes, field, said in (
+        ({"ends_at_0": "2026-11-10"}, "ends_at", "must be later than starts_at"),
+        ({"threshold": "13h"}, "threshold", "between 2s and 12h"),
+    ):
+        errors = read_refusal(editor, url("campaign_add"), {**SALE, **changes})["adminform"].form.errors
+        assert list(errors) == [field]
+        assert said in str(errors)
     assert editor.post(url("campaign_add"), SALE).status_code == 302
     row = Campaign.objects.get()
     assert (row.key, row.threshold, row.ends_at - row.starts_at) == ("double-11", 90 * SECOND, timedelta(days=1))
     editor.post(url("campaign_change", row.pk), {**SALE, "threshold": "2m", "change_reason": "calmer"})
     history = text(editor.get(url("campaign_history", row.pk)))
-    assert "calmer" in history
-    assert "1m30s" in history
+    assert all(said in history for said in ("calmer", "1m30s"))
 
 
-@each_row(
-    "begins, ends, enabled, said",
-    [(-1, 1, True, "Runs for"), (1, 2, True, "Starts in"), (-2, -1, True, "Over"), (-1, 1, False, "Switched off")],
-)
-def test_campaign_list_shows_state(editor: Client, begins: int, ends: int, enabled: bool, said: str) -> None:
+def test_campaign_list_shows_state(editor: Client) -> None:
     hour = timedelta(hours=1)
-    Campaign.objects.create(key="sale", starts_at=now() + begins * hour, ends_at=now() + ends * hour, enabled=enabled)
-    assert said in text(editor.get(url("campaign_changelist")))
-
-
-@each_row("group", ["viewer", "operator"])
-def test_viewer_and_operator_cannot_change_policies(
-    as_member: Callable[[str], Client], default: SilencePolicy, group: str
-) -> None:
-    client = as_member(group)
-    campaign = Campaign.objects.create(key="sale", starts_at=now(), ends_at=now() + timedelta(hours=1))
-    for page in (
-        url("silencepolicy_changelist"), url("silencepolicy_change", default.pk),
-        url("silencepolicy_history", default.pk), url("campaign_changelist"), url("campaign_change", campaign.pk),
-    ):  # fmt: skip
-        assert 'name="_save"' not in text(client.get(page)), page
-    for act in (
-        url("silencepolicy_add"), url("silencepolicy_change", default.pk), url("campaign_add"),
-        url("campaign_change", campaign.pk), url("campaign_delete", campaign.pk),
-    ):  # fmt: skip
-        assert client.post(act, {**VIP, **SALE}).status_code == 403, act
-    assert (SilencePolicy.objects.count(), Campaign.objects.count()) == (1, 1)
+    for key, begins, ends in (("now", -1, 1), ("later", 1, 2), ("past", -2, -1), ("off", -1, 1)):
+        at = {"starts_at": now() + begins * hour, "ends_at": now() + ends * hour}
+        Campaign.objects.create(key=key, enabled=key != "off", **at)
+    page = text(editor.get(url("campaign_changelist")))
+    assert [said for said in ("Runs for", "Starts in", "Over", "Switched off") if said not in page] == []
