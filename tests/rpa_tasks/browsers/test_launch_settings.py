@@ -24,7 +24,6 @@ from tests.rpa_tasks.browsers.proxies import PASSWORD, SOURCE, USER, ProxyProces
 
 pytestmark = pytest.mark.browser
 Acquire = Callable[..., AcquiredBrowser]
-TOP = "(async () => { document.title = 'x'; return %s })()"
 
 
 def build_launch(proxy: ProxyProcess, **other: Any) -> LaunchSettings:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -30,7 +29,6 @@ SALE = {
     "key": "double-11", "threshold": "90s", "starts_at_0": "2026-11-11", "starts_at_1": "00:00:00",
     "ends_at_0": "2026-11-12", "ends_at_1": "00:00:00", "enabled": "on", "change_reason": "",
 }  # fmt: skip
-Committed = Callable[..., Any]
 
 
 @pytest.fixture
