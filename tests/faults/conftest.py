@@ -29,8 +29,9 @@ def rabbit_node(state_folder: Callable[[str], Path]) -> Iterator[RabbitNode]:
 
 @pytest.fixture
 def rabbit(rabbit_node: RabbitNode) -> Iterator[RabbitNode]:
-    """The node, without queues afterwards."""
+    """The node, without alarm and queues afterwards."""
     yield rabbit_node
+    rabbit_node.control("set_vm_memory_high_watermark", "0.4")
     with Connection(rabbit_node.url) as connection:
         listed = rabbit_node.control("list_queues", "name", "--silent", "--no-table-headers")
         for name in listed.split():

@@ -254,12 +254,14 @@ def test_stack_with_killed_owner_leaves_no_process(stack: RunningStack) -> None:
     assert_nothing_runs(stack.state_dir)
 
 
-def test_signal_stops_stack_without_error(stack: RunningStack) -> None:
-    """It starts again in the folder of the killed one."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_stops_stack_without_error(stack: RunningStack, number: signal.Signals) -> None:
+    """It starts again in the folder of the one before."""
+    ownership.stop_stack(stack.state_dir)
     with running_stack(programs=["beat"], state_dir=stack.state_dir):
         owner = ownership.owner_pid(stack.state_dir)
         assert owner is not None
-        os.kill(owner, signal.SIGHUP)
+        os.kill(owner, number)
         assert wait_until(lambda: ownership.owner_pid(stack.state_dir) is None, WAIT_LIMIT)
         assert_nothing_runs(stack.state_dir)
         assert "has stopped" in (stack.state_dir / "logs" / "stack.log").read_text()

@@ -223,6 +223,19 @@ time.sleep(1000)
     assert (ending.ended, ending.result) == (ExitCause.LEASE_LOST, {"text": "值" * 20_000})
 
 
+def test_event_larger_than_pipe_arrives_when_runner_reads(task: TaskCommands) -> None:
+    script = """
+import json, time
+print(json.dumps({"result": {"text": "值" * 20_000}}, ensure_ascii=False), flush=True)
+time.sleep(1000)
+"""
+    with SupervisedCommand(task.python(script)) as supervised:
+        eventually(lambda: task.log.exists() and task.log.stat().st_size)
+        wait_for_start(supervised)
+        supervised.stop("cancelled")
+        assert read_to_end(supervised)[1].result == {"text": "值" * 20_000}
+
+
 def test_command_ends_when_its_supervisor_is_killed(task: TaskCommands) -> None:
     with start_runner(task, STUBBORN) as (runner, command):
         os.kill(runner.pid, signal.SIGSTOP)

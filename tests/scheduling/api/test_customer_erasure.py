@@ -289,15 +289,21 @@ def test_session_outside_the_conversation_window_is_exported_and_deleted(chattin
     assert sum(each.armed for each in live_store().shards()) == 0
 
 
-def test_activity_before_the_request_creates_no_customer(chatting: Client) -> None:
-    """It lies in the shard of its session. The watcher stores it later than the request of the erasure."""
+def test_erasure_clears_activity_in_each_shard(chatting: Client) -> None:
+    """Activity lies in the shard of its session. The watcher would store the customer again."""
     live_store().note_activity([Frame(f"s-{number}", "ann-7731") for number in range(2, 40)])
     assert len(live_store().active_users(100)) > 1
     erase(chatting)
+    assert live_store().active_users(100) == {}
+
+
+def test_activity_before_the_request_creates_no_customer(chatting: Client) -> None:
+    """The watcher stores it later than the request of the erasure."""
+    chatting("DELETE", "/customers/ann-7731")
     store_activity(live_store())
     assert live_store().active_users(100) == {}
     assert not Customer.objects.filter(user_id="ann-7731").exists()
-    live_store().note_activity([Frame("s-99", "ann-7731")])
+    live_store().note_activity([Frame("s-9", "ann-7731")])
     store_activity(live_store())
     assert Customer.objects.get(user_id="ann-7731").last_active_at
 

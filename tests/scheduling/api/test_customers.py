@@ -176,6 +176,12 @@ def test_post_customers_with_an_error_stores_nothing(api: Client, second: Any, f
     assert not Customer.objects.filter(user_id="ann").exists()
 
 
+@each_row("count", [0, 501])
+def test_post_customers_outside_the_limits_is_refused(api: Client, count: int) -> None:
+    answer = api("POST", "/customers", {"customers": [{"user_id": f"u{number}"} for number in range(count)]})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "customers")
+
+
 def test_list_customers_finds_parts_of_names_ids_and_tags(api: Client) -> None:
     names = {"u1": "欧阳小明", "u2": "王小明", "u3": "Ann Lee", "u4": "100% 王", "x5": ""}
     rows = [{"user_id": user_id, "name": name, "tags": ["vip"]} for user_id, name in names.items()]

@@ -6,6 +6,7 @@ import gzip
 import json
 import socket
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -78,6 +79,11 @@ def test_attribute_with_control_character_is_refused(api: Client, name: str, tex
 )  # fmt: skip
 def test_invalid_time_is_refused(api: Client, at: Any) -> None:
     assert fields(api.event(cloud_event(time=at))) == ["time"]
+
+
+def test_future_time_is_refused(api: Client) -> None:
+    later = datetime.now(UTC) + timedelta(minutes=6)
+    assert fields(api.event(cloud_event(time=later.isoformat()))) == ["time"]
 
 
 @each_row(

@@ -202,6 +202,19 @@ async def test_proxy_that_is_down_means_not_sent(url: str, host: str) -> None:
     assert failure.value.reason == "proxy"
 
 
+async def test_untrusted_target_behind_proxy_is_not_sent(certificate: Contexts) -> None:
+    async with (
+        Receiver(context=certificate[0]) as receiver,
+        ForwardProxy() as proxy,
+        transport("127.0.0.1", proxy=proxy.url) as out,
+    ):
+        with pytest.raises(NotSent) as failure:
+            await post(out, receiver.url)
+
+    assert failure.value.reason == "tls"
+    assert receiver.requests == []
+
+
 @each_row(
     "proxy, repeatable, outcome, reason",
     [

@@ -169,3 +169,16 @@ def test_invalid_proxy_is_refused_without_its_password(text: str) -> None:
         check_proxy(text, NOTHING)
     assert failure.value.reason == "bad_url"
     assert "s3cret" not in str(failure.value)
+
+
+@each_row("host", ["10.0.0.1", "[::1]", "localhost", "a.localhost", "169.254.169.254"])
+def test_private_proxy_of_a_channel_needs_permission_or_that_of_the_installation(host: str) -> None:
+    text = f"http://{host}:3128"
+    with pytest.raises(DestinationRefused) as failure:
+        check_proxy(text, NOTHING)
+    assert failure.value.reason == "private_address"
+    assert check_proxy(text, PrivateHosts.parse([f"{host}:3128"]))
+    installation = NOTHING.with_proxy(f"https://u:p@{host}:3128")
+    assert check_proxy(text, installation)
+    with pytest.raises(DestinationRefused):
+        check_proxy(f"http://{host}:80", installation)

@@ -429,6 +429,14 @@ def test_full_lane_is_asked_before_the_claim(shop: Shop, monkeypatch: pytest.Mon
     assert shop.fake_channel.received[2].task_id == urgent, "it waited behind the others of its receiver"
 
 
+def test_lane_full_of_low_touches_has_room_for_normal_ones() -> None:
+    held, channel = lanes.ReceiverLanes(), cast(Any, SimpleNamespace(at_once=1))
+    for _ in range(9):
+        held.hold("slow", channel, 2)
+    assert held.find_wait("slow", channel, 2, own=0, total=0)
+    assert held.find_wait("slow", channel, 1, own=0, total=0) is None
+
+
 def test_low_touch_goes_first_before_its_deadline() -> None:
     """It was released, claimed and judged again as long as others arrived."""
     lane = lanes.ReceiverLane(limit=1)

@@ -14,6 +14,7 @@ from django.db import transaction
 from django.db.models import F
 from pytest_django import Settings
 
+from config.local.processes import wait_until
 from scheduling import sql, tasks
 from scheduling.ids import first_id_at, new_id
 from scheduling.ledger.touches import touches
@@ -23,6 +24,7 @@ from scheduling.operations import failed_tasks, retention
 from scheduling.operations.failed_tasks import Actor
 from scheduling.planning import ingest
 from tests.scheduling.core.conftest import deliver, deliver_when_due, fall_due, pass_time
+from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race, SecondConnection
@@ -244,6 +246,41 @@ def test_complaint_during_retention_loses_touch_only(
     assert Complaint.objects.get().touch_id == task_id
     assert delete_expired() == {"scheduling_touch_ended_rest": 1, "scheduling_event": 1}
     assert Complaint.objects.get().touch_id is None
+
+
+@pytest.mark.processes
+@pytest.mark.django_db(transaction=True)
+def test_retention_killed_in_a_batch_deletes_nothing(
+    matrix: MatrixBuilder,
+    record_old_event: Callable[..., Any],
+    record_event: RecordEvent,
+    second_connection: SecondConnection,
+) -> None:
+    matrix.node()
+    task_ids = [deliver_when_due(*record_old_event(user=user).task_ids)[0].pk for user in ("ann", "bob")]
+    pass_time(days=OLD)
+
+    complaint = Complaint.objects.get(event_id=record_event("complaint.received").id)
+    Complaint.objects.update(touch=task_ids[1])
+    with transaction.atomic():
+        Complaint.objects.select_for_update().get(pk=complaint.pk)  # the pass has locked the touches and waits here
+        with program(FORGETTING) as forgetting:
+            assert wait_until(lambda: second_connection(lambda: waits_for_a_lock("forgetting")), 120)
+            forgetting.kill()
+    assert wait_until(lambda: not second_connection(lambda: is_connected("forgetting")), 120)
+    assert Touch.objects.count() == 2
+
+    assert retention.delete_expired_rows()["scheduling_touch_ended_rest"] == 2
+
+
+FORGETTING = """
+import django
+django.setup()
+from django.db import connection
+from scheduling.operations import retention
+connection.settings_dict["OPTIONS"]["application_name"] = "forgetting"
+retention.delete_expired_rows()
+"""
 
 
 # --- many -------------------------------------------------------------------------------------------------------------

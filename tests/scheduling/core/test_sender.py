@@ -59,6 +59,7 @@ def test_delivery_that_cannot_be_sent_or_stored_does_not_affect_others(
     found = deliver_when_due(*(record_event(user=user).task_ids[0] for user in answers))
 
     assert [(row.state, row.reason) for row in found] == [end for _, end in answers.values()]
+    assert found[list(answers).index("no target")].reserved_at is None
     assert FailedTask.objects.count() == 5
     assert len(list_attempts()) == len(answers)
     assert sender.sender()._pending == 0

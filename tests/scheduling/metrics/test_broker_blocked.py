@@ -22,6 +22,8 @@ def test_full_redis_is_reported_as_blocked(
     client: Client, valkey: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert client.get("/health/ready").json()["broker"]["status"] == "ok"
+    assert b"aftertouch_broker_blocked 0.0" in export_cluster_metrics()
+    assert not series.build_queues_card(read_broker()).note
     with redis_server(tmp_path, "--maxmemory", "100kb", "--maxmemory-policy", "noeviction") as full:
         broker_is(full.url, monkeypatch)
         monkeypatch.setattr(app, "connection_for_write", app.connection_for_read)

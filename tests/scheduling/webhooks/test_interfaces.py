@@ -13,7 +13,7 @@ from django.test import Client
 from django.urls import reverse
 
 from scheduling import sql
-from scheduling.configuration.file.apply import plan_changes, store_plan
+from scheduling.configuration.file.apply import InvalidConfiguration, plan_changes, store_plan
 from scheduling.configuration.file.section import Stamp
 from scheduling.configuration.file.sections import sections
 from scheduling.models import WebhookEndpoint, WebhookSubscription
@@ -43,6 +43,15 @@ def test_configuration_file_round_trip_changes_nothing_and_hides_secrets() -> No
     assert not row.enabled
     apply_section()
     assert WebhookSubscription.objects.get().retired_at is not None
+
+
+@pytest.mark.django_db
+def test_configuration_file_names_each_wrong_field() -> None:
+    wrong = {"key": "A b", "url": "http://10.0.0.1/", "secret": "short", "events": ["other"], "filter": {"user": ["x"]}}
+    with pytest.raises(InvalidConfiguration) as caught:
+        plan_changes({"version": 1, "webhooks": [wrong]})
+    paths = {problem.path for problem in caught.value.problems}
+    assert paths >= {f"webhooks[0].{name}" for name in ("key", "url", "secret", "events", "filter")}
 
 
 def test_back_office_pauses_enables_tests_and_sends_a_range_again(

@@ -280,6 +280,9 @@ def test_running_sender_claims_nothing_after_a_stop(subscribe: Subscribe, receiv
         "disabled": _disable, "retired": lambda hook: retire_subscription(hook.key, actor="test"),
         "paused": pause_endpoint,
     }  # fmt: skip
+    working = subscribe("working")
+    write_waiting(working, 1)
+    assert claim_messages(working.pk, WebhookSubscription.objects.get(pk=working.pk).version, 1)
     for key, stop in stops.items():
         other = subscribe(key)
         write_waiting(other, 1)
