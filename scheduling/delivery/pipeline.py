@@ -157,7 +157,7 @@ def _settle(batch: DueBatch, judged: Sequence[Judged]) -> Decided:
     decisions: Decided = {}
     for each in judged:
         decisions.setdefault(TouchDecision(each.settlement, each.verdict), []).append(each)
-    written = touches.settle_batch(
+    written = touches.write_decisions(
         {decision: [each.row.task_id for each in alike] for decision, alike in decisions.items()},
         at=batch.locked_at,
         lease=LEASE,

@@ -122,13 +122,13 @@ class TouchLedger(Ledger):
 
         The time is PostgreSQL's; None if nothing is due.
 
-        The rows stay unchanged until `settle_batch` writes claim and verdict in one update. Each write of a row costs
-        as much as all other work on it. Until then the lock is the claim.
+        The rows stay unchanged until `write_decisions` writes claim and verdict in one update. Each write of a row
+        costs as much as all other work on it. Until then the lock is the claim.
         """
         rows = sql.rows(_LOCK_DUE, {"ids": sql.UuidArray(task_ids)})
         return [LockedTouch._make(row[:8]) for row in rows], rows[0][8] if rows else None
 
-    def settle_batch(
+    def write_decisions(
         self,
         decisions: Mapping[TouchDecision, Sequence[UUID]],
         *,
@@ -145,7 +145,7 @@ class TouchLedger(Ledger):
         task_ids = [task_id for task_ids in decisions.values() for task_id in task_ids]
         contents = [each.settlement.content for each in decisions]
         written = sql.rows(
-            SETTLE_BATCH,
+            WRITE_DECISIONS,
             {
                 "at": at,
                 "lease": lease,
@@ -501,7 +501,7 @@ _BATCH_MATCHED = f"""row.task_id = v.task_id AND row.task_id = ANY(%(ids)b)
     AND (v.reason <> '{NODE_DISABLED}' OR %(version)s::bigint IS NULL OR EXISTS (
         SELECT FROM scheduling_configuration WHERE id = 1 AND version = %(version)s AND changed_at = %(changed_at)s
     ))"""
-SETTLE_BATCH = f"""
+WRITE_DECISIONS = f"""
 WITH v AS MATERIALIZED (
     SELECT v.*, d.*
     FROM unnest(%(ids)b::uuid[], %(numbers)b::int[]) AS v(task_id, decision),

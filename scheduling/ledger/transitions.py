@@ -13,7 +13,7 @@ The fence: a claim increments `lease_no`, and every later write names the number
 claim is lost. `attempt` is no fence, because a deferral or a manual retry changes it.
 
 Touches and jobs have a ledger each. That of touches replaces `dispatch_due`, `settle` and `cancel`, and claims a whole
-batch with its verdicts (`touches.settle_batch`). That of jobs adds the pick (`rpa_tasks.jobs.ledger`).
+batch with its verdicts (`touches.write_decisions`). That of jobs adds the pick (`rpa_tasks.jobs.ledger`).
 """
 
 from __future__ import annotations

@@ -100,13 +100,13 @@ def test_job_moves_match_the_drawing(job: UUID) -> None:
     assert read_drawing("A job") == (collect_moves(jobs, Job, job, JobState.values), ends)
 
 
-def test_settle_batch_moves_match_the_drawing(touch: UUID) -> None:
+def test_write_decisions_moves_match_the_drawing(touch: UUID) -> None:
     """A claim and what follows from it, in one write: queued → running → its end."""
     arrows, _ends = read_drawing("A touch")
     for state in ("running", *(after for before, after in arrows if before == "running")):
         set_state(Touch, touch, "queued")
         decision = TouchDecision(Settlement(state, due_at=now()), GuardVerdict("send"))
-        touches.settle_batch({decision: [touch]}, at=now(), lease=LEASE)
+        touches.write_decisions({decision: [touch]}, at=now(), lease=LEASE)
         row = Touch.objects.get(pk=touch)
         assert (row.state, row.lease_no) == (state, 8)
 

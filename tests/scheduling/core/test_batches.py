@@ -145,7 +145,7 @@ def test_deliver_halves_batch_after_idle_timeout(
     shop.node()
     ids = shop.plan(4)
     fall_due()
-    write, sizes = touches.settle_batch, []
+    write, sizes = touches.write_decisions, []
 
     def gone(pid: int) -> bool:
         with connection.cursor() as cursor:
@@ -168,7 +168,7 @@ def test_deliver_halves_batch_after_idle_timeout(
         connection.close()
         return False
 
-    monkeypatch.setattr(touches, "settle_batch", too_slow_for_many)
+    monkeypatch.setattr(touches, "write_decisions", too_slow_for_many)
     assert wait_until(deliver_or_reconnect, WAIT_LIMIT)  # as Celery does
 
     assert sorted(set(sizes)) == [1, 2, 4]
@@ -180,14 +180,14 @@ def test_deliver_halves_batch_after_idle_timeout(
 def edits(monkeypatch: pytest.MonkeyPatch, second_connection: SecondConnection) -> list[Any]:
     """Each is committed by another connection between a batch's judgement and its write."""
     waiting: list[Any] = []
-    write = touches.settle_batch
+    write = touches.write_decisions
 
     def edited_first(*settlements: Any, **conditions: Any) -> int:
         if waiting:
             second_connection(waiting.pop(0))
         return write(*settlements, **conditions)
 
-    monkeypatch.setattr(touches, "settle_batch", edited_first)
+    monkeypatch.setattr(touches, "write_decisions", edited_first)
     return waiting
 
 

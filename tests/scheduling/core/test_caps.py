@@ -443,7 +443,7 @@ def make_outcome_unknown(task_id: UUID, shop: Shop, how: str) -> None:
             ((due,), locked_at) = touches.lock_due([task_id])
             assert locked_at
             decision = TouchDecision(Settlement("running", content=content), GuardVerdict("send"))
-            touches.settle_batch({decision: [task_id]}, at=locked_at, lease=LEASE)
+            touches.write_decisions({decision: [task_id]}, at=locked_at, lease=LEASE)
         touches.mark_sending(sendings(Claim(due.task_id, due.lease_no)))
         expire_lease(task_id)
         dispatch.rescue_lost_work()

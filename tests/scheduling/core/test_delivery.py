@@ -347,14 +347,14 @@ def test_lost_database_connection_fails_no_touch(
     fall_due(waiting)
     connection.ensure_connection()
     pid = connection.connection.info.backend_pid
-    write = touches.settle_batch
+    write = touches.write_decisions
 
     def broken(decisions: Any, **conditions: Any) -> None:
         second_connection(lambda: terminate(pid))
         write(decisions, **conditions)
 
     with monkeypatch.context() as breaking:
-        breaking.setattr(touches, "settle_batch", broken)
+        breaking.setattr(touches, "write_decisions", broken)
         with pytest.raises(sql.UNAVAILABLE_ERRORS):
             pipeline.deliver_touches([waiting])
     connection.close()

@@ -122,7 +122,7 @@ def test_touch_keeps_first_and_latest_verdicts(matrix: MatrixBuilder, record_eve
         (locked,), at = touches.lock_due([task_id])
         assert at is not None
         decision = TouchDecision(Settlement("scheduled", verdict.rule), verdict)
-        touches.settle_batch({decision: [locked.task_id]}, at=at, lease=LEASE)
+        touches.write_decisions({decision: [locked.task_id]}, at=at, lease=LEASE)
 
     kept = Touch.objects.get().verdicts
     assert len(kept) == MOST_VERDICTS

@@ -102,7 +102,7 @@ def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
         "claim": lambda: touches.claim(ids.waiting, lease=LEASE),
         "mark_sending": lambda: touches.mark_sending(sendings),
         "cancel, not waiting": lambda: touches.cancel(ids.waiting, reason="by:ann", wait=False),
-        "settle_batch": lambda: touches.settle_batch(decisions, at=now(), lease=LEASE),
+        "write_decisions": lambda: touches.write_decisions(decisions, at=now(), lease=LEASE),
         "in_doubt": lambda: touches.with_unknown_outcome(ids.waiting),
         "lock_due": lambda: touches.lock_due(ids.waiting),
         "lock_customers": lambda: locks.lock_customers(ids.waiting),
