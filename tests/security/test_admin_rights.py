@@ -324,7 +324,7 @@ def test_each_role_can_do_what_the_table_allows(sweep: Sweep, part: str) -> None
 
 
 def violations(case: Case, sweep: Sweep) -> Iterator[str]:
-    """Each way in which somebody can do more or less than the table allows."""
+    """Each way in which a user can do more or less than the table allows."""
     page = case.page
     for person in at_boundary(page.see, sweep):
         with rolled_back():

@@ -2,7 +2,7 @@
 
     python acquiring_process.py PROFILE WAIT
 
-prints {"pid", "slot"}; then gives the browser back at each line on standard input, and says so. With `--rounds N` it
+prints {"pid", "slot"}; then gives the browser back at each line on standard input, and prints so. With `--rounds N` it
 acquires and releases N times, and appends a line at each change to `--log`.
 """
 

@@ -183,7 +183,7 @@ def test_report_counts_without_a_check_flow(market: Market, shop: Shop) -> None:
     assert market.pick() is not None
 
 
-def test_edit_of_a_shop_keeps_the_login_that_a_run_has_lost_meanwhile(market: Market) -> None:
+def test_edit_of_a_shop_keeps_the_login_that_a_run_has_lost_in_between(market: Market) -> None:
     shop = market.shop()
     lose_login(shop)
     shop.name = "renamed"

@@ -139,7 +139,7 @@ def deliver_when_due(*task_ids: UUID) -> list[Touch]:
 
 
 def make_quiet_now() -> HarassmentRule:
-    """Quiet hours that began an hour ago and end in an hour."""
+    """Quiet hours that have lasted an hour and end in an hour."""
     began = now() - timedelta(hours=1)
     return HarassmentRule.objects.create(
         kind="quiet_hours", quiet_from=began.time(), quiet_to=(began + timedelta(hours=2)).time(), timezone="UTC"

@@ -236,7 +236,7 @@ def test_cancel_touch_marked_as_sending_conflicts(start_queue: Callable[..., Any
 
 
 class Chat:
-    """A Presence provider that is away."""
+    """A Presence provider that does not answer."""
 
     event_types: ClassVar[frozenset[str]] = frozenset({"session.silent"})
     asked: ClassVar[list[str]] = []

@@ -108,7 +108,7 @@ def test_concurrent_readers_share_no_end(waiting: Touches, race: Race) -> None:
 
 
 def test_readers_have_marks_of_their_own(waiting: Touches) -> None:
-    """A new one starts now, or earlier where it says so."""
+    """A new one starts now, or earlier if it asks for that."""
     take(reader="other")
     since = sql.now()
     ids = waiting(2)

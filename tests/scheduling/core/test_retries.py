@@ -339,7 +339,7 @@ def test_retry_after_template_edit_repeats_first_body(hook_touch: UUID, receiver
 
 @pytest.fixture
 def fake_touch(matrix: MatrixBuilder, create_fake_channel: CreateFakeChannel, record_event: RecordEvent) -> UUID:
-    """A due touch for a fake channel, which says "hi ann"."""
+    """A due touch for a fake channel, with the text "hi ann"."""
     matrix.node(channel=create_fake_channel(retry_delays=[10, 60, 60]))
     task_id: UUID = record_event().task_ids[0]
     fall_due(task_id)
