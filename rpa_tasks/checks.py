@@ -17,7 +17,7 @@ from rpa_tasks.supervisor.command import validate_command
 
 @register
 def check_lease_length(**_: Any) -> list[CheckMessage]:
-    """Check that a run keeps its lease if two renewals are lost (I7)."""
+    """Check that a run keeps its lease if two renewals are lost."""
     from rpa_tasks.worker.runner import (
         LEASE,
         RENEW_INTERVAL,

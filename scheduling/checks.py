@@ -20,7 +20,7 @@ LOCAL_HOST = re.compile(r"|localhost|127\..*|::1|/.*")
 
 @register
 def check_lease_length(**_: Any) -> list[CheckMessage]:
-    """Check that a lease without renewal outlasts a batch plus its longest last call (I7)."""
+    """Check that a lease without renewal outlasts a batch plus its longest last call."""
     if BATCH_DEADLINE + MAX_TIMEOUT + timedelta(seconds=3) <= LEASE:
         return []
     return [
