@@ -1,7 +1,7 @@
 """A publisher: reads one JSON list of orders a line, responds with one JSON list a line.
 
 Orders are [what, {…}]: `platform`, `shop` and `flow` make one, `publish` is the product's own. `race` has lists of
-orders, each given to a process of its own, all at the same moment.
+orders, each given to a process of its own, all at the same moment. `publish_batch` has the contents of many `publish`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ django.setup()
 
 from django.db import connection  # noqa: E402
 
-from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, publish_job  # noqa: E402
+from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish_job  # noqa: E402
+from rpa_tasks.jobs.publish_many import publish_many  # noqa: E402
 from rpa_tasks.models import Flow, Platform, Shop  # noqa: E402
 from scheduling.errors import AftertouchError  # noqa: E402
 
@@ -50,6 +51,12 @@ def publish_until_accepted(given: dict[str, Any]) -> dict[str, Any]:
         }  # fmt: skip
 
 
+def publish_batch(orders: list[dict[str, Any]]) -> list[str]:
+    receipts = publish_many([PublishRequest(**given) for given in orders])
+    assert all(isinstance(receipt, Receipt) for receipt in receipts), receipts
+    return [str(receipt.task_id) for receipt in receipts if isinstance(receipt, Receipt)]
+
+
 def race(orders: list[list[Any]]) -> list[Any]:
     """Before anything is published here: a broker connection is not for two processes."""
     connection.close()
@@ -75,6 +82,8 @@ def answer(what: str, given: dict[str, Any]) -> Any:
             return race(given["orders"])
         if what == "publish":
             return publish_until_accepted(given)
+        if what == "publish_batch":
+            return publish_batch(given["orders"])
         return create_row(what, given)
     except AftertouchError as error:
         return {"error": str(error)}
