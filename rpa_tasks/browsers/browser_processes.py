@@ -204,37 +204,18 @@ def _listening_sockets(port: int) -> set[str]:
         }
 
 
-def release_singleton(profile: Path) -> bool:
-    """Remove the lock if its owner is proven dead. Returns False if the owner runs.
+def release_singleton(profile: Path) -> None:
+    """Remove the lock unless its owner runs, and the socket's folder, which a killed Chromium leaves.
 
-    Chromium itself does this only for owners on the same host name, which a former container does not have.
+    Chromium itself removes only the lock of an owner on the same host name, which a former container does not have. The
+    browser can write the link to the socket, so no folder outside of the temporary directory is deleted.
     """
     try:
         host, _, pid = os.readlink(profile / "SingletonLock").rpartition("-")
     except OSError:
-        return True
-    if host == socket.gethostname():
-        lives = pid.isdigit() and names_profile(read_command_line(int(pid)), str(profile))
-    else:
-        lives = _answers_on_socket(profile / "SingletonSocket")
-    if not lives:
-        _remove_lock_files(profile)
-    return not lives
-
-
-def _answers_on_socket(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as client, suppress(OSError):
-        client.settimeout(1)
-        client.connect(str(path.resolve()))
-        return True
-    return False
-
-
-def _remove_lock_files(profile: Path) -> None:
-    """Remove the lock files and the socket's folder, which a killed Chromium leaves in the temporary directory.
-
-    The browser can write the link, so no folder elsewhere is deleted.
-    """
+        return
+    if host == socket.gethostname() and pid.isdigit() and names_profile(read_command_line(int(pid)), str(profile)):
+        return
     with suppress(OSError):
         folder = Path(os.readlink(profile / "SingletonSocket")).parent
         chromium_made_it = "org.chromium." in folder.name or "com.google.Chrome" in folder.name
