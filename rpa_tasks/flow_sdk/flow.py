@@ -152,7 +152,7 @@ def open_browser(profile: Path | None = None, *, show: bool = False) -> Iterator
     try:
         program = find_program(os.environ.get("RPA_CHROMIUM_PATH", ""))
     except NoProgram as error:
-        raise Misused(str(error)) from None
+        raise Misused(error.detail) from None
     with TemporaryDirectory(prefix="flow-profile-", ignore_cleanup_errors=True) as passing:
         folder = (profile or Path(passing)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
