@@ -21,7 +21,6 @@ from pathlib import Path
 from rpa_tasks.supervisor.processes import (
     Process,
     all_processes,
-    carries_marks,
     read_environment,
     read_process,
     real_uid,
@@ -35,13 +34,12 @@ SINGLETON_FILES = ("SingletonLock", "SingletonSocket", "SingletonCookie")
 
 def find_browser_family(*, marker: str, leader: tuple[int, int], profile: str = "") -> list[Process]:
     """Return the running processes of the browser with this marker and, if known, this (pid, ticks) and profile."""
-    marks = {MARKER: marker}
     in_session = _session_filter(*leader)
     ancestry = Ancestry()
 
     def is_marked(process: Process) -> bool:
         return (
-            carries_marks(process.pid, marks)
+            _marker_of(process) == marker
             and (not profile or reaches_profile(process.pid, profile))
             and not ancestry.has_supervisor(process)
         )
@@ -190,7 +188,7 @@ def memory_by_session() -> dict[int, int]:
 
 
 def _marker_of(process: Process) -> str:
-    return read_environment(process.pid).get(MARKER, "")
+    return read_environment(process.pid, having=MARKER).get(MARKER, "")
 
 
 def _listening_sockets(port: int) -> set[str]:
