@@ -402,9 +402,7 @@ class JobRun:
         return f"{self.job.shop.platform.key}/{self.job.shop.shop_id}"
 
     def _log_path(self) -> Path:
-        folder = Path(settings.AFTERTOUCH_STATE_DIR) / "rpa" / "logs"
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"{self.job.pk}-{self.pick.claim.lease_no}.log"
+        return registry.browser_logs_dir() / f"{self.job.pk}-{self.pick.claim.lease_no}.log"
 
 
 def _lease_no_of(marks: Mapping[str, str]) -> int:
