@@ -6,10 +6,11 @@ nor its connection shows what is typed. Input is a closed list of actions, never
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -27,6 +28,18 @@ NONCE_BYTES = 12
 PICTURE, NOTICE = b"P", b"N"  #: first byte of a message to operators
 
 Input = dict[str, Any]
+
+
+async def run_until_one_ends(*steps: Coroutine[Any, Any, Any]) -> Any:
+    """Run all steps at once. Return or raise what the first one that ends does, after the end of the others."""
+    tasks = [asyncio.create_task(step) for step in steps]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(iter(done)).result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class BadInput(ValueError):
