@@ -14,7 +14,7 @@ import shutil
 import socket
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,31 +34,26 @@ SINGLETON_FILES = ("SingletonLock", "SingletonSocket", "SingletonCookie")
 
 def find_browser_family(*, marker: str, leader: tuple[int, int], profile: str = "") -> list[Process]:
     """Return the running processes of the browser with this marker and, if known, this (pid, ticks) and profile."""
-    in_session = _session_filter(*leader)
+    pid, ticks = leader
+    head = read_process(pid) if pid else None
+    is_reused = head is not None and head.started != ticks
+    is_alive = head is not None and not head.gone
     ancestry = Ancestry()
+
+    def is_in_session(process: Process) -> bool:
+        # The kernel reuses the number of a session that has ended. If the leader is dead, only processes that look like
+        # Chromium's count: another daemon may have the number.
+        is_member = pid > 0 and process.session == pid and not is_reused
+        return is_member and (is_alive or "--type=" in read_command_line(process.pid))
 
     def is_marked(process: Process) -> bool:
         return (
-            _marker_of(process) == marker
+            read_environment(process.pid, having=MARKER).get(MARKER) == marker
             and (not profile or reaches_profile(process.pid, profile))
             and not ancestry.has_supervisor(process)
         )
 
-    return [process for process in all_processes() if in_session(process) or is_marked(process)]
-
-
-def _session_filter(pid: int, ticks: int) -> Callable[[Process], bool]:
-    """Return a test for membership in the session of this leader.
-
-    The kernel reuses the number of a session that has ended. If the leader is dead, only processes that look like
-    Chromium's count: another daemon may have the number.
-    """
-    head = read_process(pid) if pid else None
-    if not pid or (head is not None and head.started != ticks):
-        return lambda process: False
-    if head is not None and not head.gone:
-        return lambda process: process.session == pid
-    return lambda process: process.session == pid and "--type=" in read_command_line(process.pid)
+    return [process for process in all_processes() if is_in_session(process) or is_marked(process)]
 
 
 def marked_slots(browsers: str) -> set[int]:
@@ -143,17 +138,12 @@ def listens_on(pid: int, port: int) -> bool:
     The session counts because the process itself may only be the browser's sandbox.
     """
     sockets = _listening_sockets(port)
-    if not sockets:
-        return False
-    if _has_socket(pid, sockets):
-        return True
-    return any(_has_socket(each.pid, sockets) for each in all_processes() if each.session == pid)
+    return bool(sockets) and any(path in sockets for each in _session_pids(pid) for path in _open_files(each))
 
 
 def writes_downloads(pid: int, runs: str) -> bool:
     """Return whether the browser has a file of its shop's runs open, maybe a deleted one, or an unfinished download."""
-    family = [pid, *(each.pid for each in all_processes() if each.session == pid)]
-    return any(f"{runs}/" in path or ".crdownload" in path for each in family for path in _open_files(each))
+    return any(f"{runs}/" in path or ".crdownload" in path for each in _session_pids(pid) for path in _open_files(each))
 
 
 def has_listener(port: int) -> bool:
@@ -161,8 +151,10 @@ def has_listener(port: int) -> bool:
     return bool(_listening_sockets(port))
 
 
-def _has_socket(pid: int, sockets: set[str]) -> bool:
-    return any(path in sockets for path in _open_files(pid))
+def _session_pids(leader: int) -> Iterator[int]:
+    """Yield the leader first: it alone is often enough, and a search in /proc is slow."""
+    yield leader
+    yield from (each.pid for each in all_processes() if each.session == leader)
 
 
 def _open_files(pid: int) -> Iterator[str]:

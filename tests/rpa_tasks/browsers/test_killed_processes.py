@@ -184,7 +184,7 @@ def test_unreadable_record_replaces_one_browser(acquire: Acquire, content: bytes
     second = acquire("s1")
     assert is_gone(first.pid)
     assert devtools.websocket_path(second.port)
-    upkeep.end_abandoned()
+    upkeep.end_unfit()
     assert registry.read_record(first.slot) is None or first.slot == second.slot
 
 
@@ -230,6 +230,6 @@ def test_unstoppable_browser_is_quarantined(acquire: Acquire, monkeypatch: pytes
     assert acquire("s2").slot != first.slot
 
     monkeypatch.undo()
-    upkeep.free_quarantined()
+    upkeep.end_unfit()
     assert is_gone(first.pid)
     assert acquire("s1").slot == first.slot
