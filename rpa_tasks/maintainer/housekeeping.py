@@ -1,4 +1,9 @@
-"""Housekeeping of a node that needs PostgreSQL: report the node, delete old profiles, find the next shops."""
+"""Housekeeping of a node that needs PostgreSQL.
+
+It reports the node, chooses the shops whose browsers start next, ends orphaned runs and lost take-overs, and deletes
+old evidence, logs, directories, profiles and nodes. Each step is bounded, because the node must report between the
+passes.
+"""
 
 from __future__ import annotations
 
@@ -222,12 +227,6 @@ def _is_in_use(folder: Path) -> bool:
         f"{shop.platform.key}/{shop.shop_id}" in names and registry.directory_name(shop.profile) == folder.name
         for shop in shops
     )
-
-
-# Housekeeping of a node that needs PostgreSQL.
-#
-# It reports the node, ends orphaned runs and lost take-overs, and deletes old evidence, logs, directories, profiles
-# and nodes. Each step is bounded, because the node must report between the passes.
 
 
 ORPHANED_FOR = 30.0  #: seconds; the supervisor process, which ends a run more gently, has finished by then
