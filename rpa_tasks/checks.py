@@ -70,7 +70,7 @@ def browser_gaps() -> list[CheckMessage]:
         find_program(settings.RPA_CHROMIUM_PATH)
     except OnlySnap as error:
         kind, number = (Error, "E003") if settings.RPA_CHROMIUM_PATH else (Warning, "W007")
-        return [kind(str(error), id=f"rpa_tasks.{number}")]
+        return [kind(error.detail, id=f"rpa_tasks.{number}")]
     except NoProgram:
         pass  # flows without a browser run here
     return []

@@ -14,14 +14,13 @@ import shutil
 import socket
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from rpa_tasks.supervisor.processes import (
     Process,
     all_processes,
-    carries_marks,
     read_environment,
     read_process,
     real_uid,
@@ -35,32 +34,26 @@ SINGLETON_FILES = ("SingletonLock", "SingletonSocket", "SingletonCookie")
 
 def find_browser_family(*, marker: str, leader: tuple[int, int], profile: str = "") -> list[Process]:
     """Return the running processes of the browser with this marker and, if known, this (pid, ticks) and profile."""
-    marks = {MARKER: marker}
-    in_session = _session_filter(*leader)
+    pid, ticks = leader
+    head = read_process(pid) if pid else None
+    is_reused = head is not None and head.started != ticks
+    is_alive = head is not None and not head.gone
     ancestry = Ancestry()
+
+    def is_in_session(process: Process) -> bool:
+        # The kernel reuses the number of a session that has ended. If the leader is dead, only processes that look like
+        # Chromium's count: another daemon may have the number.
+        is_member = pid > 0 and process.session == pid and not is_reused
+        return is_member and (is_alive or "--type=" in read_command_line(process.pid))
 
     def is_marked(process: Process) -> bool:
         return (
-            carries_marks(process.pid, marks)
+            read_environment(process.pid, having=MARKER).get(MARKER) == marker
             and (not profile or reaches_profile(process.pid, profile))
             and not ancestry.has_supervisor(process)
         )
 
-    return [process for process in all_processes() if in_session(process) or is_marked(process)]
-
-
-def _session_filter(pid: int, ticks: int) -> Callable[[Process], bool]:
-    """Return a test for membership in the session of this leader.
-
-    The kernel reuses the number of a session that has ended. If the leader is dead, only processes that look like
-    Chromium's count: another daemon may have the number.
-    """
-    head = read_process(pid) if pid else None
-    if not pid or (head is not None and head.started != ticks):
-        return lambda process: False
-    if head is not None and not head.gone:
-        return lambda process: process.session == pid
-    return lambda process: process.session == pid and "--type=" in read_command_line(process.pid)
+    return [process for process in all_processes() if is_in_session(process) or is_marked(process)]
 
 
 def marked_slots(browsers: str) -> set[int]:
@@ -145,17 +138,12 @@ def listens_on(pid: int, port: int) -> bool:
     The session counts because the process itself may only be the browser's sandbox.
     """
     sockets = _listening_sockets(port)
-    if not sockets:
-        return False
-    if _has_socket(pid, sockets):
-        return True
-    return any(_has_socket(each.pid, sockets) for each in all_processes() if each.session == pid)
+    return bool(sockets) and any(path in sockets for each in _session_pids(pid) for path in _open_files(each))
 
 
 def writes_downloads(pid: int, runs: str) -> bool:
     """Return whether the browser has a file of its shop's runs open, maybe a deleted one, or an unfinished download."""
-    family = [pid, *(each.pid for each in all_processes() if each.session == pid)]
-    return any(f"{runs}/" in path or ".crdownload" in path for each in family for path in _open_files(each))
+    return any(f"{runs}/" in path or ".crdownload" in path for each in _session_pids(pid) for path in _open_files(each))
 
 
 def has_listener(port: int) -> bool:
@@ -163,8 +151,10 @@ def has_listener(port: int) -> bool:
     return bool(_listening_sockets(port))
 
 
-def _has_socket(pid: int, sockets: set[str]) -> bool:
-    return any(path in sockets for path in _open_files(pid))
+def _session_pids(leader: int) -> Iterator[int]:
+    """Yield the leader first: it alone is often enough, and a search in /proc is slow."""
+    yield leader
+    yield from (each.pid for each in all_processes() if each.session == leader)
 
 
 def _open_files(pid: int) -> Iterator[str]:
@@ -190,7 +180,7 @@ def memory_by_session() -> dict[int, int]:
 
 
 def _marker_of(process: Process) -> str:
-    return read_environment(process.pid).get(MARKER, "")
+    return read_environment(process.pid, having=MARKER).get(MARKER, "")
 
 
 def _listening_sockets(port: int) -> set[str]:
@@ -204,37 +194,18 @@ def _listening_sockets(port: int) -> set[str]:
         }
 
 
-def release_singleton(profile: Path) -> bool:
-    """Remove the lock if its owner is proven dead. Returns False if the owner runs.
+def release_singleton(profile: Path) -> None:
+    """Remove the lock unless its owner runs, and the socket's folder, which a killed Chromium leaves.
 
-    Chromium itself does this only for owners on the same host name, which a former container does not have.
+    Chromium itself removes only the lock of an owner on the same host name, which a former container does not have. The
+    browser can write the link to the socket, so no folder outside of the temporary directory is deleted.
     """
     try:
         host, _, pid = os.readlink(profile / "SingletonLock").rpartition("-")
     except OSError:
-        return True
-    if host == socket.gethostname():
-        lives = pid.isdigit() and names_profile(read_command_line(int(pid)), str(profile))
-    else:
-        lives = _answers_on_socket(profile / "SingletonSocket")
-    if not lives:
-        _remove_lock_files(profile)
-    return not lives
-
-
-def _answers_on_socket(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as client, suppress(OSError):
-        client.settimeout(1)
-        client.connect(str(path.resolve()))
-        return True
-    return False
-
-
-def _remove_lock_files(profile: Path) -> None:
-    """Remove the lock files and the socket's folder, which a killed Chromium leaves in the temporary directory.
-
-    The browser can write the link, so no folder elsewhere is deleted.
-    """
+        return
+    if host == socket.gethostname() and pid.isdigit() and names_profile(read_command_line(int(pid)), str(profile)):
+        return
     with suppress(OSError):
         folder = Path(os.readlink(profile / "SingletonSocket")).parent
         chromium_made_it = "org.chromium." in folder.name or "com.google.Chrome" in folder.name

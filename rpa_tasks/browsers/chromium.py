@@ -38,7 +38,6 @@ from rpa_tasks.browsers.launch import (
     PROXY_FAILED,
     LaunchSettings,
     NoBrowser,
-    NoProgram,
     find_program,
 )
 from rpa_tasks.browsers.registry import Record
@@ -58,7 +57,6 @@ class Forwarding:
 
     listener: socket.socket
     port: int
-    flags: tuple[str, ...]
     order: dict[str, Any] = field(repr=False)
 
 
@@ -68,18 +66,9 @@ def open_forwarding(launch: LaunchSettings) -> Forwarding | None:
         return None
     secrets = {"username": launch.username, "password": launch.password}
     try:
-        made = forward_to(launch.proxy_url, {"kind": launch.proxy_kind, **secrets})
+        return forward_to(launch.proxy_url, {"kind": launch.proxy_kind, **secrets})
     except OSError as error:
         raise NoBrowser(PROXY_FAILED, f"Proxy {launch.proxy_url}: {error}") from error
-    return replace(
-        made,
-        flags=(
-            f"--proxy-server={launch.proxy_kind}://127.0.0.1:{made.port}",
-            "--proxy-bypass-list=<-loopback>",  # otherwise pages of this machine bypass the proxy
-            "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
-            "--disable-quic",
-        ),
-    )
 
 
 def forward_to(url: str, order: dict[str, Any]) -> Forwarding:
@@ -93,7 +82,7 @@ def forward_to(url: str, order: dict[str, Any]) -> Forwarding:
         raise OSError(f"{error}. AFTERTOUCH_ALLOWED_PRIVATE_HOSTS of this node can allow it.") from error
     listener = socket.create_server(("127.0.0.1", 0))
     own = int(listener.getsockname()[1])
-    return Forwarding(listener=listener, port=own, flags=(), order=order | {"addresses": usable, "port": port})
+    return Forwarding(listener=listener, port=own, order=order | {"addresses": usable, "port": port})
 
 
 def prove_proxy(port: int) -> str:
@@ -175,11 +164,8 @@ FLAGS = [
 
 
 def find_chromium() -> str:
-    """Return the path of Chromium. Raises `NoBrowser` if there is none, or only one of snap."""
-    try:
-        return find_program(settings.RPA_CHROMIUM_PATH)
-    except NoProgram as error:
-        raise NoBrowser(BROWSER_FAILED, str(error)) from error
+    """Return the path of Chromium. Raises `NoProgram` if there is none, or only one of snap."""
+    return find_program(settings.RPA_CHROMIUM_PATH)
 
 
 def start_browser(record: Record, launch: LaunchSettings) -> Record:
@@ -288,7 +274,14 @@ def _spawn_chromium(record: Record, launch: LaunchSettings, forwarding: Forwardi
     if extensions:
         words = ",".join(map(str, extensions))
         flags += [f"--load-extension={words}", f"--disable-extensions-except={words}"]
-    flags += [*devtools.debug_flags(port), *(forwarding.flags if forwarding else ()), "about:blank"]
+    if forwarding:
+        flags += [
+            f"--proxy-server={launch.proxy_kind}://127.0.0.1:{forwarding.port}",
+            "--proxy-bypass-list=<-loopback>",  # otherwise pages of this machine bypass the proxy
+            "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
+            "--disable-quic",
+        ]
+    flags += [*devtools.debug_flags(port), "about:blank"]
     environment = browser_environment(record) | launch.environment
     try:
         sandbox = isolation.isolate_browser(record.profile, extensions)

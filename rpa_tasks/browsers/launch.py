@@ -36,8 +36,11 @@ SNAPS = "/snap/"  #: where the programs of snaps are mounted
 LONGEST_SCRIPT = 10_000  #: bytes read of a program that may be a script
 
 
-class NoProgram(Exception):
-    """There is no usable browser. The message has the remedy."""
+class NoProgram(NoBrowser):
+    """No usable browser is installed. The detail has the remedy."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(BROWSER_FAILED, detail)
 
 
 class OnlySnap(NoProgram):
@@ -100,7 +103,7 @@ class LaunchSettings:
 
     @property
     def command_line(self) -> list[str]:
-        """Return the flags for Chromium, without the proxy: see `chromium.open_forwarding`."""
+        """Return the flags for Chromium, without those of the proxy."""
         flags = list(self.flags)
         if self.language:
             general = self.language.partition("-")[0]

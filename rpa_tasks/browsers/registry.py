@@ -283,19 +283,6 @@ def homes_lock() -> Iterator[None]:
         lock.release()
 
 
-@contextmanager
-def claim_home(profile_id: str) -> Iterator[Path]:
-    """Yield the path of the shop's HOME under the lock of all homes, and keep it for `housekeeping.KEPT_FOR`.
-
-    Flows without a browser run on any node, also on one that the profile has left.
-    """
-    name = directory_name(profile_id)
-    folder = homes_dir() / name
-    with homes_lock():
-        (profiles_dir() / name / UNNEEDED_MARK).unlink(missing_ok=True)
-        yield folder
-
-
 def _close_locks_in_child() -> None:
     for lock in _locks_held:
         if lock._descriptor is not None:

@@ -39,10 +39,12 @@ PAGE = "data:text/html,<title>check</title>checked"
 EMPTY = "empty"
 
 
-def end_abandoned() -> None:
-    """End busy browsers whose lock is free: their worker process was killed."""
-    for slot in unused_slots_in(BUSY):
-        slot.empty("its user died")
+def end_unfit() -> None:
+    """End browsers whose worker process was killed, whose end was not proven before, or that are used up."""
+    for slot, record in unused_slots_in(BUSY, QUARANTINED, IDLE):
+        why = {BUSY: "its user died", QUARANTINED: "quarantined"}.get(record.state) or recycling_reason(record)
+        if why and slot.empty(why) and record.state == QUARANTINED:
+            log.info("slot_freed", slot=slot.number)
 
 
 def end_unrecorded() -> None:
@@ -53,36 +55,20 @@ def end_unrecorded() -> None:
                 end_browser(Record(slot=number, state=BUSY), "no record")
 
 
-def free_quarantined() -> None:
-    """Free quarantined slots whose processes have ended since."""
-    for slot in unused_slots_in(QUARANTINED):
-        if slot.empty("quarantined"):
-            log.info("slot_freed", slot=slot.number)
-
-
-def recycle_old() -> None:
-    for slot in unused_slots_in(IDLE):
-        assert slot.record is not None
-        if why := recycling_reason(slot.record):
-            slot.empty(why)
-
-
 def check_idle() -> None:
     """Check the idle browsers that are due with a page; end those that fail.
 
     A browser can answer its port for hours but show no page. A check in the future counts as due: the clock was set
     back.
     """
-    for record in records_in(IDLE):
+    for slot, record in unused_slots_in(IDLE):
         if abs(time.time() - record.checked_at) < CHECK_INTERVAL:
             continue
-        with lock_unused_slot(record.slot) as slot:
-            if slot and slot.record == record:  # not used since
-                if why := _health_problem(record):
-                    log.warning("browser_unhealthy", slot=record.slot, profile=record.profile, why=why)
-                    slot.empty(why)
-                else:
-                    slot.write(replace(record, checked_at=time.time()))
+        if why := _health_problem(record):
+            log.warning("browser_unhealthy", slot=record.slot, profile=record.profile, why=why)
+            slot.empty(why)
+        else:
+            slot.write(replace(record, checked_at=time.time()))
 
 
 def _health_problem(record: Record) -> str:
@@ -110,24 +96,24 @@ def end_surplus() -> None:
         if record.slot > settings.AFTERTOUCH_RPA_BROWSERS
         or (rank >= settings.AFTERTOUCH_RPA_WARM_BROWSERS and record.last_used_at < stale)
     }
-    for slot in unused_slots_in(IDLE):
-        if slot.number in surplus and slot.record in idle:  # not used since
+    for slot, record in unused_slots_in(IDLE):
+        if slot.number in surplus and record in idle:  # not used since
             slot.empty("idle")
 
 
 def end_unused() -> int:
     """End all unused browsers after the end of the worker. Returns how many browsers remain."""
-    for slot in unused_slots_in(IDLE, BUSY, QUARANTINED):
+    for slot, _ in unused_slots_in(IDLE, BUSY, QUARANTINED):
         slot.empty("the worker ended")
     return len(records_in(IDLE, BUSY))
 
 
-def unused_slots_in(*states: str) -> Iterator[Slot]:
-    """Yield the unused slots in these states, each locked during its turn."""
+def unused_slots_in(*states: str) -> Iterator[tuple[Slot, Record]]:
+    """Yield the unused slots in these states with their records, each locked during its turn."""
     for record in records_in(*states):
         with lock_unused_slot(record.slot) as slot:
             if slot and slot.record and slot.record.state in states:
-                yield slot
+                yield slot, slot.record
 
 
 class WarmShop(NamedTuple):
@@ -186,17 +172,18 @@ def describe_slots() -> list[dict[str, Any]]:
     return [
         {
             "slot": slot,
-            "state": record.state if record else EMPTY,
-            "shop": record.shop if record else "",
-            "profile": record.profile if record else "",
-            "port": record.port or None if record else None,
-            "uses": record.uses if record else 0,
-            "started_at": _format_instant(record.started_at) if record else None,
-            "last_used_at": _format_instant(record.last_used_at) if record else None,
-            "rss_mb": memory.get(record.pid, 0) // 2**20 if record and record.pid else 0,
-            "reason": record.reason if record else "",
+            "state": record.state,
+            "shop": record.shop,
+            "profile": record.profile,
+            "port": record.port or None,
+            "uses": record.uses,
+            "started_at": _format_instant(record.started_at),
+            "last_used_at": _format_instant(record.last_used_at),
+            "rss_mb": memory.get(record.pid, 0) // 2**20 if record.pid else 0,
+            "reason": record.reason,
         }
-        for slot, record in registry.read_records().items()
+        for slot, found in registry.read_records().items()
+        for record in [found or Record(slot=slot, state=EMPTY)]
     ]
 
 

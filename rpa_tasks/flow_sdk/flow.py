@@ -94,7 +94,7 @@ class Wire:
 
     def progress(self, fraction: float, message: str) -> None:
         inside = min(1.0, float(fraction)) if fraction > 0 else 0.0  # NaN is not greater than 0
-        self._send({"progress": round(inside, 3), "message": str(message)[:MESSAGE_LIMIT]})
+        self._write(json.dumps({"progress": round(inside, 3), "message": str(message)[:MESSAGE_LIMIT]}))
 
     def result(self, value: dict[str, Any]) -> None:
         """Print the result. Raises `BusinessError` if it cannot be stored."""
@@ -109,9 +109,6 @@ class Wire:
         self.result_sent, self.sending_result = True, False
         if self.put_off:
             os.kill(os.getpid(), self.put_off)
-
-    def _send(self, value: dict[str, Any]) -> None:
-        self._write(json.dumps(value))
 
     def _write(self, line: str) -> None:
         """Write without a buffer, so that a signal finds no partial line."""
@@ -152,7 +149,7 @@ def open_browser(profile: Path | None = None, *, show: bool = False) -> Iterator
     try:
         program = find_program(os.environ.get("RPA_CHROMIUM_PATH", ""))
     except NoProgram as error:
-        raise Misused(str(error)) from None
+        raise Misused(error.detail) from None
     with TemporaryDirectory(prefix="flow-profile-", ignore_cleanup_errors=True) as passing:
         folder = (profile or Path(passing)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
@@ -197,7 +194,6 @@ def _end_process(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-HOST = "127.0.0.1"
 CONNECT_TIMEOUT = 45.0  #: seconds; a Chromium that waits for a processor answers late
 DEFAULT_PAGE_TIMEOUT = 30.0  #: seconds for one step on the page, unless the flow sets another limit
 CLOSING_TIMEOUT = 2.0  #: seconds
@@ -239,7 +235,7 @@ class Tab:
         self._playwright = sync_playwright().start()
         try:
             return self._playwright.chromium.connect_over_cdp(
-                f"http://{HOST}:{self._port}", timeout=CONNECT_TIMEOUT * 1000
+                f"http://{devtools.HOST}:{self._port}", timeout=CONNECT_TIMEOUT * 1000
             )
         except Error as error:
             raise Transient(f"The browser on port {self._port} does not answer: {error.message}") from None
@@ -276,9 +272,9 @@ class Tab:
         """
         if not self._id:
             return
-        request = f"GET /json/close/{self._id} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n"
+        request = f"GET /json/close/{self._id} HTTP/1.1\r\nHost: {devtools.HOST}\r\nConnection: close\r\n\r\n"
         try:
-            with socket.create_connection((HOST, self._port), CLOSING_TIMEOUT) as connection:
+            with socket.create_connection((devtools.HOST, self._port), CLOSING_TIMEOUT) as connection:
                 connection.sendall(request.encode())
                 connection.recv(1)
         except OSError:

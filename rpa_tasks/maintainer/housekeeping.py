@@ -1,4 +1,9 @@
-"""Housekeeping of a node that needs PostgreSQL: report the node, delete old profiles, find the next shops."""
+"""Housekeeping of a node that needs PostgreSQL.
+
+It reports the node, chooses the shops whose browsers start next, ends orphaned runs and lost take-overs, and deletes
+old evidence, logs, directories, profiles and nodes. Each step is bounded, because the node must report between the
+passes.
+"""
 
 from __future__ import annotations
 
@@ -166,17 +171,13 @@ def _home_paths(name: str) -> tuple[Path, Path]:
 
 
 def _is_old(folder: Path, at: datetime) -> bool:
-    return at - _unneeded_since(folder, at) > KEPT_FOR
-
-
-def _unneeded_since(folder: Path, now: datetime) -> datetime:
-    """Return since when this node knows that the profile is not needed."""
+    """Return whether this node has known for `KEPT_FOR` that the profile is not needed. The first look notes it."""
     try:
-        return datetime.fromisoformat(registry.read_own(folder / UNNEEDED_MARK).decode())
-    except (OSError, ValueError):
+        return at - datetime.fromisoformat(registry.read_own(folder / UNNEEDED_MARK).decode()) > KEPT_FOR
+    except (OSError, ValueError, TypeError):  # its browser can write the file
         with suppress(OSError):  # on a full disk, where the deletion of other profiles must go on
-            registry.write_own(folder / UNNEEDED_MARK, now.isoformat())
-        return now
+            registry.write_own(folder / UNNEEDED_MARK, at.isoformat())
+        return False
 
 
 def _delete_profile(folder: Path, at: datetime, ends_at: float) -> bool:
@@ -218,20 +219,14 @@ def _is_in_use(folder: Path) -> bool:
     records = registry.read_records().values()
     if any(record and record.profile and registry.directory_name(record.profile) == folder.name for record in records):
         return True
-    return any(True for _ in processes_on_profile(str(folder))) or folder.name in _running_profiles()
-
-
-def _running_profiles() -> set[str]:
-    """Return the directory names of profiles of shops with processes of a run on this node, retired shops included."""
+    if any(True for _ in processes_on_profile(str(folder))):
+        return True
     names = {each.markers[SHOP] for each in list_run_processes()}
     shops = Shop.objects.select_related("platform").filter(shop_id__in=[name.partition("/")[2] for name in names])
-    return {registry.directory_name(shop.profile) for shop in shops if f"{shop.platform.key}/{shop.shop_id}" in names}
-
-
-# Housekeeping of a node that needs PostgreSQL.
-#
-# It reports the node, ends orphaned runs and lost take-overs, and deletes old evidence, logs, directories, profiles
-# and nodes. Each step is bounded, because the node must report between the passes.
+    return any(
+        f"{shop.platform.key}/{shop.shop_id}" in names and registry.directory_name(shop.profile) == folder.name
+        for shop in shops
+    )
 
 
 ORPHANED_FOR = 30.0  #: seconds; the supervisor process, which ends a run more gently, has finished by then

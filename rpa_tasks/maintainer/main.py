@@ -94,9 +94,12 @@ def run_passes(worker: ParentWorker, queues: list[str]) -> None:
     take_overs.start()
     # Steps that free slots precede those that use them.
     steps = [
-        upkeep.end_abandoned, upkeep.end_unrecorded, upkeep.free_quarantined, upkeep.recycle_old, upkeep.check_idle,
-        upkeep.end_surplus, prewarmer.prewarm,
-    ]  # fmt: skip
+        upkeep.end_unfit,
+        upkeep.end_unrecorded,
+        upkeep.check_idle,
+        upkeep.end_surplus,
+        prewarmer.prewarm,
+    ]
     while not worker.is_gone(within=PASS_INTERVAL):
         run_steps(steps)
     take_overs.stop()

@@ -247,7 +247,7 @@ class SupervisedCommand:
         Adopted are children of this process that it did not start, since the supervisor process started.
         """
         ancestry = Ancestry()
-        marks = {name: self._order.env[name] for name in (TASK_ID, LEASE_NO) if name in self._order.env}
+        marks = {name: self._order.env.get(name) for name in (TASK_ID, LEASE_NO)}  # None fits no process
         found: dict[int, processes.Process] = {}
         for process in processes.all_processes():
             is_child = process.parent == os.getpid() and process.pid != self._process.pid
@@ -255,7 +255,8 @@ class SupervisedCommand:
                 self._adopted_pids.add(process.pid)
                 found |= {each.pid: each for each in (process, *processes.list_descendants(process.pid))}
             elif self._pid in (process.session, process.group) or (
-                processes.carries_marks(process.pid, marks) and not ancestry.has_supervisor(process)
+                marks.items() <= processes.read_environment(process.pid, having=TASK_ID).items()
+                and not ancestry.has_supervisor(process)
             ):
                 found[process.pid] = process
         return list(found.values())

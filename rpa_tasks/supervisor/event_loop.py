@@ -36,8 +36,9 @@ SANDBOX_DEPTH = 2
 class SupervisorLoop:
     """One run of one command."""
 
-    def __init__(self, order: dict[str, Any], inbox: Inbox, outbox: Outbox) -> None:
-        self.order, self.inbox, self.outbox = order, inbox, outbox
+    def __init__(self, order: dict[str, Any], early_lines: list[dict[str, Any]], inbox: Inbox, outbox: Outbox) -> None:
+        """`early_lines` arrived together with the order."""
+        self.order, self.early_lines, self.inbox, self.outbox = order, early_lines, inbox, outbox
         self.reader = OutputReader(order["log_path"], order["mask"], outbox)
         self.lease_until: float = order["extend_until"]
         self.timeout_at: float = clock() + order["timeout"]
@@ -67,7 +68,7 @@ class SupervisorLoop:
         self.outbox.send_event({"started": self.pid})
         self.poll.register(wake, select.POLLIN)
         self.poll.register(self.inbox.descriptor, select.POLLIN)
-        self.handle_orders()  # lines that arrived together with the order wake no poll
+        self.handle_lines(self.early_lines)
         while not self.childless and clock() < self.give_up_at:
             self.turn(wake)
         self.reader.finish()
@@ -108,7 +109,7 @@ class SupervisorLoop:
                 if descriptor not in self.reader:
                     self.poll.unregister(descriptor)
             elif descriptor == self.inbox.descriptor:
-                self.handle_orders()
+                self.handle_lines(self.inbox.receive())
             elif descriptor == wake:
                 os.read(wake, 512)
                 self.reap()
@@ -117,8 +118,8 @@ class SupervisorLoop:
         self.outbox.release(clock())
         self.check_deadlines()
 
-    def handle_orders(self) -> None:
-        for line in self.inbox.receive():
+    def handle_lines(self, lines: list[dict[str, Any]]) -> None:
+        for line in lines:
             if "extend_until" in line:
                 self.lease_until = line["extend_until"]
             if "stop" in line:
@@ -228,7 +229,11 @@ def wake_on_signals(loop: SupervisorLoop) -> int:
 
 def main() -> None:
     inbox, outbox = Inbox(0), Outbox(1)
-    order = inbox.first()
-    if order is not None:
-        outbox.send_last_event(SupervisorLoop(order, inbox, outbox).run(), inbox)
+    lines: list[dict[str, Any]] = []
+    while not lines and not inbox.closed:
+        lines = inbox.receive()
+    os.set_blocking(inbox.descriptor, False)
+    if lines:
+        order, *early_lines = lines
+        outbox.send_last_event(SupervisorLoop(order, early_lines, inbox, outbox).run(), inbox)
     os._exit(0)

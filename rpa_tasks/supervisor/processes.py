@@ -130,12 +130,6 @@ def is_nested(pid: int) -> bool:
     return len(_status(pid, b"NSpid:")) > 1
 
 
-def carries_marks(pid: int, marks: dict[str, str]) -> bool:
-    """Return whether the environment has all marks; False for no marks."""
-    wanted = {os.fsencode(f"{name}={value}") for name, value in marks.items()}
-    return bool(wanted) and wanted <= set(read_file(f"/proc/{pid}/environ").split(b"\0"))
-
-
 def terminate(processes: list[Process]) -> None:
     for process in processes:
         process.send(signal.SIGTERM)

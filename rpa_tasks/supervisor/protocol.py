@@ -43,28 +43,14 @@ class Inbox:
         self.closed = False
         self._rest = b""
 
-    def first(self) -> dict[str, Any] | None:
-        """Wait for the order. None if the runner ended without one."""
-        while b"\n" not in self._rest and not self.closed:
-            self._read()
-        os.set_blocking(self.descriptor, False)
-        return next(iter(self._taken(1)), None)
-
     def receive(self) -> list[dict[str, Any]]:
-        """Return all lines that have arrived."""
-        self._read()
-        return self._taken(-1)
-
-    def _read(self) -> None:
+        """Return all lines that have arrived. Waits for data if the descriptor blocks."""
         try:
             data = os.read(self.descriptor, 65536)
         except BlockingIOError:
-            return
+            return []
         self.closed = not data
-        self._rest += data
-
-    def _taken(self, most: int) -> list[dict[str, Any]]:
-        *lines, self._rest = self._rest.split(b"\n", most)
+        *lines, self._rest = (self._rest + data).split(b"\n")
         return [unpack_line(line) for line in lines]
 
 

@@ -36,6 +36,7 @@ from rpa_tasks.takeover.wire import (
     PICTURE,
     WATCHING,
     Sealer,
+    run_until_one_ends,
     to_node_channel,
     to_operators_channel,
 )
@@ -114,18 +115,11 @@ class Relay:
         async def stopped() -> None:
             await stop.wait()
 
-        steps = (
+        end: TakeOverEnd | None = await run_until_one_ends(
             browser(), stopped(), self._check(), self._receive(), self._send_pictures(), self._send_changes(),
             self._files.run(),
         )  # fmt: skip
-        tasks = [asyncio.create_task(step) for step in steps]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            return next(iter(done)).result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        return end
 
     async def _check(self) -> TakeOverEnd:
         """Return why the take-over ends by itself."""
@@ -270,7 +264,8 @@ class TakeOverHost:
             wait = POLL_INTERVAL
             try:
                 close_old_connections()
-                for row in find_new_take_overs(settings.AFTERTOUCH_NODE, list(self._hosted)):
+                rows = TakeOver.objects.filter(node=settings.AFTERTOUCH_NODE, ended_at=None, lease_until__gt=Now())
+                for row in rows.exclude(pk__in=list(self._hosted)).select_related("shop__platform"):
                     thread = threading.Thread(target=self._host, args=(row,), name=f"take-over-{row.pk}", daemon=True)
                     self._hosted[row.pk] = thread
                     thread.start()
@@ -289,11 +284,6 @@ class TakeOverHost:
         finally:
             connection.close()
             self._hosted.pop(row.pk, None)
-
-
-def find_new_take_overs(node: str, known: list[int]) -> list[TakeOver]:
-    rows = TakeOver.objects.filter(node=node, ended_at=None, lease_until__gt=Now()).exclude(pk__in=known)
-    return list(rows.select_related("shop__platform"))
 
 
 def host_take_over(row: TakeOver, stopping: threading.Event) -> None:

@@ -34,6 +34,7 @@ from rpa_tasks.takeover.wire import (
     BadInput,
     Sealer,
     parse_input,
+    run_until_one_ends,
     to_node_channel,
     to_operators_channel,
 )
@@ -134,20 +135,13 @@ class _Connection:
     async def _run_tasks(self) -> int | None:
         """Return the close code, or None if the page has closed the connection."""
         self._picture_taken.set()
-        steps = (self._read_page(), self._read_node(), self._send_pictures(), self._check())
-        tasks = [asyncio.create_task(step) for step in steps]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            next(iter(done)).result()
+            await run_until_one_ends(self._read_page(), self._read_node(), self._send_pictures(), self._check())
         except Over as over:
             return over.code
         except (RedisError, OSError, TimeoutError, *sql.UNAVAILABLE_ERRORS) as error:
             log.info("take_over_page_lost", take_over=self._access.take_over, error=type(error).__name__)
             return UNAVAILABLE
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
         return None
 
     async def _check(self) -> None:

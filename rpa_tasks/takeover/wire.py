@@ -6,15 +6,17 @@ nor its connection shows what is typed. Input is a closed list of actions, never
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import secrets
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Coroutine, Mapping
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
 INPUT_LIMIT = 65_536  #: bytes of one message of an operator
 TEXT_LIMIT = 10_000  #: characters of one paste
@@ -26,6 +28,18 @@ NONCE_BYTES = 12
 PICTURE, NOTICE = b"P", b"N"  #: first byte of a message to operators
 
 Input = dict[str, Any]
+
+
+async def run_until_one_ends(*steps: Coroutine[Any, Any, Any]) -> Any:
+    """Run all steps at once. Return or raise what the first one that ends does, after the end of the others."""
+    tasks = [asyncio.create_task(step) for step in steps]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(iter(done)).result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class BadInput(ValueError):
@@ -65,114 +79,84 @@ def parse_input(text: str) -> Input:
         raise BadInput("too long")
     try:
         given = json.loads(text)
-        fields = ACTIONS[given["do"]]
-        return {"do": given["do"], **{name: check(given.get(name)) for name, check in fields.items()}}
-    except BadInput:
-        raise
+        return {"do": given["do"], **ACTIONS[given["do"]].model_validate(given).model_dump()}
     except (ValueError, TypeError, KeyError, RecursionError):
         raise BadInput("not an action") from None
 
 
-def _whole(least: int, most: int) -> Callable[[Any], int]:
-    def check(value: Any) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise BadInput("number out of range")
-        return value
-
-    return check
+def _whole(least: int, most: int) -> Any:
+    return Annotated[int, Field(ge=least, le=most)]
 
 
-def _number(least: float, most: float) -> Callable[[Any], float]:
-    def check(value: Any) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-            raise BadInput("number out of range")
-        return float(value)
-
-    return check
+def _number(least: float, most: float) -> Any:
+    return Annotated[float, Field(ge=least, le=most, allow_inf_nan=False)]
 
 
-def _text(most: int) -> Callable[[Any], str]:
-    def check(value: Any) -> str:
-        if not isinstance(value, str) or len(value) > most:
-            raise BadInput("text too long")
-        return value
-
-    return check
+def _text(most: int) -> Any:
+    return Annotated[str, Field(max_length=most)]
 
 
-def _bytes(most: int) -> Callable[[Any], str]:
+def _check_part(data: str) -> str:
     """Check base64, which stays as it is."""
-
-    def check(value: Any) -> str:
-        if not isinstance(value, str) or len(base64.b64decode(value, validate=True)) > most:
-            raise BadInput("part too long")
-        return value
-
-    return check
+    if len(base64.b64decode(data, validate=True)) > PART_LIMIT:
+        raise ValueError("part too long")
+    return data
 
 
-def _choice(*allowed: Any) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        if value not in allowed:
-            raise BadInput("unknown value")
-        return value
-
-    return check
-
-
-def check_address(value: Any) -> str:
-    """Return an address of the web; a name without a scheme gets `https`. Raises `BadInput`: files are no pages."""
-    text = _text(URL_LIMIT)(value).strip()
+def _check_address(text: str) -> str:
+    """Return an address of the web; a name without a scheme gets `https`. Files are no pages."""
+    text = text.strip()
     if "://" not in text:
         text = f"https://{text}"
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise BadInput("not an address of the web")
+        raise ValueError("not an address of the web")
     return text
+
+
+def _action(**kinds: Any) -> type[BaseModel]:
+    fields: dict[str, Any] = {name: (kind, ...) for name, kind in kinds.items()}
+    return create_model("Action", __config__=ConfigDict(strict=True), **fields)
 
 
 _POINT = {"x": _number(-10_000, 10_000), "y": _number(-10_000, 10_000)}
 _MODIFIERS = _whole(0, 15)
-ACTIONS: Mapping[str, Mapping[str, Callable[[Any], Any]]] = {
-    "ping": {},
-    "hello": {},
-    "ack": {"number": _whole(0, 2**31)},
-    "mouse": {
+ACTIONS: Mapping[str, type[BaseModel]] = {
+    "ping": _action(),
+    "hello": _action(),
+    "ack": _action(number=_whole(0, 2**31)),
+    "mouse": _action(
         **_POINT,
-        "type": _choice("mousePressed", "mouseReleased", "mouseMoved"),
-        "button": _choice("none", "left", "middle", "right"),
-        "buttons": _whole(0, 7),
-        "clicks": _whole(0, 3),
-        "modifiers": _MODIFIERS,
-    },
-    "wheel": {**_POINT, "dx": _number(-5_000, 5_000), "dy": _number(-5_000, 5_000), "modifiers": _MODIFIERS},
-    "key": {
-        "type": _choice("down", "up"),
-        "key": _text(30),
-        "code": _text(30),
-        "number": _whole(0, 255),
-        "modifiers": _MODIFIERS,
-    },
-    "text": {"text": _text(TEXT_LIMIT)},
-    "go": {"url": check_address},
-    "move": {"step": _choice(-1, 0, 1)},
-    "tab": {"id": _text(64)},
-    "new_tab": {},
-    "close_tab": {"id": _text(64)},
-    "dialog": {"id": _whole(1, 2**31), "accept": _choice(True, False), "text": _text(1_000)},
-    "upload": {
-        "chooser": _whole(1, 2**31),
-        "token": _text(32),
-        "number": _whole(0, FILES_LIMIT - 1),
-        "of": _whole(1, FILES_LIMIT),
-        "name": _text(255),
-        "size": _whole(0, SIZE_LIMIT),
-        "offset": _whole(0, SIZE_LIMIT),
-        "data": _bytes(PART_LIMIT),
-    },
-    "no_upload": {"chooser": _whole(1, 2**31)},
-    "fetch": {"id": _text(36), "offset": _whole(0, SIZE_LIMIT)},
-    "fetched": {"id": _text(36)},
+        type=Literal["mousePressed", "mouseReleased", "mouseMoved"],
+        button=Literal["none", "left", "middle", "right"],
+        buttons=_whole(0, 7),
+        clicks=_whole(0, 3),
+        modifiers=_MODIFIERS,
+    ),
+    "wheel": _action(**_POINT, dx=_number(-5_000, 5_000), dy=_number(-5_000, 5_000), modifiers=_MODIFIERS),
+    "key": _action(
+        type=Literal["down", "up"], key=_text(30), code=_text(30), number=_whole(0, 255), modifiers=_MODIFIERS
+    ),
+    "text": _action(text=_text(TEXT_LIMIT)),
+    "go": _action(url=Annotated[_text(URL_LIMIT), AfterValidator(_check_address)]),
+    "move": _action(step=Literal[-1, 0, 1]),
+    "tab": _action(id=_text(64)),
+    "new_tab": _action(),
+    "close_tab": _action(id=_text(64)),
+    "dialog": _action(id=_whole(1, 2**31), accept=bool, text=_text(1_000)),
+    "upload": _action(
+        chooser=_whole(1, 2**31),
+        token=_text(32),
+        number=_whole(0, FILES_LIMIT - 1),
+        of=_whole(1, FILES_LIMIT),
+        name=_text(255),
+        size=_whole(0, SIZE_LIMIT),
+        offset=_whole(0, SIZE_LIMIT),
+        data=Annotated[str, AfterValidator(_check_part)],
+    ),
+    "no_upload": _action(chooser=_whole(1, 2**31)),
+    "fetch": _action(id=_text(36), offset=_whole(0, SIZE_LIMIT)),
+    "fetched": _action(id=_text(36)),
 }
 #: Actions that `files` carries out.
 FILE_ACTIONS = frozenset({"upload", "no_upload", "fetch", "fetched"})

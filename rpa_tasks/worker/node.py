@@ -1,4 +1,8 @@
-"""The execution node of this machine: name, run slots, notes of its workers about their queues, and stop flag."""
+"""The execution node of this machine: name, run slots, notes of its workers about their queues, and stop flag.
+
+There is one kernel lock per run slot, whatever number of workers the node has. A lock ends with its process, so a slot
+cannot leak. The process that runs the job takes it after the fork, because an inherited lock excludes no process.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,6 @@ from rpa_tasks.browsers import registry
 from rpa_tasks.jobs.ledger import NODE_SILENT
 from rpa_tasks.supervisor.processes import is_alive, read_process
 from scheduling import sql
-
-# Run slots of this node, the notes of its workers about their queues, and its stop flag.
-#
-# There is one kernel lock per run slot, whatever number of workers the node has. A lock ends with its process, so a
-# slot cannot leak. The process that runs the job takes it after the fork, because an inherited lock excludes no
-# process.
 
 
 @contextmanager
@@ -87,29 +85,22 @@ def count_slots() -> int:
 
 
 def _worker_records() -> Iterator[tuple[dict[str, Any], bool]]:
-    """Yield each record, and whether its worker runs."""
+    """Yield each record, and whether its worker runs.
+
+    A worker that ran within the lease of a preferred node counts: a restart must not move its shops. The modification
+    time of the file is the last time the worker was seen running; in the future, if the clock was set back since.
+    """
     for path in sorted(registry.workers_dir().glob("*.json")):
         with suppress(OSError, ValueError):
             pid, ticks = map(int, path.stem.split("-"))
-            runs = is_alive(pid, ticks)
-            if _is_current(path, runs):
-                note = json.loads(path.read_bytes())
-                if isinstance(note, dict) and note.keys() >= {"queues", "processes"}:  # else no worker of ours wrote it
-                    yield note, runs
-
-
-def _is_current(path: Path, runs: bool) -> bool:
-    """Return whether the worker runs, or ran within the lease of a preferred node: a restart must not move its shops.
-
-    The modification time of the file is the last time the worker was seen running; in the future, if the clock was set
-    back since.
-    """
-    if runs:
-        os.utime(path)
-    elif abs(time.time() - path.stat().st_mtime) > settings.AFTERTOUCH_RPA_HOME_LEASE.total_seconds():
-        path.unlink()
-        return False
-    return True
+            if runs := is_alive(pid, ticks):
+                os.utime(path)
+            elif abs(time.time() - path.stat().st_mtime) > settings.AFTERTOUCH_RPA_HOME_LEASE.total_seconds():
+                path.unlink()
+                continue
+            note = json.loads(path.read_bytes())
+            if isinstance(note, dict) and note.keys() >= {"queues", "processes"}:  # else no worker of ours wrote it
+                yield note, runs
 
 
 def claim_node_name() -> bool:

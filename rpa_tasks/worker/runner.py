@@ -1,4 +1,8 @@
-"""Run jobs one after another: pick, clean up, acquire a browser, run, collect evidence, judge, settle."""
+"""Run jobs one after another: pick, clean up, acquire a browser, run, collect evidence, judge, settle.
+
+The command runs under a supervisor process. It ends the command unless it receives a lease renewal every few seconds.
+So a worker that is stopped or cut off from PostgreSQL leaves no second run of the shop.
+"""
 
 from __future__ import annotations
 
@@ -98,12 +102,6 @@ def unpack_text(text: bytes) -> bytes:
         return zlib.decompressobj().decompress(text, UNPACKED_LIMIT)
     except zlib.error:
         return text[:UNPACKED_LIMIT]
-
-
-# Run jobs one after another: pick, clean up, acquire a browser, run, judge, settle.
-#
-# The command runs under a supervisor process. It ends the command unless it receives a lease renewal every few
-# seconds. So a worker that is stopped or cut off from PostgreSQL leaves no second run of the shop.
 
 
 LEASE = timedelta(seconds=60)
@@ -402,9 +400,7 @@ class JobRun:
         return f"{self.job.shop.platform.key}/{self.job.shop.shop_id}"
 
     def _log_path(self) -> Path:
-        folder = Path(settings.AFTERTOUCH_STATE_DIR) / "rpa" / "logs"
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"{self.job.pk}-{self.pick.claim.lease_no}.log"
+        return registry.browser_logs_dir() / f"{self.job.pk}-{self.pick.claim.lease_no}.log"
 
 
 def _lease_no_of(marks: Mapping[str, str]) -> int:

@@ -30,7 +30,7 @@ def find_chromium() -> str:
     try:
         return find_program(os.environ.get("RPA_CHROMIUM_PATH", ""))
     except NoProgram as error:
-        pytest.skip(f"missing service: {error}")
+        pytest.skip(f"missing service: {error.detail}")
 
 
 @contextmanager

@@ -11,14 +11,14 @@ from rpa_tasks.browsers import pool, registry, upkeep
 from rpa_tasks.browsers.browser_processes import MARKER, marked_slots
 from rpa_tasks.browsers.registry import BUSY, Record
 from rpa_tasks.supervisor.client import SupervisedCommand
-from rpa_tasks.supervisor.processes import all_processes, carries_marks
+from rpa_tasks.supervisor.processes import all_processes, read_environment
 from tests.rpa_tasks.supervisor.task_commands import FORGER, TaskCommands, wait_for_message, wait_for_start
 
 FOLDER_AND_SLOT = "{}/slot-{}"
 
 
 def bearers(mark: str) -> list[int]:
-    return [each.pid for each in all_processes() if carries_marks(each.pid, {MARKER: mark})]
+    return [each.pid for each in all_processes() if read_environment(each.pid).get(MARKER) == mark]
 
 
 def test_end_unrecorded_live_flow_that_bears_the_mark_of_a_slot_is_left_alone(state: Path) -> None:

@@ -91,6 +91,14 @@ def test_old_profile_is_deleted_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) 
     assert (list_names(recent), list_names(old)) == (WHOLE, {".lock"})
 
 
+def test_mark_without_a_time_zone_is_written_again() -> None:
+    """A browser can write the file in its profile."""
+    odd, old = profile("pdd-a"), profile("pdd-b", left=LONG)
+    (odd / UNNEEDED_MARK).write_text("2020-01-01T00:00:00")
+    assert OldProfiles().delete_one()
+    assert (list_names(odd), list_names(old)) == (WHOLE | {UNNEEDED_MARK}, {".lock"})
+
+
 def home(profile_id: str) -> Path:
     """HOME of a shop's commands, as a flow can leave it: deep, and closed."""
     folder = registry.homes_dir() / registry.directory_name(profile_id)

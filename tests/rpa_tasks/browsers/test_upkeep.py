@@ -28,14 +28,14 @@ pytestmark = pytest.mark.browser
 Acquire = Callable[..., AcquiredBrowser]
 
 
-def test_recycle_old_ends_only_idle_browsers(acquire: Acquire, settings: Settings) -> None:
+def test_end_unfit_ends_only_idle_browsers(acquire: Acquire, settings: Settings) -> None:
     idle, busy = acquire("s1"), acquire("s2")
     idle.release()
-    upkeep.recycle_old()
+    upkeep.end_unfit()
     assert read_slot_states() == {"s1": "idle", "s2": "busy"}
 
     settings.AFTERTOUCH_RPA_BROWSER_MEMORY_MB = 1
-    upkeep.recycle_old()
+    upkeep.end_unfit()
     assert read_slot_states() == {"s2": "busy"}
     assert not is_gone(busy.pid)
 

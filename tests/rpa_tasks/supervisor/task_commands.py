@@ -110,8 +110,11 @@ class TaskCommands:
 
     def pids(self) -> list[int]:
         """Of all that carry the marker of this task and can still do anything."""
-        marks = {TASK_ID: self.task_id}
-        return [process.pid for process in processes.all_processes() if processes.carries_marks(process.pid, marks)]
+        return [
+            process.pid
+            for process in processes.all_processes()
+            if processes.read_environment(process.pid).get(TASK_ID) == self.task_id
+        ]
 
     def clean_up(self) -> None:
         for pid in self.pids():

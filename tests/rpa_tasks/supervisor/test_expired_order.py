@@ -37,7 +37,7 @@ def test_command_after_machine_sleep_is_not_started(task: TaskCommands, monkeypa
     told, tells = os.pipe()
     try:
         with pytest.raises(NotStarted, match="lease_lost"):
-            SupervisorLoop(order, Inbox(told), Outbox(tells)).start()
+            SupervisorLoop(order, [], Inbox(told), Outbox(tells)).start()
     finally:
         os.close(told)
         os.close(tells)

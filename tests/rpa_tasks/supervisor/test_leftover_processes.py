@@ -41,7 +41,13 @@ def start(task: TaskCommands) -> Iterator[Start]:
         started.append(subprocess.Popen(argv or ["/bin/sleep", "1000"], env=environment))
         # Linux closes the pipe that `Popen` waits for before it sets the environment of the new program.
         expected = {name: environment[name] for name in (TASK_ID, LEASE_NO, STATE_DIR)}
-        eventually(lambda: started[-1].poll() is not None or processes.carries_marks(started[-1].pid, expected))
+        process = started[-1]
+        eventually(
+            lambda: (
+                process.poll() is not None
+                or expected.items() <= processes.read_environment(process.pid, having=TASK_ID).items()
+            )
+        )
         return started[-1]
 
     yield start
@@ -99,7 +105,9 @@ def test_live_flow_that_bears_the_markers_of_another_shop_is_not_swept(task: Tas
 
     def stubborn() -> list[int]:
         found = [
-            each for each in processes.all_processes() if processes.carries_marks(each.pid, {TASK_ID: forged[TASK_ID]})
+            each
+            for each in processes.all_processes()
+            if processes.read_environment(each.pid).get(TASK_ID) == forged[TASK_ID]
         ]
         return [each.pid for each in found if b"SIG_IGN" in Path(f"/proc/{each.pid}/cmdline").read_bytes()]
 
