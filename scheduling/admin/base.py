@@ -21,7 +21,7 @@ from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed
 from django.shortcuts import get_object_or_404, redirect
 from django.template.response import TemplateResponse
-from django.urls import reverse
+from django.urls import URLPattern, path, reverse
 from django.utils.decorators import method_decorator
 from django.utils.html import format_html
 from django.utils.text import capfirst
@@ -186,8 +186,34 @@ def row_action(
     return decorate
 
 
+def table_page(route: str, *permissions: str) -> Callable[[Decorated], Decorated]:
+    """Make a page of the whole table out of a method, at this address below the list.
+
+    The name of the method is that of the address. The user needs each of the permissions, as in `row_action`.
+    """
+
+    def decorate(method: Any) -> Any:
+        @wraps(method)
+        def view(self: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            if not all(self.may(request, each) for each in permissions):
+                raise PermissionDenied
+            return method(self, request, *args, **kwargs)
+
+        view.route = route  # type: ignore[attr-defined]
+        return view
+
+    return decorate
+
+
 class OpsPages:
     """Pages of a model besides those of Django: addresses, confirmations, rows."""
+
+    def get_urls(self: Any) -> list[URLPattern]:
+        names = [name for name in dir(type(self)) if hasattr(getattr(type(self), name), "route")]
+        pages = [(name, getattr(self, name)) for name in names]
+        prefix, view = f"{self.opts.app_label}_{self.opts.model_name}", self.admin_site.admin_view
+        own = [path(page.route, view(page), name=f"{prefix}_{name}") for name, page in pages]
+        return [*own, *super().get_urls()]  # type: ignore[misc]
 
     def url(self: Any, name: str, *args: Any) -> str:
         """Return the address of `changelist`, `change` or a custom page of this model."""
@@ -290,10 +316,21 @@ class OpsAdmin(OpsPages, DeclaredLookups, DraftableAdmin, ModelAdmin):  # type: 
         models.DurationField: {"form_class": DurationField, "widget": UnfoldAdminTextInputWidget},
         models.FloatField: {"form_class": NumberField, "widget": UnfoldAdminDecimalFieldWidget},
     }
+    #: Of "add", "change" and "delete": what no user may do.
+    forbidden: ClassVar[frozenset[str]] = frozenset()
     #: Fields hidden from users without the right to change.
     write_only: ClassVar[frozenset[str]] = frozenset({"change_reason"})
     #: Fields that a stored row keeps.
     fixed_fields: ClassVar[tuple[str, ...]] = ()
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return "add" not in self.forbidden and super().has_add_permission(request)
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return "change" not in self.forbidden and super().has_change_permission(request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return "delete" not in self.forbidden and super().has_delete_permission(request, obj)
 
     @ops_display(description="")
     def action_checkbox(self, row: models.Model) -> str:
@@ -478,11 +515,10 @@ def _format_entry(value: Any) -> str:
 class SingleRowAdmin(OpsAdmin):
     """A page of the single row of a table. Its list redirects to it."""
 
+    forbidden = frozenset({"delete"})
+
     def has_add_permission(self, request: HttpRequest) -> bool:
         return super().has_add_permission(request) and not self.model.objects.exists()
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         obj.pk = 1
@@ -499,14 +535,7 @@ class SingleRowAdmin(OpsAdmin):
 class ReadOnlyAdmin(OpsAdmin):
     """A page of rows that users cannot add, change or delete."""
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+    forbidden = frozenset({"add", "change", "delete"})
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         """Return all fields: there is no form that editors have."""

@@ -175,6 +175,7 @@ class InvitationAdmin(OpsAdmin):
     readonly_fields = ("state_name", "invited_by", "created_at", "expires_at", "accepted_at", "withdrawn_at", "user")
     list_select_related = ("invited_by",)
     actions_row = ("withdraw",)
+    forbidden = frozenset({"change", "delete"})  # the list shows who came in by whom
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         fields = ("name", "email", "role")
@@ -188,13 +189,6 @@ class InvitationAdmin(OpsAdmin):
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return self.has_view_permission(request) and not settings.AFTERTOUCH_OIDC_ONLY
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Keep invitations, so that the list shows who came in by whom."""
-        return False
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         given = form.cleaned_data

@@ -207,9 +207,9 @@ class Span:
     until: datetime
 
 
-def read_requested_days(request: HttpRequest) -> int:
-    """Return the period that the request selects, in days; the first of `PERIODS` by default."""
-    return next((each for each in PERIODS if str(each) == request.GET.get("days")), PERIODS[0])
+def read_requested_days(request: HttpRequest, offered: Sequence[int] = PERIODS, usual: int = PERIODS[0]) -> int:
+    """Return the period that the request selects, in days."""
+    return next((each for each in offered if str(each) == request.GET.get("days")), usual)
 
 
 def split_period(days: int) -> list[Span]:

@@ -16,7 +16,7 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import Count, Max, Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
-from django.urls import URLPattern, path, reverse
+from django.urls import reverse
 from django.utils.dateparse import parse_datetime
 from django.utils.html import Urlizer, format_html
 from django.utils.http import urlencode
@@ -37,12 +37,12 @@ from scheduling.admin.base import (
     ops_action,
     ops_display,
     row_action,
+    table_page,
 )
 from scheduling.admin.failed_tasks.actions import (
     FAILED_TASK_ACTIONS,
     HANDLE,
     ReasonForm,
-    act_page,
     offer_retry_undo,
     render_difference,
 )
@@ -474,10 +474,6 @@ class FailedTaskAdmin(ListExportMixin, ReadOnlyAdmin):
     def has_export_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm(HANDLE)
 
-    def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view(self.act_view)
-        return [path("<uuid:pk>/act/<str:verb>/", view, name="scheduling_failedtask_act"), *super().get_urls()]
-
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[FailedTask], search_term: str
     ) -> tuple[QuerySet[FailedTask], bool]:
@@ -491,8 +487,26 @@ class FailedTaskAdmin(ListExportMixin, ReadOnlyAdmin):
             for name, verb in FAILED_TASK_ACTIONS.items()
         }
 
-    def act_view(self, request: HttpRequest, pk: Any, verb: str) -> HttpResponse:
-        return act_page(self, request, self.get_row_or_404(request, pk), verb)
+    @table_page("<uuid:pk>/act/<str:name>/", HANDLE)
+    def act(self, request: HttpRequest, pk: Any, name: str) -> HttpResponse:
+        """Confirm an action on one failed task and apply it."""
+        row = self.get_row_or_404(request, pk)
+        if name not in FAILED_TASK_ACTIONS:
+            raise Http404
+        verb = FAILED_TASK_ACTIONS[name].for_origins(row.origin)
+        form = ReasonForm(request.POST or None)
+
+        def act() -> None:
+            actor = build_user_actor(request, form.cleaned_data["reason"])
+            new_id = verb.action.act(row.pk, actor, sql.now() + UNDO_WINDOW)
+            link = offer_retry_undo(request, verb.action, {row.pk: new_id}, label=str(verb.title))
+            messages.success(request, gettext("Done: %(what)s.") % {"what": verb.title}, extra_tags=link)
+
+        asked = Confirmation(
+            title=str(verb.title), text=str(verb.explains), form=form, danger=verb.action.as_new, act=act,
+            refused=gettext("Nothing was changed: another user acted first, or the state does not allow the action."),
+        )  # fmt: skip
+        return self.confirm_row(request, row, asked)
 
     @row_action(permission=HANDLE)
     def edit(self, request: HttpRequest, row: FailedTask) -> Confirmation:

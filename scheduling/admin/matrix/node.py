@@ -13,7 +13,7 @@ from django.db import connection
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
-from django.urls import URLPattern, path, reverse
+from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
@@ -31,6 +31,7 @@ from scheduling.admin.base import (
     ops_action,
     ops_display,
     row_action,
+    table_page,
 )
 from scheduling.admin.experiments import (
     MOVED_BY_ROLLOUT,
@@ -338,12 +339,9 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
     def list_impact_lines(self, form: Any, row: Node) -> Lines:
         return list_impact_lines(form, row) if row.pk else []
 
-    def get_urls(self) -> list[URLPattern]:
-        effects = self.admin_site.admin_view(lambda request: experiments.effect_page(self, request))
-        return [
-            path("conversion/", effects, name="scheduling_node_conversion"),
-            *super().get_urls(),
-        ]
+    @table_page("conversion/", "view", "scheduling.view_touch")
+    def conversion(self, request: HttpRequest) -> HttpResponse:
+        return experiments.show_effects(self, request)
 
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
         node = self.get_object(request, unquote(object_id))

@@ -67,14 +67,11 @@ class ApiKeyAdmin(OpsAdmin):
     search_fields = ("name", "prefix")
     readonly_fields = ("begins_with", "created_at", "revoked_at")
     actions_detail = ("revoke",)
+    forbidden = frozenset({"delete"})  # the history names the users of revoked keys
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         fields = ("name", "scopes", "rate_per_minute", "expires_at")
         return [(None, {"fields": fields if obj is None else (*fields, "begins_with", "created_at", "revoked_at")})]
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Keep revoked keys, so that the history names their users."""
-        return False
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         if change:
@@ -144,15 +141,10 @@ class FailedLoginAdmin(OpsAdmin):
     list_display = ("who", "address", "tries", "last_at")
     search_fields = ("user__username", "address")
     actions = ("unlock",)
+    forbidden = frozenset({"add", "change"})
 
     def get_queryset(self, request: HttpRequest) -> Any:
         return super().get_queryset(request).filter(tries__gt=0).select_related("user")
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
 
     @ops_display(description=_("user"))
     def who(self, row: FailedLogin) -> str:

@@ -32,6 +32,7 @@ from scheduling.admin.base import (
     ops_display,
     row_action,
 )
+from scheduling.admin.dashboard.charts import read_requested_days
 from scheduling.admin.form_fields import NamesField, SettingsField
 from scheduling.admin.labels import translate_error, translate_reason
 from scheduling.admin.page_reads import count_within, read_for_page
@@ -88,7 +89,7 @@ class ComplaintAdmin(BigTable, ReadOnlyAdmin):
     @ops_action(description=_("Complaint rates"), icon="percent", permissions=["view"])
     def rates(self, request: HttpRequest) -> HttpResponse:
         """Show complaint rates. A separate page, because it reads all delivered touches of the period."""
-        days = next((each for each in PERIODS if str(each) == request.GET.get("days")), USUAL)
+        days = read_requested_days(request, PERIODS, USUAL)
         since = now() - timedelta(days=days)
         found = read_for_page(
             request,
@@ -372,6 +373,7 @@ class CustomerAdmin(BigTable, OpsAdmin):
     change_form_outer_after_template = "ops/customer_touches.html"
     list_filter_submit = False
     actions_detail = ("enable_addresses",)
+    forbidden = frozenset({"delete"})  # touches of a customer stay readable
 
     def layout(self, request: HttpRequest, obj: Customer | None) -> list[Any]:
         edits = obj is None or self.has_change_permission(request, obj)
@@ -392,10 +394,6 @@ class CustomerAdmin(BigTable, OpsAdmin):
         self, request: HttpRequest, queryset: QuerySet[Customer], search_term: str
     ) -> tuple[QuerySet[Customer], bool]:
         return match_term(queryset, search_term), False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Refuse deletion, so that touches of a customer stay readable."""
-        return False
 
     def save_model(self, request: HttpRequest, obj: Customer, form: Any, change: bool) -> None:
         names = form.changed_data if change else [name for name in form.cleaned_data if name != "user_id"]

@@ -11,7 +11,7 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
-from django.urls import URLPattern, path, reverse
+from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.translation import gettext as _
@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy, pgettext_lazy
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from scheduling import sql
-from scheduling.admin.base import OpsAdmin, ops_action, ops_display
+from scheduling.admin.base import OpsAdmin, ops_action, ops_display, table_page
 from scheduling.admin.page_reads import count_within
 from scheduling.admin.undo import create_undo_link
 from scheduling.errors import AftertouchError
@@ -94,17 +94,7 @@ class PauseAdmin(OpsAdmin):
     list_select_related = ("paused_by",)
     actions = None
     actions_list = ("pause_all",)
-
-    def get_urls(self) -> list[URLPattern]:
-        end = self.admin_site.admin_view(self.end_view)
-        return [path("end/", end, name="scheduling_pause_end"), *super().get_urls()]
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Refuse deletion: the page `end` also resumes the paused touches."""
-        return False
+    forbidden = frozenset({"change", "delete"})  # the page `end` also resumes the paused touches
 
     @ops_display(description=gettext_lazy("what"))
     def what(self, row: Pause) -> str:
@@ -147,12 +137,8 @@ class PauseAdmin(OpsAdmin):
             back=reverse("admin:scheduling_pause_changelist"),
         )  # fmt: skip
 
-    def may_resume(self, request: HttpRequest) -> bool:
-        return request.user.has_perm("scheduling.delete_pause")
-
-    def end_view(self, request: HttpRequest) -> HttpResponse:
-        if not self.may_resume(request):
-            raise PermissionDenied
+    @table_page("end/", "scheduling.delete_pause")
+    def end(self, request: HttpRequest) -> HttpResponse:
         scope = request.GET.get("scope", "")
 
         def act() -> None:
