@@ -29,7 +29,7 @@ from unfold.widgets import (
     UnfoldBooleanSwitchWidget,
 )
 
-from scheduling.admin.base import Confirmation, OpsAdmin, build_user_actor, ops_display, row_action, table_page
+from scheduling.admin.base import Confirmation, OpsAdmin, RowPage, build_user_actor, ops_display, row_action, table_page
 from scheduling.admin.dashboard.charts import ActionLine, read_requested_days
 from scheduling.admin.form_fields import DurationField, split_entries
 from scheduling.admin.labels import translate_error, translate_errors, translate_reason
@@ -314,7 +314,7 @@ class PublishForm(forms.Form):
 
 
 @admin.register(ConfigDraft)
-class ConfigDraftAdmin(OpsAdmin):
+class ConfigDraftAdmin(RowPage, OpsAdmin):
     list_display = ("owner", "started_at", "shown_state", "sends")
     list_filter = ("state",)
     actions_detail = ("publish",)
@@ -335,7 +335,7 @@ class ConfigDraftAdmin(OpsAdmin):
     def mine(self, request: HttpRequest) -> HttpResponse:
         """Show the user's draft. A POST discards it or starts its replay."""
         if request.method != "POST":
-            return self._show(request, drafts.find_draft(request.user))
+            return self.show_row(request, drafts.find_draft(request.user))
         try:
             act = request.POST.get("act")
             if act == "replay":
@@ -348,12 +348,7 @@ class ConfigDraftAdmin(OpsAdmin):
                 messages.error(request, line)
         return redirect(self.url("mine"))
 
-    def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
-    ) -> HttpResponse:
-        return self._show(request, self.get_row_or_404(request, object_id))
-
-    def _show(self, request: HttpRequest, row: ConfigDraft | None) -> HttpResponse:
+    def show_row(self, request: HttpRequest, row: ConfigDraft | None) -> HttpResponse:
         planned, problems = _plan_edits(row) if row else (None, [])
         is_own = row is None or (row.owner_id == request.user.pk and self.has_add_permission(request))
         return self.page(

@@ -25,7 +25,6 @@ from scheduling.admin.base import (
     CheckedForm,
     HistoryAdmin,
     Retirable,
-    RetiredFilter,
     ops_display,
     row_action,
     table_page,
@@ -193,8 +192,6 @@ class ChannelAdmin(HistoryAdmin, Retirable):
         "shown_state",
         "disabled_count",
     )
-    list_filter = (RetiredFilter,)
-    list_filter_submit = False
     search_fields = ("key", "name", "kind")
     readonly_fields = ("version",)
     fixed_fields = ("key",)
@@ -420,8 +417,6 @@ class CommunityForm(CheckedForm):
 class CommunityAdmin(Retirable):
     form = CommunityForm
     list_display = ("chat_id", "name", "shown_targets")
-    list_filter = (RetiredFilter,)
-    list_filter_submit = False
     search_fields = ("chat_id", "name")
     fixed_fields = ("chat_id",)
 

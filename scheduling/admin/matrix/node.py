@@ -14,7 +14,6 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
-from django.utils.html import format_html
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import RelatedDropdownFilter
@@ -33,6 +32,7 @@ from scheduling.admin.base import (
     row_action,
     table_page,
 )
+from scheduling.admin.dashboard.charts import format_capped_count
 from scheduling.admin.experiments import (
     MOVED_BY_ROLLOUT,
     ROLLOUT_FIELDS,
@@ -65,6 +65,7 @@ from scheduling.admin.matrix.preview import (
     preview_node,
 )
 from scheduling.admin.matrix.rules import add_calendar_errors
+from scheduling.admin.shown_values import render_link
 from scheduling.admin.touches.pause import redirect_to_pause_page
 from scheduling.admin.touches.timeline import build_receipt_figures
 from scheduling.configuration.condition_fields import FieldCatalogue, conditions_in
@@ -193,6 +194,7 @@ class NodeForm(CheckedForm):
 
     when = ConditionField(
         label=_("conditions"),
+        required=False,
         help_text=_(
             "A touch is planned and sent only if they hold. Fields: event.data.…, event.type, event.source, chat_id, "
             "customer.level, customer.locale, customer.tags, customer.attributes.…, customer.events.….count (earlier "
@@ -202,6 +204,7 @@ class NodeForm(CheckedForm):
     )
     variants = VariantsField(
         label=_("content variants"),
+        required=False,
         help_text=_("The first variant whose conditions hold replaces the template, at most 10."),
     )
     tags = NamesField(label=_("tags"), help_text=_("A cap may count the messages of all nodes with a tag."))
@@ -320,6 +323,7 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
     list_filter = (
         ("stage", RelatedDropdownFilter), ("channel", RelatedDropdownFilter), StateFilter, RetiredFilter,
     )  # fmt: skip
+    list_filter_submit = True
     list_select_related = ("stage", "template", "channel")
     search_fields = ("name", "key", "trigger", "template__content_type")
     actions_list = ("matrix",)
@@ -398,9 +402,7 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
         keys = ", ".join(list_followers(row)[:5])
         return gettext("Other nodes follow this node: %(nodes)s.") % {"nodes": keys} if keys else ""
 
-    def describe_retirement_effects(self, row: Node) -> list[str]:
-        return describe_retirement(row)
-
+    describe_retirement_effects = staticmethod(describe_retirement)
     explain_restoration_block = staticmethod(explain_retired_parts)
 
     @ops_display(description=_("name"), ordering="key")
@@ -427,7 +429,7 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
             return "0"
         count = Touch.objects.filter(node=row, state__in=WAITING)[:1001].count()
         link = f"{_build_touches_link(row)}&state__in=scheduled,queued"
-        return format_html('<a class="at-link" href="{}">{}</a>', link, "1000+" if count > 1000 else count)
+        return render_link(link, format_capped_count(count, 1000))
 
     @ops_action(description=_("Matrix"), icon="grid_view", permissions=["view"])
     def matrix(self, request: HttpRequest) -> HttpResponse:

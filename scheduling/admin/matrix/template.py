@@ -28,7 +28,7 @@ from scheduling.admin.base import (
     table_page,
 )
 from scheduling.admin.form_fields import DataField, SuggestingInput
-from scheduling.admin.labels import translate_error, translate_reason
+from scheduling.admin.labels import describe_problem, translate_error, translate_reason
 from scheduling.admin.matrix.channel import list_known_communities
 from scheduling.admin.row_edits import VERSION_FIELD, OptimisticLockForm
 from scheduling.channels.base import Delivered, Message, Outcome, Unknown, find_escape
@@ -105,7 +105,7 @@ def describe_outcome(outcome: Outcome | str) -> dict[str, Any]:
     if isinstance(outcome, Delivered):
         return {"kind": "success", "title": gettext("Delivered"), "text": outcome.reply, "status": outcome.status}
     title = gettext("Unknown: it may have been delivered") if isinstance(outcome, Unknown) else gettext("Not delivered")
-    text = " – ".join(part for part in (translate_reason(outcome.reason), outcome.detail) if part)
+    text = describe_problem(outcome.reason, outcome.detail)
     return {"kind": "error", "title": title, "text": text, "status": getattr(outcome, "status", None)}
 
 
@@ -194,6 +194,7 @@ class TemplateAdmin(HistoryAdmin, Retirable):
     inlines = (TextInline,)
     list_display = ("key", "content_type", "category", "locales", "beginning", "version")
     list_filter = (("category", ChoicesDropdownFilter), RetiredFilter)
+    list_filter_submit = True
     search_fields = ("key", "content_type", "texts__body")
     fields = (("key", "content_type"), ("category", "version"), "tracks_links", "change_reason")
     readonly_fields = ("version",)

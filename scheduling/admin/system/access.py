@@ -13,13 +13,13 @@ from django.core.validators import MinValueValidator
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import NoReverseMatch, reverse
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html_join
 from django.utils.text import capfirst
 from django.utils.timezone import now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import ModelAdmin
-from unfold.contrib.filters.admin import ChoicesDropdownFilter, DropdownFilter
+from unfold.contrib.filters.admin import ChoicesDropdownFilter
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
 from scheduling.admin.base import (
@@ -33,8 +33,9 @@ from scheduling.admin.base import (
     row_action,
 )
 from scheduling.admin.labels import TranslatedPermissions
-from scheduling.admin.lists import ListExportMixin
+from scheduling.admin.lists import ColumnFilter, ListExportMixin
 from scheduling.admin.row_edits import OptimisticLockForm
+from scheduling.admin.shown_values import render_link
 from scheduling.admin.touches.touch import SpanFilter
 from scheduling.models import ApiKey, AuditEntry, FailedLogin, Scope
 from scheduling.operations import commands
@@ -166,7 +167,7 @@ def name_kind(kind: str) -> str:
         return kind
 
 
-class KindFilter(DropdownFilter):  # type: ignore[misc]
+class KindFilter(ColumnFilter):
     """Offer the kinds that pages exist for."""
 
     title = _("kind")
@@ -177,9 +178,6 @@ class KindFilter(DropdownFilter):  # type: ignore[misc]
             ((model._meta.label_lower, name_kind(model._meta.label_lower)) for model in admin.site._registry),
             key=lambda each: str(each[1]),
         )
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[AuditEntry]) -> QuerySet[AuditEntry]:
-        return queryset.filter(kind=self.value()) if self.value() else queryset
 
 
 def describe_changes(row: AuditEntry) -> list[str]:
@@ -243,7 +241,7 @@ class AuditEntryAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
             url = reverse(f"admin:{row.kind.replace('.', '_')}_change", args=[row.object_id])
         except NoReverseMatch:
             return text
-        return format_html('<a class="at-link" href="{}">{}</a>', url, text)
+        return render_link(url, text)
 
     @ops_display(description=_("summary"))
     def summary(self, row: AuditEntry) -> str:

@@ -12,15 +12,16 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
-from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from scheduling import sql
-from scheduling.admin.base import OpsAdmin, ops_action, ops_display, table_page
+from scheduling.admin.base import Confirmation, OpsAdmin, ops_action, ops_display, table_page
+from scheduling.admin.dashboard.charts import format_capped_count
 from scheduling.admin.page_reads import count_within
+from scheduling.admin.shown_values import render_link
 from scheduling.admin.undo import create_undo_link
 from scheduling.errors import AftertouchError
 from scheduling.models import ChannelConfig, Node, Pause, Touch
@@ -46,14 +47,6 @@ def redirect_to_pause_page(scope: str) -> HttpResponse:
 def list_active_pauses() -> list[dict[str, Any]]:
     rows = Pause.objects.select_related("paused_by").order_by("paused_at")
     return [{"row": row, "name": describe_scope(row.scope)} for row in rows]
-
-
-def describe_held_touches(scope: str) -> str:
-    """Return the number of touches that a pause holds, up to `MOST`; "–" if the count takes too long."""
-    count = count_within(lambda: Touch.objects.filter(paused_by=scope)[: MOST + 1].count())
-    if count is None:
-        return "–"
-    return f"{MOST}+" if count > MOST else str(count)
 
 
 def count_held() -> Counter[str]:
@@ -103,12 +96,13 @@ class PauseAdmin(OpsAdmin):
     @ops_display(description=gettext_lazy("held touches"))
     def held(self, row: Pause) -> str:
         url = f"{reverse('admin:scheduling_touch_changelist')}?{urlencode({'paused_by': row.scope})}"
-        return format_html('<a class="at-link" href="{}">{}</a>', url, describe_held_touches(row.scope))
+        count = count_within(lambda: Touch.objects.filter(paused_by=row.scope)[: MOST + 1].count())
+        return render_link(url, format_capped_count(count, MOST) or "–")
 
     @ops_display(description="")
     def end_link(self, row: Pause) -> str:
         url = f"{reverse('admin:scheduling_pause_end')}?{urlencode({'scope': row.scope})}"
-        return format_html('<a class="at-link" href="{}">{}</a>', url, _("Resume"))
+        return render_link(url, _("Resume"))
 
     @ops_action(description=gettext_lazy("Pause everything"), icon="pause_circle", permissions=["add"], url_path="all")
     def pause_all(self, request: HttpRequest) -> HttpResponse:
@@ -132,23 +126,26 @@ class PauseAdmin(OpsAdmin):
             messages.warning(request, what, extra_tags=link)
 
         text = _("Touches that fall due are kept. After you resume, they are sent over the next minutes.")
-        return self.confirm(
-            request, _("Pause"), act, form=form, text=text, danger=True,
-            back=reverse("admin:scheduling_pause_changelist"),
+        asked = Confirmation(
+            title=_("Pause"), act=act, form=form, text=text, danger=True, back=self.url("changelist")
         )  # fmt: skip
+        return self.confirm(request, asked)
 
     @table_page("end/", "scheduling.delete_pause")
     def end(self, request: HttpRequest) -> HttpResponse:
         scope = request.GET.get("scope", "")
 
-        def act() -> None:
+        def act() -> bool:
             try:
                 commands.resume_scope(scope, actor=request.user.get_username())
-                messages.success(request, _("Resumed: %(what)s.") % {"what": describe_scope(scope)})
             except AftertouchError:
-                messages.info(request, _("The pause had already ended."))
+                return False
+            return True
 
-        title = _("Resume %(what)s?") % {"what": describe_scope(scope)}
-        text = _("Touches kept during the pause are sent over the next minutes, unless a guard suppresses them.")
-        back = reverse("admin:scheduling_pause_changelist")
-        return self.confirm(request, title, act, text=text, button=_("Resume"), back=back)
+        asked = Confirmation(
+            title=_("Resume %(what)s?") % {"what": describe_scope(scope)}, button=_("Resume"), act=act,
+            text=_("Touches kept during the pause are sent over the next minutes, unless a guard suppresses them."),
+            done=_("Resumed: %(what)s.") % {"what": describe_scope(scope)},
+            unchanged=_("The pause had already ended."), back=self.url("changelist"),
+        )  # fmt: skip
+        return self.confirm(request, asked)

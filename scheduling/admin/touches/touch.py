@@ -33,6 +33,7 @@ from scheduling.admin.base import (
     BigTable,
     Confirmation,
     ReadOnlyAdmin,
+    RowPage,
     ops_action,
     ops_display,
     parse_uuid,
@@ -46,7 +47,7 @@ from scheduling.admin.lists import ColumnFilter, ListExportMixin, ReasonFilter
 from scheduling.admin.matrix.preview import preview_page
 from scheduling.admin.navigation import may_open_flower
 from scheduling.admin.page_reads import count_within
-from scheduling.admin.shown_values import format_instant
+from scheduling.admin.shown_values import find_address, format_instant, render_link
 from scheduling.admin.touches.timeline import build_timeline, format_receipt_kinds, receipt_kinds_subquery
 from scheduling.admin.undo import create_undo_link
 from scheduling.app_integrations import integrations
@@ -239,7 +240,7 @@ STATE_TONES = {
 
 
 @admin.register(Touch)
-class TouchAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
+class TouchAdmin(RowPage, ListExportMixin, BigTable, ReadOnlyAdmin):
     list_display = ("due", "state_label", "why", "node", "who", "chat_id", "event_type", "short_id")
     list_display_links = ("due", "short_id")
     list_filter = (
@@ -348,8 +349,7 @@ class TouchAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
 
     @ops_display(description=_("customer"))
     def who(self, row: Touch) -> str:
-        link = reverse("admin:scheduling_customer_change", args=[row.customer_id])
-        return format_html('<a class="at-link" href="{}">{}</a>', link, row.customer)
+        return render_link(find_address(row.customer), row.customer)
 
     @ops_display(description=_("event"))
     def event_type(self, row: Touch) -> str:
@@ -392,10 +392,7 @@ class TouchAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
             act=act, refused=gettext("The touch is already running or has ended."),
         )  # fmt: skip
 
-    def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
-    ) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
+    def show_row(self, request: HttpRequest, row: Touch) -> HttpResponse:
         failed = FailedTask.objects.filter(task_id=row.pk).first()
         edited_from = FailedTask.objects.filter(task_id=row.retry_of).first() if row.retry_of else None
         return self.page(
@@ -464,8 +461,7 @@ class EventAdmin(BigTable, ReadOnlyAdmin):
 
     @ops_display(description=_("customer"))
     def who(self, row: Event) -> str:
-        link = reverse("admin:scheduling_customer_change", args=[row.customer_id])
-        return format_html('<a class="at-link" href="{}">{}</a>', link, row.customer)
+        return render_link(find_address(row.customer), row.customer)
 
     @ops_display(description=_("data"))
     def shown_data(self, row: Event) -> str:
@@ -474,12 +470,7 @@ class EventAdmin(BigTable, ReadOnlyAdmin):
     @ops_display(description=_("touches"))
     def touches_of(self, row: Event) -> str:
         lines = [
-            (
-                reverse("admin:scheduling_touch_change", args=[touch.pk]),
-                touch.node.key,
-                touch.get_state_display(),
-                translate_reason(touch.reason),
-            )
+            (find_address(touch), touch.node.key, touch.get_state_display(), translate_reason(touch.reason))
             for touch in row.touches.select_related("node").order_by("due_at")
         ]
         html = '<div><a class="at-link" href="{}">{}</a> · {} <span class="at-quiet">{}</span></div>'
