@@ -257,6 +257,7 @@ class FlowAdmin(HistoryAdmin, Retirable):
     form = FlowForm
     list_display = ("task_type", "platform", "program", "wait", "needs_browser", "idempotent", "shown_state")
     list_filter = (("platform", RelatedDropdownFilter), RetiredFilter)
+    list_filter_submit = True
     list_select_related = ("platform",)
     search_fields = ("task_type", "platform__key")
     readonly_fields = ("as_typed", "env_names", "version")

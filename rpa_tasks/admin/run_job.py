@@ -204,13 +204,12 @@ def run_now_page(shops_admin: Any, request: HttpRequest) -> HttpResponse:
     names = ", ".join(str(shop) for shop in shops[:8])
     more = len(shops) - 8
     listed = _("%(names)s and %(count)s more") % {"names": names, "count": more} if more > 0 else names
-    return shops_admin.confirm(  # type: ignore[no-any-return]
-        request, _("Run now"), act, form=form, facts=[listed],
-        problem=problem, warning=warning,
+    asked = Confirmation(
+        title=_("Run now"), act=act, form=form, facts=[listed], problem=problem, warning=warning, back=back,
         text=_("One job a shop. Where one of its kind waits already, the request merges into it: the latest payload "
                "and the highest priority count."),
-        back=back,
     )  # fmt: skip
+    return shops_admin.confirm(request, asked)  # type: ignore[no-any-return]
 
 
 def selected_shops(request: HttpRequest) -> list[Shop]:

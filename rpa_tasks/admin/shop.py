@@ -320,6 +320,7 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
     form = ShopForm
     list_display = ("name_and_id", "platform", "state_tag", "work", "backlog", "last_success", "home", "buttons")
     list_filter = (StateFilter, ("platform", RelatedDropdownFilter), RetiredFilter)
+    list_filter_submit = True
     list_per_page = 100
     list_before_template = "rpa_tasks/shop_figures.html"
     change_form_outer_after_template = "rpa_tasks/shop_jobs.html"

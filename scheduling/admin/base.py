@@ -19,9 +19,9 @@ from django.core.paginator import Paginator
 from django.db import models, transaction
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed
-from django.shortcuts import get_object_or_404, redirect
+from django.shortcuts import get_object_or_404, redirect, render
 from django.template.response import TemplateResponse
-from django.urls import reverse
+from django.urls import URLPattern, path, reverse
 from django.utils.decorators import method_decorator
 from django.utils.html import format_html
 from django.utils.text import capfirst
@@ -82,6 +82,13 @@ def build_user_actor(request: HttpRequest, reason: str = "") -> Actor:
     return Actor(request.user.get_username(), request.user, reason)  # type: ignore[arg-type]
 
 
+def render_site_page(
+    request: HttpRequest, template: str, title: Any, *, status: int = 200, **context: Any
+) -> HttpResponse:  # fmt: skip
+    """Render a page of the site that belongs to no model."""
+    return render(request, template, {**admin.site.each_context(request), "title": title, **context}, status=status)
+
+
 class DeclaredLookups:
     """Restrict a list's lookups to its own filters.
 
@@ -118,7 +125,7 @@ def _starts_with_column(model: type[models.Model], lookup: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confirmation:
-    """A question to the user about one row, and what follows the answer."""
+    """A question to the user, in most cases about one row, and what follows the answer."""
 
     title: str
     #: Called when the user confirms. Returns False if nothing changed, or a page. An `AftertouchError` refuses.
@@ -178,7 +185,7 @@ def row_action(
                 return HttpResponseNotAllowed(methods)
             row = self.get_row_or_404(request, object_id)
             answer = method(self, request, row)
-            return self.confirm_row(request, row, answer) if isinstance(answer, Confirmation) else answer
+            return self.confirm(request, answer, row) if isinstance(answer, Confirmation) else answer
 
         view.permission, view.allowed, view.in_bar = permission, allowed, label is not None  # type: ignore[attr-defined]
         return view
@@ -186,8 +193,34 @@ def row_action(
     return decorate
 
 
+def table_page(route: str, *permissions: str) -> Callable[[Decorated], Decorated]:
+    """Make a page of the whole table out of a method, at this address below the list.
+
+    The name of the method is that of the address. The user needs each of the permissions, as in `row_action`.
+    """
+
+    def decorate(method: Any) -> Any:
+        @wraps(method)
+        def view(self: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            if not all(self.may(request, each) for each in permissions):
+                raise PermissionDenied
+            return method(self, request, *args, **kwargs)
+
+        view.route = route  # type: ignore[attr-defined]
+        return view
+
+    return decorate
+
+
 class OpsPages:
     """Pages of a model besides those of Django: addresses, confirmations, rows."""
+
+    def get_urls(self: Any) -> list[URLPattern]:
+        names = [name for name in dir(type(self)) if hasattr(getattr(type(self), name), "route")]
+        pages = [(name, getattr(self, name)) for name in names]
+        prefix, view = f"{self.opts.app_label}_{self.opts.model_name}", self.admin_site.admin_view
+        own = [path(page.route, view(page), name=f"{prefix}_{name}") for name, page in pages]
+        return [*own, *super().get_urls()]  # type: ignore[misc]
 
     def url(self: Any, name: str, *args: Any) -> str:
         """Return the address of `changelist`, `change` or a custom page of this model."""
@@ -201,48 +234,41 @@ class OpsPages:
             {**self.admin_site.each_context(request), "opts": self.opts, "title": title, **context},
         )
 
-    def confirm(
-        self: Any, request: HttpRequest, title: str, act: Callable[[], HttpResponse | None], *, back: str,
-        form: Any = None, **context: Any,
-    ) -> HttpResponse:  # fmt: skip
-        """Show the confirmation page. A valid POST calls `act` and returns its answer, or to `back`.
+    def confirm(self: Any, request: HttpRequest, asked: Confirmation, row: Any = None) -> HttpResponse:
+        """Show a confirmation, or do what it asks for and report it.
 
-        The page is shown again if `act` adds an error to the form. `context` fills `ops/confirm.html`.
+        The page is shown again if the form is wrong or `asked.act` adds an error to it. Without a row `asked.back` is
+        set.
         """
+        form, back = asked.form, asked.back or self.url("change", row.pk)
         if request.method == "POST" and (form is None or form.is_valid()):
-            answer = act()
+            answer = self._carry_out(request, asked, row)
             if form is None or form.is_valid():
-                return answer or redirect(back)
-        shown = {"button": title, **context}
-        return self.page(request, "ops/confirm.html", title, back=back, form=form, **shown)  # type: ignore[no-any-return]
-
-    def confirm_row(self: Any, request: HttpRequest, row: Any, asked: Confirmation) -> HttpResponse:
-        """Show a confirmation of the row, or do what it asks for and report it."""
-
-        def act() -> HttpResponse | None:
-            if asked.problem:
-                messages.error(request, asked.problem)
-                return None
-            try:
-                result = asked.act()
-            except AftertouchError as error:
-                _show_refusal(request, asked, error)
-                return None
-            if result is False:
-                unchanged = gettext("Nothing was changed: the state was already set.")
-                messages.info(request, asked.unchanged or unchanged)
-                return None
-            if asked.logged:
-                self.log_change(request, row, asked.logged)
-            if asked.done:
-                messages.success(request, asked.done)
-            return result if isinstance(result, HttpResponse) else None
-
-        return self.confirm(  # type: ignore[no-any-return]
-            request, asked.title, act, back=asked.back or self.url("change", row.pk), form=asked.form,
-            button=asked.button or asked.title, text=asked.text, facts=asked.facts, warning=asked.warning,
-            problem=asked.problem, danger=asked.danger, changes=asked.changes, original=row,
+                return answer if isinstance(answer, HttpResponse) else redirect(back)
+        return self.page(  # type: ignore[no-any-return]
+            request, "ops/confirm.html", asked.title, back=back, form=form, button=asked.button or asked.title,
+            text=asked.text, facts=asked.facts, warning=asked.warning, problem=asked.problem, danger=asked.danger,
+            changes=asked.changes, original=row,
         )  # fmt: skip
+
+    def _carry_out(self: Any, request: HttpRequest, asked: Confirmation, row: Any) -> object:
+        if asked.problem:
+            messages.error(request, asked.problem)
+            return None
+        try:
+            result = asked.act()
+        except AftertouchError as error:
+            _show_refusal(request, asked, error)
+            return None
+        if result is False:
+            unchanged = gettext("Nothing was changed: the state was already set.")
+            messages.info(request, asked.unchanged or unchanged)
+            return None
+        if asked.logged:
+            self.log_change(request, row, asked.logged)
+        if asked.done:
+            messages.success(request, asked.done)
+        return result
 
     def may(self: Any, request: HttpRequest, permission: str) -> bool:
         """Return whether the user has a Django permission, or `view` or `change` of this model."""
@@ -290,10 +316,21 @@ class OpsAdmin(OpsPages, DeclaredLookups, DraftableAdmin, ModelAdmin):  # type: 
         models.DurationField: {"form_class": DurationField, "widget": UnfoldAdminTextInputWidget},
         models.FloatField: {"form_class": NumberField, "widget": UnfoldAdminDecimalFieldWidget},
     }
+    #: Of "add", "change" and "delete": what no user may do.
+    forbidden: ClassVar[frozenset[str]] = frozenset()
     #: Fields hidden from users without the right to change.
     write_only: ClassVar[frozenset[str]] = frozenset({"change_reason"})
     #: Fields that a stored row keeps.
     fixed_fields: ClassVar[tuple[str, ...]] = ()
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return "add" not in self.forbidden and super().has_add_permission(request)
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return "change" not in self.forbidden and super().has_change_permission(request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return "delete" not in self.forbidden and super().has_delete_permission(request, obj)
 
     @ops_display(description="")
     def action_checkbox(self, row: models.Model) -> str:
@@ -478,11 +515,10 @@ def _format_entry(value: Any) -> str:
 class SingleRowAdmin(OpsAdmin):
     """A page of the single row of a table. Its list redirects to it."""
 
+    forbidden = frozenset({"delete"})
+
     def has_add_permission(self, request: HttpRequest) -> bool:
         return super().has_add_permission(request) and not self.model.objects.exists()
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         obj.pk = 1
@@ -499,18 +535,21 @@ class SingleRowAdmin(OpsAdmin):
 class ReadOnlyAdmin(OpsAdmin):
     """A page of rows that users cannot add, change or delete."""
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+    forbidden = frozenset({"add", "change", "delete"})
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         """Return all fields: there is no form that editors have."""
         return self.fields or super().get_readonly_fields(request, obj)
+
+
+class RowPage:
+    """A page of its own for each row, instead of a form."""
+
+    def show_row(self, request: HttpRequest, row: Any) -> HttpResponse:
+        raise NotImplementedError
+
+    def change_view(self: Any, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
+        return self.show_row(request, self.get_row_or_404(request, object_id))  # type: ignore[no-any-return]
 
 
 class BigTable:
@@ -564,6 +603,8 @@ class Retirable(OpsAdmin):
     """Offer retirement. Only a row that was never used can be deleted."""
 
     actions_detail: ClassVar[tuple[str, ...]] = ("retire", "bring_back")
+    list_filter: ClassVar[Any] = (RetiredFilter,)
+    list_filter_submit = False  #: a list with filters that wait for a button sets it
 
     def in_use(self, row: Any) -> bool:
         """Return whether history refers to the row, so that it cannot be deleted."""

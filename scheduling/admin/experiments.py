@@ -15,7 +15,7 @@ from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
-from django.urls import URLPattern, path, reverse
+from django.urls import reverse
 from django.utils.dateparse import parse_datetime
 from django.utils.functional import Promise
 from django.utils.timezone import now
@@ -29,8 +29,8 @@ from unfold.widgets import (
     UnfoldBooleanSwitchWidget,
 )
 
-from scheduling.admin.base import Confirmation, OpsAdmin, build_user_actor, ops_display, row_action
-from scheduling.admin.dashboard.charts import ActionLine
+from scheduling.admin.base import Confirmation, OpsAdmin, RowPage, build_user_actor, ops_display, row_action, table_page
+from scheduling.admin.dashboard.charts import ActionLine, read_requested_days
 from scheduling.admin.form_fields import DurationField, split_entries
 from scheduling.admin.labels import translate_error, translate_errors, translate_reason
 from scheduling.admin.matrix.preview import report_moved_touches
@@ -197,10 +197,8 @@ PERIODS = (30, 90, 180)  #: days
 USUAL = 90
 
 
-def effect_page(nodes_admin: Any, request: HttpRequest) -> HttpResponse:
-    if not (nodes_admin.has_view_or_change_permission(request) and request.user.has_perm("scheduling.view_touch")):
-        raise PermissionDenied
-    days = next((each for each in PERIODS if str(each) == request.GET.get("days")), USUAL)
+def show_effects(nodes_admin: Any, request: HttpRequest) -> HttpResponse:
+    days = read_requested_days(request, PERIODS, USUAL)
     until = now()
     found = read_for_page(
         request,
@@ -316,17 +314,11 @@ class PublishForm(forms.Form):
 
 
 @admin.register(ConfigDraft)
-class ConfigDraftAdmin(OpsAdmin):
+class ConfigDraftAdmin(RowPage, OpsAdmin):
     list_display = ("owner", "started_at", "shown_state", "sends")
     list_filter = ("state",)
     actions_detail = ("publish",)
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view(self.own_view)
-        return [path("mine/", view, name="scheduling_configdraft_mine"), *super().get_urls()]
+    forbidden = frozenset({"change"})
 
     @ops_display(description=gettext_lazy("state"), label={"done": "success", "failed": "danger", "running": "warning"})
     def shown_state(self, row: ConfigDraft) -> tuple[str, str]:
@@ -339,12 +331,11 @@ class ConfigDraftAdmin(OpsAdmin):
         nodes = (row.result[name].values() for name in ("live", "draft"))
         return " → ".join(str(sum(node.get("delivered", 0) for node in each)) for each in nodes)
 
-    def own_view(self, request: HttpRequest) -> HttpResponse:
+    @table_page("mine/", "add")
+    def mine(self, request: HttpRequest) -> HttpResponse:
         """Show the user's draft. A POST discards it or starts its replay."""
-        if not self.has_add_permission(request):
-            raise PermissionDenied
         if request.method != "POST":
-            return self._show(request, drafts.find_draft(request.user))
+            return self.show_row(request, drafts.find_draft(request.user))
         try:
             act = request.POST.get("act")
             if act == "replay":
@@ -357,12 +348,7 @@ class ConfigDraftAdmin(OpsAdmin):
                 messages.error(request, line)
         return redirect(self.url("mine"))
 
-    def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
-    ) -> HttpResponse:
-        return self._show(request, self.get_row_or_404(request, object_id))
-
-    def _show(self, request: HttpRequest, row: ConfigDraft | None) -> HttpResponse:
+    def show_row(self, request: HttpRequest, row: ConfigDraft | None) -> HttpResponse:
         planned, problems = _plan_edits(row) if row else (None, [])
         is_own = row is None or (row.owner_id == request.user.pk and self.has_add_permission(request))
         return self.page(

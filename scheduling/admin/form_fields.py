@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from django import forms
 from django.core.exceptions import ValidationError
@@ -40,6 +40,14 @@ def parse_duration_input(text: str) -> timedelta:
 class TextLikeField(forms.CharField):
     """A value with a text format of its own."""
 
+    widget = UnfoldAdminTextInputWidget
+    rows: ClassVar[int] = 0  #: of a text area, for a field that may be empty
+
+    def __init__(self, **kwargs: Any) -> None:
+        if self.rows:
+            kwargs = {"required": False, "widget": UnfoldAdminTextareaWidget(attrs={"rows": self.rows}), **kwargs}
+        super().__init__(**kwargs)
+
     def write(self, value: Any) -> str:
         raise NotImplementedError
 
@@ -55,8 +63,6 @@ class TextLikeField(forms.CharField):
 
 
 class DurationField(TextLikeField):
-    widget = UnfoldAdminTextInputWidget
-
     def __init__(self, **kwargs: Any) -> None:
         kwargs["help_text"] = kwargs.get("help_text") or DURATION_HELP
         kwargs.pop("max_length", None)
@@ -87,12 +93,7 @@ def split_entries(text: str) -> list[str]:
 class NamesField(TextLikeField):
     """A list of texts, one a line or separated by commas."""
 
-    widget = UnfoldAdminTextareaWidget
-
-    def __init__(self, **kwargs: Any) -> None:
-        kwargs.setdefault("required", False)
-        kwargs.setdefault("widget", UnfoldAdminTextareaWidget(attrs={"rows": 3}))
-        super().__init__(**kwargs)
+    rows = 3
 
     def write(self, value: Iterable[str]) -> str:
         return "\n".join(value)
@@ -104,9 +105,11 @@ class NamesField(TextLikeField):
 class WindowsField(TextLikeField):
     """Send windows, one a line. A line `always` stores an empty list; with `blank_is_default` blank is None."""
 
+    rows = 3
+
     def __init__(self, *, blank_is_default: bool, **kwargs: Any) -> None:
         self.blank_is_default = blank_is_default
-        super().__init__(**{"required": False, "widget": UnfoldAdminTextareaWidget(attrs={"rows": 3}), **kwargs})
+        super().__init__(**kwargs)
 
     def write(self, value: Iterable[Mapping[str, Any]]) -> str:
         return "\n".join(map(format_window, value)) or (_("always") if self.blank_is_default else "")
@@ -132,8 +135,6 @@ class WindowsField(TextLikeField):
 class DurationsField(TextLikeField):
     """A list of durations, stored in seconds: `10s, 1m, 5m`."""
 
-    widget = UnfoldAdminTextInputWidget
-
     def write(self, value: Iterable[float]) -> str:
         return ", ".join(format_duration(from_seconds(each)) for each in value)
 
@@ -143,8 +144,6 @@ class DurationsField(TextLikeField):
 
 class LevelsField(TextLikeField):
     """Durations by level, stored in seconds: `vip=1h, normal=2h`."""
-
-    widget = UnfoldAdminTextInputWidget
 
     def write(self, value: dict[str, float]) -> str:
         return ", ".join(f"{level}={format_duration(from_seconds(each))}" for level, each in value.items())
@@ -157,8 +156,6 @@ class LevelsField(TextLikeField):
 
 class LimitsField(TextLikeField):
     """Whole numbers by level: `vip=5, normal=2`."""
-
-    widget = UnfoldAdminTextInputWidget
 
     def write(self, value: dict[str, int]) -> str:
         return ", ".join(f"{level}={limit}" for level, limit in value.items())
@@ -194,8 +191,6 @@ def split_pairs(text: str) -> list[tuple[str, str]]:
 class DelayRulesField(TextLikeField):
     """A node's own dynamic delay: `vip=1h, normal=2h, default=24h, active_within=24h, factor=0.6`."""
 
-    widget = UnfoldAdminTextInputWidget
-
     def write(self, value: dict[str, Any]) -> str:
         spans = dict(value.get("by_level", {}))
         spans |= {name: value[name] for name in ("default", "active_within") if name in value}
@@ -212,16 +207,13 @@ class DelayRulesField(TextLikeField):
         if "active_within" in given:
             rules["active_within"] = to_seconds(parse_duration_input(given.pop("active_within")))
         if "factor" in given:
-            rules["active_factor"] = _parse_factor(given.pop("factor"))
+            factor = given.pop("factor")
+            try:
+                rules["active_factor"] = float(factor)
+            except ValueError:
+                raise ValidationError(_("“factor=%(given)s” is not a number") % {"given": factor}) from None
         rules["by_level"] = {level: to_seconds(parse_duration_input(span)) for level, span in given.items()}
         return rules
-
-
-def _parse_factor(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValidationError(_("“factor=%(given)s” is not a number") % {"given": text}) from None
 
 
 class DataField(forms.CharField):
@@ -246,10 +238,7 @@ class DataField(forms.CharField):
 class SettingsField(TextLikeField):
     """A mapping as YAML, one `name: value` a line."""
 
-    def __init__(self, **kwargs: Any) -> None:
-        kwargs.setdefault("required", False)
-        kwargs.setdefault("widget", UnfoldAdminTextareaWidget(attrs={"rows": 4}))
-        super().__init__(**kwargs)
+    rows = 4
 
     def write(self, value: dict[str, Any]) -> str:
         return write_yaml(value, sort_keys=True).strip() if value else ""

@@ -117,6 +117,11 @@ def translate_reason(code: str) -> str:
     return code
 
 
+def describe_problem(code: str, detail: str) -> str:
+    """Return the label of a code with its detail, of which either may be empty."""
+    return " – ".join(part for part in (translate_reason(code), detail) if part)
+
+
 def translate_error(text: str) -> str:
     """Return the text of an error in the reader's language; a text without translation unchanged."""
     if not isinstance(text, ErrorText):

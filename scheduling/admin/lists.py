@@ -19,12 +19,10 @@ from django.contrib import messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.contenttypes.models import ContentType
-from django.core.exceptions import PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
 from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.shortcuts import redirect
-from django.urls import URLPattern, path
 from django.utils.decorators import method_decorator
 from django.utils.functional import Promise
 from django.utils.timezone import localtime, now
@@ -35,6 +33,7 @@ from unfold.contrib.filters.admin import DropdownFilter
 from xlsxwriter import Workbook
 
 from scheduling import replica
+from scheduling.admin.base import table_page
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.page_reads import count_within
 from scheduling.audit import EXPORT, record_action
@@ -101,11 +100,6 @@ class ListExportMixin:
     def has_export_permission(self, request: HttpRequest) -> bool:
         raise NotImplementedError
 
-    def get_urls(self: Any) -> list[URLPattern]:
-        name = f"{self.opts.app_label}_{self.opts.model_name}_export"
-        view = self.admin_site.admin_view(self.export_view)
-        return [path("export/<str:file_format>/", view, name=name), *super().get_urls()]  # type: ignore[misc]
-
     def changelist_view(self: Any, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         links = {}
         if self.has_export_permission(request):
@@ -113,10 +107,9 @@ class ListExportMixin:
         context = {"export_links": links, "export_most": MOST, **(extra_context or {})}
         return super().changelist_view(request, context)  # type: ignore[misc,no-any-return]
 
+    @table_page("export/<str:file_format>/", "view", "export")
     @method_decorator(require_safe)
-    def export_view(self: Any, request: HttpRequest, file_format: str) -> HttpResponseBase:
-        if not (self.has_view_permission(request) and self.has_export_permission(request)):
-            raise PermissionDenied
+    def export(self: Any, request: HttpRequest, file_format: str) -> HttpResponseBase:
         if file_format not in FILE_FORMATS:
             raise Http404
         try:

@@ -27,7 +27,7 @@ from scheduling import sql
 from scheduling.admin.base import parse_uuid
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.page_reads import PageTimeLimit, count_within
-from scheduling.admin.shown_values import format_instant
+from scheduling.admin.shown_values import find_address, format_instant
 from scheduling.admin.touches.pause import describe_scope
 from scheduling.app_integrations import integrations
 from scheduling.customers.changes import MAX_TERM, find_first_customers
@@ -46,18 +46,20 @@ MOST_COUNTED = 99  #: a badge shows larger numbers as 99+
 
 @dataclass(frozen=True, slots=True)
 class Tab:
-    """A page of the menu, with the permission that its visitors need."""
+    """A page of the menu."""
 
     title: Text
     name: str  #: of its address
-    needs: str = ""
+    own_permission: str = ""  #: that visitors need; of a list without one, that to view its rows
 
     @property
     def link(self) -> str:
         return reverse(f"admin:{self.name}")
 
     def is_open_to(self, user: Any) -> bool:
-        return not self.needs or user.has_perm(self.needs)
+        app, _under, model = self.name.removesuffix("_changelist").rpartition("_")
+        needs = self.own_permission or (f"{app}.view_{model}" if self.name.endswith("_changelist") else "")
+        return not needs or user.has_perm(needs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +95,6 @@ class Place:
         return self.tabs[0].link if self.tabs else ""
 
 
-def count_open_failures() -> int:
-    return FailedTask.objects.filter(state="open").order_by()[: MOST_COUNTED + 1].count()
-
-
-def count_alerts() -> int:
-    return Alert.objects.filter(ended_at=None)[: MOST_COUNTED + 1].count()
-
-
-def count_pauses() -> int:
-    return Pause.objects.all()[: MOST_COUNTED + 1].count()
-
-
 OVERVIEW: Group = (
     "",
     (
@@ -124,21 +114,22 @@ CORE: tuple[Group, ...] = (
             Entry(
                 "error",
                 (
-                    Tab(_("Failed tasks"), "scheduling_failedtask_changelist", "scheduling.view_failedtask"),
+                    Tab(_("Failed tasks"), "scheduling_failedtask_changelist"),
                     Tab(_("Causes"), "scheduling_failedtask_groups", "scheduling.view_failedtask"),
-                    Tab(_("Bulk actions"), "scheduling_bulkaction_changelist", "scheduling.view_bulkaction"),
+                    Tab(_("Bulk actions"), "scheduling_bulkaction_changelist"),
                 ),
-                count=count_open_failures, counted=_("open"),
+                count=lambda: FailedTask.objects.filter(state="open").order_by()[: MOST_COUNTED + 1].count(),
+                counted=_("open"),
             ),
             Entry(
                 "notifications_active",
-                (Tab(_("Alerts"), "scheduling_alertreceiver_changelist", "scheduling.view_alertreceiver"),),
-                count=count_alerts, counted=_("active"),
+                (Tab(_("Alerts"), "scheduling_alertreceiver_changelist"),),
+                count=lambda: Alert.objects.filter(ended_at=None)[: MOST_COUNTED + 1].count(), counted=_("active"),
             ),
             Entry(
                 "pause_circle",
-                (Tab(_("Pauses"), "scheduling_pause_changelist", "scheduling.view_pause"),),
-                count=count_pauses, counted=_("paused"),
+                (Tab(_("Pauses"), "scheduling_pause_changelist"),),
+                count=lambda: Pause.objects.all()[: MOST_COUNTED + 1].count(), counted=_("paused"),
             ),
         ),
     ),
@@ -149,28 +140,27 @@ CORE: tuple[Group, ...] = (
                 "grid_view",
                 (
                     Tab(_("Matrix"), "scheduling_node_matrix", "scheduling.view_node"),
-                    Tab(_("Nodes"), "scheduling_node_changelist", "scheduling.view_node"),
-                    Tab(_("Stages"), "scheduling_stage_changelist", "scheduling.view_stage"),
+                    Tab(_("Nodes"), "scheduling_node_changelist"),
+                    Tab(_("Stages"), "scheduling_stage_changelist"),
                 ),
             ),
-            Entry("chat", (Tab(_("Templates"), "scheduling_template_changelist", "scheduling.view_template"),)),
+            Entry("chat", (Tab(_("Templates"), "scheduling_template_changelist"),)),
             Entry(
                 "outgoing_mail",
                 (
-                    Tab(_("Channels"), "scheduling_channelconfig_changelist", "scheduling.view_channelconfig"),
+                    Tab(_("Channels"), "scheduling_channelconfig_changelist"),
                     Tab(_("Receivers"), "scheduling_channelconfig_receivers", "scheduling.view_channelconfig"),
-                    Tab(_("Communities"), "scheduling_community_changelist", "scheduling.view_community"),
+                    Tab(_("Communities"), "scheduling_community_changelist"),
                 ),
             ),
             Entry(
                 "shield_person",
                 (
-                    Tab(_("Anti-harassment"), "scheduling_harassmentrule_changelist",
-                        "scheduling.view_harassmentrule"),
-                    Tab(_("Delay rule"), "scheduling_delayrule_changelist", "scheduling.view_delayrule"),
-                    Tab(_("Global hold-out"), "scheduling_holdout_changelist", "scheduling.view_holdout"),
-                    Tab(_("Calendars"), "scheduling_calendar_changelist", "scheduling.view_calendar"),
-                    Tab(_("Event types"), "scheduling_eventtype_changelist", "scheduling.view_eventtype"),
+                    Tab(_("Anti-harassment"), "scheduling_harassmentrule_changelist"),
+                    Tab(_("Delay rule"), "scheduling_delayrule_changelist"),
+                    Tab(_("Global hold-out"), "scheduling_holdout_changelist"),
+                    Tab(_("Calendars"), "scheduling_calendar_changelist"),
+                    Tab(_("Event types"), "scheduling_eventtype_changelist"),
                 ),
                 own_title=_("Rules"),
             ),
@@ -179,7 +169,7 @@ CORE: tuple[Group, ...] = (
                 (
                     Tab(_("Send preview"), "scheduling_event_preview", "scheduling.view_event"),
                     Tab(_("My draft"), "scheduling_configdraft_mine", "scheduling.add_configdraft"),
-                    Tab(_("All drafts"), "scheduling_configdraft_changelist", "scheduling.view_configdraft"),
+                    Tab(_("All drafts"), "scheduling_configdraft_changelist"),
                 ),
                 own_title=_("Trials"),
             ),
@@ -199,17 +189,16 @@ CORE: tuple[Group, ...] = (
             Entry(
                 "send",
                 (
-                    Tab(_("Touches"), "scheduling_touch_changelist", "scheduling.view_touch"),
-                    Tab(_("Events"), "scheduling_event_changelist", "scheduling.view_event"),
+                    Tab(_("Touches"), "scheduling_touch_changelist"),
+                    Tab(_("Events"), "scheduling_event_changelist"),
                 ),
             ),
             Entry(
                 "person",
                 (
-                    Tab(_("Customers"), "scheduling_customer_changelist", "scheduling.view_customer"),
-                    Tab(_("Customer imports"), "scheduling_customerimport_changelist",
-                        "scheduling.view_customerimport"),
-                    Tab(_("Complaints"), "scheduling_complaint_changelist", "scheduling.view_complaint"),
+                    Tab(_("Customers"), "scheduling_customer_changelist"),
+                    Tab(_("Customer imports"), "scheduling_customerimport_changelist"),
+                    Tab(_("Complaints"), "scheduling_complaint_changelist"),
                 ),
             ),
         ),
@@ -221,32 +210,28 @@ SETTINGS: Group = (
         Entry(
             "webhook",
             (
-                Tab(_("Webhooks"), "scheduling_webhooksubscription_changelist", "scheduling.view_webhooksubscription"),
-                Tab(_("Webhook messages"), "scheduling_webhookmessage_changelist", "scheduling.view_webhookmessage"),
+                Tab(_("Webhooks"), "scheduling_webhooksubscription_changelist"),
+                Tab(_("Webhook messages"), "scheduling_webhookmessage_changelist"),
             ),
         ),
         Entry(
             "schedule",
             (
-                Tab(_("Periodic tasks"), "django_celery_beat_periodictask_changelist",
-                    "django_celery_beat.view_periodictask"),
-                Tab(_("Intervals"), "django_celery_beat_intervalschedule_changelist",
-                    "django_celery_beat.view_intervalschedule"),
-                Tab(_("Crontabs"), "django_celery_beat_crontabschedule_changelist",
-                    "django_celery_beat.view_crontabschedule"),
-                Tab(_("Fixed times"), "django_celery_beat_clockedschedule_changelist",
-                    "django_celery_beat.view_clockedschedule"),
+                Tab(_("Periodic tasks"), "django_celery_beat_periodictask_changelist"),
+                Tab(_("Intervals"), "django_celery_beat_intervalschedule_changelist"),
+                Tab(_("Crontabs"), "django_celery_beat_crontabschedule_changelist"),
+                Tab(_("Fixed times"), "django_celery_beat_clockedschedule_changelist"),
             ),
         ),
         Entry(
             "manage_accounts",
             (
-                Tab(_("Users"), "auth_user_changelist", "auth.view_user"),
-                Tab(_("Invitations"), "scheduling_invitation_changelist", "scheduling.view_invitation"),
-                Tab(_("Groups"), "auth_group_changelist", "auth.view_group"),
-                Tab(_("API keys"), "scheduling_apikey_changelist", "scheduling.view_apikey"),
-                Tab(_("Failed logins"), "scheduling_failedlogin_changelist", "scheduling.view_failedlogin"),
-                Tab(_("Audit log"), "scheduling_auditentry_changelist", "scheduling.view_auditentry"),
+                Tab(_("Users"), "auth_user_changelist"),
+                Tab(_("Invitations"), "scheduling_invitation_changelist"),
+                Tab(_("Groups"), "auth_group_changelist"),
+                Tab(_("API keys"), "scheduling_apikey_changelist"),
+                Tab(_("Failed logins"), "scheduling_failedlogin_changelist"),
+                Tab(_("Audit log"), "scheduling_auditentry_changelist"),
             ),
             own_title=_("Access"),
         ),
@@ -288,7 +273,9 @@ def build_sidebar(request: HttpRequest) -> list[dict[str, Any]]:
     """Return the groups of the sidebar. The entry of the current page is marked as active."""
     place = find_menu_place(request)
     allowed = list(iterate_open_entries(request.user))
-    badges = _count_badges([entry for _group, entry, tabs in allowed if entry.count and tabs[0] is entry.tabs[0]])
+    counted = [entry for _group, entry, tabs in allowed if entry.count and tabs[0] is entry.tabs[0]]
+    # No badges if the counts exceed the time limit.
+    badges = count_within(lambda: {entry: entry.count() for entry in counted if entry.count}) or {}
     groups: dict[Text, dict[str, Any]] = {}
     for title, entry, tabs in allowed:
         group = groups.setdefault(title, {"title": title, "items": []})
@@ -313,11 +300,6 @@ def may_see_workers(user: Any) -> bool:
 def may_open_flower(user: Any) -> bool:
     """Return whether the user is an administrator and this process knows the login of Flower."""
     return bool(settings.FLOWER_LOGIN and user.is_active and user.is_superuser)
-
-
-def _count_badges(entries: list[Entry]) -> dict[Entry, int]:
-    """Return the counts of the entries; none if they exceed the time limit of a count."""
-    return count_within(lambda: {entry: entry.count() for entry in entries if entry.count}) or {}
 
 
 def choose_environment_label(request: HttpRequest) -> tuple[str, str] | None:
@@ -444,16 +426,14 @@ def _describe_pause_action(scope: str, ends: bool) -> str:
 def find_nodes(request: HttpRequest, term: str) -> Iterator[Found]:
     for row in Node.objects.filter(retired_at=None).select_related("stage", "template")[:MOST_READ]:
         if fits_term(term, row.name, row.key, row.trigger, str(row.stage), row.template.key):
-            link = reverse("admin:scheduling_node_change", args=[row.pk])
             detail = " · ".join([*([row.key] if row.name else []), str(row.stage), row.trigger])
-            yield Found(_("Node"), "account_tree", str(row), link, detail)
+            yield Found(_("Node"), "account_tree", str(row), find_address(row), detail)
 
 
 def find_templates(request: HttpRequest, term: str) -> Iterator[Found]:
     for row in Template.objects.filter(retired_at=None)[:MOST_READ]:
         if fits_term(term, row.key, row.content_type):
-            link = reverse("admin:scheduling_template_change", args=[row.pk])
-            yield Found(_("Template"), "chat", row.key, link, row.content_type)
+            yield Found(_("Template"), "chat", row.key, find_address(row), row.content_type)
 
 
 def find_channels(request: HttpRequest, term: str) -> Iterator[Found]:
@@ -467,8 +447,7 @@ def find_channels(request: HttpRequest, term: str) -> Iterator[Found]:
 
 def find_communities(request: HttpRequest, term: str) -> Iterator[Found]:
     for row in Community.objects.filter(Q(chat_id__startswith=term) | Q(name__icontains=term))[:MOST_FOUND]:
-        link = reverse("admin:scheduling_community_change", args=[row.pk])
-        yield Found(_("Community"), "groups", str(row), link, row.chat_id)
+        yield Found(_("Community"), "groups", str(row), find_address(row), row.chat_id)
 
 
 # --- records ----------------------------------------------------------------------------------------------------------
@@ -478,24 +457,23 @@ def find_customers(request: HttpRequest, term: str) -> Iterator[Found]:
     keys = find_first_customers(term, MOST_FOUND)
     rows = Customer.objects.in_bulk(keys)
     for row in (rows[key] for key in dict.fromkeys(keys) if key in rows):
-        link = reverse("admin:scheduling_customer_change", args=[row.pk])
-        yield Found(_("Customer"), "person", str(row), link, reveal_odd_characters(row.user_id))
+        yield Found(_("Customer"), "person", str(row), find_address(row), reveal_odd_characters(row.user_id))
 
 
 def find_touches(request: HttpRequest, term: str) -> Iterator[Found]:
     """Find a touch by its full id."""
     if uuid := parse_uuid(term):
         for row in Touch.objects.filter(pk=uuid).select_related("node", "customer"):
-            link = reverse("admin:scheduling_touch_change", args=[row.pk])
-            yield Found(_("Touch"), "send", f"{row.node} → {row.customer}", link, row.get_state_display())
+            title = f"{row.node} → {row.customer}"
+            yield Found(_("Touch"), "send", title, find_address(row), row.get_state_display())
 
 
 def find_failed_tasks(request: HttpRequest, term: str) -> Iterator[Found]:
     """Find a failed task by its full id or that of its touch or job."""
     if uuid := parse_uuid(term):
         for row in FailedTask.objects.filter(Q(pk=uuid) | Q(task_id=uuid))[:MOST_FOUND]:
-            link = reverse("admin:scheduling_failedtask_change", args=[row.pk])
-            yield Found(_("Failed task"), "error", translate_reason(row.reason), link, row.get_state_display())
+            title = translate_reason(row.reason)
+            yield Found(_("Failed task"), "error", title, find_address(row), row.get_state_display())
 
 
 def find_events_by_id(request: HttpRequest, term: str) -> Iterator[Found]:
@@ -523,10 +501,10 @@ LIMIT %(found)s
 
 def _describe_events(rows: Iterable[Event]) -> Iterator[Found]:
     for row in rows:
-        link = reverse("admin:scheduling_event_change", args=[row.pk])
         shown = (row.source, reveal_odd_characters(row.user_id), format_instant(row.occurred_at))
         detail = format_html_join(" · ", "{}", ((each,) for each in shown))
-        yield Found(_("Event"), "bolt", f"{row.type} {reveal_odd_characters(row.event_id)}", link, detail)
+        title = f"{row.type} {reveal_odd_characters(row.event_id)}"
+        yield Found(_("Event"), "bolt", title, find_address(row), detail)
 
 
 FINDERS: tuple[Finder, ...] = (

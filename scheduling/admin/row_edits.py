@@ -14,7 +14,6 @@ from django.db.models import Model
 from django.forms.models import model_to_dict
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
-from django.urls import reverse
 from django.utils.crypto import salted_hmac
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -22,7 +21,7 @@ from unfold.dataclasses import UnfoldAction
 from unfold.enums import ActionVariant
 
 from scheduling.admin.labels import translate_error, translate_errors
-from scheduling.admin.shown_values import describe_instant
+from scheduling.admin.shown_values import describe_instant, find_address
 from scheduling.configuration.file.apply import InvalidConfiguration
 from scheduling.error_text import ErrorText
 from scheduling.errors import Conflict
@@ -221,8 +220,7 @@ class RestorableAdmin:
             return ""
         if row.history.first().pk == version.pk:
             return ""
-        names = f"{self.opts.app_label}_{self.opts.model_name}"
-        return f"{reverse(f'admin:{names}_change', args=[row.pk])}?{PARAMETER}={version.pk}"
+        return f"{find_address(row)}?{PARAMETER}={version.pk}"
 
 
 def describe_version(version: Any) -> str:

@@ -1,11 +1,16 @@
-"""Show instants and stored ids, the same on every page. Templates use the filters `instant` and `shown_id`."""
+"""Show instants, stored ids and links to rows, the same on every page.
+
+Templates use the filters `instant` and `shown_id`.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
 
+from django.db.models import Model
 from django.template import Library
+from django.urls import reverse
 from django.utils.formats import date_format
 from django.utils.html import conditional_escape, format_html
 from django.utils.safestring import SafeString, mark_safe
@@ -33,6 +38,15 @@ def render_time(at: datetime, text: Any) -> SafeString:
 def format_instant(at: datetime | None, form: str = "Y-m-d H:i:s") -> SafeString | str:
     """Format an instant in the installation's time zone; "–" for None."""
     return render_time(at, date_format(localtime(at), form)) if at else "–"
+
+
+def find_address(row: Model) -> str:
+    """Return the address of a row's page."""
+    return reverse(f"admin:{row._meta.app_label}_{row._meta.model_name}_change", args=[row.pk])
+
+
+def render_link(address: str, text: Any) -> SafeString:
+    return format_html('<a class="at-link" href="{}">{}</a>', address, text)
 
 
 def insert_values(words: str, **values: Any) -> SafeString:

@@ -16,7 +16,7 @@ from django.contrib.auth.models import User
 from django.contrib.auth.views import LoginView
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import redirect, render
+from django.shortcuts import redirect
 from django.urls import URLPattern, path, reverse
 from django.utils.crypto import constant_time_compare
 from django.utils.decorators import method_decorator
@@ -30,6 +30,7 @@ from unfold.forms import AuthenticationForm
 from unfold.widgets import UnfoldAdminTextInputWidget
 
 from scheduling.admin import user
+from scheduling.admin.base import render_site_page
 from scheduling.admin.undo import answer_undo
 from scheduling.audit import record_action
 from scheduling.identity import openid, sign_ins, totp
@@ -151,7 +152,7 @@ def ask_code(request: HttpRequest) -> HttpResponse:
     form = CodeForm(request.POST or None)
     if request.method == "POST" and check_code(request, held, form):
         return redirect(_release_sign_in(request, held))
-    return _render_step(request, gettext("Second factor"), form=form)
+    return render_site_page(request, "ops/sign_in_step.html", gettext("Second factor"), form=form)
 
 
 @never_cache
@@ -171,14 +172,15 @@ def enrol_at_sign_in(request: HttpRequest) -> HttpResponse:
         if codes:
             return render_recovery_codes(request, codes, back=_release_sign_in(request, held))
         form.refuse_code(request)
-    return _render_step(request, gettext("Set up the second factor"), form=form, **totp.describe_enrolment(device))
+    enrolment: dict[str, Any] = totp.describe_enrolment(device)
+    return render_site_page(
+        request, "ops/sign_in_step.html", gettext("Set up the second factor"), form=form, **enrolment
+    )  # fmt: skip
 
 
 def render_recovery_codes(request: HttpRequest, codes: list[str], back: str) -> HttpResponse:
     """Show new recovery codes, once."""
-    title = gettext("Recovery codes")
-    context = {**admin.site.each_context(request), "title": title, "codes": codes, "back": back}
-    return render(request, "ops/recovery_codes.html", context)
+    return render_site_page(request, "ops/recovery_codes.html", gettext("Recovery codes"), codes=codes, back=back)
 
 
 def _hold_sign_in(request: HttpRequest, user: User, target: str, page: str) -> HttpResponse:
@@ -210,10 +212,6 @@ def _start_over(request: HttpRequest) -> HttpResponse:
     request.session.pop(HELD, None)
     messages.warning(request, gettext("The sign-in has expired. Enter name and password."))
     return redirect("admin:login")
-
-
-def _render_step(request: HttpRequest, title: str, **context: Any) -> HttpResponse:
-    return render(request, "ops/sign_in_step.html", {**admin.site.each_context(request), "title": title, **context})
 
 
 def _build_provider_link(target: str) -> str:
@@ -380,16 +378,16 @@ def _render_account(request: HttpRequest, form: CodeForm) -> HttpResponse:
         {"row": row, "browser": describe_browser(row.browser), "is_current": row.digest == current}
         for row in sign_ins.list_sign_ins(user)
     ]
-    waiting = totp.find_enrolment(user)
-    if waiting:
+    enrolment: dict[str, Any] = {}
+    if waiting := totp.find_enrolment(user):
         form.ask_app_only()
-    context = {
-        **admin.site.each_context(request), "title": gettext("My account"), "form": form, "sign_ins": rows,
-        "others": any(not row["is_current"] for row in rows), "is_on": totp.find_device(user) is not None,
-        "codes_left": totp.count_recovery_codes(user), "is_required": settings.AFTERTOUCH_REQUIRE_TOTP,
-        **(totp.describe_enrolment(waiting) if waiting else {}),
-    }  # fmt: skip
-    return render(request, "ops/account.html", context)
+        enrolment = totp.describe_enrolment(waiting)
+    return render_site_page(
+        request, "ops/account.html", gettext("My account"), form=form, sign_ins=rows,
+        others=any(not row["is_current"] for row in rows), is_on=totp.find_device(user) is not None,
+        codes_left=totp.count_recovery_codes(user), is_required=settings.AFTERTOUCH_REQUIRE_TOTP,
+        **enrolment,
+    )  # fmt: skip
 
 
 def list_site_pages() -> list[URLPattern]:

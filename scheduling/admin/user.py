@@ -12,7 +12,7 @@ from django.contrib.auth.forms import BaseUserCreationForm
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import redirect
 from django.utils.text import capfirst
 from django.utils.timezone import now
 from django.utils.translation import gettext
@@ -24,7 +24,15 @@ from unfold.admin import ModelAdmin, TabularInline
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
-from scheduling.admin.base import Confirmation, DeclaredLookups, OpsAdmin, OpsPages, ops_display, row_action
+from scheduling.admin.base import (
+    Confirmation,
+    DeclaredLookups,
+    OpsAdmin,
+    OpsPages,
+    ops_display,
+    render_site_page,
+    row_action,
+)
 from scheduling.admin.labels import TranslatedPermissions
 from scheduling.admin.row_edits import OptimisticLockForm
 from scheduling.identity import invitations, totp
@@ -175,6 +183,7 @@ class InvitationAdmin(OpsAdmin):
     readonly_fields = ("state_name", "invited_by", "created_at", "expires_at", "accepted_at", "withdrawn_at", "user")
     list_select_related = ("invited_by",)
     actions_row = ("withdraw",)
+    forbidden = frozenset({"change", "delete"})  # the list shows who came in by whom
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         fields = ("name", "email", "role")
@@ -188,13 +197,6 @@ class InvitationAdmin(OpsAdmin):
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return self.has_view_permission(request) and not settings.AFTERTOUCH_OIDC_ONLY
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Keep invitations, so that the list shows who came in by whom."""
-        return False
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         given = form.cleaned_data
@@ -277,6 +279,7 @@ class AcceptanceForm(BaseUserCreationForm):  # type: ignore[type-arg]
 @require_http_methods(["GET", "HEAD", "POST"])
 def accept(request: HttpRequest, token: str) -> HttpResponse:
     """Let the invited colleague choose a name and a password."""
+    page, title = "ops/invitation_accept.html", gettext("Invitation")
     try:
         row = invitations.find_invitation(token)
         form = AcceptanceForm(request.POST or None, initial={"username": row.name or row.email.partition("@")[0]})
@@ -284,8 +287,8 @@ def accept(request: HttpRequest, token: str) -> HttpResponse:
             messages.success(request, gettext("Welcome. Log in with the name and the password that you have chosen."))
             return redirect("admin:index")
     except invitations.InvitationEnded as ended:
-        return _render_acceptance(request, None, status=404, reason=ended.reason)
-    return _render_acceptance(request, form, role=SHORT_LABELS[row.role])
+        return render_site_page(request, page, title, status=404, form=None, reason=ended.reason)
+    return render_site_page(request, page, title, form=form, role=SHORT_LABELS[row.role])
 
 
 def _store_user(token: str, form: AcceptanceForm) -> bool:
@@ -296,8 +299,3 @@ def _store_user(token: str, form: AcceptanceForm) -> bool:
         form.add_error("username", gettext("A user with this name exists."))
         return False
     return True
-
-
-def _render_acceptance(request: HttpRequest, form: Any, status: int = 200, **context: Any) -> HttpResponse:
-    whole = {**admin.site.each_context(request), "title": gettext("Invitation"), "form": form, **context}
-    return render(request, "ops/invitation_accept.html", whole, status=status)

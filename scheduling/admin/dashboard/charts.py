@@ -119,20 +119,9 @@ def build_stacked_chart(
     key: str, title: str, series: Sequence[Series], buckets: Sequence[Bucket], total_link: Callable[[str], str]
 ) -> Chart:
     """Build a chart of stacked bars: the series are parts of a whole."""
-    top = round_up(max((sum(bucket.counts.values()) for bucket in buckets if bucket.counts), default=0))
     sums = [sum((bucket.counts or {}).get(each.key, 0) for bucket in buckets) for each in series]
     legend = [(each, count, total_link(each.key)) for each, count in zip(series, sums, strict=True)]
-
-    def pieces(bucket: Bucket, x: float, width: float) -> list[ChartSegment]:
-        found, y = [], float(HEIGHT)
-        for each in series:
-            if count := (bucket.counts or {}).get(each.key, 0):
-                height = HEIGHT * count / top
-                y -= height
-                found.append(_build_segment(bucket, each, (x, y, width, height), str(count)))
-        return found
-
-    return Chart(key, title, legend, _build_bars(series, buckets, pieces, int), top, str(top))
+    return _build_chart(key, title, legend, buckets, int, is_stacked=True)
 
 
 def build_grouped_chart(
@@ -140,19 +129,40 @@ def build_grouped_chart(
     words: Callable[[int], Any] = int, goal: Goal | None = None,
 ) -> Chart:  # fmt: skip
     """Build a chart of bars side by side: no series is part of another. Values beyond the goal are red."""
-    series = [each for each, _sum, _link in legend]
-    top = round_up(max((max(bucket.counts.values()) for bucket in buckets if bucket.counts), default=0))
+    return _build_chart(key, title, legend, buckets, words, is_stacked=False, goal=goal)
 
-    def pieces(bucket: Bucket, x: float, width: float) -> list[ChartSegment]:
-        found, wide = [], width / len(series)
-        for number, each in enumerate(series):
-            if count := (bucket.counts or {}).get(each.key, 0):
-                height, tone = HEIGHT * count / top, "bad" if goal and count > goal.most else ""
-                place = (x + number * wide, HEIGHT - height, wide, height)
-                found.append(_build_segment(bucket, each, place, str(words(count)), tone))
-        return found
 
-    return Chart(key, title, list(legend), _build_bars(series, buckets, pieces, words), top, str(words(top)), goal)
+def _build_chart(
+    key: str, title: str, legend: Sequence[tuple[Series, Any, str]], buckets: Sequence[Bucket],
+    words: Callable[[int], Any], *, is_stacked: bool, goal: Goal | None = None,
+) -> Chart:  # fmt: skip
+    join = sum if is_stacked else max
+    top = round_up(max((join(bucket.counts.values()) for bucket in buckets if bucket.counts), default=0))
+    step = WIDTH / max(len(buckets), 1)
+    margin = step * GAP / 2
+    width = step - 2 * margin
+    bars = []
+    for number, bucket in enumerate(buckets):
+        x, y, wide = number * step + margin, float(HEIGHT), width if is_stacked else width / len(legend)
+        pieces: list[ChartSegment] = []
+        cells: list[tuple[str, Any, str]] = []
+        for place, (each, _sum, _link) in enumerate(legend):
+            link = bucket.links.get(each.key, "")
+            count = (bucket.counts or {}).get(each.key, 0)
+            cells.append((str(each.words), None if bucket.counts is None else words(count), link))
+            if count:
+                height = HEIGHT * count / top
+                y = (y if is_stacked else HEIGHT) - height
+                left = x if is_stacked else x + place * wide
+                tone = "bad" if goal and count > goal.most else each.tone
+                text = _("%(when)s · %(what)s: %(count)s") % {
+                    "when": bucket.label.plain, "what": each.words, "count": words(count),
+                }  # fmt: skip
+                pieces.append(
+                    ChartSegment(round(left, 2), round(y, 2), round(wide, 2), round(height, 2), tone, text, link)
+                )
+        bars.append(ChartBar(round(x, 2), round(width, 2), bucket.label, pieces, bucket.counts is None, cells))
+    return Chart(key, title, list(legend), bars, top, str(words(top)), goal)
 
 
 def round_up(most: int) -> int:
@@ -161,36 +171,6 @@ def round_up(most: int) -> int:
     while scale * 10 <= most:
         scale *= 10
     return next(step * scale for step in (1, 2, 5, 10) if step * scale >= most)
-
-
-def _build_bars(
-    series: Sequence[Series], buckets: Sequence[Bucket],
-    pieces: Callable[[Bucket, float, float], list[ChartSegment]], words: Callable[[int], Any],
-) -> list[ChartBar]:  # fmt: skip
-    step = WIDTH / max(len(buckets), 1)
-    margin = step * GAP / 2
-    columns = []
-    for number, bucket in enumerate(buckets):
-        x, width, counts = number * step + margin, step - 2 * margin, bucket.counts
-        cells = [
-            (
-                str(each.words),
-                None if counts is None else words(counts.get(each.key, 0)),
-                bucket.links.get(each.key, ""),
-            )
-            for each in series
-        ]
-        drawn = pieces(bucket, x, width)
-        columns.append(ChartBar(round(x, 2), round(width, 2), bucket.label, drawn, counts is None, cells))
-    return columns
-
-
-def _build_segment(
-    bucket: Bucket, series: Series, place: tuple[float, float, float, float], count: str, tone: str = ""
-) -> ChartSegment:
-    title = _("%(when)s · %(what)s: %(count)s") % {"when": bucket.label.plain, "what": series.words, "count": count}
-    x, y, width, height = (round(each, 2) for each in place)
-    return ChartSegment(x, y, width, height, tone or series.tone, title, bucket.links.get(series.key, ""))
 
 
 PERIODS = (1, 7, 30)  #: days
@@ -207,9 +187,9 @@ class Span:
     until: datetime
 
 
-def read_requested_days(request: HttpRequest) -> int:
-    """Return the period that the request selects, in days; the first of `PERIODS` by default."""
-    return next((each for each in PERIODS if str(each) == request.GET.get("days")), PERIODS[0])
+def read_requested_days(request: HttpRequest, offered: Sequence[int] = PERIODS, usual: int = PERIODS[0]) -> int:
+    """Return the period that the request selects, in days."""
+    return next((each for each in offered if str(each) == request.GET.get("days")), usual)
 
 
 def split_period(days: int) -> list[Span]:
@@ -240,16 +220,11 @@ def get_span_bounds(spans: list[Span], span: Span | None) -> tuple[datetime, dat
 def count_by_span(past: HourlyCache[T], spans: list[Span], time_limit: PageTimeLimit) -> list[T | None]:
     """Count by bar; None where counting exceeded its time limit."""
     found = past.hours([hour for span in spans for hour in span.hours], now(), time_limit)
-    return [_sum_counters([found[hour] for hour in span.hours]) for span in spans]
-
-
-def _sum_counters(parts: list[T | None]) -> T | None:
-    whole: Any = Counter()
-    for part in parts:
-        if part is None:
-            return None
-        whole += part
-    return whole  # type: ignore[no-any-return]
+    counted: list[Any] = []
+    for span in spans:
+        parts: list[Any] = [found[hour] for hour in span.hours]
+        counted.append(None if None in parts else sum(parts, Counter()))
+    return counted
 
 
 SHOWN = 5
@@ -267,7 +242,7 @@ class CodeLabels:
 def build_ranked_chart(
     key: str, title: str, spans: Sequence[Span], counts: Sequence[Counter[str] | None], names: CodeLabels
 ) -> Chart:  # fmt: skip
-    """Chart the `DISPLAY_PARAMETERS` most frequent codes, and the others as one series."""
+    """Chart the `SHOWN` most frequent codes, and the others as one series."""
     total: Counter[str] = sum((each for each in counts if each), Counter())
     common = [code for code, _count in total.most_common(SHOWN)]
     series = [Series(code, names.words(code), f"hue{number}") for number, code in enumerate(common)]

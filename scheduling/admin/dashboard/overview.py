@@ -181,20 +181,14 @@ def _describe_cause(cause: dict[str, Any]) -> ActionLine:
 def _list_pauses(time_limit: PageTimeLimit) -> Lines:
     pauses = list_active_pauses()
     held: Counter[str] | None = time_limit(count_held) if pauses else Counter()
-    return [
-        ActionLine(
-            "pause_circle", _("Paused: %(what)s.") % {"what": each["name"]},
-            f"{reverse('admin:scheduling_touch_changelist')}?{urlencode({'paused_by': each['row'].scope})}",
-            _describe_held(held, each["row"].scope), "wait",
-        )
-        for each in pauses
-    ]  # fmt: skip
-
-
-def _describe_held(held: Counter[str] | None, scope: str) -> str:
-    if held is None:
-        return _("too much to count now")
-    return _("touches held: %(count)s") % {"count": format_capped_count(held[scope], MOST)}
+    lines = []
+    for each in pauses:
+        scope, detail = each["row"].scope, _("too much to count now")
+        if held is not None:
+            detail = _("touches held: %(count)s") % {"count": format_capped_count(held[scope], MOST)}
+        link = f"{reverse('admin:scheduling_touch_changelist')}?{urlencode({'paused_by': scope})}"
+        lines.append(ActionLine("pause_circle", _("Paused: %(what)s.") % {"what": each["name"]}, link, detail, "wait"))
+    return lines
 
 
 def _list_overdue(late: Overdue | None) -> Lines:
@@ -337,7 +331,10 @@ def _rank_complaint_rates(past: EndedTouches, time_limit: PageTimeLimit) -> list
     whole, complained = past.whole, time_limit(lambda: statistics.count_complaints_by_node(past.since))
     if whole is None or complained is None:
         return None
-    delivered = {node: count_delivered(whole, node) for node in complained}
+    delivered: Counter[int] = Counter()
+    for (state, _code, node), count in whole.items():
+        if state == "delivered":
+            delivered[node] += count
     worst = sorted(complained, key=lambda node: -complained[node] / max(delivered[node], 1))[:WORST]
     names = dict(Node.objects.filter(pk__in=worst).values_list("pk", "key"))
     link = reverse("admin:scheduling_complaint_changelist")
@@ -350,8 +347,3 @@ def _rank_complaint_rates(past: EndedTouches, time_limit: PageTimeLimit) -> list
         }
         for node in worst
     ]  # fmt: skip
-
-
-def count_delivered(tally: statistics.OutcomeCounts, wanted: int) -> int:
-    """Return the number of touches that a node delivered."""
-    return sum(count for (state, _code, node), count in tally.items() if state == "delivered" and node == wanted)

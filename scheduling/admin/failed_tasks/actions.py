@@ -1,4 +1,4 @@
-"""Define the actions on failed tasks with their texts, the page that applies one, and the difference of an edit."""
+"""Define the actions on failed tasks with their texts, and the difference of an edit."""
 
 from __future__ import annotations
 
@@ -9,22 +9,16 @@ from typing import Any
 from uuid import UUID
 
 from django import forms
-from django.contrib import messages
-from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.template.loader import render_to_string
 from django.utils.functional import Promise
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextInputWidget
 
-from scheduling import sql
-from scheduling.admin.base import Confirmation, build_user_actor
 from scheduling.admin.undo import create_undo_link
 from scheduling.models import FailedTask
 from scheduling.operations.bulk_actions import FASTEST, ROW_ACTIONS, SLOWEST, RowAction
-from scheduling.operations.undo import UNDO_WINDOW
 from scheduling.redaction import redact
 from scheduling.strict_text import is_same_json
 
@@ -159,29 +153,6 @@ def offer_retry_undo(request: HttpRequest, action: RowAction, retried: Mapping[U
         return ""
     ids = {str(failed_id): str(task_id) for failed_id, task_id in retried.items()}
     return create_undo_link(request, "failed_task.retry", list(ids), label=label, retried=ids, as_new=action.as_new)
-
-
-def act_page(tasks_admin: Any, request: HttpRequest, row: FailedTask, name: str) -> HttpResponse:
-    """Confirm an action on one failed task and apply it."""
-    if not request.user.has_perm(HANDLE):
-        raise PermissionDenied
-    verb = FAILED_TASK_ACTIONS.get(name)
-    if verb is None:
-        raise Http404
-    verb = verb.for_origins(row.origin)
-    form = ReasonForm(request.POST or None)
-
-    def act() -> None:
-        actor = build_user_actor(request, form.cleaned_data["reason"])
-        new_id = verb.action.act(row.pk, actor, sql.now() + UNDO_WINDOW)
-        link = offer_retry_undo(request, verb.action, {row.pk: new_id}, label=str(verb.title))
-        messages.success(request, _("Done: %(what)s.") % {"what": verb.title}, extra_tags=link)
-
-    asked = Confirmation(
-        title=str(verb.title), text=str(verb.explains), form=form, danger=verb.action.as_new, act=act,
-        refused=_("Nothing was changed: another user acted first, or the state does not allow the action."),
-    )  # fmt: skip
-    return tasks_admin.confirm_row(request, row, asked)  # type: ignore[no-any-return]
 
 
 MOST_SHOWN = 50  #: changed values

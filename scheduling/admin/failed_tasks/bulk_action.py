@@ -20,7 +20,7 @@ from django.utils.timezone import now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from scheduling.admin.base import ReadOnlyAdmin, build_user_actor, ops_display, row_action
+from scheduling.admin.base import ReadOnlyAdmin, RowPage, build_user_actor, ops_display, row_action
 from scheduling.admin.failed_tasks.actions import (
     FAILED_TASK_ACTIONS,
     HANDLE,
@@ -125,7 +125,7 @@ def get_action_title(action: str) -> str:
 
 
 @admin.register(BulkAction)
-class BulkActionAdmin(ReadOnlyAdmin):
+class BulkActionAdmin(RowPage, ReadOnlyAdmin):
     list_display = ("what", "shown_state", "progress", "begun_at", "actor_name", "reason")
     list_filter = ("state",)
     list_filter_submit = False
@@ -134,7 +134,8 @@ class BulkActionAdmin(ReadOnlyAdmin):
 
     @ops_display(description=gettext_lazy("action"))
     def what(self, row: BulkAction) -> str:
-        return _format_headline(row)
+        applied = find_row_action(row.action)
+        return f"{get_action_title(row.action)} · {get_list(applied.over).label if applied else ''}"
 
     @ops_display(description=gettext_lazy("state"), label=TONES)
     def shown_state(self, row: BulkAction) -> tuple[str, str]:
@@ -142,23 +143,22 @@ class BulkActionAdmin(ReadOnlyAdmin):
 
     @ops_display(description=gettext_lazy("progress"))
     def progress(self, row: BulkAction) -> str:
-        return _format_progress(row)
+        if row.total is None:
+            return str(row.looked_at)
+        return _("%(done)s of %(total)s") % {"done": row.looked_at, "total": row.total}
 
-    def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
-    ) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
+    def show_row(self, request: HttpRequest, row: BulkAction) -> HttpResponse:
         running = row.state == BulkAction.State.RUNNING
         return self.page(
             request,
             "ops/bulk_action.html",
-            _format_headline(row),
+            self.what(row),
             original=row,
             row=row,
             tone=TONES[row.state],
             running=running,
             percent=_compute_percent(row),
-            progress=_format_progress(row),
+            progress=self.progress(row),
             left=describe_duration(_estimate_time_left(row)) if running and row.total and row.looked_at else "",
             pace=f"{row.per_second:g}",
             chosen=sorted(row.filter.items()),
@@ -186,11 +186,6 @@ def _may_stop(request: HttpRequest, row: BulkAction) -> bool:
     return applied is not None and request.user.has_perm(applied.permission)
 
 
-def _format_headline(row: BulkAction) -> str:
-    applied = find_row_action(row.action)
-    return f"{get_action_title(row.action)} · {get_list(applied.over).label if applied else ''}"
-
-
 def _build_list_link(row: BulkAction) -> str:
     """Return the address of the list with the rows that match now; empty if the action is unknown."""
     applied = find_row_action(row.action)
@@ -199,12 +194,6 @@ def _build_list_link(row: BulkAction) -> str:
     listed = get_list(applied.over)
     query = {listed.page_names.get(name, name): value for name, value in row.filter.items()}
     return f"{reverse(listed.changelist)}?{urlencode(query)}"
-
-
-def _format_progress(row: BulkAction) -> str:
-    if row.total is None:
-        return str(row.looked_at)
-    return _("%(done)s of %(total)s") % {"done": row.looked_at, "total": row.total}
 
 
 def _compute_percent(row: BulkAction) -> int:
@@ -237,60 +226,40 @@ def make_list_action(name: str) -> Callable[[Any, HttpRequest, QuerySet[FailedTa
         asked_at = read_page_time(request)
         rows = verb.action.allowed_rows(queryset.filter(failed_at__lte=asked_at))
         count = count_within(rows.order_by().count)
+        by_workers = request.POST.get("select_across") == "1" and (count is None or count > AT_ONCE)
+        if by_workers and (refused := list_refusal_reasons(name, request.GET, asked_at)):
+            for line in refused:
+                messages.error(request, line)
+            return None
         given = request.POST if "confirmed" in request.POST else None
-        if request.POST.get("select_across") == "1" and (count is None or count > AT_ONCE):
-            return _act_on_all_matching(tasks_admin, request, name, rows, count, given, asked_at)
-        form = ReasonForm(given)
+        form = PaceForm.for_action(verb.action, given) if by_workers else ReasonForm(given)
         if form.is_valid():
+            if isinstance(form, PaceForm):
+                return submit_bulk_action(request, name, request.GET, form, asked_at)
             _act_on_chosen(request, verb, rows, form)
             return None
-        return _render_confirmation(
-            tasks_admin, request, name, rows, form, asked_at, facts=[_describe_task_count(min(count or 0, MOST_CHOSEN))]
-        )
+        facts = [_("Applies to too many failed tasks to count now.")]
+        shown = count if by_workers else min(count or 0, MOST_CHOSEN)
+        if shown is not None:
+            words = ngettext("Applies to %(count)s failed task.", "Applies to %(count)s failed tasks.", shown)
+            facts = [words % {"count": shown}]
+        if by_workers:
+            facts.append(_("Workers run the bulk action. A page shows its progress and can stop it."))
+        origins = count_within(lambda: list(rows.order_by().values_list("origin", flat=True).distinct()))
+        of_origins = verb.for_origins(*(origins or ()))
+        hidden = [
+            ("action", f"bulk_{name}"), ("confirmed", "1"), ("asked_at", asked_at.isoformat()),
+            ("select_across", request.POST.get("select_across", "0")), ("index", "0"),
+            *((ACTION_CHECKBOX_NAME, pk) for pk in request.POST.getlist(ACTION_CHECKBOX_NAME)),
+        ]  # fmt: skip
+        return tasks_admin.page(  # type: ignore[no-any-return]
+            request, "ops/confirm.html", of_origins.title, form=form, text=of_origins.explains,
+            button=of_origins.title, facts=facts, danger=verb.action.as_new, hidden=hidden,
+            back=request.get_full_path(),
+        )  # fmt: skip
 
     act.__name__ = f"bulk_{name}"
     return act
-
-
-def _act_on_all_matching(
-    tasks_admin: Any, request: HttpRequest, name: str, rows: QuerySet[FailedTask], count: int | None, given: Any,
-    asked_at: datetime,
-) -> HttpResponse | None:  # fmt: skip
-    refused = list_refusal_reasons(name, request.GET, asked_at)
-    if refused:
-        for line in refused:
-            messages.error(request, line)
-        return None
-    form = PaceForm.for_action(FAILED_TASK_ACTIONS[name].action, given)
-    if form.is_valid():
-        return submit_bulk_action(request, name, request.GET, form, asked_at)
-    facts = (
-        [_describe_task_count(count)] if count is not None else [_("Applies to too many failed tasks to count now.")]
-    )
-    facts.append(_("Workers run the bulk action. A page shows its progress and can stop it."))
-    return _render_confirmation(tasks_admin, request, name, rows, form, asked_at, facts=facts)
-
-
-def _describe_task_count(count: int) -> str:
-    words = ngettext("Applies to %(count)s failed task.", "Applies to %(count)s failed tasks.", count)
-    return words % {"count": count}
-
-
-def _render_confirmation(
-    tasks_admin: Any, request: HttpRequest, name: str, rows: QuerySet[FailedTask], form: ReasonForm,
-    asked_at: datetime, *, facts: list[str],
-) -> HttpResponse:  # fmt: skip
-    origins = count_within(lambda: list(rows.order_by().values_list("origin", flat=True).distinct()))
-    verb = FAILED_TASK_ACTIONS[name].for_origins(*(origins or ()))
-    hidden = [
-        ("action", f"bulk_{name}"), ("confirmed", "1"), ("asked_at", asked_at.isoformat()),
-        ("select_across", request.POST.get("select_across", "0")), ("index", "0"),
-    ]  # fmt: skip
-    hidden += [(ACTION_CHECKBOX_NAME, pk) for pk in request.POST.getlist(ACTION_CHECKBOX_NAME)]
-    return tasks_admin.page(  # type: ignore[no-any-return]
-        request, "ops/confirm.html", verb.title, form=form, text=verb.explains, button=verb.title, facts=facts,
-        danger=verb.action.as_new, hidden=hidden, back=request.get_full_path(),
-    )  # fmt: skip
 
 
 def _act_on_chosen(request: HttpRequest, verb: FailedTaskAction, rows: QuerySet[FailedTask], form: ReasonForm) -> None:

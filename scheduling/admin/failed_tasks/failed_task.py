@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,7 +16,7 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import Count, Max, Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
-from django.urls import URLPattern, path, reverse
+from django.urls import reverse
 from django.utils.dateparse import parse_datetime
 from django.utils.html import Urlizer, format_html
 from django.utils.http import urlencode
@@ -33,16 +33,17 @@ from scheduling.admin.base import (
     CappedPaginator,
     Confirmation,
     ReadOnlyAdmin,
+    RowPage,
     build_user_actor,
     ops_action,
     ops_display,
     row_action,
+    table_page,
 )
 from scheduling.admin.failed_tasks.actions import (
     FAILED_TASK_ACTIONS,
     HANDLE,
     ReasonForm,
-    act_page,
     offer_retry_undo,
     render_difference,
 )
@@ -51,7 +52,7 @@ from scheduling.admin.form_fields import DataField
 from scheduling.admin.labels import translate_error, translate_reason
 from scheduling.admin.lists import ColumnFilter, ListExportMixin, ReasonFilter
 from scheduling.admin.page_reads import count_within
-from scheduling.admin.shown_values import describe_instant, format_instant
+from scheduling.admin.shown_values import describe_instant, find_address, format_instant
 from scheduling.admin.touches.touch import SpanFilter
 from scheduling.error_lines import find_error_line, has_more_lines
 from scheduling.errors import AftertouchError, InvalidInput
@@ -193,28 +194,6 @@ def build_notes(request: HttpRequest, row: FailedTask, links: Mapping[str, str])
     return context
 
 
-def assign_task(request: HttpRequest, row: FailedTask) -> None:
-    """Assign the failed task to the chosen user, or to none."""
-    try:
-        failed_tasks.assign_failed_task(row.pk, request.POST.get("user") or None)
-        messages.success(request, _("The assignee was changed."))
-    except InvalidInput as error:
-        messages.error(request, translate_error(error.errors[0].message))
-
-
-def comment_task(request: HttpRequest, row: FailedTask) -> None:
-    """Store the written comment."""
-    form = CommentForm(request.POST)
-    try:
-        if form.is_valid():
-            failed_tasks.add_comment(row.pk, form.cleaned_data["text"], build_user_actor(request))
-            messages.success(request, _("The comment was added."))
-        else:
-            messages.error(request, " ".join(map(str, form.errors["text"])))
-    except InvalidInput as error:
-        messages.error(request, translate_error(error.errors[0].message))
-
-
 CODE = {"rows": 14, "class": "at-mono", "spellcheck": "false"}
 
 
@@ -253,54 +232,6 @@ def may_edit(request: HttpRequest, row: FailedTask) -> bool:
         republisher is not None
         and row.state in failed_tasks.RETRYABLE
         and request.user.has_perm(republisher.edit_permission)
-    )
-
-
-def confirm_edit(request: HttpRequest, row: FailedTask) -> Confirmation:
-    """Edit the payload, check it and publish the task again."""
-    republisher = failed_tasks.find_republisher(row.origin)
-    if republisher is None:
-        raise Http404
-    if not request.user.has_perm(republisher.edit_permission):
-        raise PermissionDenied
-    payload = republisher.read_payload(row)
-    title = gettext("Edit and retry")
-    if problem := _find_edit_problem(request, row, payload):
-        return Confirmation(title=title, act=lambda: None, problem=problem)
-    assert payload is not None
-    of_touch = row.origin == FailedTask.Origin.TOUCH
-    form: TouchTextForm | PayloadForm
-    if of_touch:
-        form = TouchTextForm(request.POST or None, initial=dict(payload))
-    else:
-        text = json.dumps(payload, ensure_ascii=False, indent=2)
-        form = PayloadForm(request.POST or None, initial={"payload": text})
-    unknown = row.failure == "unknown"
-    return Confirmation(
-        title=title, form=form, text=_explain(of_touch), danger=unknown,
-        warning=gettext("The first one may have had its effect. This one has it a second time.") if unknown else "",
-        act=lambda: _retry_edited(request, row, form, as_new=unknown),
-    )  # fmt: skip
-
-
-def _find_edit_problem(request: HttpRequest, row: FailedTask, payload: Mapping[str, Any] | None) -> str:
-    """Return why there is nothing to edit. A submitted form gets the conflict as its answer instead."""
-    if payload is None:
-        return gettext("The original has been deleted.")
-    if request.method != "POST" and row.state not in failed_tasks.RETRYABLE:
-        return gettext("It is %(state)s already.") % {"state": row.get_state_display()}
-    return ""
-
-
-def _explain(of_touch: bool) -> str:
-    if of_touch:
-        return gettext(
-            "Publishes the touch again with this text and a new delivery key. The guards are checked again. "
-            "The address is read when it is sent: correct it at the customer or the community."
-        )
-    return gettext(
-        "Publishes a new job with this payload and a new delivery key. The payload is checked against the flow. "
-        "The difference stays at this failed task."
     )
 
 
@@ -416,20 +347,11 @@ def find_task_with_link(origin: str, task_id: Any) -> dict[str, Any] | None:
     """Return a task from its app's ledger and the address of its page; None if it does not exist."""
     known = find_origin(origin)
     task = known.ledger._default_manager.filter(pk=task_id).first() if known and task_id else None
-    if task is None:
-        return None
-    opts = task._meta
-    return {"task": task, "link": reverse(f"admin:{opts.app_label}_{opts.model_name}_change", args=[task.pk])}
-
-
-def render_origin_panel(request: HttpRequest, row: FailedTask) -> str:
-    """Return the HTML that the origin's app adds to the page."""
-    origin = find_origin(row.origin)
-    return origin.panel(request, row) if origin and origin.panel else ""
+    return {"task": task, "link": find_address(task)} if task else None
 
 
 @admin.register(FailedTask)
-class FailedTaskAdmin(ListExportMixin, ReadOnlyAdmin):
+class FailedTaskAdmin(RowPage, ListExportMixin, ReadOnlyAdmin):
     list_display = (
         "failed",
         "state_label",
@@ -474,10 +396,6 @@ class FailedTaskAdmin(ListExportMixin, ReadOnlyAdmin):
     def has_export_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm(HANDLE)
 
-    def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view(self.act_view)
-        return [path("<uuid:pk>/act/<str:verb>/", view, name="scheduling_failedtask_act"), *super().get_urls()]
-
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[FailedTask], search_term: str
     ) -> tuple[QuerySet[FailedTask], bool]:
@@ -491,21 +409,84 @@ class FailedTaskAdmin(ListExportMixin, ReadOnlyAdmin):
             for name, verb in FAILED_TASK_ACTIONS.items()
         }
 
-    def act_view(self, request: HttpRequest, pk: Any, verb: str) -> HttpResponse:
-        return act_page(self, request, self.get_row_or_404(request, pk), verb)
+    @table_page("<uuid:pk>/act/<str:name>/", HANDLE)
+    def act(self, request: HttpRequest, pk: Any, name: str) -> HttpResponse:
+        """Confirm an action on one failed task and apply it."""
+        row = self.get_row_or_404(request, pk)
+        if name not in FAILED_TASK_ACTIONS:
+            raise Http404
+        verb = FAILED_TASK_ACTIONS[name].for_origins(row.origin)
+        form = ReasonForm(request.POST or None)
+
+        def act() -> None:
+            actor = build_user_actor(request, form.cleaned_data["reason"])
+            new_id = verb.action.act(row.pk, actor, sql.now() + UNDO_WINDOW)
+            link = offer_retry_undo(request, verb.action, {row.pk: new_id}, label=str(verb.title))
+            messages.success(request, gettext("Done: %(what)s.") % {"what": verb.title}, extra_tags=link)
+
+        asked = Confirmation(
+            title=str(verb.title), text=str(verb.explains), form=form, danger=verb.action.as_new, act=act,
+            refused=gettext("Nothing was changed: another user acted first, or the state does not allow the action."),
+        )  # fmt: skip
+        return self.confirm(request, asked, row)
 
     @row_action(permission=HANDLE)
     def edit(self, request: HttpRequest, row: FailedTask) -> Confirmation:
-        return confirm_edit(request, row)
+        """Edit the payload, check it and publish the task again."""
+        republisher = failed_tasks.find_republisher(row.origin)
+        if republisher is None:
+            raise Http404
+        if not request.user.has_perm(republisher.edit_permission):
+            raise PermissionDenied
+        payload = republisher.read_payload(row)
+        asked = Confirmation(title=gettext("Edit and retry"), act=lambda: None)
+        if payload is None:
+            return replace(asked, problem=gettext("The original has been deleted."))
+        if request.method != "POST" and row.state not in failed_tasks.RETRYABLE:
+            # A submitted form gets the conflict as its answer instead.
+            return replace(asked, problem=gettext("It is %(state)s already.") % {"state": row.get_state_display()})
+        form: TouchTextForm | PayloadForm
+        if row.origin == FailedTask.Origin.TOUCH:
+            form = TouchTextForm(request.POST or None, initial=dict(payload))
+            text = gettext(
+                "Publishes the touch again with this text and a new delivery key. The guards are checked again. "
+                "The address is read when it is sent: correct it at the customer or the community."
+            )
+        else:
+            shown = json.dumps(payload, ensure_ascii=False, indent=2)
+            form = PayloadForm(request.POST or None, initial={"payload": shown})
+            text = gettext(
+                "Publishes a new job with this payload and a new delivery key. The payload is checked against the "
+                "flow. The difference stays at this failed task."
+            )
+        unknown = row.failure == "unknown"
+        warning = gettext("The first one may have had its effect. This one has it a second time.") if unknown else ""
+        return replace(
+            asked, form=form, text=text, danger=unknown, warning=warning,
+            act=lambda: _retry_edited(request, row, form, as_new=unknown),
+        )  # fmt: skip
 
     @row_action(permission=HANDLE, methods=["POST"])
     def assign(self, request: HttpRequest, row: FailedTask) -> HttpResponse:
-        assign_task(request, row)
+        """Assign the failed task to the chosen user, or to none."""
+        try:
+            failed_tasks.assign_failed_task(row.pk, request.POST.get("user") or None)
+            messages.success(request, gettext("The assignee was changed."))
+        except InvalidInput as error:
+            messages.error(request, translate_error(error.errors[0].message))
         return redirect(self.url("change", row.pk))
 
     @row_action(permission=HANDLE, methods=["POST"])
     def comment(self, request: HttpRequest, row: FailedTask) -> HttpResponse:
-        comment_task(request, row)
+        form = CommentForm(request.POST)
+        try:
+            if form.is_valid():
+                failed_tasks.add_comment(row.pk, form.cleaned_data["text"], build_user_actor(request))
+                messages.success(request, gettext("The comment was added."))
+            else:
+                messages.error(request, " ".join(map(str, form.errors["text"])))
+        except InvalidInput as error:
+            messages.error(request, translate_error(error.errors[0].message))
         return redirect(f"{self.url('change', row.pk)}#comments")
 
     @ops_display(description=_("failed at"), ordering="failed_at")
@@ -572,11 +553,8 @@ class FailedTaskAdmin(ListExportMixin, ReadOnlyAdmin):
             back=self.url("changelist"),
         )
 
-    def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
-    ) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
-        links = self.action_links(request, row)
+    def show_row(self, request: HttpRequest, row: FailedTask) -> HttpResponse:
+        links, origin = self.action_links(request, row), find_origin(row.origin)
         verbs = [
             {
                 "verb": verb.for_origins(row.origin),
@@ -603,7 +581,7 @@ class FailedTaskAdmin(ListExportMixin, ReadOnlyAdmin):
             payload=redact_json(row.payload),
             task=find_task_with_link(row.origin, row.task_id),
             again=find_task_with_link(row.origin, row.retried_as),
-            panel=render_origin_panel(request, row),
+            panel=origin.panel(request, row) if origin and origin.panel else "",
             same=FailedTask.objects.filter(fingerprint=row.fingerprint, state="open").exclude(pk=row.pk)[:101].count(),
             same_link=f"{self.url('changelist')}?{urlencode({'fingerprint': row.fingerprint})}",
         )

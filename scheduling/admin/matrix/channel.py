@@ -9,11 +9,10 @@ from typing import Any, ClassVar
 from django import forms
 from django.conf import settings
 from django.contrib import admin
-from django.core.exceptions import PermissionDenied
 from django.db.models import Count, QuerySet
 from django.db.models.functions import Length
 from django.http import HttpRequest, HttpResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.text import capfirst
 from django.utils.timezone import localdate, localtime
@@ -22,7 +21,14 @@ from django.utils.translation import gettext_lazy as _
 from unfold.admin import TabularInline
 from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminSelectWidget
 
-from scheduling.admin.base import CheckedForm, HistoryAdmin, Retirable, RetiredFilter, ops_display, row_action
+from scheduling.admin.base import (
+    CheckedForm,
+    HistoryAdmin,
+    Retirable,
+    ops_display,
+    row_action,
+    table_page,
+)
 from scheduling.admin.form_fields import DurationsField, SettingsField
 from scheduling.admin.page_reads import count_within
 from scheduling.admin.shown_values import format_instant, insert_values
@@ -35,6 +41,7 @@ from scheduling.monitoring.duration_text import describe_duration
 from scheduling.monitoring.receivers import ReceiverStatus, list_receivers
 
 MASK = "••••"
+PER_PAGE = 25  #: receivers
 SECRET_LABELS = {
     "url": _("address (URL)"), "secret": _("secret"), "address": _("address"), "callback_token": _("callback token"),
     "callback_key": _("callback encryption key"), "proxy": _("proxy"),
@@ -185,17 +192,11 @@ class ChannelAdmin(HistoryAdmin, Retirable):
         "shown_state",
         "disabled_count",
     )
-    list_filter = (RetiredFilter,)
-    list_filter_submit = False
     search_fields = ("key", "name", "kind")
     readonly_fields = ("version",)
     fixed_fields = ("key",)
     write_only = frozenset({"change_reason", "settings"})
     actions_detail = ("pause_or_resume", "retire", "bring_back")
-
-    def get_urls(self) -> list[URLPattern]:
-        page = self.admin_site.admin_view(lambda request: receivers_page(self, request))
-        return [path("receivers/", page, name="scheduling_channelconfig_receivers"), *super().get_urls()]
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         receiver = (*(f"secret_{name}" for name in reversed(list_secret_names())), "settings")
@@ -263,38 +264,29 @@ class ChannelAdmin(HistoryAdmin, Retirable):
     def pause_or_resume(self, request: HttpRequest, row: ChannelConfig) -> HttpResponse:
         return redirect_to_pause_page(f"channel:{row.key}")
 
+    @table_page("receivers/", "view", "scheduling.view_touch")
+    def receivers(self, request: HttpRequest) -> HttpResponse:
+        given = request.GET.get("page", "")
+        number = int(given) if given.isdecimal() and 0 < int(given) < 1_000 else 1
+        found = count_within(lambda: list_receivers((number - 1) * PER_PAGE, PER_PAGE), settings.TIMEOUTS.receivers)
+        chats = [row.chat_id for row in found.rows if row.chat_id] if found else []
+        names = dict(Community.objects.filter(chat_id__in=chats).values_list("chat_id", "name"))
+        return self.page(
+            request,
+            "ops/receivers.html",
+            gettext("Receivers"),
+            receivers=None if found is None else [_describe_receiver(row, names) for row in found.rows],
+            incomplete=found is not None and found.incomplete,
+            previous=number - 1,
+            next=number + 1 if found and found.more else 0,
+            zone=settings.TIME_ZONE,
+        )
+
 
 def _filter_rules_of(row: ChannelConfig) -> QuerySet[HarassmentRule]:
     """Return the rules that name the channel. The name of a kind stays valid without it."""
     rules = HarassmentRule.objects.filter(channel=row.key)
     return rules.none() if row.key in channel_kinds() else rules
-
-
-PER_PAGE = 25
-
-
-def receivers_page(channels_admin: Any, request: HttpRequest) -> HttpResponse:
-    if not (channels_admin.has_view_or_change_permission(request) and request.user.has_perm("scheduling.view_touch")):
-        raise PermissionDenied
-    given = request.GET.get("page", "")
-    number = int(given) if given.isdecimal() and 0 < int(given) < 1_000 else 1
-    found = count_within(lambda: list_receivers((number - 1) * PER_PAGE, PER_PAGE), settings.TIMEOUTS.receivers)
-    names = _read_community_names([row.chat_id for row in found.rows]) if found else {}
-    return channels_admin.page(  # type: ignore[no-any-return]
-        request,
-        "ops/receivers.html",
-        gettext("Receivers"),
-        receivers=None if found is None else [_describe_receiver(row, names) for row in found.rows],
-        incomplete=found is not None and found.incomplete,
-        previous=number - 1,
-        next=number + 1 if found and found.more else 0,
-        zone=settings.TIME_ZONE,
-    )
-
-
-def _read_community_names(chat_ids: list[str]) -> dict[str, str]:
-    wanted = [chat_id for chat_id in chat_ids if chat_id]
-    return dict(Community.objects.filter(chat_id__in=wanted).values_list("chat_id", "name"))
 
 
 def _describe_receiver(row: ReceiverStatus, names: dict[str, str]) -> dict[str, Any]:
@@ -425,8 +417,6 @@ class CommunityForm(CheckedForm):
 class CommunityAdmin(Retirable):
     form = CommunityForm
     list_display = ("chat_id", "name", "shown_targets")
-    list_filter = (RetiredFilter,)
-    list_filter_submit = False
     search_fields = ("chat_id", "name")
     fixed_fields = ("chat_id",)
 

@@ -93,12 +93,22 @@ def _spread_rows(stored: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"join": join, "rows": rows}
 
 
-class ConditionWidget(forms.Widget):
-    """Rows of inputs. Three blank rows follow; a row without a field and a value is dropped."""
+class RowsWidget(forms.Widget):
+    """Several inputs, each with a label of its own. No input in the data means that there are no rows."""
 
     def __init__(self) -> None:
         super().__init__()
         self.suggest: Callable[[], Iterable[str]] = tuple
+
+    def value_omitted_from_data(self, data: Any, files: Any, name: str) -> bool:
+        return False
+
+    def id_for_label(self, id_: str) -> str:
+        return ""
+
+
+class ConditionWidget(RowsWidget):
+    """Rows of inputs. Three blank rows follow; a row without a field and a value is dropped."""
 
     def render(self, name: str, value: Any, attrs: Any = None, renderer: Any = None) -> SafeString:
         shown = value if isinstance(value, Mapping) and "rows" in value else _spread_rows(value)
@@ -133,12 +143,6 @@ class ConditionWidget(forms.Widget):
         ]
         return {"join": data.get(f"{name}-join", "all"), "rows": [row for row in rows if row["field"] or row["value"]]}
 
-    def value_omitted_from_data(self, data: Any, files: Any, name: str) -> bool:
-        return False
-
-    def id_for_label(self, id_: str) -> str:
-        return ""
-
 
 def _select(name: str, labels: Mapping[str, Any], value: str, label: str) -> SafeString:
     widget = UnfoldAdminSelectWidget(choices=list(labels.items()), attrs={"aria-label": label})
@@ -154,9 +158,6 @@ class ConditionField(forms.Field):
     """A condition. Errors name the row as the form shows it."""
 
     widget = ConditionWidget
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**{"required": False, **kwargs})
 
     def clean(self, value: Any) -> dict[str, Any] | None:
         return read_rows(value)
@@ -208,12 +209,11 @@ def _describe_error(path: str, message: str, condition: Any, numbers: Mapping[in
     return _("Row %(number)s: %(error)s") % {"number": number, "error": words} if number else words
 
 
-class VariantsWidget(forms.Widget):
+class VariantsWidget(RowsWidget):
     """A key, a template and a condition for each variant, with one blank one below."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.suggest: Callable[[], Iterable[str]] = tuple
         self.templates: Callable[[], Iterable[str]] = tuple
 
     def render(self, name: str, value: Any, attrs: Any = None, renderer: Any = None) -> SafeString:
@@ -250,20 +250,11 @@ class VariantsWidget(forms.Widget):
         ]
         return [each for each in given if each["key"] or each["template"] or each["when"]["rows"]]
 
-    def value_omitted_from_data(self, data: Any, files: Any, name: str) -> bool:
-        return False
-
-    def id_for_label(self, id_: str) -> str:
-        return ""
-
 
 class VariantsField(forms.Field):
     """Content variants. One without a key, a template and rows is dropped."""
 
     widget = VariantsWidget
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**{"required": False, **kwargs})
 
     def clean(self, value: Any) -> list[dict[str, Any]]:
         stored, errors = [], []

@@ -23,12 +23,13 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, gettext_noop
 
 from scheduling import sql
-from scheduling.admin.base import CheckedForm, Retirable, RetiredFilter, ops_display
+from scheduling.admin.base import CheckedForm, Retirable, ops_display
 from scheduling.admin.dashboard.charts import Span, split_period
 from scheduling.admin.dashboard.series import EndedTouches, count_ended_by_span
 from scheduling.admin.matrix.preview import list_impact_lines
 from scheduling.admin.page_reads import PageTimeLimit, read_for_page
 from scheduling.admin.row_edits import VERSION_FIELD
+from scheduling.admin.shown_values import find_address
 from scheduling.admin.undo import create_undo_link
 from scheduling.error_text import ErrorText
 from scheduling.errors import Conflict
@@ -324,10 +325,9 @@ def _build_cards(nodes: list[Node], figures: CardFigures | None) -> list[NodeCar
     for node in nodes:
         stopped = bool(paused & {"all", f"channel:{node.channel.key}", f"node:{node.key}"})
         state, text = describe_node_state(node, stopped)
-        link = reverse("admin:scheduling_node_change", args=[node.pk])
         version = CardForm(instance=node)[VERSION_FIELD].value()
         periods = figures.list_periods(node.pk) if figures else []
-        found.append(NodeCard(node, format_node_delay(node), state, text, link, version, periods))
+        found.append(NodeCard(node, format_node_delay(node), state, text, find_address(node), version, periods))
     return found
 
 
@@ -360,8 +360,6 @@ def _build_matrix_rows(
 @admin.register(Stage)
 class StageAdmin(Retirable):
     list_display = ("name_or_key", "key", "position", "node_count")
-    list_filter = (RetiredFilter,)
-    list_filter_submit = False
     search_fields = ("key", "name")
     fields = ("key", "name", "position")
 

@@ -13,8 +13,7 @@ from django.db import connection
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
-from django.urls import URLPattern, path, reverse
-from django.utils.html import format_html
+from django.urls import reverse
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import RelatedDropdownFilter
@@ -31,7 +30,9 @@ from scheduling.admin.base import (
     ops_action,
     ops_display,
     row_action,
+    table_page,
 )
+from scheduling.admin.dashboard.charts import format_capped_count
 from scheduling.admin.experiments import (
     MOVED_BY_ROLLOUT,
     ROLLOUT_FIELDS,
@@ -64,6 +65,7 @@ from scheduling.admin.matrix.preview import (
     preview_node,
 )
 from scheduling.admin.matrix.rules import add_calendar_errors
+from scheduling.admin.shown_values import render_link
 from scheduling.admin.touches.pause import redirect_to_pause_page
 from scheduling.admin.touches.timeline import build_receipt_figures
 from scheduling.configuration.condition_fields import FieldCatalogue, conditions_in
@@ -192,6 +194,7 @@ class NodeForm(CheckedForm):
 
     when = ConditionField(
         label=_("conditions"),
+        required=False,
         help_text=_(
             "A touch is planned and sent only if they hold. Fields: event.data.…, event.type, event.source, chat_id, "
             "customer.level, customer.locale, customer.tags, customer.attributes.…, customer.events.….count (earlier "
@@ -201,6 +204,7 @@ class NodeForm(CheckedForm):
     )
     variants = VariantsField(
         label=_("content variants"),
+        required=False,
         help_text=_("The first variant whose conditions hold replaces the template, at most 10."),
     )
     tags = NamesField(label=_("tags"), help_text=_("A cap may count the messages of all nodes with a tag."))
@@ -319,6 +323,7 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
     list_filter = (
         ("stage", RelatedDropdownFilter), ("channel", RelatedDropdownFilter), StateFilter, RetiredFilter,
     )  # fmt: skip
+    list_filter_submit = True
     list_select_related = ("stage", "template", "channel")
     search_fields = ("name", "key", "trigger", "template__content_type")
     actions_list = ("matrix",)
@@ -338,12 +343,9 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
     def list_impact_lines(self, form: Any, row: Node) -> Lines:
         return list_impact_lines(form, row) if row.pk else []
 
-    def get_urls(self) -> list[URLPattern]:
-        effects = self.admin_site.admin_view(lambda request: experiments.effect_page(self, request))
-        return [
-            path("conversion/", effects, name="scheduling_node_conversion"),
-            *super().get_urls(),
-        ]
+    @table_page("conversion/", "view", "scheduling.view_touch")
+    def conversion(self, request: HttpRequest) -> HttpResponse:
+        return experiments.show_effects(self, request)
 
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
         node = self.get_object(request, unquote(object_id))
@@ -400,9 +402,7 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
         keys = ", ".join(list_followers(row)[:5])
         return gettext("Other nodes follow this node: %(nodes)s.") % {"nodes": keys} if keys else ""
 
-    def describe_retirement_effects(self, row: Node) -> list[str]:
-        return describe_retirement(row)
-
+    describe_retirement_effects = staticmethod(describe_retirement)
     explain_restoration_block = staticmethod(explain_retired_parts)
 
     @ops_display(description=_("name"), ordering="key")
@@ -429,7 +429,7 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
             return "0"
         count = Touch.objects.filter(node=row, state__in=WAITING)[:1001].count()
         link = f"{_build_touches_link(row)}&state__in=scheduled,queued"
-        return format_html('<a class="at-link" href="{}">{}</a>', link, "1000+" if count > 1000 else count)
+        return render_link(link, format_capped_count(count, 1000))
 
     @ops_action(description=_("Matrix"), icon="grid_view", permissions=["view"])
     def matrix(self, request: HttpRequest) -> HttpResponse:

@@ -22,6 +22,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 from unfold.widgets import UnfoldAdminTextInputWidget
 
+from scheduling.admin.dashboard.charts import format_capped_count
 from scheduling.admin.form_fields import DataField, make_event_type_input
 from scheduling.admin.labels import translate_error
 from scheduling.admin.page_reads import count_within
@@ -232,10 +233,6 @@ def describe_uncounted() -> Lines:
     return [("wait", gettext("Too many touches wait to count them now."))]
 
 
-def format_most(count: int) -> str | int:
-    return f"{MOST}+" if count > MOST else count
-
-
 PREVIEW_TIMEOUT = timedelta(seconds=2)  #: limit of a preview while the user types
 CONTENT = ("template", "canary_template", "canary_percent", "canary_communities", "channel", "variants")
 #: Columns of a node, and what their edit means for waiting touches.
@@ -335,7 +332,7 @@ def _count_line(count: int | None) -> tuple[str, str]:
     if count is None:
         return ("wait", gettext("Too many touches wait at this node to count them now."))
     words = ngettext("%(count)s touch waits at this node.", "%(count)s touches wait at this node.", count)
-    return ("", words % {"count": format_most(count)})
+    return ("", words % {"count": format_capped_count(count, MOST)})
 
 
 def _delay_lines(row: Node, count: int | None) -> list[tuple[str, str]]:

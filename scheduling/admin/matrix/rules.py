@@ -19,12 +19,12 @@ from scheduling.admin.base import (
     HistoryAdmin,
     OpsAdmin,
     Retirable,
-    RetiredFilter,
     SingleRowAdmin,
     ops_display,
 )
+from scheduling.admin.dashboard.charts import format_capped_count
 from scheduling.admin.form_fields import LevelsField, LimitsField, NamesField, SuggestingInput, WindowsField
-from scheduling.admin.matrix.preview import MOST, ImpactMixin, Lines, describe_uncounted, format_most
+from scheduling.admin.matrix.preview import MOST, ImpactMixin, Lines, describe_uncounted
 from scheduling.admin.page_reads import count_within
 from scheduling.configuration import snapshot
 from scheduling.configuration.validation import check_rule_channel
@@ -100,8 +100,6 @@ def add_calendar_errors(form: Any, windows: Any, known: set[str]) -> None:
 class CalendarAdmin(HistoryAdmin, Retirable):
     form = CalendarForm
     list_display = ("key", "country", "timezone", "windows_shown", "is_default", "version")
-    list_filter = (RetiredFilter,)
-    list_filter_submit = False
     fields = (
         ("key", "position"), ("timezone", "country"), "closed", "open", "send_window", "known_days", "version",
         "change_reason",
@@ -173,7 +171,7 @@ class HoldoutAdmin(ImpactMixin, HistoryAdmin, SingleRowAdmin):
         text = ngettext(
             "Of %(total)s customers with waiting touches the new share includes %(count)s.",
             "Of %(total)s customers with waiting touches the new share includes %(count)s.", count,
-        ) % {"total": format_most(len(users)), "count": count}  # fmt: skip
+        ) % {"total": format_capped_count(len(users), MOST), "count": count}  # fmt: skip
         later = gettext("Their touches are suppressed when they fall due.")
         return [("", text), ("bad", later)] if count else [("", text)]
 
@@ -215,8 +213,6 @@ class HarassmentRuleForm(CheckedForm):
 class HarassmentRuleAdmin(ImpactMixin, HistoryAdmin, Retirable):
     form = HarassmentRuleForm
     list_display = ("summary", "kind", "scope", "enabled", "version")
-    list_filter = (RetiredFilter,)
-    list_filter_submit = False
     fieldsets = (  # the form shows those of the chosen kind, by `ops.css`
         (None, {"fields": (("kind", "scope"), "enabled")}),
         (_("How often"), {"fields": ("window",), "classes": ("at-kind", "at-kind-cap", "at-kind-dedupe")}),
@@ -248,7 +244,7 @@ class HarassmentRuleAdmin(ImpactMixin, HistoryAdmin, Retirable):
             return describe_uncounted()
         text = ngettext("The rule covers %(count)s waiting touch.", "The rule covers %(count)s waiting touches.", count)
         later = gettext("They are judged by the new rule when they fall due.")
-        return [("", text % {"count": format_most(count)}), *([("wait", later)] if count else [])]
+        return [("", text % {"count": format_capped_count(count, MOST)}), *([("wait", later)] if count else [])]
 
     def in_use(self, row: HarassmentRule) -> bool:
         """Always in use: verdicts refer to a rule by its version."""

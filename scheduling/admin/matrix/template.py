@@ -11,7 +11,6 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404
-from django.urls import URLPattern, path
 from django.utils.timezone import now
 from django.utils.translation import get_language, gettext, gettext_lazy
 from django.utils.translation import gettext_lazy as _
@@ -19,9 +18,17 @@ from unfold.admin import StackedInline
 from unfold.contrib.filters.admin import ChoicesDropdownFilter
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
-from scheduling.admin.base import CheckedForm, HistoryAdmin, Retirable, RetiredFilter, ops_display, row_action
+from scheduling.admin.base import (
+    CheckedForm,
+    HistoryAdmin,
+    Retirable,
+    RetiredFilter,
+    ops_display,
+    row_action,
+    table_page,
+)
 from scheduling.admin.form_fields import DataField, SuggestingInput
-from scheduling.admin.labels import translate_error, translate_reason
+from scheduling.admin.labels import describe_problem, translate_error, translate_reason
 from scheduling.admin.matrix.channel import list_known_communities
 from scheduling.admin.row_edits import VERSION_FIELD, OptimisticLockForm
 from scheduling.channels.base import Delivered, Message, Outcome, Unknown, find_escape
@@ -91,28 +98,6 @@ class TestMessageForm(forms.Form):
     event_data = DataField(label=gettext_lazy("event data (JSON)"))
 
 
-def send_test_page(templates_admin: Any, request: HttpRequest, template: Template) -> HttpResponse:
-    """Send a test message of a template, one attempt, and log it as a change of the template."""
-    form = TestMessageForm(request.POST or None)
-    outcome: Outcome | str | None = None
-    body = ""
-    if request.method == "POST" and form.is_valid():
-        outcome, body = _send_test_message(template, form.cleaned_data)
-        sent = isinstance(outcome, Delivered)
-        words = "delivered" if sent else str(getattr(outcome, "reason", outcome))
-        templates_admin.log_change(request, template, f"Test through {form.cleaned_data['channel']}: {words}")
-    return templates_admin.page(  # type: ignore[no-any-return]
-        request,
-        "ops/send_test.html",
-        gettext("Send a test of “%(what)s”") % {"what": template},
-        form=form,
-        result=describe_outcome(outcome) if outcome is not None else None,
-        body=body,
-        back=templates_admin.url("change", template.pk),
-        original=template,
-    )
-
-
 def describe_outcome(outcome: Outcome | str) -> dict[str, Any]:
     """Return the template context of a test's outcome; a text is the reason why nothing was sent."""
     if isinstance(outcome, str):
@@ -120,7 +105,7 @@ def describe_outcome(outcome: Outcome | str) -> dict[str, Any]:
     if isinstance(outcome, Delivered):
         return {"kind": "success", "title": gettext("Delivered"), "text": outcome.reply, "status": outcome.status}
     title = gettext("Unknown: it may have been delivered") if isinstance(outcome, Unknown) else gettext("Not delivered")
-    text = " – ".join(part for part in (translate_reason(outcome.reason), outcome.detail) if part)
+    text = describe_problem(outcome.reason, outcome.detail)
     return {"kind": "error", "title": title, "text": text, "status": getattr(outcome, "status", None)}
 
 
@@ -209,6 +194,7 @@ class TemplateAdmin(HistoryAdmin, Retirable):
     inlines = (TextInline,)
     list_display = ("key", "content_type", "category", "locales", "beginning", "version")
     list_filter = (("category", ChoicesDropdownFilter), RetiredFilter)
+    list_filter_submit = True
     search_fields = ("key", "content_type", "texts__body")
     fields = (("key", "content_type"), ("category", "version"), "tracks_links", "change_reason")
     readonly_fields = ("version",)
@@ -221,10 +207,6 @@ class TemplateAdmin(HistoryAdmin, Retirable):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Template]:
         return super().get_queryset(request).prefetch_related("texts")  # type: ignore[no-any-return]
-
-    def get_urls(self) -> list[URLPattern]:
-        preview = self.admin_site.admin_view(self.preview_view)
-        return [path("preview/", preview, name="scheduling_template_preview"), *super().get_urls()]
 
     def in_use(self, row: Template) -> bool:
         return row.touches.exists() or _filter_nodes_with(row).exists()
@@ -245,10 +227,9 @@ class TemplateAdmin(HistoryAdmin, Retirable):
         body = choose_text(spec, get_language() or "").body if spec.texts else ""
         return body[:40] + ("…" if len(body) > 40 else "")
 
-    def preview_view(self, request: HttpRequest) -> HttpResponse:
+    @table_page("preview/", "view")
+    def preview(self, request: HttpRequest) -> HttpResponse:
         """Render a text for a customer: a stored one, or for editors the unsaved one of the form."""
-        if not self.has_view_or_change_permission(request):
-            raise PermissionDenied
         if "text" in request.POST:
             row_id = request.POST["text"]
             is_id = row_id.isdecimal() and len(row_id) < 19
@@ -261,7 +242,20 @@ class TemplateAdmin(HistoryAdmin, Retirable):
 
     @row_action(_("Send a test"), icon="send", permission="change")
     def send_test(self, request: HttpRequest, row: Template) -> HttpResponse:
-        return send_test_page(self, request, row)
+        """Send a test message, one attempt, and log it as a change of the template."""
+        form = TestMessageForm(request.POST or None)
+        outcome: Outcome | str | None = None
+        body = ""
+        if request.method == "POST" and form.is_valid():
+            outcome, body = _send_test_message(row, form.cleaned_data)
+            sent = isinstance(outcome, Delivered)
+            words = "delivered" if sent else str(getattr(outcome, "reason", outcome))
+            self.log_change(request, row, f"Test through {form.cleaned_data['channel']}: {words}")
+        return self.page(
+            request, "ops/send_test.html", gettext("Send a test of “%(what)s”") % {"what": row}, form=form,
+            result=describe_outcome(outcome) if outcome is not None else None, body=body,
+            back=self.url("change", row.pk), original=row,
+        )  # fmt: skip
 
 
 def _filter_nodes_with(row: Template) -> QuerySet[Node]:

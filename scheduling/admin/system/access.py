@@ -13,13 +13,13 @@ from django.core.validators import MinValueValidator
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import NoReverseMatch, reverse
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html_join
 from django.utils.text import capfirst
 from django.utils.timezone import now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import ModelAdmin
-from unfold.contrib.filters.admin import ChoicesDropdownFilter, DropdownFilter
+from unfold.contrib.filters.admin import ChoicesDropdownFilter
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
 from scheduling.admin.base import (
@@ -33,8 +33,9 @@ from scheduling.admin.base import (
     row_action,
 )
 from scheduling.admin.labels import TranslatedPermissions
-from scheduling.admin.lists import ListExportMixin
+from scheduling.admin.lists import ColumnFilter, ListExportMixin
 from scheduling.admin.row_edits import OptimisticLockForm
+from scheduling.admin.shown_values import render_link
 from scheduling.admin.touches.touch import SpanFilter
 from scheduling.models import ApiKey, AuditEntry, FailedLogin, Scope
 from scheduling.operations import commands
@@ -67,14 +68,11 @@ class ApiKeyAdmin(OpsAdmin):
     search_fields = ("name", "prefix")
     readonly_fields = ("begins_with", "created_at", "revoked_at")
     actions_detail = ("revoke",)
+    forbidden = frozenset({"delete"})  # the history names the users of revoked keys
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         fields = ("name", "scopes", "rate_per_minute", "expires_at")
         return [(None, {"fields": fields if obj is None else (*fields, "begins_with", "created_at", "revoked_at")})]
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Keep revoked keys, so that the history names their users."""
-        return False
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         if change:
@@ -144,15 +142,10 @@ class FailedLoginAdmin(OpsAdmin):
     list_display = ("who", "address", "tries", "last_at")
     search_fields = ("user__username", "address")
     actions = ("unlock",)
+    forbidden = frozenset({"add", "change"})
 
     def get_queryset(self, request: HttpRequest) -> Any:
         return super().get_queryset(request).filter(tries__gt=0).select_related("user")
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
 
     @ops_display(description=_("user"))
     def who(self, row: FailedLogin) -> str:
@@ -174,7 +167,7 @@ def name_kind(kind: str) -> str:
         return kind
 
 
-class KindFilter(DropdownFilter):  # type: ignore[misc]
+class KindFilter(ColumnFilter):
     """Offer the kinds that pages exist for."""
 
     title = _("kind")
@@ -185,9 +178,6 @@ class KindFilter(DropdownFilter):  # type: ignore[misc]
             ((model._meta.label_lower, name_kind(model._meta.label_lower)) for model in admin.site._registry),
             key=lambda each: str(each[1]),
         )
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[AuditEntry]) -> QuerySet[AuditEntry]:
-        return queryset.filter(kind=self.value()) if self.value() else queryset
 
 
 def describe_changes(row: AuditEntry) -> list[str]:
@@ -251,7 +241,7 @@ class AuditEntryAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
             url = reverse(f"admin:{row.kind.replace('.', '_')}_change", args=[row.object_id])
         except NoReverseMatch:
             return text
-        return format_html('<a class="at-link" href="{}">{}</a>', url, text)
+        return render_link(url, text)
 
     @ops_display(description=_("summary"))
     def summary(self, row: AuditEntry) -> str:

@@ -23,13 +23,12 @@ from scheduling.admin.base import (
     HistoryAdmin,
     ReadOnlyAdmin,
     Retirable,
-    RetiredFilter,
     SingleRowAdmin,
     ops_display,
     row_action,
 )
 from scheduling.admin.form_fields import NamesField
-from scheduling.admin.labels import translate_reason
+from scheduling.admin.labels import describe_problem, translate_reason
 from scheduling.admin.matrix.channel import (
     SEALED,
     SecretField,
@@ -127,7 +126,7 @@ class AlertReceiverAdmin(SingleRowAdmin):
     @ops_display(description=_("problem"))
     def shown_problem(self, row: AlertReceiver) -> str:
         code, _space, detail = row.problem.partition(" ")
-        return " – ".join(part for part in (translate_reason(code), detail) if part) if code else "–"
+        return describe_problem(code, detail) or "–"
 
     @row_action(_("Send a test"), icon="send", permission="change")
     def send_test(self, request: HttpRequest, row: AlertReceiver) -> HttpResponse:
@@ -196,8 +195,6 @@ class ReplayRangeForm(forms.Form):
 class WebhookAdmin(HistoryAdmin, Retirable):
     form = WebhookForm
     list_display = ("key", "shown_state", "waiting", "last_error", "last_success", "enabled")
-    list_filter = (RetiredFilter,)
-    list_filter_submit = False
     list_select_related = ("endpoint",)
     search_fields = ("key",)
     readonly_fields = ("version", "state_text", "last_error", "last_success")
@@ -259,10 +256,9 @@ class WebhookAdmin(HistoryAdmin, Retirable):
     @ops_display(description=_("last error"))
     def last_error(self, row: WebhookSubscription) -> str:
         code, _colon, detail = row.endpoint.problem.partition(": ")
-        words = " – ".join(part for part in (translate_reason(code), detail) if part)
         if not code or not row.endpoint.problem_at:
             return "–"
-        return format_html("{} ({})", words, format_moment(row.endpoint.problem_at))
+        return format_html("{} ({})", describe_problem(code, detail), format_moment(row.endpoint.problem_at))
 
     @ops_display(description=_("last success"))
     def last_success(self, row: WebhookSubscription) -> str:
@@ -334,4 +330,4 @@ class WebhookMessageAdmin(BigTable, ReadOnlyAdmin):
     @ops_display(description=_("last error"))
     def shown_problem(self, row: WebhookMessage) -> str:
         code, _colon, detail = row.problem.partition(": ")
-        return " – ".join(part for part in (translate_reason(code), detail) if part) or "–"
+        return describe_problem(code, detail) or "–"

@@ -32,11 +32,13 @@ from scheduling.admin.base import (
     ops_display,
     row_action,
 )
+from scheduling.admin.dashboard.charts import read_requested_days
 from scheduling.admin.form_fields import NamesField, SettingsField
 from scheduling.admin.labels import translate_error, translate_reason
 from scheduling.admin.page_reads import count_within, read_for_page
-from scheduling.admin.shown_values import format_instant
+from scheduling.admin.shown_values import find_address, format_instant, render_link
 from scheduling.admin.touches.timeline import describe_counted_kinds, format_verdict_figure, list_disabled_addresses
+from scheduling.admin.touches.touch import STATE_TONES
 from scheduling.customers.changes import change_customer, match_term
 from scheduling.models import (
     WAITING,
@@ -71,15 +73,11 @@ class ComplaintAdmin(BigTable, ReadOnlyAdmin):
 
     @ops_display(description=_("customer"))
     def who(self, row: Complaint) -> str:
-        link = reverse("admin:scheduling_customer_change", args=[row.customer_id])
-        return format_html('<a class="at-link" href="{}">{}</a>', link, row.customer)
+        return render_link(find_address(row.customer), row.customer)
 
     @ops_display(description=_("touch"))
     def about(self, row: Complaint) -> str:
-        if row.touch is None:
-            return "–"
-        link = reverse("admin:scheduling_touch_change", args=[row.touch.pk])
-        return format_html('<a class="at-link" href="{}">…{}</a>', link, str(row.touch.pk)[-8:])
+        return render_link(find_address(row.touch), f"…{str(row.touch.pk)[-8:]}") if row.touch else "–"
 
     @ops_display(description=_("node"))
     def node(self, row: Complaint) -> str:
@@ -88,7 +86,7 @@ class ComplaintAdmin(BigTable, ReadOnlyAdmin):
     @ops_action(description=_("Complaint rates"), icon="percent", permissions=["view"])
     def rates(self, request: HttpRequest) -> HttpResponse:
         """Show complaint rates. A separate page, because it reads all delivered touches of the period."""
-        days = next((each for each in PERIODS if str(each) == request.GET.get("days")), USUAL)
+        days = read_requested_days(request, PERIODS, USUAL)
         since = now() - timedelta(days=days)
         found = read_for_page(
             request,
@@ -112,14 +110,21 @@ def _build_rate_tables(found: queries.ComplaintRates) -> list[dict[str, Any]]:
         (gettext("By community"), gettext("community"), found.by_community),
     ]
     return [
-        {"title": title, "noun": noun, "rows": [_describe_complaint_rate(each) for each in rates]}
+        {
+            "title": title,
+            "noun": noun,
+            "rows": [
+                {
+                    "name": each.key if each.version is None else f"{each.key} (v{each.version})",
+                    "delivered": each.delivered,
+                    "complaints": each.complaints,
+                    "percent": 100 * each.rate,
+                }
+                for each in rates
+            ],
+        }
         for title, noun, rates in groups
     ]
-
-
-def _describe_complaint_rate(each: queries.ComplaintRate) -> dict[str, Any]:
-    name = each.key if each.version is None else f"{each.key} (v{each.version})"
-    return {"name": name, "delivered": each.delivered, "complaints": each.complaints, "percent": 100 * each.rate}
 
 
 SHOWN = 30  #: rows of each kind
@@ -222,8 +227,6 @@ def _describe_node_verdict(each: NodeVerdict) -> dict[str, Any]:
 
 
 def _describe_touches(rows: QuerySet[Touch]) -> list[dict[str, Any]]:
-    from scheduling.admin.touches.touch import STATE_TONES
-
     return [
         {
             "row": row,
@@ -358,7 +361,7 @@ class CustomerAdmin(BigTable, OpsAdmin):
     form = CustomerForm
     list_display = ("user_id", "name", "level", "tags_text", "locale", "consent", "last_active_at")
     list_select_related = ("profile",)
-    list_filter = ("level", "opted_out")
+    list_filter = ("opted_out", CustomerTagFilter)  # the choices of the level would be read from the whole table
     ordering = ("-pk",)
     search_fields = ("user_id",)
     search_help_text = _("Part of the name, or start of the user id")
@@ -372,6 +375,7 @@ class CustomerAdmin(BigTable, OpsAdmin):
     change_form_outer_after_template = "ops/customer_touches.html"
     list_filter_submit = False
     actions_detail = ("enable_addresses",)
+    forbidden = frozenset({"delete"})  # touches of a customer stay readable
 
     def layout(self, request: HttpRequest, obj: Customer | None) -> list[Any]:
         edits = obj is None or self.has_change_permission(request, obj)
@@ -384,18 +388,10 @@ class CustomerAdmin(BigTable, OpsAdmin):
             (_("Behaviour"), {"fields": ("last_active_at", "conversation_at", "created_at")}),
         ]
 
-    def get_list_filter(self, request: HttpRequest) -> Any:
-        """Omit the level: its choices would be read from the whole table."""
-        return ("opted_out", CustomerTagFilter)
-
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Customer], search_term: str
     ) -> tuple[QuerySet[Customer], bool]:
         return match_term(queryset, search_term), False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Refuse deletion, so that touches of a customer stay readable."""
-        return False
 
     def save_model(self, request: HttpRequest, obj: Customer, form: Any, change: bool) -> None:
         names = form.changed_data if change else [name for name in form.cleaned_data if name != "user_id"]

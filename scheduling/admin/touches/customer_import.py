@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldBooleanSwitchWidget
 
-from scheduling.admin.base import Confirmation, ReadOnlyAdmin, ops_display, row_action
+from scheduling.admin.base import Confirmation, ReadOnlyAdmin, RowPage, ops_display, row_action
 from scheduling.admin.labels import translate_error
 from scheduling.admin.lists import stream_table
 from scheduling.customers import imports
@@ -66,7 +66,7 @@ class ImportForm(forms.Form):
 
 
 @admin.register(CustomerImport)
-class CustomerImportAdmin(ReadOnlyAdmin):
+class CustomerImportAdmin(RowPage, ReadOnlyAdmin):
     list_display = ("file_name", "shown_state", "created_at", "actor_name", "outcome")
     list_filter = ("state",)
     list_filter_submit = False
@@ -119,10 +119,7 @@ class CustomerImportAdmin(ReadOnlyAdmin):
 
     # --- one import ---------------------------------------------------------------------------------------------------
 
-    def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
-    ) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
+    def show_row(self, request: HttpRequest, row: CustomerImport) -> HttpResponse:
         may_act = self.has_add_permission(request)
         columns = map_header(row.header) if row.header else None
         phase = _get_phase(row)

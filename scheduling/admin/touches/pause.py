@@ -11,16 +11,17 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
-from django.urls import URLPattern, path, reverse
-from django.utils.html import format_html
+from django.urls import reverse
 from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from scheduling import sql
-from scheduling.admin.base import OpsAdmin, ops_action, ops_display
+from scheduling.admin.base import Confirmation, OpsAdmin, ops_action, ops_display, table_page
+from scheduling.admin.dashboard.charts import format_capped_count
 from scheduling.admin.page_reads import count_within
+from scheduling.admin.shown_values import render_link
 from scheduling.admin.undo import create_undo_link
 from scheduling.errors import AftertouchError
 from scheduling.models import ChannelConfig, Node, Pause, Touch
@@ -46,14 +47,6 @@ def redirect_to_pause_page(scope: str) -> HttpResponse:
 def list_active_pauses() -> list[dict[str, Any]]:
     rows = Pause.objects.select_related("paused_by").order_by("paused_at")
     return [{"row": row, "name": describe_scope(row.scope)} for row in rows]
-
-
-def describe_held_touches(scope: str) -> str:
-    """Return the number of touches that a pause holds, up to `MOST`; "–" if the count takes too long."""
-    count = count_within(lambda: Touch.objects.filter(paused_by=scope)[: MOST + 1].count())
-    if count is None:
-        return "–"
-    return f"{MOST}+" if count > MOST else str(count)
 
 
 def count_held() -> Counter[str]:
@@ -94,17 +87,7 @@ class PauseAdmin(OpsAdmin):
     list_select_related = ("paused_by",)
     actions = None
     actions_list = ("pause_all",)
-
-    def get_urls(self) -> list[URLPattern]:
-        end = self.admin_site.admin_view(self.end_view)
-        return [path("end/", end, name="scheduling_pause_end"), *super().get_urls()]
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Refuse deletion: the page `end` also resumes the paused touches."""
-        return False
+    forbidden = frozenset({"change", "delete"})  # the page `end` also resumes the paused touches
 
     @ops_display(description=gettext_lazy("what"))
     def what(self, row: Pause) -> str:
@@ -113,12 +96,13 @@ class PauseAdmin(OpsAdmin):
     @ops_display(description=gettext_lazy("held touches"))
     def held(self, row: Pause) -> str:
         url = f"{reverse('admin:scheduling_touch_changelist')}?{urlencode({'paused_by': row.scope})}"
-        return format_html('<a class="at-link" href="{}">{}</a>', url, describe_held_touches(row.scope))
+        count = count_within(lambda: Touch.objects.filter(paused_by=row.scope)[: MOST + 1].count())
+        return render_link(url, format_capped_count(count, MOST) or "–")
 
     @ops_display(description="")
     def end_link(self, row: Pause) -> str:
         url = f"{reverse('admin:scheduling_pause_end')}?{urlencode({'scope': row.scope})}"
-        return format_html('<a class="at-link" href="{}">{}</a>', url, _("Resume"))
+        return render_link(url, _("Resume"))
 
     @ops_action(description=gettext_lazy("Pause everything"), icon="pause_circle", permissions=["add"], url_path="all")
     def pause_all(self, request: HttpRequest) -> HttpResponse:
@@ -142,27 +126,26 @@ class PauseAdmin(OpsAdmin):
             messages.warning(request, what, extra_tags=link)
 
         text = _("Touches that fall due are kept. After you resume, they are sent over the next minutes.")
-        return self.confirm(
-            request, _("Pause"), act, form=form, text=text, danger=True,
-            back=reverse("admin:scheduling_pause_changelist"),
+        asked = Confirmation(
+            title=_("Pause"), act=act, form=form, text=text, danger=True, back=self.url("changelist")
         )  # fmt: skip
+        return self.confirm(request, asked)
 
-    def may_resume(self, request: HttpRequest) -> bool:
-        return request.user.has_perm("scheduling.delete_pause")
-
-    def end_view(self, request: HttpRequest) -> HttpResponse:
-        if not self.may_resume(request):
-            raise PermissionDenied
+    @table_page("end/", "scheduling.delete_pause")
+    def end(self, request: HttpRequest) -> HttpResponse:
         scope = request.GET.get("scope", "")
 
-        def act() -> None:
+        def act() -> bool:
             try:
                 commands.resume_scope(scope, actor=request.user.get_username())
-                messages.success(request, _("Resumed: %(what)s.") % {"what": describe_scope(scope)})
             except AftertouchError:
-                messages.info(request, _("The pause had already ended."))
+                return False
+            return True
 
-        title = _("Resume %(what)s?") % {"what": describe_scope(scope)}
-        text = _("Touches kept during the pause are sent over the next minutes, unless a guard suppresses them.")
-        back = reverse("admin:scheduling_pause_changelist")
-        return self.confirm(request, title, act, text=text, button=_("Resume"), back=back)
+        asked = Confirmation(
+            title=_("Resume %(what)s?") % {"what": describe_scope(scope)}, button=_("Resume"), act=act,
+            text=_("Touches kept during the pause are sent over the next minutes, unless a guard suppresses them."),
+            done=_("Resumed: %(what)s.") % {"what": describe_scope(scope)},
+            unchanged=_("The pause had already ended."), back=self.url("changelist"),
+        )  # fmt: skip
+        return self.confirm(request, asked)

@@ -12,13 +12,12 @@ from typing import Any
 from django.conf import settings
 from django.contrib.postgres.aggregates import ArrayAgg
 from django.db.models import OuterRef, Subquery
-from django.urls import reverse
 from django.utils.translation import gettext as _
 
 from scheduling.admin.dashboard.charts import Figure
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.page_reads import PageTimeLimit
-from scheduling.admin.shown_values import format_instant
+from scheduling.admin.shown_values import find_address, format_instant
 from scheduling.durations import parse_duration
 from scheduling.ids import reveal_odd_characters
 from scheduling.models import (
@@ -169,10 +168,8 @@ def _build_event_entry(touch: Touch) -> TimelineEntry:
         (_("received at"), format_instant(event.received_at)),
         (_("trace id"), event.trace.hex),
     ]
-    link = reverse("admin:scheduling_event_change", args=[event.pk])
-    return TimelineEntry(
-        event.occurred_at, "bolt", "plain", _("Event"), facts, link=link, link_text=_("open the event")
-    )
+    link, words = find_address(event), _("open the event")
+    return TimelineEntry(event.occurred_at, "bolt", "plain", _("Event"), facts, link=link, link_text=words)
 
 
 def _build_plan_entry(touch: Touch) -> TimelineEntry:
@@ -268,20 +265,12 @@ def _build_follow_up_entries(touch: Touch) -> list[TimelineEntry]:
         facts = [(_("state"), failed.get_state_display())]
         if failed.acted_at:
             facts += [(_("by"), failed.actor_name), (_("reason of the action"), failed.action_reason)]
-        link = reverse("admin:scheduling_failedtask_change", args=[failed.pk])
+        link, words = find_address(failed), _("open the failed task")
         moments.append(
-            TimelineEntry(
-                failed.acted_at,
-                "person_alert",
-                "plain",
-                _("Failed task"),
-                facts,
-                link=link,
-                link_text=_("open the failed task"),
-            )
+            TimelineEntry(failed.acted_at, "person_alert", "plain", _("Failed task"), facts, link=link, link_text=words)
         )
     for again in Touch.objects.filter(retry_of=touch.pk):
-        link = reverse("admin:scheduling_touch_change", args=[again.pk])
+        link = find_address(again)
         facts = [(_("state"), again.get_state_display())]
         moments.append(
             TimelineEntry(
@@ -301,7 +290,7 @@ def _build_receipt_entry(receipt: DeliveryReceipt) -> TimelineEntry:
 
 
 def _build_complaint_entry(complaint: Complaint) -> TimelineEntry:
-    link = reverse("admin:scheduling_complaint_change", args=[complaint.pk])
+    link = find_address(complaint)
     return TimelineEntry(
         complaint.complained_at, "sentiment_dissatisfied", "bad", _("Complaint"), link=link,
         link_text=_("open the complaint"),

@@ -11,10 +11,9 @@ from typing import Any
 import structlog
 from django.conf import settings
 from django.contrib import admin, messages
-from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
 from django.utils.safestring import mark_safe
@@ -30,15 +29,25 @@ from unfold.contrib.filters.admin import (
 from unfold.utils import parse_datetime_str
 
 from scheduling import sql
-from scheduling.admin.base import BigTable, Confirmation, ReadOnlyAdmin, ops_action, ops_display, parse_uuid, row_action
+from scheduling.admin.base import (
+    BigTable,
+    Confirmation,
+    ReadOnlyAdmin,
+    RowPage,
+    ops_action,
+    ops_display,
+    parse_uuid,
+    row_action,
+    table_page,
+)
 from scheduling.admin.failed_tasks.actions import PaceForm, render_difference
 from scheduling.admin.failed_tasks.bulk_action import matching_rows_page
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.lists import ColumnFilter, ListExportMixin, ReasonFilter
 from scheduling.admin.matrix.preview import preview_page
-from scheduling.admin.navigation import may_open_flower, may_see_workers
+from scheduling.admin.navigation import may_open_flower
 from scheduling.admin.page_reads import count_within
-from scheduling.admin.shown_values import format_instant
+from scheduling.admin.shown_values import find_address, format_instant, render_link
 from scheduling.admin.touches.timeline import build_timeline, format_receipt_kinds, receipt_kinds_subquery
 from scheduling.admin.undo import create_undo_link
 from scheduling.app_integrations import integrations
@@ -64,30 +73,6 @@ KINDS = {
 }  # fmt: skip
 #: A report is late after this time.
 LATE_REPORT = timedelta(seconds=15)
-
-
-def workers_page(touches_admin: Any, request: HttpRequest) -> HttpResponse:
-    if not may_see_workers(request.user):
-        raise PermissionDenied
-    workers, has_answer = _list_workers()
-    wanted = [
-        {
-            "kind": KINDS.get(kind, kind), "running": scale.running, "wanted": scale.wanted,
-            "is_short": scale.wanted is not None and scale.running is not None and scale.wanted > scale.running,
-        }
-        for kind, scale in read_scaling(Deadline(settings.TIMEOUTS.metrics)).items()
-    ]  # fmt: skip
-    return touches_admin.page(  # type: ignore[no-any-return]
-        request,
-        "ops/workers.html",
-        gettext("Queues and workers"),
-        read_at=now(),
-        **_describe_broker(workers),
-        workers=[_describe_worker(each) for each in workers],
-        reports_missing=not has_answer,
-        wanted=wanted,
-        flower=reverse("flower") if may_open_flower(request.user) else "",
-    )
 
 
 def _list_workers() -> tuple[list[WorkerReport], bool]:
@@ -242,18 +227,6 @@ def build_span_link(name: str, field: str, since: datetime | None, until: dateti
 CANCEL_ACTION = "cancel"
 
 
-def cancel_matching_page(touches_admin: Any, request: HttpRequest) -> HttpResponse:
-    """Confirm the cancellation of all waiting touches that match the list's filter, as a bulk action."""
-    if not touches_admin.has_change_permission(request):
-        raise PermissionDenied
-    return matching_rows_page(
-        touches_admin, request, CANCEL_ACTION, PaceForm.for_action(ROW_ACTIONS[CANCEL_ACTION], request.POST or None),
-        address=request.GET, describe_count=_describe_touch_count,
-        title=gettext("Cancel all matching waiting touches"), button=gettext("Cancel the touch"),
-        text=gettext("They will not be sent."), danger=True,
-    )  # fmt: skip
-
-
 def _describe_touch_count(count: int | None) -> str:
     if count is None:
         return gettext("Applies to too many touches to count now.")
@@ -267,7 +240,7 @@ STATE_TONES = {
 
 
 @admin.register(Touch)
-class TouchAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
+class TouchAdmin(RowPage, ListExportMixin, BigTable, ReadOnlyAdmin):
     list_display = ("due", "state_label", "why", "node", "who", "chat_id", "event_type", "short_id")
     list_display_links = ("due", "short_id")
     list_filter = (
@@ -308,19 +281,38 @@ class TouchAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
         """Allow cancellation. No other change is possible."""
         return bool(request.user.has_perm("scheduling.change_touch"))
 
-    def get_urls(self) -> list[URLPattern]:
-        views = (("cancel", "cancel_matching", self.cancel_matching_view), ("workers", "workers", self.workers_view))
-        own = [
-            path(f"{route}/", self.admin_site.admin_view(view), name=f"scheduling_touch_{name}")
-            for route, name, view in views
-        ]
-        return [*own, *super().get_urls()]
+    @table_page("workers/", "scheduling.view_touch")
+    def workers(self, request: HttpRequest) -> HttpResponse:
+        """Show the queues and the workers."""
+        workers, has_answer = _list_workers()
+        wanted = [
+            {
+                "kind": KINDS.get(kind, kind), "running": scale.running, "wanted": scale.wanted,
+                "is_short": scale.wanted is not None and scale.running is not None and scale.wanted > scale.running,
+            }
+            for kind, scale in read_scaling(Deadline(settings.TIMEOUTS.metrics)).items()
+        ]  # fmt: skip
+        return self.page(
+            request,
+            "ops/workers.html",
+            gettext("Queues and workers"),
+            read_at=now(),
+            **_describe_broker(workers),
+            workers=[_describe_worker(each) for each in workers],
+            reports_missing=not has_answer,
+            wanted=wanted,
+            flower=reverse("flower") if may_open_flower(request.user) else "",
+        )
 
-    def workers_view(self, request: HttpRequest) -> HttpResponse:
-        return workers_page(self, request)
-
-    def cancel_matching_view(self, request: HttpRequest) -> HttpResponse:
-        return cancel_matching_page(self, request)
+    @table_page("cancel/", "change")
+    def cancel_matching(self, request: HttpRequest) -> HttpResponse:
+        """Confirm the cancellation of all waiting touches that match the list's filter, as a bulk action."""
+        return matching_rows_page(
+            self, request, CANCEL_ACTION, PaceForm.for_action(ROW_ACTIONS[CANCEL_ACTION], request.POST or None),
+            address=request.GET, describe_count=_describe_touch_count,
+            title=gettext("Cancel all matching waiting touches"), button=gettext("Cancel the touch"),
+            text=gettext("They will not be sent."), danger=True,
+        )  # fmt: skip
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         link = f"{self.url('cancel_matching')}?{request.GET.urlencode()}" if self.has_change_permission(request) else ""
@@ -357,8 +349,7 @@ class TouchAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
 
     @ops_display(description=_("customer"))
     def who(self, row: Touch) -> str:
-        link = reverse("admin:scheduling_customer_change", args=[row.customer_id])
-        return format_html('<a class="at-link" href="{}">{}</a>', link, row.customer)
+        return render_link(find_address(row.customer), row.customer)
 
     @ops_display(description=_("event"))
     def event_type(self, row: Touch) -> str:
@@ -401,10 +392,7 @@ class TouchAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
             act=act, refused=gettext("The touch is already running or has ended."),
         )  # fmt: skip
 
-    def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
-    ) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
+    def show_row(self, request: HttpRequest, row: Touch) -> HttpResponse:
         failed = FailedTask.objects.filter(task_id=row.pk).first()
         edited_from = FailedTask.objects.filter(task_id=row.retry_of).first() if row.retry_of else None
         return self.page(
@@ -473,8 +461,7 @@ class EventAdmin(BigTable, ReadOnlyAdmin):
 
     @ops_display(description=_("customer"))
     def who(self, row: Event) -> str:
-        link = reverse("admin:scheduling_customer_change", args=[row.customer_id])
-        return format_html('<a class="at-link" href="{}">{}</a>', link, row.customer)
+        return render_link(find_address(row.customer), row.customer)
 
     @ops_display(description=_("data"))
     def shown_data(self, row: Event) -> str:
@@ -483,12 +470,7 @@ class EventAdmin(BigTable, ReadOnlyAdmin):
     @ops_display(description=_("touches"))
     def touches_of(self, row: Event) -> str:
         lines = [
-            (
-                reverse("admin:scheduling_touch_change", args=[touch.pk]),
-                touch.node.key,
-                touch.get_state_display(),
-                translate_reason(touch.reason),
-            )
+            (find_address(touch), touch.node.key, touch.get_state_display(), translate_reason(touch.reason))
             for touch in row.touches.select_related("node").order_by("due_at")
         ]
         html = '<div><a class="at-link" href="{}">{}</a> · {} <span class="at-quiet">{}</span></div>'
