@@ -21,7 +21,7 @@ from scheduling.error_text import ErrorText
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import InvalidInput
 from scheduling.models.encrypted import EncryptedJSONField, Sealed, Unreadable
-from scheduling.models.versioned import differs_by_type
+from scheduling.strict_text import is_same_json
 
 if TYPE_CHECKING:
     from scheduling.configuration.file.apply import Plan
@@ -558,7 +558,7 @@ def list_differences(
         parts = [{} if each is ABSENT else each for each in (was, will)]
         if inner not in secrets and any(parts) and all(isinstance(each, dict) for each in parts):
             yield from list_differences(parts[0], parts[1], secrets, inner)
-        elif differs_by_type(was, will):
+        elif not is_same_json(was, will):
             shown = [None if each is ABSENT else each for each in (was, will)]
             if isinstance(was, Sealed):
                 shown = ["(unreadable)", HIDDEN]
