@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from scheduling.configuration.file.matrix import list_window_calendars
 from scheduling.configuration.file.notation import SEND_WINDOWS, list_of, text
 from scheduling.configuration.file.section import Key, Listed, Reference, Section
+from scheduling.configuration.file.sections import list_window_calendars
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector
 from scheduling.models import Calendar

@@ -6,11 +6,13 @@ all errors. A dot leads inside a JSON field: `config.url`, `targets.wecom.secret
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from datetime import date, timedelta
 from typing import Any
 
 from scheduling.channels.base import Channel, InvalidSetting, channel_kinds
+from scheduling.channels.options import check_known_keys, read_url
+from scheduling.channels.webhook import read_secrets
 from scheduling.durations import format_duration
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import TICK, ErrorCollector, FieldError, InvalidInput, is_number
@@ -25,6 +27,8 @@ from scheduling.models import (
     Stage,
     Template,
     TemplateText,
+    WebhookEvent,
+    WebhookSubscription,
 )
 from scheduling.models.versioned import rules_of
 from scheduling.policy.matrix import TOUCH_TYPES
@@ -40,6 +44,7 @@ MAX_RETRIES = 20
 MAX_LIMIT = 1_000_000
 MAX_OWN_DAYS = 1_000
 COUNTING_KINDS = ("cap", "dedupe")
+WEBHOOK_FILTERS = {"node", "platform", "shop"}
 
 
 @rules_of(Stage)
@@ -397,3 +402,40 @@ def _check_target(kind: type[Channel], name: str, target: Mapping[str, Any], fou
 def split_message(error: ValueError) -> tuple[str, str]:
     """Return field and problem of a channel kind's error; its code may fail in another way."""
     return (error.field, error.message) if isinstance(error, InvalidSetting) else ("", str(error))
+
+
+@rules_of(WebhookSubscription)
+def check_webhook(values: Mapping[str, Any]) -> None:
+    """Check a subscription of outgoing webhooks."""
+    found = ErrorCollector()
+    found.key(values)
+    events = values.get("events", [])
+    if "events" in values and not events:
+        found.add("events", _("is missing"))
+    elif not isinstance(events, list) or not set(events) <= set(WebhookEvent.values):
+        found.add("events", _("must be one of %(known)s", known=", ".join(WebhookEvent.values)))
+    filters = values.get("filter", {})
+    if not isinstance(filters, dict) or not filters.keys() <= WEBHOOK_FILTERS:
+        found.add("filter", _("must be a mapping of %(parts)s", parts=", ".join(sorted(WEBHOOK_FILTERS))))
+        filters = {}
+    for name in filters:
+        fields = ErrorCollector()
+        fields.texts(filters, name, longest=140)
+        found.errors += [FieldError(f"filter.{name}", each.message) for each in fields.errors]
+    if "config" in values:
+        _check_webhook_config(values["config"], found)
+    found.raise_if_any()
+
+
+def _check_webhook_config(config: Mapping[str, Any], found: ErrorCollector) -> None:
+    checks: tuple[Callable[[Mapping[str, Any]], object], ...] = (
+        lambda given: check_known_keys(given, {"url", "secret"}), read_url, read_secrets,
+    )  # fmt: skip
+    for check in checks:
+        try:
+            check(config)
+        except ValueError as error:
+            field, message = split_message(error)
+            found.add(f"config.{field}", message)
+    if not config.get("secret"):
+        found.add("config.secret", _("is missing"))

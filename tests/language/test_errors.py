@@ -27,7 +27,7 @@ PROGRAMS = (
     "sessions/chat_hooks.py", "sessions/frames.py", "sessions/websocket/",
 )  # fmt: skip
 ERRORS = {
-    "FieldError", "FileProblem", "InvalidInput", "Conflict", "NotFound", "InvalidText", "InvalidDocument",
+    "FieldError", "FileProblem", "InvalidInput", "Conflict", "NotFound", "InvalidText",
     "InvalidValue", "InvalidSetting", "InvalidTemplate", "CannotRender", "UnreadableFile", "UnusableRow", "of",
 }  # fmt: skip
 COLLECTORS = {"add", "problem"}  #: with field and text
