@@ -59,10 +59,6 @@ class ChangePlan:
     def of(self, name: str) -> list[Change]:
         return [change for change in self.changes if change.section.name == name]
 
-    def only_additions(self) -> ChangePlan:
-        """Return the plan without changes and retirements of existing rows."""
-        return self.only([each for each in self.changes if each.verb in ("added", "restored")])
-
     def only(self, changes: Sequence[Change]) -> ChangePlan:
         return ChangePlan(changes, self.notes, self.given)
 
@@ -118,7 +114,8 @@ class Plan:
     def stored(self, section: Section) -> dict[Key, Any]:
         """Return the stored rows of a section by key, retired ones included. They are read once."""
         if section.name not in self._stored:
-            self._stored[section.name] = section.key_rows(section.list_rows(self.document.get(section.name)))
+            rows = section.list_rows(self.document.get(section.name))
+            self._stored[section.name] = {section.key_of(row): row for row in rows}
         return self._stored[section.name]
 
     def in_use(self, model: type[Model]) -> dict[Key, Any]:
@@ -217,7 +214,11 @@ def store_plan(document: Mapping[str, Any], planned: ChangePlan, stamp: Stamp) -
 
 def store_additions(document: Mapping[str, Any], stamp: Stamp) -> ChangePlan:
     """Store the rows that do not exist yet and return them. Existing rows stay unchanged. Idempotent."""
-    return store_chosen(document, ChangePlan.only_additions, stamp)
+
+    def choose(plan: ChangePlan) -> ChangePlan:
+        return plan.only([each for each in plan.changes if each.verb in ("added", "restored")])
+
+    return store_chosen(document, choose, stamp)
 
 
 def store_chosen(document: Mapping[str, Any], choose: Callable[[ChangePlan], ChangePlan], stamp: Stamp) -> ChangePlan:

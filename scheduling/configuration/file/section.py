@@ -16,10 +16,10 @@ from django.db import models
 from django.utils.timezone import now
 from django.utils.translation import override
 
-from scheduling.configuration.file.notation import REQUIRED, Notation, derive_notation, join_path
+from scheduling.configuration.file.notation import REQUIRED, Notation, derive_notation
 from scheduling.error_text import ErrorText
 from scheduling.error_text import ErrorText as _
-from scheduling.errors import InvalidInput
+from scheduling.errors import InvalidInput, join_path
 from scheduling.models.encrypted import EncryptedJSONField, Sealed, Unreadable
 from scheduling.strict_text import is_same_json
 
@@ -334,13 +334,15 @@ class Section:
         rows = self.model._default_manager.all()
         return rows.select_related(*related) if related else rows
 
-    def key_rows(self, rows: Iterable[Any]) -> dict[Key, Any]:
-        of = {field.name: field.get for field in self.fields}
-        return {tuple(of[column](row) for column in self.identity): row for row in rows}
+    @cached_property
+    def _identity_fields(self) -> list[Field]:
+        return [field for name in self.identity for field in self.fields if field.name == name]
+
+    def key_of(self, row: Any) -> Key:
+        return tuple(field.get(row) for field in self._identity_fields)
 
     def label(self, row: Any) -> str:
-        of = {field.name: field.get for field in self.fields}
-        return "/".join(str(of[column](row)) for column in self.identity)
+        return "/".join(map(str, self.key_of(row)))
 
     def list_changes(self, plan: Plan) -> list[Change]:
         listed = plan.listed[self.name]

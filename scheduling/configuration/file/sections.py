@@ -5,8 +5,7 @@ Other apps add theirs with `settings.CONFIG_SECTIONS`.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cache
@@ -295,15 +294,13 @@ class Stages(Section):
         return {"position": position}
 
 
-def _write_condition(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a condition of `policy.node_conditions` with its keys in the usual order."""
-    return {key: _write_part(stored[key]) for key in ("field", "op", "value", *JOINS) if key in stored}
-
-
-def _write_part(part: Any) -> Any:
-    if not isinstance(part, list):
+def _write_condition(part: Any) -> Any:
+    """Return a condition of `policy.node_conditions`, or a part of one, with the keys in the usual order."""
+    if isinstance(part, list):
+        return [_write_condition(each) for each in part]
+    if not isinstance(part, dict):
         return part
-    return [_write_condition(each) if isinstance(each, dict) else each for each in part]
+    return {key: _write_condition(part[key]) for key in ("field", "op", "value", *JOINS) if key in part}
 
 
 def _write_variants(stored: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -442,30 +439,28 @@ class HarassmentRules(Section):
     def identify(self, entry: Mapping[str, Any], earlier: Mapping[Key, Listed]) -> Key:
         return "new", len(earlier)
 
-    def key_rows(self, rows: Iterable[Any]) -> dict[Key, Any]:
-        return {(row.pk,): row for row in rows}
+    def key_of(self, row: Any) -> Key:
+        return (row.pk,)
 
     def read(self, given: Any, plan: Plan) -> dict[Key, Listed]:
         """Read the rules, and take an active row with equal values for each, else the next one of its kind and scope.
 
         Without the first step a rule that is left out would change all that follow it.
         """
-        wanted = list(super().read(given, plan).values())
-        rows = sorted(plan.stored(self).values(), key=lambda row: (row.retired_at is not None, row.pk))
-        pairs = self._pair(
-            wanted, [row for row in rows if row.retired_at is None], lambda row: repr(self.write_entry(row))
-        )
-        paired = {row.pk for row in pairs.values()}
-        others, left = [one for one in wanted if one.key not in pairs], [row for row in rows if row.pk not in paired]
-        pairs |= self._pair(others, left, lambda row: (row.kind, row.scope))
-        return {one.key: one for one in (self._adopt(one, pairs.get(one.key)) for one in wanted)}
-
-    def _pair(self, wanted: Iterable[Listed], rows: Iterable[Any], kind_of: Callable[[Any], Any]) -> dict[Key, Any]:
-        """Return a row for each rule of its kind, in order, by the key of the rule."""
-        free: dict[Any, deque[Any]] = {}
-        for row in rows:
-            free.setdefault(kind_of(row), deque()).append(row)
-        return {one.key: queue.popleft() for one in wanted if (queue := free.get(kind_of(one.row)))}
+        wanted = super().read(given, plan)
+        free = sorted(plan.stored(self).values(), key=lambda row: (row.retired_at is not None, row.pk))
+        pairs: dict[Key, Any] = {}
+        for kind_of in (
+            lambda row: row.retired_at is None and self.write_entry(row),
+            lambda row: (row.kind, row.scope),
+        ):
+            kinds = [kind_of(row) for row in free]
+            for one in wanted.values():
+                if one.key not in pairs and (kind := kind_of(one.row)) in kinds:
+                    place = kinds.index(kind)
+                    pairs[one.key] = free.pop(place)
+                    kinds.pop(place)
+        return {one.key: one for one in (self._adopt(one, pairs.get(one.key)) for one in wanted.values())}
 
     def _adopt(self, one: Listed, stored: Any) -> Listed:
         if stored is None:
