@@ -27,7 +27,7 @@ from rpa_tasks.browser_settings import (
 from rpa_tasks.jobs.ledger import TIERS
 from rpa_tasks.jobs.payloads import unstorable_reason
 from rpa_tasks.jobs.wakeups import wake_for_shops
-from rpa_tasks.models import DedupeBy, DedupePeriod, Flow, Job, Platform, Shop
+from rpa_tasks.models import DedupePeriod, Flow, Job, Platform, Shop
 from rpa_tasks.supervisor.command import MOST_FOLDERS, check_program, check_words
 from rpa_tasks.supervisor.runs import MARKERS
 from scheduling.configuration.file.notation import ANY_MAPPING, SECONDS, WHOLE, choice, list_of, map_of, text
@@ -94,7 +94,6 @@ def check_platform(
             "check_task_type",
             _("%(platform)s has no task type “%(name)s”", platform=values.get("key") or "it", name=check),
         )
-    _check_name(values, found, longest=100)
     found.number(values, "backlog_limit", 1, MAX_BACKLOG)
     found.number(values, "breaker_threshold", 1, 100)
     check_browser_settings(values, found, is_platform=True, stored=stored, shops=shops)
@@ -103,7 +102,7 @@ def check_platform(
 
 @rules_of(Flow)
 def check_flow(values: Mapping[str, Any]) -> None:
-    """Check a flow, without the program on this machine: see `missing_program`."""
+    """Check a flow, without the program: this machine may be no execution node."""
     found = ErrorCollector()
     found.key(values, "task_type")
     if "command" in values:
@@ -112,8 +111,6 @@ def check_flow(values: Mapping[str, Any]) -> None:
         if values.get("needs_browser") is False and any("{debug_port}" in word for word in map(str, values["command"])):
             found.add("command", _("{debug_port} is empty without a browser; set needs_browser"))
     _check_path(values, found)
-    if values.get("dedupe_by", DedupeBy.PAYLOAD) not in DedupeBy.values:
-        found.add("dedupe_by", _("must be one of %(known)s", known=", ".join(DedupeBy.values)))
     found.span(values, "timeout", least=MIN_TIMEOUT, most=MAX_TIMEOUT)
     found.span(values, "dedupe_window", least=MIN_TIMEOUT, most=MAX_WINDOW)
     _check_period(values, found)
@@ -130,19 +127,12 @@ def check_flow(values: Mapping[str, Any]) -> None:
 
 def _check_period(values: Mapping[str, Any], found: ErrorCollector) -> None:
     period, timezone = values.get("dedupe_period", ""), values.get("dedupe_timezone", "")
-    if period and period not in DedupePeriod.values:
-        found.add("dedupe_period", _("must be one of %(known)s", known=", ".join(DedupePeriod.values)))
     if period and values.get("dedupe_window"):
         found.add("dedupe_period", _("has no effect beside a time span; remove one of the two"))
     if timezone and timezone not in available_timezones():
         found.add("dedupe_timezone", _("must be a time zone like Asia/Shanghai"))
     elif timezone and not period:
         found.add("dedupe_timezone", _("has no effect without a period; remove it or set the period"))
-
-
-def missing_program(values: Mapping[str, Any]) -> str:
-    """Return why the command of a valid flow cannot be started on this machine, or "". It may be no execution node."""
-    return check_program(values["command"][0], values.get("path", []), values.get("cwd", ""))
 
 
 def _check_path(values: Mapping[str, Any], found: ErrorCollector) -> None:
@@ -180,7 +170,6 @@ def check_shop(
             "shop_id",
             _("“%(name)s” is a queue of all shops; this shop can have no queue of its own", name=values["shop_id"]),
         )
-    _check_name(values, found, longest=200)
     profile = values.get("profile_id", "")
     if profile and not _PROFILE.fullmatch(profile):
         found.add(
@@ -207,11 +196,6 @@ def profile_of(values: Mapping[str, Any]) -> str:
 def map_profiles_to_shops(shops: Iterable[Shop]) -> dict[str, str]:
     """Map each browser profile to its shop. The shops come with their platforms."""
     return {shop.profile: f"{shop.platform.key}/{shop.shop_id}" for shop in shops}
-
-
-def _check_name(values: Mapping[str, Any], found: ErrorCollector, *, longest: int) -> None:
-    if len(values.get("name", "")) > longest:
-        found.add("name", _("must not be longer than %(most)s characters", most=longest))
 
 
 def _check_exit_codes(table: Any, found: ErrorCollector) -> None:
@@ -267,12 +251,16 @@ def _check_environment(values: Mapping[str, Any], found: ErrorCollector) -> None
     if len(names) > MAX_VARIABLES:
         found.add("environment", _("must not name more than %(most)s variables", most=MAX_VARIABLES))
     for name in names:
-        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
-            found.add("environment", _("“%(name)s” is not the name of an environment variable", name=name))
-        elif name in OWN_VARIABLES:
-            found.add("environment", _("%(name)s is set for every run anyway", name=name))
-        elif name in FORBIDDEN_VARIABLES:
-            found.add("environment", _("%(name)s is never given to a command", name=name))
+        if problem := _find_name_problem(name):
+            found.add("environment", problem)
+
+
+def _find_name_problem(name: Any) -> str:
+    if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+        return _("“%(name)s” is not the name of an environment variable", name=name)
+    if name in OWN_VARIABLES:
+        return _("%(name)s is set for every run anyway", name=name)
+    return _("%(name)s is never given to a command", name=name) if name in FORBIDDEN_VARIABLES else ""
 
 
 def _check_fixed_variables(values: Mapping[str, Any], found: ErrorCollector) -> None:
@@ -283,11 +271,9 @@ def _check_fixed_variables(values: Mapping[str, Any], found: ErrorCollector) -> 
     if len(fixed) > MAX_VARIABLES:
         found.add("env", _("must not name more than %(most)s variables", most=MAX_VARIABLES))
     for name, value in fixed.items():
-        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
-            found.add("env", _("“%(name)s” is not the name of an environment variable", name=name))
-        elif name in OWN_VARIABLES:
-            found.add("env", _("%(name)s is set for every run anyway", name=name))
-        elif name in FORBIDDEN_VARIABLES or name == MOUNTED_VARIABLE or name.startswith(LOADER_VARIABLES):
+        if problem := _find_name_problem(name):
+            found.add("env", problem)
+        elif name == MOUNTED_VARIABLE or name.startswith(LOADER_VARIABLES):
             found.add("env", _("%(name)s is never given to a command", name=name))
         elif name in values.get("environment", []):
             found.add("env", _("%(name)s is named in environment already", name=name))
@@ -448,7 +434,7 @@ class Flows(Section):
 
     def check_among(self, one: Listed, plan: Plan) -> None:
         row = one.row
-        if problem := missing_program({"command": row.command, "path": row.path, "cwd": row.cwd}):
+        if problem := check_program(row.command[0], row.path, row.cwd):
             plan.note(f"flow {self.label(row)}: {problem} on this machine")
 
     def note_changes(self, changes: Sequence[Change], plan: Plan) -> None:

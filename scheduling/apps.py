@@ -15,7 +15,7 @@ class SchedulingConfig(AppConfig):
             audit,  # noqa: F401  (connects the signals)
             checks,  # noqa: F401  (registers the system checks)
         )
-        from scheduling.configuration import validation, webhook_validation  # noqa: F401  (give the models their rules)
+        from scheduling.configuration import validation  # noqa: F401  (gives the models their rules)
         from scheduling.delivery import pipeline
         from scheduling.ledger.touches import quota_slots_freed
         from scheduling.operations.periodic_rows import allow_unknown_time_zones

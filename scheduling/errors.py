@@ -9,7 +9,8 @@ AftertouchError
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -64,6 +65,14 @@ class ErrorCollector:
     def add(self, field: str, message: str) -> None:
         self.errors.append(FieldError(field, message))
 
+    @contextmanager
+    def within(self, path: str) -> Iterator[None]:
+        """Add the errors that the block raises. Their fields are inside `path`."""
+        try:
+            yield
+        except InvalidInput as error:
+            self.errors += [FieldError(join_path(path, each.field), each.message) for each in error.errors]
+
     def raise_if_any(self) -> None:
         """Raise `InvalidInput` with all errors, if there are any."""
         if self.errors:
@@ -106,6 +115,10 @@ class ErrorCollector:
             self.add(field, _("must be a list of texts of 1 to %(most)s characters", most=longest))
         elif len(set(given)) < len(given):
             self.add(field, _("names something twice"))
+
+
+def join_path(path: str, inner: str) -> str:
+    return f"{path}.{inner}" if inner and not inner.startswith("[") else f"{path}{inner}"
 
 
 def is_number(value: Any) -> bool:

@@ -5,7 +5,7 @@ names the place. Python's own parser accepts all of them, and orjson and pydanti
 
 YAML is the core of version 1.2: `no` and `22:00` are texts, and so are integers of more than 18 digits, which are ids.
 Keys that are not texts, aliases, merge keys and tags are refused as well. libyaml parses, and values are built from its
-events one by one. Depth and size of a text therefore reach neither Python's stack nor its memory.
+events one by one, so that a deep or large text is refused before it fills the stack or the memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from yaml.events import (
     AliasEvent,
     DocumentStartEvent,
     MappingEndEvent,
-    MappingStartEvent,
+    NodeEvent,
     ScalarEvent,
     SequenceEndEvent,
     SequenceStartEvent,
@@ -61,7 +61,7 @@ class InvalidText(ValueError):
 
 
 def is_same_json(one: Any, other: Any) -> bool:
-    """Compare JSON values. Numbers are equal by value; for Python `True == 1` as well."""
+    """Compare JSON values, or others of a column. Numbers are equal by value; for Python `True == 1` as well."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(is_same_json(one[name], other[name]) for name in one)
     if isinstance(one, list) and isinstance(other, list):
@@ -79,7 +79,7 @@ def read_yaml(text: str, *, most: int = MAX_SIZE) -> Any:
     if len(raw) > most:
         raise InvalidText(_("must not be larger than %(most)s bytes", most=most))
     try:
-        return _Builder().build(yaml.parse(text, Loader=_Loader))
+        return _YamlReader(yaml.parse(text, Loader=_Loader)).read_document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise _invalid_text(mark, str(error.problem or error.context)) from None
@@ -96,33 +96,55 @@ def _invalid_text(mark: Any, message: str) -> InvalidText:
     return InvalidText(_("line %(line)s: %(what)s", line=mark.line + 1, what=message) if mark else message)
 
 
-class _Builder:
-    """Build one document from parse events, without recursion."""
+class _YamlReader:
+    """Build one document from parse events. The recursion ends at `YAML_DEPTH`."""
 
-    def __init__(self) -> None:
-        self._root: list[Any] = []
-        self._open: list[Any] = [self._root]  #: the containers around the next value, innermost last
-        self._keys: list[str | None] = [None]  #: for each container the key whose value comes next
+    def __init__(self, events: Iterator[Any]) -> None:
+        self._events = events
         self._nodes = 0
 
-    def build(self, events: Iterator[Any]) -> Any:
-        documents = 0
-        for event in events:
-            match event:
-                case DocumentStartEvent():
-                    documents += 1
-                    if documents > 1:
-                        raise _invalid_text(event.start_mark, _("but found another document"))
-                case MappingEndEvent() | SequenceEndEvent():
-                    self._open.pop()
-                    self._keys.pop()
-                case AliasEvent():
-                    raise _invalid_text(event.start_mark, _("aliases (*name) are not supported"))
-                case ScalarEvent() | MappingStartEvent() | SequenceStartEvent():
-                    self._node(event)
-        return self._root[0] if self._root else None
+    def read_document(self) -> Any:
+        value, documents = None, 0
+        for event in self._events:
+            if isinstance(event, DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    raise _invalid_text(event.start_mark, _("but found another document"))
+            elif isinstance(event, NodeEvent):
+                value = self._read_value(event, 0)
+        return value
 
-    def _node(self, event: Any) -> None:
+    def _read_value(self, event: Any, depth: int) -> Any:
+        self._check_node(event)
+        if isinstance(event, ScalarEvent):
+            return _scalar(event)
+        if depth == YAML_DEPTH:
+            raise _invalid_text(event.start_mark, _("it is nested deeper than %(most)s levels", most=YAML_DEPTH))
+        if isinstance(event, SequenceStartEvent):
+            items = []
+            while not isinstance(event := next(self._events), SequenceEndEvent):
+                items.append(self._read_value(event, depth + 1))
+            return items
+        members: dict[str, Any] = {}
+        while not isinstance(event := next(self._events), MappingEndEvent):
+            key = self._read_key(event)
+            if key in members:
+                raise _invalid_text(event.start_mark, _("“%(name)s” is given twice", name=key))
+            members[key] = self._read_value(next(self._events), depth + 1)
+        return members
+
+    def _read_key(self, event: Any) -> str:
+        self._check_node(event)
+        if isinstance(event, ScalarEvent) and event.implicit[0] and event.value == "<<":
+            raise _invalid_text(event.start_mark, _("merge keys (<<) are not supported"))
+        key = _scalar(event) if isinstance(event, ScalarEvent) else None
+        if not isinstance(key, str):
+            raise _invalid_text(event.start_mark, _("keys must be text; put it in quotes"))
+        return key
+
+    def _check_node(self, event: Any) -> None:
+        if isinstance(event, AliasEvent):
+            raise _invalid_text(event.start_mark, _("aliases (*name) are not supported"))
         self._nodes += 1
         if self._nodes > MAX_NODES:
             raise _invalid_text(
@@ -131,34 +153,6 @@ class _Builder:
         if event.tag is not None and event.tag != "!":
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
             raise _invalid_text(event.start_mark, _("tags (%(tag)s) are not supported", tag=tag))
-        if isinstance(self._open[-1], dict) and self._keys[-1] is None:
-            self._keys[-1] = self._key(event)
-        elif isinstance(event, ScalarEvent):
-            self._put(_scalar(event))
-        else:
-            value: Any = {} if isinstance(event, MappingStartEvent) else []
-            self._put(value)
-            self._open.append(value)
-            self._keys.append(None)
-            if len(self._open) - 1 > YAML_DEPTH:  # without the root list
-                raise _invalid_text(event.start_mark, _("it is nested deeper than %(most)s levels", most=YAML_DEPTH))
-
-    def _put(self, value: Any) -> None:
-        if isinstance(self._open[-1], dict):
-            self._open[-1][self._keys[-1]] = value
-            self._keys[-1] = None
-        else:
-            self._open[-1].append(value)
-
-    def _key(self, event: Any) -> str:
-        if isinstance(event, ScalarEvent) and event.implicit[0] and event.value == "<<":
-            raise _invalid_text(event.start_mark, _("merge keys (<<) are not supported"))
-        key = _scalar(event) if isinstance(event, ScalarEvent) else None
-        if not isinstance(key, str):
-            raise _invalid_text(event.start_mark, _("keys must be text; put it in quotes"))
-        if key in self._open[-1]:
-            raise _invalid_text(event.start_mark, _("“%(name)s” is given twice", name=key))
-        return key
 
 
 def _scalar(event: Any) -> Any:

@@ -28,8 +28,6 @@ from django.utils.safestring import SafeString
 from django.utils.translation import override
 
 from scheduling.error_text import ErrorText as _
-from scheduling.errors import InvalidInput
-from scheduling.policy.profile import NO_PROFILE, Profile
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
 
 MAX_TEXT = 65_536  #: characters of a result, and of each text that a filter reads or returns
@@ -555,15 +553,8 @@ def template_variables(customer: CustomerSpec, event: EventSpec) -> dict[str, An
             "data": event.data,
         },
         "chat": {"id": event.chat_id},
-        "customer": _NO_PROFILE_FIELDS if customer.profile is NO_PROFILE else _profile_fields(customer.profile),
+        "customer": {"attributes": customer.profile.attributes, "tags": customer.profile.tags},
     }
-
-
-def _profile_fields(profile: Profile) -> dict[str, Any]:
-    return {"attributes": profile.attributes, "tags": profile.tags}
-
-
-_NO_PROFILE_FIELDS = _profile_fields(NO_PROFILE)
 
 
 class Locale(NamedTuple):
@@ -619,14 +610,6 @@ def reads_profile(template: TemplateSpec) -> bool:
     """Return whether a text of the template names attributes or tags."""
     texts = [_compile_cached(source) for text in template.texts for source in (text.subject, text.body)]
     return any(isinstance(each, Text) and "customer" in each.roots for each in texts)
-
-
-def check_text(source: str, *, field: str) -> None:
-    """Raise `InvalidInput` for `field` if a text does not compile."""
-    try:
-        Text(source)
-    except InvalidTemplate as error:
-        raise InvalidInput.of(field, str(error)) from None
 
 
 @lru_cache(maxsize=1024)

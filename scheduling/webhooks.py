@@ -35,7 +35,7 @@ from scheduling.channels.base import Failure, NotSent
 from scheduling.channels.http_client import Transport, parse_retry_after
 from scheduling.channels.webhook import read_secrets, sign_request
 from scheduling.configuration import snapshot
-from scheduling.configuration.webhook_validation import check_webhook
+from scheduling.configuration.validation import check_webhook
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput, NotFound
 from scheduling.ids import new_id

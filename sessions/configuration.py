@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from scheduling.configuration.file.matrix import list_window_calendars
 from scheduling.configuration.file.notation import SEND_WINDOWS, list_of, text
 from scheduling.configuration.file.section import Key, Listed, Reference, Section
+from scheduling.configuration.file.sections import list_window_calendars
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector
 from scheduling.models import Calendar
@@ -16,7 +16,7 @@ from scheduling.models.versioned import rules_of
 from scheduling.policy.send_times import check_windows
 from sessions.frames import MOST_TAGS, TAG_LENGTH, has_control_characters
 from sessions.models import Campaign, SilencePolicy
-from sessions.policy import AFTER, ALL, ANY, CUSTOMER, DEFAULT_KEY, GRACE_FOR, own_tags
+from sessions.policy import CUSTOMER, DEFAULT_KEY, own_tags
 
 if TYPE_CHECKING:
     from scheduling.configuration.file.apply import Plan
@@ -43,10 +43,6 @@ def check_policy(values: Mapping[str, Any]) -> None:
     found.span(values, "grace", most=MAX_GRACE)
     found.number(values, "max_nudges", 1, 10)
     found.number(values, "growth", 1, 10)
-    if values.get("after", ANY) not in AFTER:
-        found.add("after", _("must be one of %(known)s", known=", ".join(AFTER)))
-    if values.get("grace_for", ALL) not in GRACE_FOR:
-        found.add("grace_for", _("must be one of %(known)s", known=", ".join(GRACE_FOR)))
     check_windows(values.get("hours") or [], found, "hours")
     found.raise_if_any()
 

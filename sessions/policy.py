@@ -15,9 +15,9 @@ DEFAULT_KEY = "default"
 #: Whose message starts the timer. `any`: every frame renews it. `agent`: an agent wrote last, and the customer is
 #: silent. `customer`: the customer wrote, and no agent answers. The first two are guide policies, the last is an answer
 #: policy. A session may have one of each. The guide policy's timer then runs after a message of the agent only.
-ANY, AGENT, CUSTOMER = AFTER = ("any", "agent", "customer")
+ANY, AGENT, CUSTOMER = "any", "agent", "customer"
 #: Who gets the grace: every session, or users who typed and did not send.
-ALL, TYPING = GRACE_FOR = ("all", "typing")
+ALL, TYPING = "all", "typing"
 
 
 @dataclass(frozen=True)

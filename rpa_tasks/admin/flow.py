@@ -18,8 +18,8 @@ from unfold.contrib.filters.admin import RelatedDropdownFilter
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
 from rpa_tasks.admin import labels  # noqa: F401  (teaches the words)
-from rpa_tasks.configuration import missing_program
 from rpa_tasks.models import Flow
+from rpa_tasks.supervisor.command import check_program
 from scheduling.admin.base import CheckedForm, HistoryAdmin, Retirable, RetiredFilter, ops_display
 from scheduling.admin.form_fields import DurationField, DurationsField, NamesField, TextLikeField, split_pairs
 from scheduling.admin.labels import translate_error
@@ -302,7 +302,7 @@ class FlowAdmin(HistoryAdmin, Retirable):
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: Any) -> None:
         super().save_model(request, obj, form, change)
-        if problem := missing_program({"command": obj.command, "path": obj.path, "cwd": obj.cwd}):
+        if problem := check_program(obj.command[0], obj.path, obj.cwd):
             words = gettext(
                 "Saved. On this machine the command cannot be started: %(problem)s. Execution nodes need it."
             )

@@ -36,7 +36,6 @@ from scheduling.admin.labels import translate_error, translate_errors, translate
 from scheduling.admin.matrix.preview import report_moved_touches
 from scheduling.admin.page_reads import count_within, read_for_page
 from scheduling.configuration.file.apply import ChangePlan, InvalidConfiguration
-from scheduling.configuration.file.document import InvalidDocument
 from scheduling.durations import from_seconds, to_seconds
 from scheduling.error_text import ErrorText
 from scheduling.errors import Conflict, InvalidInput
@@ -46,6 +45,7 @@ from scheduling.models import AutomaticRollout, ConfigDraft, Node
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.planning.rescheduling import list_impacts
 from scheduling.policy.rollout import MOST_TOUCHES, PLAN_DEFAULTS, RATES, CanaryCounts, Lift, Share, read_plan
+from scheduling.strict_text import InvalidText
 
 State = AutomaticRollout.State
 RATE_NAMES: Mapping[str, str | Promise] = {
@@ -296,7 +296,7 @@ class DraftForm(forms.Form):
         text: str = self.cleaned_data["draft"].replace("\r\n", "\n")
         try:
             drafts.read_draft(text)
-        except (InvalidDocument, InvalidConfiguration) as error:
+        except (InvalidText, InvalidConfiguration) as error:
             raise forms.ValidationError(translate_errors(error)) from None
         return text
 

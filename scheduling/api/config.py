@@ -18,7 +18,7 @@ from psycopg.errors import QueryCanceled
 
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, require_scope
 from scheduling.api.schemas import Problem, ProblemOut, Reason
-from scheduling.configuration.file import apply, document, versions
+from scheduling.configuration.file import apply, document
 from scheduling.configuration.file.apply import FileProblem
 from scheduling.configuration.file.section import Stamp
 from scheduling.db_timeouts import Deadline
@@ -27,7 +27,7 @@ from scheduling.experiments.drafts import serialize_change
 from scheduling.models.encrypted import Unreadable
 from scheduling.planning import rescheduling
 from scheduling.planning.rescheduling import CUSTOMERS, Impact, MoveCounts, list_rule_impacts
-from scheduling.strict_text import MAX_SIZE, InvalidText, read_json
+from scheduling.strict_text import MAX_SIZE, InvalidText, read_json, write_yaml
 
 log = structlog.get_logger(__name__)
 
@@ -133,12 +133,12 @@ def get_config(request: HttpRequest) -> HttpResponse:
     if notation is None:
         raise Problem(406, f"The configuration is {JSON} or {YAML}.")
     # An edit between the two reads makes the version too old, so that the client's publication is refused.
-    version = versions.compute_version()
+    version = apply.compute_version()
     try:
         found = document.export_document()
     except Unreadable as error:
         raise Conflict(str(error)) from error
-    text = json.dumps(found, ensure_ascii=False) if notation == JSON else document.format_document(found)
+    text = json.dumps(found, ensure_ascii=False) if notation == JSON else write_yaml(found)
     headers = {"ETag": f'"{version}"', "Vary": "Accept"}
     return HttpResponse(text, content_type=f"{notation}; charset=utf-8", headers=headers)
 
@@ -168,7 +168,7 @@ def put_config(request: HttpRequest, response: HttpResponse, wish: Query[Publica
         )
     except apply.InvalidConfiguration as error:
         raise InvalidInput(*(_name_field(each) for each in error.problems)) from error
-    except versions.OutdatedVersion as error:
+    except apply.OutdatedVersion as error:
         raise Problem(
             412, "The configuration changed after this version. Read it again; nothing was stored."
         ) from error
@@ -191,7 +191,7 @@ def _read_document(request: HttpRequest) -> dict[str, Any]:
         if media_type != JSON:
             raise Problem(415, f"Send {JSON} or {YAML}.")
         found = read_json(request.body.decode("utf-8-sig"), most=MAX_SIZE)
-    except (document.InvalidDocument, InvalidText) as error:
+    except InvalidText as error:
         raise Problem(400, f"The document cannot be read: {error}.") from error
     except UnicodeDecodeError as error:
         raise Problem(400, "The document cannot be read: it must be UTF-8.") from error
@@ -218,7 +218,7 @@ def _read_expected_version(given: str | None, *, required: bool) -> str | None:
 
 
 def _plan_publication(request: HttpRequest, given: Mapping[str, Any], expected: str | None) -> dict[str, Any]:
-    version = versions.check_version(expected)
+    version = apply.check_version(expected)
     planned = _check_scopes(request, apply.plan_changes(given))
     return _serialize_plan(planned, version) | {"stored": False, "impact": _measure_impact(planned), "moved": None}
 
@@ -230,7 +230,7 @@ def _publish_given(
         raise InvalidInput.of("reason", "is required; dry_run needs none")
     stamp = Stamp(wish.reason, client=build_api_key_actor(request).name)
     check = partial(_check_scopes, request)
-    planned, version = versions.publish_document(given, stamp, expected, check, may_repeat=wish.move_waiting)
+    planned, version = apply.publish_document(given, stamp, expected, check, may_repeat=wish.move_waiting)
     moved = _move_touches(planned) if wish.move_waiting else None
     return _serialize_plan(planned, version) | {
         "stored": True, "impact": None, "moved": moved and _serialize_moves(moved),

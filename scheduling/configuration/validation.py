@@ -2,21 +2,25 @@
 
 Each function takes values by the names of the model's fields and skips absent ones. It raises one `InvalidInput` with
 all errors. A dot leads inside a JSON field: `config.url`, `targets.wecom.secret`.
+
+Length and choices of a column are not among the rules: forms, files and `full_clean` take them from the column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import date, timedelta
 from typing import Any
 
 from scheduling.channels.base import Channel, InvalidSetting, channel_kinds
+from scheduling.channels.options import check_known_keys, read_url
+from scheduling.channels.webhook import read_secrets
 from scheduling.durations import format_duration
 from scheduling.error_text import ErrorText as _
-from scheduling.errors import TICK, ErrorCollector, FieldError, InvalidInput, is_number
+from scheduling.errors import TICK, ErrorCollector, InvalidInput, is_number, join_path
 from scheduling.models import (
     Calendar,
-    Category,
     ChannelConfig,
     DelayRule,
     HarassmentRule,
@@ -25,6 +29,8 @@ from scheduling.models import (
     Stage,
     Template,
     TemplateText,
+    WebhookEvent,
+    WebhookSubscription,
 )
 from scheduling.models.versioned import rules_of
 from scheduling.policy.matrix import TOUCH_TYPES
@@ -32,7 +38,7 @@ from scheduling.policy.node_conditions import MOST_VARIANTS, check_condition
 from scheduling.policy.profile import MAX_TAG
 from scheduling.policy.rollout import read_plan
 from scheduling.policy.send_times import check_windows, is_country, is_time_zone
-from scheduling.templating import LOCALE, check_text
+from scheduling.templating import LOCALE, InvalidTemplate, Text
 
 MAX_TIMEOUT = timedelta(seconds=20)  #: a batch of touches ends at 20 s, inside its lease of 45 s
 MAX_RETRY_DELAY = timedelta(days=7)
@@ -40,6 +46,7 @@ MAX_RETRIES = 20
 MAX_LIMIT = 1_000_000
 MAX_OWN_DAYS = 1_000
 COUNTING_KINDS = ("cap", "dedupe")
+WEBHOOK_FILTERS = {"node", "platform", "shop"}
 
 
 @rules_of(Stage)
@@ -80,7 +87,8 @@ def check_node(values: Mapping[str, Any]) -> None:
         check_condition(values["when"], found, "when")
     _check_variants(values.get("variants", []), found)
     if values.get("canary_guard") is not None:
-        _check_guard(values["canary_guard"], found)
+        with found.within("canary_guard"):
+            read_plan(values["canary_guard"])
     found.raise_if_any()
 
 
@@ -180,17 +188,8 @@ def _check_own_delay_rules(stored: Any, found: ErrorCollector) -> None:
     if not isinstance(stored, dict) or not stored.keys() <= known:
         found.add("delay_rules", _("must have %(known)s and nothing else", known=", ".join(sorted(known))))
         return
-    try:
+    with found.within("delay_rules"):
         check_delay_rule(stored, in_seconds=True)
-    except InvalidInput as error:
-        found.errors.extend(FieldError(f"delay_rules.{each.field}", each.message) for each in error.errors)
-
-
-def _check_guard(stored: Mapping[str, Any], found: ErrorCollector) -> None:
-    try:
-        read_plan(stored)
-    except InvalidInput as error:
-        found.errors.extend(FieldError(f"canary_guard.{each.field}", each.message) for each in error.errors)
 
 
 @rules_of(DelayRule)
@@ -216,11 +215,11 @@ def check_delay_rule(values: Mapping[str, Any], *, in_seconds: bool = False) -> 
 def check_rule(values: Mapping[str, Any]) -> None:
     found = ErrorCollector()
     kind, scope = values.get("kind"), values.get("scope")
-    if kind not in HarassmentRule.Kind.values:
-        found.add("kind", _("must be one of %(known)s", known=", ".join(HarassmentRule.Kind.values)))
     if scope == HarassmentRule.Subject.COMMUNITY and kind not in COUNTING_KINDS:
         found.add("scope", _("only a cap or a dedupe can be counted for a community"))
-    _check_rule_subset(values, found)
+    for field in ("channel", "category", "tag"):
+        if values.get(field) and kind not in COUNTING_KINDS:
+            found.add(field, _("only a cap or a dedupe can count a part of the messages"))
     if kind in ("cap", "dedupe"):
         if "window" in values and values["window"] is None:
             found.add("window", _("is missing"))
@@ -242,17 +241,6 @@ def check_rule_channel(channel: str, channels: Container[str]) -> None:
         raise InvalidInput.of("channel", _("there is no channel or channel kind “%(name)s”", name=channel))
 
 
-def _check_rule_subset(values: Mapping[str, Any], found: ErrorCollector) -> None:
-    channel, category, tag = (values.get(field) or "" for field in ("channel", "category", "tag"))
-    if category and category not in Category.values:
-        found.add("category", _("must be one of %(known)s", known=", ".join(Category.values)))
-    if len(tag) > MAX_TAG:
-        found.add("tag", _("must not be longer than %(most)s characters", most=MAX_TAG))
-    for field, given in (("channel", channel), ("category", category), ("tag", tag)):
-        if given and values.get("kind") not in COUNTING_KINDS:
-            found.add(field, _("only a cap or a dedupe can count a part of the messages"))
-
-
 def _check_level_limits(limits: Any, scope: Any, found: ErrorCollector) -> None:
     if not isinstance(limits, dict) or not all(isinstance(level, str) and 0 < len(level) <= 40 for level in limits):
         found.add("limits", _("must name a limit for each level; levels have 1 to 40 characters"))
@@ -268,8 +256,6 @@ def _check_level_limits(limits: Any, scope: Any, found: ErrorCollector) -> None:
 def check_holdout(values: Mapping[str, Any]) -> None:
     found = ErrorCollector()
     found.number(values, "percent", 0, 100)
-    if len(values.get("key", "")) > 64:
-        found.add("key", _("must not be longer than %(most)s characters", most=64))
     found.raise_if_any()
 
 
@@ -288,27 +274,21 @@ def _check_quiet_hours(values: Mapping[str, Any], found: ErrorCollector) -> None
 def check_template(values: Mapping[str, Any]) -> None:
     found = ErrorCollector()
     found.key(values)
-    if "content_type" in values and not 0 < len(values["content_type"].strip()) <= 64:
-        found.add("content_type", _("must have 1 to %(most)s characters", most=64))
-    if "category" in values and values["category"] not in Category.values:
-        found.add("category", _("must be one of %(known)s", known=", ".join(Category.values)))
     found.raise_if_any()
 
 
 @rules_of(TemplateText)
 def check_template_text(values: Mapping[str, Any]) -> None:
     found = ErrorCollector()
-    if "locale" in values and not (LOCALE.fullmatch(values["locale"]) and len(values["locale"]) <= 20):
+    if "locale" in values and not LOCALE.fullmatch(values["locale"]):
         found.add("locale", _("must be a language of at most 20 characters, like zh-hans or en"))
     if "body" in values and not values["body"].strip():
         found.add("body", _("is missing"))
-    if len(values.get("subject", "")) > 200:
-        found.add("subject", _("must not be longer than %(most)s characters", most=200))
     for field in ("subject", "body"):
         try:
-            check_text(values.get(field, ""), field=field)
-        except InvalidInput as error:
-            found.errors.extend(error.errors)
+            Text(values.get(field, ""))
+        except InvalidTemplate as error:
+            found.add(field, str(error))
     found.raise_if_any()
 
 
@@ -318,7 +298,11 @@ def check_channel(values: Mapping[str, Any]) -> None:
     found.key(values)
     found.span(values, "timeout", least=TICK, most=MAX_TIMEOUT)
     check_retry_delays(values, found)
-    _check_limits(values, found)
+    limits = {field: values[field] for field in ("daily_limit", "monthly_limit") if values.get(field) is not None}
+    for field in limits:
+        found.number(limits, field, 1, MAX_LIMIT)
+    if len(limits) == 2 and limits["monthly_limit"] < limits["daily_limit"]:
+        found.add("monthly_limit", _("must be at least the limit of a day, %(limit)s", limit=limits["daily_limit"]))
     _check_config(values, found)
     found.raise_if_any()
 
@@ -334,14 +318,6 @@ def check_retry_delays(values: Mapping[str, Any], found: ErrorCollector) -> None
         )
 
 
-def _check_limits(values: Mapping[str, Any], found: ErrorCollector) -> None:
-    given = {field: values[field] for field in ("daily_limit", "monthly_limit") if values.get(field) is not None}
-    for field in given:
-        found.number(given, field, 1, MAX_LIMIT)
-    if len(given) == 2 and given["monthly_limit"] < given["daily_limit"]:
-        found.add("monthly_limit", _("must be at least the limit of a day, %(limit)s", limit=given["daily_limit"]))
-
-
 def _check_config(values: Mapping[str, Any], found: ErrorCollector) -> None:
     if "kind" not in values or "config" not in values:
         return
@@ -352,20 +328,24 @@ def _check_config(values: Mapping[str, Any], found: ErrorCollector) -> None:
             "kind", _("there is no channel kind “%(kind)s”; available: %(known)s", kind=values["kind"], known=known)
         )
         return
-    try:
+    with _settings_within("config", found):
         kind(values["config"], timedelta(seconds=10))
+
+
+@contextmanager
+def _settings_within(path: str, found: ErrorCollector) -> Iterator[None]:
+    """Add the error of a channel kind, whose code may fail in another way than `InvalidSetting`."""
+    try:
+        yield
+    except InvalidSetting as error:
+        found.add(join_path(path, error.field), error.message)
     except ValueError as error:
-        field, message = split_message(error)
-        found.add(f"config.{field}" if field else "config", message)
+        found.add(path, str(error))
 
 
 def check_community(values: Mapping[str, Any], kinds: Mapping[str, str]) -> None:
     """Check a community. `kinds` maps channel keys to kinds: targets are named by channel key or by kind."""
     found = ErrorCollector()
-    if "chat_id" in values and not 0 < len(values["chat_id"]) <= 200:
-        found.add("chat_id", _("must have 1 to %(most)s characters", most=200))
-    if len(values.get("name", "")) > 200:
-        found.add("name", _("must not be longer than %(most)s characters", most=200))
     targets = values.get("targets", {})
     if not isinstance(targets, dict):
         found.add("targets", _("must be a mapping of channels to targets"))
@@ -377,7 +357,8 @@ def check_community(values: Mapping[str, Any], kinds: Mapping[str, str]) -> None
         elif not isinstance(target, dict):
             found.add(f"targets.{name}", _("must be a mapping"))
         else:
-            _check_target(kind, name, target, found)
+            with _settings_within(f"targets.{name}", found):
+                kind.validate_target(target)
     found.raise_if_any()
 
 
@@ -386,14 +367,30 @@ def channel_kind_for_target(name: str, kinds: Mapping[str, str]) -> type[Channel
     return channel_kinds().get(kinds.get(name, name))
 
 
-def _check_target(kind: type[Channel], name: str, target: Mapping[str, Any], found: ErrorCollector) -> None:
-    try:
-        kind.validate_target(target)
-    except ValueError as error:
-        field, message = split_message(error)
-        found.add(f"targets.{name}.{field}" if field else f"targets.{name}", message)
-
-
-def split_message(error: ValueError) -> tuple[str, str]:
-    """Return field and problem of a channel kind's error; its code may fail in another way."""
-    return (error.field, error.message) if isinstance(error, InvalidSetting) else ("", str(error))
+@rules_of(WebhookSubscription)
+def check_webhook(values: Mapping[str, Any]) -> None:
+    """Check a subscription of outgoing webhooks."""
+    found = ErrorCollector()
+    found.key(values)
+    events = values.get("events", [])
+    if "events" in values and not events:
+        found.add("events", _("is missing"))
+    elif not isinstance(events, list) or not set(events) <= set(WebhookEvent.values):
+        found.add("events", _("must be one of %(known)s", known=", ".join(WebhookEvent.values)))
+    filters = values.get("filter", {})
+    if not isinstance(filters, dict) or not filters.keys() <= WEBHOOK_FILTERS:
+        found.add("filter", _("must be a mapping of %(parts)s", parts=", ".join(sorted(WEBHOOK_FILTERS))))
+        filters = {}
+    for name, wanted in filters.items():
+        found.texts({f"filter.{name}": wanted}, f"filter.{name}", longest=140)
+    if "config" in values:
+        config = values["config"]
+        with _settings_within("config", found):
+            check_known_keys(config, {"url", "secret"})
+        with _settings_within("config", found):
+            read_url(config)
+        with _settings_within("config", found):
+            read_secrets(config)
+        if not config.get("secret"):
+            found.add("config.secret", _("is missing"))
+    found.raise_if_any()

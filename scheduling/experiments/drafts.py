@@ -23,7 +23,6 @@ from scheduling import replica, sql
 from scheduling.configuration import snapshot
 from scheduling.configuration.file import apply, document
 from scheduling.configuration.file.apply import ChangePlan, FileProblem, InvalidConfiguration
-from scheduling.configuration.file.document import InvalidDocument
 from scheduling.configuration.file.section import Change, Stamp
 from scheduling.configuration.file.sections import sections
 from scheduling.configuration.snapshot import Snapshot
@@ -35,6 +34,7 @@ from scheduling.models import ConfigDraft
 from scheduling.operations.failed_tasks import Actor
 from scheduling.planning import rescheduling
 from scheduling.planning.rescheduling import PAGE_TIME_LIMIT, MoveCounts
+from scheduling.strict_text import InvalidText, write_yaml
 
 log = structlog.get_logger(__name__)
 
@@ -67,16 +67,14 @@ def export_live_draft() -> str:
     known = sections()
     with transaction.atomic():
         given = {name: known[name].export(with_secrets=False) for name in list_draft_sections()}
-    return document.format_document(
-        {"version": apply.VERSION} | {name: each for name, each in given.items() if each is not None}
-    )
+    return write_yaml({"version": document.VERSION} | {name: each for name, each in given.items() if each is not None})
 
 
 def read_draft(text: str) -> tuple[dict[str, Any], ChangePlan]:
     """Return the draft and the changes from the live configuration to it.
 
     Raises:
-        InvalidDocument: the text cannot be parsed.
+        InvalidText: the text cannot be parsed.
         InvalidConfiguration: with the problems of the first section of the draft that has any.
     """
     given = document.parse_document(text.encode())
@@ -287,7 +285,7 @@ def run_next_replay() -> bool:
             after=replica.read_primary_position(), wait=REPLICA_WAIT,
         )  # fmt: skip
         outcome = {"state": State.DONE, "result": result}
-    except (AftertouchError, InvalidDocument) as error:
+    except (AftertouchError, InvalidText) as error:
         outcome["problems"] = [ErrorText.dump(str(each)) for each in getattr(error, "problems", [error])]
     except Exception as error:
         outcome["problems"] = [ErrorText.dump(f"{type(error).__name__}: {error}"[:2000])]

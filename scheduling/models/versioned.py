@@ -16,6 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from scheduling.error_text import ErrorText
 from scheduling.errors import InvalidInput
 from scheduling.models.encrypted import Sealed
+from scheduling.strict_text import is_same_json
 
 Rules = Callable[[Mapping[str, Any]], None]
 SomeRules = TypeVar("SomeRules", bound=Callable[..., None])
@@ -77,15 +78,6 @@ def lock_for_write(rows: Rows) -> Rows:
     return rows.select_for_update(no_key=True, of=("self",))
 
 
-def differs_by_type(one: Any, other: Any) -> bool:
-    """Return whether two values differ, also where one has `true` and the other 1: for Python these are equal."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() != other.keys() or any(differs_by_type(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) != len(other) or any(map(differs_by_type, one, other))
-    return isinstance(one, bool) != isinstance(other, bool) or bool(one != other)
-
-
 class Versioned(Checked):
     """A row with a `version` that a verdict can name.
 
@@ -104,7 +96,7 @@ class Versioned(Checked):
             before: dict[str, Any] | None = stored.filter(pk=self.pk).values().first()  # type: ignore[assignment]
             if before:
                 after = {field.attname: getattr(self, field.attname) for field in self._meta.concrete_fields}
-                if any(differs_by_type(before[name], value) for name, value in after.items() if name != "version"):
+                if not all(is_same_json(before[name], value) for name, value in after.items() if name != "version"):
                     self.version = before["version"] + 1
             super().save(*args, **kwargs)
 

@@ -335,12 +335,8 @@ def check_windows(given: Any, found: ErrorCollector, field: str) -> None:
         found.add(field, _("must be a list of at most %(most)s windows", most=MOST_WINDOWS))
         return
     for place, each in enumerate(given):
-        try:
+        with found.within(f"{field}[{place}]"):
             read_window(each)
-        except InvalidInput as error:
-            for problem in error.errors:
-                inner = f".{problem.field}" if problem.field else ""
-                found.add(f"{field}[{place}]{inner}", problem.message)
 
 
 def _check_clock(given: Any, key: str, found: ErrorCollector) -> int | None:

@@ -13,7 +13,6 @@ from django.utils.translation import override
 from config.environment import ROOT
 from scheduling.admin.labels import translate_error
 from scheduling.channels.base import InvalidSetting
-from scheduling.configuration.validation import split_message
 from scheduling.error_text import ErrorText
 from scheduling.errors import Conflict, ErrorCollector, InvalidInput
 from tests.support.tables import each_row
@@ -27,7 +26,7 @@ PROGRAMS = (
     "sessions/chat_hooks.py", "sessions/frames.py", "sessions/websocket/",
 )  # fmt: skip
 ERRORS = {
-    "FieldError", "FileProblem", "InvalidInput", "Conflict", "NotFound", "InvalidText", "InvalidDocument",
+    "FieldError", "FileProblem", "InvalidInput", "Conflict", "NotFound", "InvalidText",
     "InvalidValue", "InvalidSetting", "InvalidTemplate", "CannotRender", "UnreadableFile", "UnusableRow", "of",
 }  # fmt: skip
 COLLECTORS = {"add", "problem"}  #: with field and text
@@ -62,7 +61,7 @@ def test_exceptions_keep_their_texts() -> None:
         found.raise_if_any()
     texts = [
         wrong.value.errors[0].message, str(Conflict(RANGE)), str(ValueError(RANGE)),
-        split_message(InvalidSetting("share", RANGE))[1],
+        InvalidSetting("share", RANGE).message,
     ]  # fmt: skip
     with override("zh-hans"):
         assert [translate_error(each) for each in texts] == [RANGE_ZH] * 4

@@ -1,7 +1,11 @@
-"""Read a configuration file, compare it with the database, and store all of it or nothing."""
+"""Read a configuration file, compare it with the database, and store all of it or nothing.
+
+The stored configuration has a version, so that a client publishes on top of the one that it has read.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,15 +13,20 @@ from typing import Any
 
 from django.db import OperationalError, connection, transaction
 from django.db.models import Model
+from django.utils.crypto import salted_hmac
 
+from scheduling import sql
 from scheduling.audit import record_action
+from scheduling.configuration.file.document import VERSION, export_document
 from scheduling.configuration.file.section import Change, Key, Listed, Section, Stamp, is_retired
 from scheduling.configuration.file.sections import RESERVED, sections
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import AftertouchError, Conflict
 from scheduling.models import Configuration
+from scheduling.models.encrypted import Unreadable
 
-VERSION = 1
+LOCK_WAIT = 10.0  #: seconds
+_LOCK = "SELECT pg_advisory_xact_lock(hashtext('scheduling_configuration.document'))::text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +58,6 @@ class ChangePlan:
 
     def of(self, name: str) -> list[Change]:
         return [change for change in self.changes if change.section.name == name]
-
-    def only_additions(self) -> ChangePlan:
-        """Return the plan without changes and retirements of existing rows."""
-        return self.only([each for each in self.changes if each.verb in ("added", "restored")])
 
     def only(self, changes: Sequence[Change]) -> ChangePlan:
         return ChangePlan(changes, self.notes, self.given)
@@ -109,7 +114,8 @@ class Plan:
     def stored(self, section: Section) -> dict[Key, Any]:
         """Return the stored rows of a section by key, retired ones included. They are read once."""
         if section.name not in self._stored:
-            self._stored[section.name] = section.key_rows(section.list_rows(self.document.get(section.name)))
+            rows = section.list_rows(self.document.get(section.name))
+            self._stored[section.name] = {section.key_of(row): row for row in rows}
         return self._stored[section.name]
 
     def in_use(self, model: type[Model]) -> dict[Key, Any]:
@@ -208,7 +214,11 @@ def store_plan(document: Mapping[str, Any], planned: ChangePlan, stamp: Stamp) -
 
 def store_additions(document: Mapping[str, Any], stamp: Stamp) -> ChangePlan:
     """Store the rows that do not exist yet and return them. Existing rows stay unchanged. Idempotent."""
-    return store_chosen(document, ChangePlan.only_additions, stamp)
+
+    def choose(plan: ChangePlan) -> ChangePlan:
+        return plan.only([each for each in plan.changes if each.verb in ("added", "restored")])
+
+    return store_chosen(document, choose, stamp)
 
 
 def store_chosen(document: Mapping[str, Any], choose: Callable[[ChangePlan], ChangePlan], stamp: Stamp) -> ChangePlan:
@@ -256,3 +266,67 @@ def lock_sections(given: Collection[str]) -> None:
         with connection.cursor() as cursor:
             cursor.execute("SET LOCAL lock_timeout = '10s'")
             cursor.execute(f"LOCK TABLE {', '.join(sorted(names))} IN SHARE ROW EXCLUSIVE MODE")
+
+
+# --- versions ---
+
+
+class OutdatedVersion(Conflict):
+    """The configuration changed after this version was read."""
+
+
+def compute_version() -> str:
+    """Return the version of the stored configuration. The same content has the same version.
+
+    It covers secrets. A key of this installation keeps readers of the version from guessing them.
+
+    Raises:
+        Conflict: a stored secret cannot be read here.
+    """
+    try:
+        text = json.dumps(export_document(with_secrets=True), sort_keys=True)
+    except Unreadable as error:
+        raise Conflict(str(error)) from error
+    return salted_hmac("scheduling.configuration.version", text, algorithm="sha256").hexdigest()[:32]
+
+
+def check_version(expected: str | None) -> str:
+    """Return the version of the stored configuration, if it is the one that a client expects; None accepts any.
+
+    Raises:
+        OutdatedVersion: they differ.
+    """
+    version = compute_version()
+    if expected not in (None, version):
+        raise OutdatedVersion
+    return version
+
+
+def publish_document(
+    document: Mapping[str, Any],
+    stamp: Stamp,
+    expected: str | None,
+    check: Callable[[ChangePlan], ChangePlan],
+    *,
+    may_repeat: bool = False,
+) -> tuple[ChangePlan, str]:
+    """Store a document in one transaction; return its changes and the new version.
+
+    Publications run one after another, so that of two clients with one version the second is refused, whatever sections
+    they give. The locks of the tables keep edits of the back office from coming between the comparison and the writes.
+    `check` returns the plan, or raises what it has against it. With `may_repeat` a document that is stored already is
+    accepted with any version: the client repeats its publication.
+
+    Raises:
+        OutdatedVersion: the stored version is not `expected`. Nothing was stored.
+        InvalidConfiguration: with the problems of its first section that has any.
+        OperationalError: another transaction held a lock for 10 s (see `sql.is_lock_timeout`).
+    """
+    with transaction.atomic():
+        sql.limit_lock_waits(LOCK_WAIT)
+        sql.rows(_LOCK, {})
+        lock_sections(document)
+        if expected is not None and (not may_repeat or check(plan_changes(document)).changes):
+            check_version(expected)
+        planned = store_chosen(document, check, stamp)
+        return planned, compute_version()

@@ -1,4 +1,4 @@
-"""Convert configuration files between text and plain values (`scheduling.strict_text`)."""
+"""Parse the text of a configuration file, and export the stored configuration as one."""
 
 from __future__ import annotations
 
@@ -6,40 +6,30 @@ from typing import Any
 
 from django.db import transaction
 
-from scheduling.configuration.file.apply import VERSION
 from scheduling.configuration.file.sections import sections
 from scheduling.error_text import ErrorText as _
-from scheduling.strict_text import MAX_SIZE as MAX_SIZE
-from scheduling.strict_text import InvalidText, read_yaml, write_yaml
+from scheduling.strict_text import MAX_SIZE, InvalidText, read_yaml
 
-
-class InvalidDocument(ValueError):
-    """The text is not a configuration file."""
+VERSION = 1  #: of the format
 
 
 def parse_document(raw: bytes) -> dict[str, Any]:
     """Parse a configuration file of at most `MAX_SIZE` bytes.
 
     Raises:
-        InvalidDocument: with the line, if it is known.
+        InvalidText: with the line, if it is known.
     """
     if len(raw) > MAX_SIZE:
-        raise InvalidDocument(_("the file must not be larger than %(most)s bytes", most=MAX_SIZE))
+        raise InvalidText(_("the file must not be larger than %(most)s bytes", most=MAX_SIZE))
     try:
         document = read_yaml(raw.decode("utf-8-sig"))
     except UnicodeDecodeError:
-        raise InvalidDocument(_("the file must be UTF-8")) from None
-    except InvalidText as error:
-        raise InvalidDocument(str(error)) from None
+        raise InvalidText(_("the file must be UTF-8")) from None
     if document is None:
         return {}
     if not isinstance(document, dict):
-        raise InvalidDocument(_("the file must be a mapping of sections"))
+        raise InvalidText(_("the file must be a mapping of sections"))
     return document
-
-
-def format_document(document: dict[str, Any]) -> str:
-    return write_yaml(document)
 
 
 def export_document(*, with_secrets: bool = False) -> dict[str, Any]:

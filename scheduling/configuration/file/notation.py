@@ -12,7 +12,7 @@ from django.db import models
 
 from scheduling.durations import format_duration, from_seconds, parse_duration, to_seconds
 from scheduling.error_text import ErrorText as _
-from scheduling.errors import FieldError, InvalidInput, is_number
+from scheduling.errors import ErrorCollector, FieldError, InvalidInput, is_number
 from scheduling.policy.send_times import WINDOW_KEYS, read_window
 
 _CLOCK = re.compile(r"(?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{6})?)?")
@@ -172,30 +172,25 @@ def _read_members(given: Any, find: Callable[[str], Notation]) -> dict[str, Any]
     if not isinstance(given, dict):
         raise ValueError(_("must be a mapping"))
     read: dict[str, Any] = {}
-    errors: list[FieldError] = []
+    found = ErrorCollector()
     for name, item in given.items():
         try:
-            read[name] = find(name).read(item)
-        except InvalidInput as error:
-            errors += [FieldError(join_path(name, each.field), each.message) for each in error.errors]
+            with found.within(name):
+                read[name] = find(name).read(item)
         except ValueError as error:
-            errors.append(FieldError(name, str(error)))
-    if errors:
-        raise InvalidInput(*errors)
+            found.add(name, str(error))
+    found.raise_if_any()
     return read
 
 
 def _read_windows(given: Any) -> list[dict[str, Any]]:
     if not isinstance(given, list):
         return [read_window(given)]
-    read, errors = [], []
+    read, found = [], ErrorCollector()
     for place, window in enumerate(given):
-        try:
+        with found.within(f"[{place}]"):
             read.append(read_window(window))
-        except InvalidInput as error:
-            errors += [FieldError(join_path(f"[{place}]", each.field), each.message) for each in error.errors]
-    if errors:
-        raise InvalidInput(*errors)
+    found.raise_if_any()
     return read
 
 
@@ -206,10 +201,6 @@ def _write_windows(stored: Sequence[Mapping[str, Any]]) -> Any:
 
 #: One send window or a list of them, stored as a list.
 SEND_WINDOWS = Notation("a send window, or a list of them", _read_windows, _write_windows)
-
-
-def join_path(path: str, inner: str) -> str:
-    return f"{path}.{inner}" if inner and not inner.startswith("[") else f"{path}{inner}"
 
 
 def derive_notation(field: models.Field[Any, Any]) -> Notation:

@@ -16,12 +16,12 @@ from django.db import models
 from django.utils.timezone import now
 from django.utils.translation import override
 
-from scheduling.configuration.file.notation import REQUIRED, Notation, derive_notation, join_path
+from scheduling.configuration.file.notation import REQUIRED, Notation, derive_notation
 from scheduling.error_text import ErrorText
 from scheduling.error_text import ErrorText as _
-from scheduling.errors import InvalidInput
+from scheduling.errors import InvalidInput, join_path
 from scheduling.models.encrypted import EncryptedJSONField, Sealed, Unreadable
-from scheduling.models.versioned import differs_by_type
+from scheduling.strict_text import is_same_json
 
 if TYPE_CHECKING:
     from scheduling.configuration.file.apply import Plan
@@ -334,13 +334,15 @@ class Section:
         rows = self.model._default_manager.all()
         return rows.select_related(*related) if related else rows
 
-    def key_rows(self, rows: Iterable[Any]) -> dict[Key, Any]:
-        of = {field.name: field.get for field in self.fields}
-        return {tuple(of[column](row) for column in self.identity): row for row in rows}
+    @cached_property
+    def _identity_fields(self) -> list[Field]:
+        return [field for name in self.identity for field in self.fields if field.name == name]
+
+    def key_of(self, row: Any) -> Key:
+        return tuple(field.get(row) for field in self._identity_fields)
 
     def label(self, row: Any) -> str:
-        of = {field.name: field.get for field in self.fields}
-        return "/".join(str(of[column](row)) for column in self.identity)
+        return "/".join(map(str, self.key_of(row)))
 
     def list_changes(self, plan: Plan) -> list[Change]:
         listed = plan.listed[self.name]
@@ -558,7 +560,7 @@ def list_differences(
         parts = [{} if each is ABSENT else each for each in (was, will)]
         if inner not in secrets and any(parts) and all(isinstance(each, dict) for each in parts):
             yield from list_differences(parts[0], parts[1], secrets, inner)
-        elif differs_by_type(was, will):
+        elif not is_same_json(was, will):
             shown = [None if each is ABSENT else each for each in (was, will)]
             if isinstance(was, Sealed):
                 shown = ["(unreadable)", HIDDEN]

@@ -1,26 +1,495 @@
-"""The sections of the core, in the order of storage: rows come before the rows that refer to them.
+"""The sections of the configuration file that the core has, and all sections by name.
 
 Other apps add theirs with `settings.CONFIG_SECTIONS`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
+from django.db.models import F
+from django.db.models.functions import Length
 from django.utils.module_loading import import_string
 
-from scheduling.configuration.file.contents import Channels, Communities, Templates, Webhooks
-from scheduling.configuration.file.matrix import (
-    Calendars,
-    DelayRules,
-    GlobalHoldout,
-    HarassmentRules,
-    Nodes,
-    Stages,
+from scheduling.channels.base import channel_kinds, redirects_secret
+from scheduling.configuration import validation
+from scheduling.configuration.condition_fields import FieldCatalogue, conditions_in
+from scheduling.configuration.file.notation import (
+    ANY_MAPPING,
+    NUMBER,
+    REQUIRED,
+    SECONDS,
+    SEND_WINDOWS,
+    WHOLE,
+    Notation,
+    choice,
+    group_of,
+    list_of,
+    map_of,
+    text,
 )
-from scheduling.configuration.file.section import Section
+from scheduling.configuration.file.section import (
+    Change,
+    Field,
+    Key,
+    Listed,
+    Place,
+    Reference,
+    Section,
+    SingleRow,
+    Stamp,
+    list_row_problems,
+    read_fields,
+)
+from scheduling.durations import to_seconds
+from scheduling.error_text import ErrorText as _
+from scheduling.models import (
+    Calendar,
+    ChannelConfig,
+    Community,
+    DelayRule,
+    EventType,
+    HarassmentRule,
+    Holdout,
+    Node,
+    Priority,
+    Stage,
+    Template,
+    TemplateText,
+    WebhookEvent,
+    WebhookSubscription,
+)
+from scheduling.policy.matrix import find_follow_problem
+from scheduling.policy.node_conditions import JOINS
+from scheduling.policy.profile import MAX_TAG
+from scheduling.policy.rollout import PLAN_DEFAULTS
+from scheduling.policy.send_times import list_calendars
+from scheduling.templating import MAX_SOURCE, read_locale
 
+if TYPE_CHECKING:
+    from scheduling.configuration.file.apply import Plan
+
+
+# --- what is sent, and where it goes ---
+
+
+class Channels(Section):
+    """Channels. Keys outside the table are settings of the channel's kind."""
+
+    name = "channels"
+    noun = "channel"
+    model = ChannelConfig
+    settings = "config"
+    paths = {"retry_delays": "retry"}
+    notations = {"retry_delays": list_of(SECONDS)}
+
+    def own_defaults(self, values: Mapping[str, Any], position: int, stored: Any = None) -> dict[str, Any]:
+        kind = channel_kinds().get(values.get("kind", ""))
+        return {"idempotent": kind.default_idempotent} if kind else {}
+
+    def find_secrets(self, entry: Mapping[str, Any]) -> Iterable[Place]:
+        """Return the secrets of the kind; all settings if the kind is unknown."""
+        kind = channel_kinds().get(str(entry.get("kind")))
+        secret = entry.keys() if kind is None else kind.secret_fields
+        return [(name,) for name in entry if name in secret and name not in self.own_keys]
+
+    def entry_to_keep(self, stored: Any, entry: Mapping[str, Any]) -> dict[str, Any]:
+        of_kind = stored is not None and stored.kind == entry.get("kind")
+        return super().entry_to_keep(stored, entry) if of_kind else {}
+
+    def find_forbidden_secret(self, kept: Iterable[Place], stored: Any, row: Any) -> tuple[str, str] | None:
+        if ("secret",) in kept and redirects_secret(row.kind, stored.config, row.config):
+            return "secret", _("must be entered again for another host")
+        return None
+
+
+class Webhooks(Section):
+    """Subscriptions of outgoing webhooks. Address and secret are secrets."""
+
+    name = "webhooks"
+    noun = "webhook"
+    scope = "webhooks"
+    model = WebhookSubscription
+    settings = "config"
+    notations = {
+        "events": list_of(choice({value: value for value in WebhookEvent.values})),
+        "filter": map_of(list_of(text(140))),
+    }
+
+    def find_secrets(self, entry: Mapping[str, Any]) -> Iterable[Place]:
+        return [(name,) for name in entry if name not in self.own_keys]
+
+
+class Communities(Section):
+    """Communities with a name or a target. Others are as many as conversations are counted; no person wrote them."""
+
+    name = "communities"
+    noun = "community"
+    model = Community
+    identity = ("chat_id",)
+    notations = {"targets": map_of(ANY_MAPPING)}
+
+    def list_rows(self, given: Any = None) -> Iterable[Any]:
+        entries = given if isinstance(given, list) else []
+        listed = {str(entry.get("chat_id")) for entry in entries if isinstance(entry, dict)}
+        rows = Community.objects.alias(size=Length("targets"))
+        return rows.exclude(name="", size=0) | rows.filter(chat_id__in=listed)
+
+    def may_be_unlisted(self, row: Any) -> bool:
+        return not row.name and not row.targets
+
+    def export(self, *, with_secrets: bool) -> Any:
+        """Leave out rows that a person cleared: they are as those that were only counted."""
+        return [entry for entry in super().export(with_secrets=with_secrets) if entry.keys() != {"chat_id"}]
+
+    def check_values(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
+        kinds = plan.once("channel kinds", lambda: self._map_kinds(plan))
+        validation.check_community(values, kinds)
+
+    def _map_kinds(self, plan: Plan) -> dict[str, str]:
+        """Return the kind of each channel, retired ones included, because targets may outlive a channel."""
+        rows = [*plan.stored(plan.section_of[ChannelConfig]).values(), *plan.in_use(ChannelConfig).values()]
+        return {row.key: row.kind for row in rows}
+
+    def find_secrets(self, entry: Mapping[str, Any]) -> Iterable[Place]:
+        """Return all values of targets: a later channel may give the name of a target another kind."""
+        targets = entry.get("targets")
+        for name, target in targets.items() if isinstance(targets, dict) else ():
+            yield from (("targets", name, field) for field in (target if isinstance(target, dict) else ()))
+
+
+class Templates(Section):
+    """Templates with their texts. Entries with one key and several locales are one template."""
+
+    name = "templates"
+    noun = "template"
+    model = Template
+    further_tables = (TemplateText,)
+    #: Of the texts.
+    further = (
+        Field("locale", "", text(20), TemplateText._meta.get_field("locale").default),
+        Field("subject", "", text(200, empty=True), ""),
+        # `body: null` is a template that has no text yet.
+        Field("body", "", text(MAX_SOURCE), REQUIRED, nullable=True),
+    )
+
+    def choose_fields(self, given: Any) -> Sequence[Field]:
+        return self.fields if isinstance(given, Mapping) else [field for field in self.fields if field.column]
+
+    def list_rows(self, given: Any = None) -> Iterable[Any]:
+        return Template.objects.prefetch_related("texts")
+
+    def read(self, given: Any, plan: Plan) -> dict[Key, Listed]:
+        listed: dict[Key, Listed] = {}
+        for position, (path, entry) in enumerate(self.list_entries(given, plan)):
+            one = self.read_entry(entry, position, path, listed, plan)
+            if one is None:
+                continue
+            first = listed.setdefault(one.key, one)
+            if first is one:
+                one.row.listed_texts = {}
+            comparable = [field for field in self.choose_fields(one.row) if field.name not in first.wrong | one.wrong]
+            for field in comparable:
+                if field.path in entry and field.get(one.row) != field.get(first.row):
+                    plan.problem(f"{path}.{field.path}", _("must be the same as at %(path)s", path=first.path))
+            values, wrong = read_fields(entry, self.further, path, plan, rest=True)
+            if not wrong:
+                self._add_text(first.row, {field.name: field.default for field in self.further} | values, path, plan)
+        return listed
+
+    def _add_text(self, template: Any, values: Mapping[str, Any], path: str, plan: Plan) -> None:
+        locale, texts = values["locale"], template.listed_texts
+        if read_locale(locale) in map(read_locale, texts):
+            plan.problem(
+                f"{path}.locale", _("“%(locale)s” is listed already for “%(key)s”", locale=locale, key=template.key)
+            )
+        elif values["body"] is not None:
+            texts[locale] = TemplateText(**values)
+            for name, message in list_row_problems(texts[locale], ["template"]):
+                plan.problem(f"{path}.{name}", message)
+
+    def write_entry(self, row: Any) -> dict[str, Any]:
+        entry = super().write_entry(row)
+        for locale, each in list_texts(row):
+            entry |= {f"subject[{locale}]": each.subject} if each.subject else {}
+            entry[f"body[{locale}]"] = each.body
+        return entry
+
+    def store(self, change: Change, stamp: Stamp) -> None:
+        """Write the template before its texts: saving a text increments the template's version."""
+        row, before = change.after, change.before
+        if change.verb != "changed" or super().write_entry(before) != super().write_entry(row):
+            super().store(change, stamp)
+        if row is None:
+            return
+        stored = {} if before is None else dict(list_texts(before))
+        for locale, wanted in row.listed_texts.items():
+            saved = stored.pop(locale, None) or TemplateText(template=row, locale=locale)
+            if saved.pk is None or (saved.subject, saved.body) != (wanted.subject, wanted.body):
+                saved.subject, saved.body = wanted.subject, wanted.body
+                stamp.on(saved)
+                saved.save()
+        for unlisted in stored.values():
+            stamp.on(unlisted)
+            unlisted.delete()
+        # Saving a changed text increments the version; adding or removing one does not.
+        if before is not None and dict(list_texts(before)).keys() != row.listed_texts.keys():
+            Template.objects.filter(pk=row.pk).update(version=F("version") + 1)
+
+    def export_row(self, row: Any, position: int, with_secrets: bool) -> list[dict[str, Any]]:
+        own = super().write_entry(row)
+        # The usual keys first, the long body last.
+        entries = [
+            own | {"locale": locale} | ({"subject": each.subject} if each.subject else {}) | {"body": each.body}
+            for locale, each in list_texts(row)
+        ]
+        return entries or [own | {"body": None}]
+
+
+def list_texts(template: Any) -> Iterator[tuple[str, TemplateText]]:
+    """Yield the texts of a template by locale: those of the file, or the stored ones."""
+    texts = getattr(template, "listed_texts", None)
+    stored = {each.locale: each for each in template.texts.all()} if texts is None else texts
+    yield from sorted(stored.items(), key=lambda each: each[0])
+
+
+# --- when a message is sent, and when not ---
+
+
+def list_window_calendars(column: str, stored: Any) -> Iterator[Reference]:
+    """Yield a reference to the calendar of each window that names one."""
+    for place, key in list_calendars(stored):
+        yield f"{column}[{place}].calendar" if len(stored) > 1 else f"{column}.calendar", Calendar, key
+
+
+class Calendars(Section):
+    """Calendars in the order of the file; the first is the default."""
+
+    name = "calendars"
+    noun = "calendar"
+    model = Calendar
+    refers = (Calendar,)
+    notations = {"closed": list_of(text(10)), "open": list_of(text(10)), "send_window": SEND_WINDOWS}
+
+    def own_defaults(self, values: Mapping[str, Any], position: int, stored: Any = None) -> dict[str, Any]:
+        return {"position": position}
+
+    def list_references(self, row: Any) -> Iterator[Reference]:
+        yield from list_window_calendars("send_window", row.send_window)
+
+
+class Stages(Section):
+    """Stages in the order of the file. `position` is written only if it differs from the place in the list."""
+
+    name = "stages"
+    noun = "stage"
+    model = Stage
+
+    def own_defaults(self, values: Mapping[str, Any], position: int, stored: Any = None) -> dict[str, Any]:
+        return {"position": position}
+
+
+def _write_condition(part: Any) -> Any:
+    """Return a condition of `policy.node_conditions`, or a part of one, with the keys in the usual order."""
+    if isinstance(part, list):
+        return [_write_condition(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    return {key: _write_condition(part[key]) for key in ("field", "op", "value", *JOINS) if key in part}
+
+
+def _write_variants(stored: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {"key": each["key"], "when": _write_condition(each["when"]), "template": each["template"]} for each in stored
+    ]
+
+
+CHATS, EVENTS = list_of(text(200)), list_of(text(120))
+#: The plan of a roll-out. Every key has a default, so `{}` is the default plan.
+CANARY_GUARD = group_of(
+    "a mapping: `steps`, `time`, `touches`, `complaints`, `failures`",
+    {
+        name: ({"steps": list_of(NUMBER), "time": SECONDS, "touches": WHOLE}.get(name, NUMBER), default)
+        for name, default in PLAN_DEFAULTS.items()
+    },
+)
+#: A node's own rules, stored as seconds. The defaults give a flat delay.
+OWN_DELAY_RULES = group_of(
+    "a mapping like `delay_rules`",
+    {
+        "by_level": (map_of(SECONDS), {}),
+        "default": (SECONDS, REQUIRED),
+        "active_within": (SECONDS, to_seconds(DelayRule._meta.get_field("active_within").default)),
+        "active_factor": (NUMBER, 1.0),
+    },
+)
+
+
+class Nodes(Section):
+    name = "nodes"
+    noun = "node"
+    model = Node
+    refers = (Node, Template, Calendar)
+    paths = {
+        "rollout_": "rollout.", "canary_": "canary.", "goal_": "goal.", "guard_": "guards.",
+        "holdout_percent": "holdout",
+    }  # fmt: skip
+    notations = {
+        "from_nodes": list_of(text(64)),
+        "delay_rules": OWN_DELAY_RULES,
+        "priority": choice({each.name.lower(): each.value for each in Priority}),
+        "rollout_communities": CHATS,
+        "canary_communities": CHATS,
+        "canary_guard": CANARY_GUARD,
+        "cancel_on": EVENTS,
+        "tags": list_of(text(MAX_TAG)),
+        "when": Notation("a condition: `all` or `any` with a list of rows", write=_write_condition),
+        "variants": Notation("a list of at most 10: `key`, `when` and `template`", write=_write_variants),
+        "send_window": SEND_WINDOWS,
+    }
+
+    def check_among(self, one: Listed, plan: Plan) -> None:
+        row = one.row
+        followed = plan.once("followed nodes", lambda: self._map_followed(plan))
+        depth = settings.AFTERTOUCH_JOURNEY_DEPTH
+        if row.from_nodes and (problem := find_follow_problem(row.key, row.from_nodes, followed, depth)):
+            plan.problem(f"{one.path}.from_nodes", problem)
+        conditions = conditions_in({"when": row.when, "variants": row.variants})
+        if conditions:
+            catalogue = plan.once("condition fields", FieldCatalogue)
+            used = conditions_in({"when": one.stored.when, "variants": one.stored.variants}) if one.stored else {}
+            for place, problem in catalogue.find_unknown(conditions, row.trigger, used):
+                plan.problem(f"{one.path}.{place}", problem)
+        known = plan.once("event types", lambda: set(EventType.objects.values_list("key", flat=True)))
+        named = [
+            ("trigger", row.trigger),
+            *(("cancel_on", each) for each in row.cancel_on),
+            ("goal.event", row.goal_event),
+        ]
+        for place, event in named:
+            if event and event not in known:
+                plan.note(f"{one.path}.{place}: no event of type “{event}” is known yet")
+
+    def _map_followed(self, plan: Plan) -> dict[str, list[str]]:
+        """Return what each node follows after the file is applied, by key. Retired nodes count: one may be restored."""
+        rows = [*plan.stored(self).values(), *plan.in_use(Node).values()]
+        return {row.key: row.from_nodes for row in rows}
+
+    def list_references(self, row: Any) -> Iterator[Reference]:
+        yield from super().list_references(row)
+        yield from (("from_nodes", Node, key) for key in row.from_nodes)
+        for place, variant in enumerate(row.variants):
+            yield f"variants[{place}].template", Template, variant["template"]
+        yield from list_window_calendars("send_window", row.send_window)
+
+
+class DelayRules(SingleRow):
+    name = "delay_rules"
+    noun = "dynamic delay"
+    model = DelayRule
+    notations = {"by_level": map_of(SECONDS)}
+
+
+class GlobalHoldout(SingleRow):
+    name = "holdout"
+    noun = "global hold-out"
+    model = Holdout
+
+
+class HarassmentRules(Section):
+    """Rules, which have no key."""
+
+    name = "harassment_rules"
+    noun = "anti-harassment rule"
+    model = HarassmentRule
+    refers = (ChannelConfig,)
+    identity = ("kind",)
+    required = frozenset({"limit", "window", "quiet_from", "quiet_to"})
+    paths = {"quiet_": ""}
+    notations = {"limits": map_of(WHOLE)}
+    further = (Field("by", "", choice({"content_type": "content_type"}), "content_type"),)
+    parts = ("channel", "category", "tag")  #: of the messages; a rule counts all without them
+    of_kind: Mapping[str, Sequence[str]] = {
+        "cap": ("limit", "limits", "window", *parts),
+        "dedupe": ("by", "window", *parts),
+        "conversation": (),
+        "quiet_hours": ("from", "to", "timezone"),
+    }
+
+    def choose_fields(self, given: Any) -> Sequence[Field]:
+        """Return the keys that apply to the kind. The other columns stay unchanged."""
+        kind = given.get("kind") if isinstance(given, Mapping) else given.kind
+        names = {"kind", "scope", "enabled", *self.of_kind[str(kind)]}
+        return [field for field in self.fields if field.path in names]
+
+    def read_entry(
+        self, entry: dict[str, Any], position: int, path: str, earlier: Mapping[Key, Listed], plan: Plan
+    ) -> Listed | None:
+        kind = entry.get("kind")
+        if not isinstance(kind, str) or kind not in self.of_kind:  # it says which other keys are known
+            read_fields(entry, [field for field in self.fields if field.path == "kind"], path, plan, rest=True)
+            return None
+        return super().read_entry(entry, position, path, earlier, plan)
+
+    def identify(self, entry: Mapping[str, Any], earlier: Mapping[Key, Listed]) -> Key:
+        return "new", len(earlier)
+
+    def key_of(self, row: Any) -> Key:
+        return (row.pk,)
+
+    def read(self, given: Any, plan: Plan) -> dict[Key, Listed]:
+        """Read the rules, and take an active row with equal values for each, else the next one of its kind and scope.
+
+        Without the first step a rule that is left out would change all that follow it.
+        """
+        wanted = super().read(given, plan)
+        free = sorted(plan.stored(self).values(), key=lambda row: (row.retired_at is not None, row.pk))
+        pairs: dict[Key, Any] = {}
+        for kind_of in (
+            lambda row: row.retired_at is None and self.write_entry(row),
+            lambda row: (row.kind, row.scope),
+        ):
+            kinds = [kind_of(row) for row in free]
+            for one in wanted.values():
+                if one.key not in pairs and (kind := kind_of(one.row)) in kinds:
+                    place = kinds.index(kind)
+                    pairs[one.key] = free.pop(place)
+                    kinds.pop(place)
+        return {one.key: one for one in (self._adopt(one, pairs.get(one.key)) for one in wanted.values())}
+
+    def _adopt(self, one: Listed, stored: Any) -> Listed:
+        if stored is None:
+            return one
+        row = copy(stored)
+        row.retired_at = None
+        for field in self.choose_fields(one.row):
+            field.put(row, field.get(one.row))
+        return replace(one, key=(stored.pk,), row=row, stored=stored)
+
+    def label(self, row: Any) -> str:
+        return f"{row.kind} ({row.scope})"
+
+    def check_values(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
+        known = plan.once("channel keys", lambda: {key for (key,) in plan.in_use(ChannelConfig)})
+        validation.check_rule_channel(values.get("channel", ""), known)
+
+    def check_among(self, one: Listed, plan: Plan) -> None:
+        tag = one.row.tag
+        known = plan.once("tags of nodes", lambda: {tag for row in plan.in_use(Node).values() for tag in row.tags})
+        if tag and tag not in known:
+            plan.note(f"{one.path}.tag: no node has the tag “{tag}” yet")
+
+    def list_references(self, row: Any) -> Iterator[Reference]:
+        if row.channel and row.channel not in channel_kinds():
+            yield "channel", ChannelConfig, row.channel
+
+
+#: In the order of storage: rows come before the rows that refer to them.
 OWN: tuple[type[Section], ...] = (
     Channels, Templates, Communities, Calendars, Stages, Nodes, DelayRules, HarassmentRules, GlobalHoldout, Webhooks,
 )  # fmt: skip

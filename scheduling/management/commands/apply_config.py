@@ -16,6 +16,7 @@ from scheduling.durations import format_duration
 from scheduling.errors import AftertouchError
 from scheduling.planning import rescheduling
 from scheduling.planning.rescheduling import SPREAD, Impact, MoveCounts, RuleImpact, list_rule_impacts
+from scheduling.strict_text import MAX_SIZE, InvalidText
 
 SIGNS = {"added": "+", "restored": "+", "changed": "~", "retired": "-"}
 WIDEST = 80  #: characters of one value
@@ -53,7 +54,7 @@ class Command(BaseCommand):
             self.stdout.write(format_moved_touches(rescheduling.move_after_plan(planned)))
 
     def _load(self, file: str) -> dict[str, Any]:
-        enough = document.MAX_SIZE + 1  # one byte more than allowed shows that it is too large
+        enough = MAX_SIZE + 1  # one byte more than allowed shows that it is too large
         try:
             if file == "-":
                 return document.parse_document(sys.stdin.buffer.read(enough))
@@ -61,7 +62,7 @@ class Command(BaseCommand):
                 return document.parse_document(stream.read(enough))
         except OSError as error:
             raise CommandError(f"{file}: {error.strerror}") from error
-        except document.InvalidDocument as error:
+        except InvalidText as error:
             raise CommandError(f"{file}: {error}\nnothing was stored") from error
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from scheduling.configuration.file import document
 from scheduling.configuration.file.document import export_document
 from scheduling.models.encrypted import Unreadable
+from scheduling.strict_text import write_yaml
 
 
 class Command(BaseCommand):
@@ -27,7 +27,7 @@ class Command(BaseCommand):
 
     def handle(self, *, file: str, with_secrets: bool, **options: Any) -> None:
         try:
-            text = document.format_document(export_document(with_secrets=with_secrets))
+            text = write_yaml(export_document(with_secrets=with_secrets))
         except Unreadable as error:
             raise CommandError(f"{error}; nothing was written") from error
         if file == "-":

@@ -64,7 +64,6 @@ FLOWS: list[tuple[dict[str, Any], list[str]]] = [
     ({"command": ["true", "{param}", "{debug_port}"], "needs_browser": False}, ["command"]),
     ({"path": ["/opt/rpa/bin"]}, []),
     *(({"path": path}, ["path"]) for path in (None, "/opt", [1], ["opt"], ["/a:/b"], ["/a\0"], ["/a"] * 21)),
-    ({"dedupe_by": "shop"}, ["dedupe_by"]),
     (
         {"task_type": "A B", "command": [], "timeout": timedelta(0), "exit_codes": []},
         ["task_type", "command", "timeout", "exit_codes"],

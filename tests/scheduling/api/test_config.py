@@ -13,11 +13,11 @@ from django.db import connection
 
 from scheduling import sql
 from scheduling.api import config
-from scheduling.configuration.file.apply import plan_changes
-from scheduling.configuration.file.document import export_document, format_document
-from scheduling.configuration.file.versions import compute_version
+from scheduling.configuration.file.apply import compute_version, plan_changes
+from scheduling.configuration.file.document import export_document
 from scheduling.models import AuditEntry, Node, Template
 from scheduling.planning import rescheduling
+from scheduling.strict_text import write_yaml
 from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
 from tests.scheduling.config_file.conftest import BASE_CONFIG
 from tests.support.tables import each_row
@@ -54,7 +54,7 @@ def test_read_document_published_unchanged_changes_nothing(api: Client) -> None:
     assert SECRET not in found.text
     text = api("GET", "/config", headers={"Accept": "application/yaml"})
     assert text.headers["content-type"] == "application/yaml; charset=utf-8"
-    assert (text.text, text.headers["etag"]) == (format_document(export_document()), found.headers["etag"])
+    assert (text.text, text.headers["etag"]) == (write_yaml(export_document()), found.headers["etag"])
     for body in (found.json(), text.text):
         answer = publish(api, body, found.headers["etag"])
         assert answer.json()["changes"] == [], answer.text

@@ -20,8 +20,8 @@ import manage
 from scheduling.channels.base import channel_kinds
 from scheduling.configuration.file import apply as plan
 from scheduling.configuration.file import document
-from scheduling.configuration.file.contents import Communities
 from scheduling.configuration.file.section import Stamp
+from scheduling.configuration.file.sections import Communities
 from scheduling.errors import Conflict
 from scheduling.models import (
     ChannelConfig,

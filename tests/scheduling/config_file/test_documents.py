@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduling.configuration.file.document import MAX_SIZE, InvalidDocument, format_document, parse_document
+from scheduling.configuration.file.document import parse_document
+from scheduling.strict_text import MAX_SIZE, InvalidText, write_yaml
 from tests.support.tables import each_row
 
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
@@ -48,7 +49,7 @@ def test_document_keeps_words_and_times_as_text() -> None:
     ],
 )  # fmt: skip
 def test_document_ambiguous_yaml_is_refused(text: bytes, message: str) -> None:
-    with pytest.raises(InvalidDocument) as error:
+    with pytest.raises(InvalidText) as error:
         parse_document(text)
     assert str(error.value) == message
 
@@ -61,9 +62,9 @@ def test_empty_document_has_no_sections() -> None:
 @settings(max_examples=30)
 @given(st.dictionaries(TEXTS, PLAIN, max_size=4))
 def test_document_round_trips(document: dict[str, object]) -> None:
-    assert parse_document(format_document(document).encode()) == document
+    assert parse_document(write_yaml(document).encode()) == document
 
 
 def test_document_writes_chinese_unescaped() -> None:
-    assert format_document({"name": "旗舰店"}) == "name: 旗舰店\n"
-    assert format_document({"body": "第一行\n第二行"}) == "body: |-\n  第一行\n  第二行\n"
+    assert write_yaml({"name": "旗舰店"}) == "name: 旗舰店\n"
+    assert write_yaml({"body": "第一行\n第二行"}) == "body: |-\n  第一行\n  第二行\n"

@@ -18,6 +18,7 @@ from scheduling.configuration.file.document import export_document as exported
 from scheduling.configuration.file.section import Stamp
 from scheduling.durations import YEAR, format_duration
 from scheduling.models import Community, EventType, Node
+from scheduling.strict_text import write_yaml
 
 Apply = Callable[..., str]
 SHIPPED = ROOT / "scheduling" / "shipped.yaml"
@@ -227,7 +228,7 @@ def draw_configs(draw: st.DrawFn) -> dict[str, Any]:
 
 def read_document(base_config: dict[str, Any]) -> dict[str, Any]:
     """Through the text, as a file goes."""
-    return document.parse_document(document.format_document(base_config).encode())
+    return document.parse_document(write_yaml(base_config).encode())
 
 
 def plan_document(base_config: dict[str, Any]) -> plan.ChangePlan:

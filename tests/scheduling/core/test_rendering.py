@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from scheduling.errors import InvalidInput
 from scheduling.policy.profile import Profile
 from scheduling.policy.specs import TextSpec
-from scheduling.templating import CannotRender, check_text, render_message
+from scheduling.templating import CannotRender, InvalidTemplate, Text, render_message
 from tests.scheduling.core.sample_data import NOON, ann, event, template
 from tests.support.tables import each_row
 
@@ -63,7 +62,7 @@ DATA = {
 
 def test_render_prints_each_construct() -> None:
     for body, _ in RENDERED:
-        check_text(body, field="body")
+        Text(body)
     customer = ann(profile=Profile({"city": "上海", "orders": 3, "since": NOON}, ("new", "vip")))
     assert [(body, render_body(body, customer, **DATA)) for body, _ in RENDERED] == RENDERED
 
@@ -143,15 +142,13 @@ REFUSED = [
 ]  # fmt: skip
 
 
-def test_check_text_refuses_what_is_not_in_the_language() -> None:
+def test_text_refuses_what_is_not_in_the_language() -> None:
     wrong = []
     for body, named in REFUSED:
-        with pytest.raises(InvalidInput) as refused:
-            check_text(body, field="texts.zh-hans.body")
-        (error,) = refused.value.errors
-        assert error.field == "texts.zh-hans.body"
-        if named not in error.message:
-            wrong.append((body[:80], named, error.message))
+        with pytest.raises(InvalidTemplate) as refused:
+            Text(body)
+        if named not in str(refused.value):
+            wrong.append((body[:80], named, str(refused.value)))
     assert wrong == []
 
 

@@ -15,12 +15,12 @@ from django.utils.timezone import now
 
 from scheduling.configuration import snapshot
 from scheduling.configuration.file.apply import InvalidConfiguration
-from scheduling.configuration.file.document import InvalidDocument
 from scheduling.error_text import ErrorText
 from scheduling.errors import Conflict
 from scheduling.experiments import drafts, replay
 from scheduling.models import ConfigDraft, Event, HarassmentRule, Node, Touch
 from scheduling.operations.failed_tasks import Actor
+from scheduling.strict_text import InvalidText
 from tests.scheduling.core.conftest import pass_time
 from tests.support.drafts import open_draft, replay_draft
 from tests.support.matrix import MatrixBuilder, RecordEvent
@@ -128,7 +128,7 @@ def test_draft_errors_name_the_field(two_customers_node: Node, ops: User) -> Non
         drafts.request_replay(ops, drafts.compute_seen(draft))
     with pytest.raises(InvalidConfiguration, match="channels: a draft cannot change this"):
         drafts.read_draft("channels: []")
-    with pytest.raises(InvalidDocument, match="line 2"):
+    with pytest.raises(InvalidText, match="line 2"):
         drafts.read_draft("nodes: {")
     assert not drafts.run_next_replay()
 
