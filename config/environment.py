@@ -1,7 +1,7 @@
 """Settings from environment variables, read once at start.
 
 An invalid value stops the start with the name of the variable. Unset server addresses mean the embedded servers of
-this checkout (see `config.embedded`). Their addresses are in the state directory while they run.
+this checkout (see `config.local.servers`). Their addresses are in the state directory while they run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zoneinfo import available_timezones
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo
-from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from config.local.endpoints import read_endpoints
@@ -31,6 +31,14 @@ PLACEHOLDER_POSTGRES = "postgresql://aftertouch@127.0.0.1:1/aftertouch"
 PLACEHOLDER_REDIS = "redis://127.0.0.1:1/0"
 
 
+def _split_commas(value: Any) -> Any:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+CommaSeparated = Annotated[list[str], NoDecode, BeforeValidator(_split_commas)]
+CommaSeparatedSecrets = Annotated[list[SecretStr], NoDecode, BeforeValidator(_split_commas)]
+
+
 class Environment(BaseSettings):
     """All environment variables of Aftertouch. A field name is the variable's name in lower case."""
 
@@ -41,8 +49,8 @@ class Environment(BaseSettings):
     redis_url: str = ""
     celery_broker_url: str = ""
     django_secret_key: SecretStr = SecretStr("")
-    django_allowed_hosts: Annotated[list[str], NoDecode] = []
-    django_csrf_trusted_origins: Annotated[list[str], NoDecode] = []
+    django_allowed_hosts: CommaSeparated = []
+    django_csrf_trusted_origins: CommaSeparated = []
     django_debug: bool = False
     django_log_level: str = Field("INFO", pattern=r"^(DEBUG|INFO|WARNING|ERROR)$")
 
@@ -62,7 +70,7 @@ class Environment(BaseSettings):
     aftertouch_environment: str = Field("", max_length=30)
     aftertouch_time_zone: str = "Asia/Shanghai"
     aftertouch_time_scale: float = Field(1.0, gt=0, le=10_000_000)
-    aftertouch_allowed_private_hosts: Annotated[list[str], NoDecode] = []
+    aftertouch_allowed_private_hosts: CommaSeparated = []
     aftertouch_http_proxy: SecretStr = SecretStr("")
     aftertouch_horizon: timedelta = Field(timedelta(seconds=30), gt=timedelta(seconds=5), le=timedelta(seconds=120))
     aftertouch_dispatch_window: int = Field(5_000, ge=100, le=1_000_000)
@@ -96,7 +104,7 @@ class Environment(BaseSettings):
     rpa_chromium_path: str = ""
     aftertouch_rpa_isolation: str = Field("bubblewrap", pattern=r"^(bubblewrap|none)$")
     aftertouch_rpa_extensions_dir: str = ""
-    aftertouch_rpa_paths: Annotated[list[str], NoDecode] = []
+    aftertouch_rpa_paths: CommaSeparated = []
     aftertouch_silence_backlog: int = Field(5_000, ge=1)
     aftertouch_silence_stale: timedelta = Field(timedelta(minutes=5), ge=timedelta(seconds=10), le=timedelta(hours=1))
     aftertouch_silence_rate: int = Field(5_000, ge=1, le=100_000)
@@ -107,7 +115,7 @@ class Environment(BaseSettings):
     aftertouch_gateway_redis_url: str = ""
     aftertouch_session_sockets: int = Field(10, ge=1, le=1_000)
     aftertouch_token_sockets: int = Field(5, ge=1, le=1_000)
-    aftertouch_socket_origins: Annotated[list[str], NoDecode] = []
+    aftertouch_socket_origins: CommaSeparated = []
     aftertouch_chatwoot_secret: SecretStr = SecretStr("")
     aftertouch_rocketchat_token: SecretStr = SecretStr("")
     aftertouch_worker_concurrency: int = Field(2, ge=1, le=256)
@@ -124,8 +132,8 @@ class Environment(BaseSettings):
     aftertouch_worker_shrink_after: timedelta = Field(
         timedelta(seconds=30), ge=timedelta(seconds=1), le=timedelta(hours=1)
     )
-    aftertouch_secrets_keys: Annotated[list[SecretStr], NoDecode] = []
-    aftertouch_rpa_secrets_keys: Annotated[list[SecretStr], NoDecode] = []
+    aftertouch_secrets_keys: CommaSeparatedSecrets = []
+    aftertouch_rpa_secrets_keys: CommaSeparatedSecrets = []
     aftertouch_email_url: str = ""
     aftertouch_login_tries: int = Field(5, ge=1, le=1000)
     aftertouch_login_lockout: timedelta = Field(timedelta(minutes=15), ge=timedelta(minutes=1), le=timedelta(days=1))
@@ -138,22 +146,6 @@ class Environment(BaseSettings):
     aftertouch_oidc_group_map: Annotated[dict[str, str], NoDecode] = {}
     aftertouch_oidc_link_by_email: bool = False
     aftertouch_oidc_only: bool = False
-
-    @field_validator(
-        "django_allowed_hosts",
-        "django_csrf_trusted_origins",
-        "aftertouch_allowed_private_hosts",
-        "aftertouch_secrets_keys",
-        "aftertouch_rpa_secrets_keys",
-        "aftertouch_rpa_paths",
-        "aftertouch_socket_origins",
-        mode="before",
-    )
-    @classmethod
-    def split_commas(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return [part.strip() for part in value.split(",") if part.strip()]
-        return value
 
     @field_validator("database_url", "database_replica_url")
     @classmethod
@@ -168,7 +160,9 @@ class Environment(BaseSettings):
             raise ValueError(f"“{unknown[0]}” is not a parameter of libpq")
         given = _read_conninfo(url)
         ports = str(given.get("port") or "").split(",")
-        if not given.get("dbname") or not all(not port or _is_port(port) for port in ports):
+        if not given.get("dbname") or not all(
+            not port or (port.isdecimal() and 0 < int(port) < 65_536) for port in ports
+        ):
             raise ValueError("must be postgresql://user:password@host:5432/name")
         if others.field_name == "database_replica_url" and not given.get("host"):
             raise ValueError("must name a host")
@@ -348,10 +342,6 @@ def _read_conninfo(url: str) -> dict[str, Any]:
         return dict(conninfo_to_dict(url)) if url.startswith(("postgresql://", "postgres://")) else {}
     except ProgrammingError:
         return {}
-
-
-def _is_port(text: str) -> bool:
-    return text.isdecimal() and 0 < int(text) < 65_536
 
 
 @cache

@@ -77,8 +77,11 @@ class SessionClient:
     async def __aexit__(self, *_: object) -> None:
         await self.leave()
 
-    def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
-        return self._received_frames()
+    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        while (frame := await self._frames.get()) is not None:
+            if isinstance(frame, Exception):
+                raise frame
+            yield frame
 
     # --- frames ---------------------------------------------------------------------------------------------------
 
@@ -120,12 +123,6 @@ class SessionClient:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-
-    async def _received_frames(self) -> AsyncIterator[dict[str, Any]]:
-        while (frame := await self._frames.get()) is not None:
-            if isinstance(frame, Exception):
-                raise frame
-            yield frame
 
     async def _send(self, frame: dict[str, Any]) -> None:
         if self._socket is not None and not self._socket.closed:

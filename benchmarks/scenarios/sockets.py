@@ -24,7 +24,7 @@ PING_EVERY = 15.0
 CROWDS = 2
 IN_FLIGHT = 200  #: the sender's limit for one receiver
 WARM = 50
-#: As in `config.local.programs`, with one process.
+#: As in `config.local.stack`, with one process.
 WEB = (
     "uvicorn", "config.asgi:application", "--host", "127.0.0.1",
     "--http", "config.http_protocol:BoundedHttpProtocol",

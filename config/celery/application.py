@@ -84,6 +84,15 @@ def keep_our_logging(**_: Any) -> None:
     """Keep Django's LOGGING in workers."""
 
 
+def list_rpa_queues(worker: Any) -> list[str]:
+    """Return the queues of jobs that a worker consumes. One that consumes any is an execution worker."""
+    return [name for name in worker.app.amqp.queues.consume_from if name not in CORE_QUEUES]
+
+
+def list_core_queues(worker: Any) -> list[str]:
+    return sorted(name for name in worker.app.amqp.queues.consume_from if name in CORE_QUEUES)
+
+
 @celeryd_after_setup.connect
 def refuse_mixed_work(sender: str, instance: Any, conf: Any, **_: Any) -> None:
     """Refuse a worker for touches and jobs whose jobs can occupy all processes: jobs take minutes, touches
@@ -91,8 +100,7 @@ def refuse_mixed_work(sender: str, instance: Any, conf: Any, **_: Any) -> None:
     """
     from django.conf import settings
 
-    names = set(instance.app.amqp.queues.consume_from)
-    both = names & set(CORE_QUEUES) and names - set(CORE_QUEUES)
+    both = list_core_queues(instance) and list_rpa_queues(instance)
     if both and instance.concurrency <= settings.AFTERTOUCH_RPA_SLOTS:
         sys.exit(  # not an exception: Celery only logs exceptions of signal receivers
             f"this worker consumes touches and RPA jobs, so its concurrency ({instance.concurrency}) must exceed "
@@ -110,12 +118,9 @@ def require_isolation(sender: str, instance: Any, conf: Any, **_: Any) -> None:
 
     from rpa_tasks import isolation
 
-    names = set(instance.app.amqp.queues.consume_from)
-    if settings.AFTERTOUCH_ROLE == "execution" and names & set(CORE_QUEUES):
-        sys.exit(
-            f"AFTERTOUCH_ROLE: execution has no keys and cannot consume {', '.join(sorted(names & set(CORE_QUEUES)))}"
-        )
-    if names - set(CORE_QUEUES) and (problem := isolation.find_problem()):
+    if settings.AFTERTOUCH_ROLE == "execution" and (core := list_core_queues(instance)):
+        sys.exit(f"AFTERTOUCH_ROLE: execution has no keys and cannot consume {', '.join(core)}")
+    if list_rpa_queues(instance) and (problem := isolation.find_problem()):
         if settings.AFTERTOUCH_RPA_ISOLATION_REQUIRED:
             sys.exit(f"this worker runs commands of flows. {problem}; set it to none to run them without isolation")
         log.warning("commands_not_isolated", detail=problem)
@@ -128,9 +133,7 @@ def refuse_snap(sender: str, instance: Any, conf: Any, **_: Any) -> None:
 
     from rpa_tasks.checks import browser_gaps
 
-    if not set(instance.app.amqp.queues.consume_from) - set(CORE_QUEUES):
-        return
-    for gap in browser_gaps():
+    for gap in browser_gaps() if list_rpa_queues(instance) else ():
         if gap.is_serious(ERROR):
             sys.exit(gap.msg)
         log.warning("browser_is_snap", detail=gap.msg)
@@ -163,7 +166,7 @@ def drain_sender(**_: Any) -> None:
 @celeryd_after_setup.connect
 def require_own_node_name(sender: str, instance: Any, conf: Any, **_: Any) -> None:
     """End an execution worker whose node has the name of another one that runs."""
-    if not set(instance.app.amqp.queues.consume_from) - set(CORE_QUEUES):
+    if not list_rpa_queues(instance):
         return
     from django.conf import settings
     from django.db import DatabaseError, InterfaceError
@@ -187,16 +190,14 @@ def consume_node_queues(sender: str, instance: Any, conf: Any, **_: Any) -> None
     from rpa_tasks.jobs.wakeups import node_queue
 
     queues, node = instance.app.amqp.queues, settings.AFTERTOUCH_NODE
-    if served := [name for name in queues.consume_from if name not in CORE_QUEUES]:
-        for name in [node_queue(node, each) for each in served]:
-            queues.select_add(queues.new_missing(name))  # declared in the same way as by publishers
+    for served in list_rpa_queues(instance):
+        queues.select_add(queues.new_missing(node_queue(node, served)))  # declared in the same way as by publishers
 
 
 @worker_ready.connect
 def start_node_maintainer(sender: Any, **_: Any) -> None:
     """Start the node's maintainer process with an execution worker."""
-    queues = [name for name in sender.app.amqp.queues.consume_from if name not in CORE_QUEUES]
-    if queues:
+    if queues := list_rpa_queues(sender):
         from rpa_tasks.maintainer import process
 
         worker = sender.controller

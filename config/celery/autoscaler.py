@@ -27,9 +27,8 @@ from scheduling.queue_names import CORE_QUEUES, TICK_QUEUES
 log = structlog.get_logger(__name__)
 
 
-MAX_MESSAGE_WAIT = (
-    1.5  #: seconds that the oldest message may wait for a process; the publisher's clock may be a second behind
-)
+#: Seconds that the oldest message may wait for a process. The publisher's clock may be a second behind.
+MAX_MESSAGE_WAIT = 1.5
 MESSAGES_PER_SECOND = 50  #: messages that a process handles per second
 
 

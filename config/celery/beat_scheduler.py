@@ -19,6 +19,7 @@ from django_celery_beat.schedulers import DatabaseScheduler
 from kombu.common import ignore_errors
 from psycopg.pq import Conninfo
 
+from config.celery.guards import TICK_HEADER
 from config.celery.schedule import SCHEDULE
 from scheduling import metrics, sql
 from scheduling.app_integrations import ScheduledRound, scheduled_rounds
@@ -61,9 +62,8 @@ class TickBacklog:
                 # A separate channel: RabbitMQ closes a channel that asks for a missing queue.
                 with channel.connection.channel() as asking:
                     waiting = int(asking.queue_declare(self._queue, passive=True).message_count)
-        except (
-            Exception
-        ) as error:  # without permission to ask, beat still publishes; the publish fails if the broker is unavailable
+        except Exception as error:
+            # Without permission to ask, beat still publishes. The publish fails if the broker is unavailable.
             log.warning("tick_backlog_unknown", queue=self._queue, error=str(error))
             waiting = 0
         was_full, self._is_full = self._is_full, waiting > self.MOST
@@ -73,7 +73,6 @@ class TickBacklog:
             log.info("ticks_resumed", queue=self._queue, waiting=waiting)
 
 
-TICK_HEADER = "periodic_task_name"  #: header of a message that is published periodically
 LEADER_LOCK = 0x4146_5445_5254  # "AFTERT"
 
 # A leader that loses power or network does not disconnect. PostgreSQL would keep its lock for two hours.
@@ -302,7 +301,9 @@ def _open_lock_connection() -> psycopg.Connection[Any]:
         ImproperlyConfigured: the connection leads to a pooler. It could keep the lock of an ended beat, and no beat
         would lead.
     """
-    made = psycopg.connect(**{**_lock_connection_options(), "connect_timeout": 3}, autocommit=True)
+    known = {each.keyword.decode() for each in Conninfo.get_defaults()}  # Django adds parameters of psycopg
+    options = {key: value for key, value in database.get_connection_params().items() if key in known}
+    made = psycopg.connect(**{**options, "connect_timeout": 3}, autocommit=True)
     ((pid,),) = made.execute("SELECT pg_backend_pid()").fetchall()
     may_be_shared = database.settings_dict["OPTIONS"].get("prepare_threshold") is None
     if may_be_shared and pid != made.info.backend_pid:
@@ -310,9 +311,3 @@ def _open_lock_connection() -> psycopg.Connection[Any]:
         raise ImproperlyConfigured("DATABASE_URL leads to a pooler; beat needs PostgreSQL's own address")
     made.execute(KEEPALIVE_SETTINGS)
     return made
-
-
-def _lock_connection_options() -> dict[str, Any]:
-    """Return the parameters of Django's connection that libpq knows."""
-    known = {each.keyword.decode() for each in Conninfo.get_defaults()}
-    return {key: value for key, value in database.get_connection_params().items() if key in known}

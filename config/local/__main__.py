@@ -5,39 +5,35 @@ from __future__ import annotations
 import argparse
 import sys
 
-from config.environment import Environment, environment
-from config.local import foreground, ownership, servers
+from config.environment import environment
+from config.local import servers, stack
 from config.local.endpoints import EmbeddedServerError
-from config.local.programs import PROGRAMS, StackError, select_programs
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m config.local", description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True)
     run = actions.add_parser("run", help="run in the foreground until Ctrl-C")
-    run.add_argument("programs", nargs="*", help=f"only these of {', '.join(program.name for program in PROGRAMS)}")
+    run.add_argument("programs", nargs="*", help=f"only these of {', '.join(each.name for each in stack.PROGRAMS)}")
     actions.add_parser("servers", help="start the servers only")
     actions.add_parser("stop", help="stop all programs and servers of this state directory")
     asked = parser.parse_args()
     settings = environment()
+    state_dir = settings.aftertouch_state_dir
     try:
         if asked.action == "run":
-            foreground.run_foreground(settings, select_programs(asked.programs))
-        elif asked.action == "servers":
-            start_servers_alone(settings)
+            stack.run_foreground(settings, stack.select_programs(asked.programs))
+        elif asked.action == "stop":
+            stack.stop_stack(state_dir)
         else:
-            ownership.stop_stack(settings.aftertouch_state_dir)
-    except (StackError, EmbeddedServerError, OSError) as error:
+            given = {"PostgreSQL": settings.database_url, "Valkey": settings.redis_url}
+            servers.start_servers(state_dir, postgres=not given["PostgreSQL"], valkey=not given["Valkey"])
+            for label, pid in servers.server_pids(state_dir).items():
+                sys.stdout.write(f"{label}: {'given by its URL' if given[label] else f'runs, pid {pid}'}\n")
+    except (stack.StackError, EmbeddedServerError, OSError) as error:
         sys.exit(f"Aftertouch: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def start_servers_alone(settings: Environment) -> None:
-    given = {"PostgreSQL": settings.database_url, "Valkey": settings.redis_url}
-    servers.start_servers(settings.aftertouch_state_dir, postgres=not given["PostgreSQL"], valkey=not given["Valkey"])
-    for label, pid in servers.server_pids(settings.aftertouch_state_dir).items():
-        sys.stdout.write(f"{label}: {'given by its URL' if given[label] else f'runs, pid {pid}'}\n")
 
 
 if __name__ == "__main__":

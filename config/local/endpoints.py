@@ -74,7 +74,3 @@ def read_or_create_secret(state_dir: Path, name: str) -> str:
 
 class EmbeddedServerError(RuntimeError):
     """An embedded server cannot start, answer or stop. The text contains the remedy."""
-
-
-class PasswordRefusedError(EmbeddedServerError):
-    """A server on this port rejects the password. It belongs to a deleted state directory."""

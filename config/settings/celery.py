@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import Any
 
 from config.celery.queues import declared_queues
-from config.celery.schedule import SCHEDULE
 from config.environment import environment
 from config.settings.connections import build_broker
 from scheduling.server_addresses import is_rabbitmq
@@ -19,7 +18,6 @@ _quorum = _env.aftertouch_rabbitmq_quorum and is_rabbitmq(CELERY_BROKER_URL)
 CELERY_TASK_QUEUES = declared_queues(CELERY_BROKER_URL, quorum=_quorum)
 CELERY_TASK_DEFAULT_QUEUE = CELERY_TASK_DEFAULT_EXCHANGE = CELERY_TASK_DEFAULT_ROUTING_KEY = "ticks"
 CELERY_WORKER_CONSUMER = "config.celery.guards:DeadLetterConsumer"
-CELERY_BEAT_SCHEDULE = SCHEDULE
 CELERY_TIMEZONE = _env.aftertouch_time_zone
 CELERY_TASK_SERIALIZER = "json"
 CELERY_ACCEPT_CONTENT = ["json"]

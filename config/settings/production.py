@@ -13,9 +13,8 @@ AFTERTOUCH_DEMO = False
 AFTERTOUCH_RPA_ISOLATION_REQUIRED = True
 
 SHORTEST_SECRET_KEY = 50  #: characters, at least 5 different ones, as Django's `check --deploy` requires
-SHORTEST_KEY = (
-    43  #: characters of 32 random bytes in base64; an attacker with a copy of the database can guess without limit
-)
+#: Characters of 32 random bytes in base64. An attacker with a copy of the database can guess without limit.
+SHORTEST_KEY = 43
 SHORTEST_OLD_KEY = 32  #: for a key that only decrypts, so that a short key can be rotated out
 
 _required = {

@@ -137,14 +137,12 @@ def _demo_user_of(session_id: str) -> str:
 
 
 def _tag_thresholds() -> list[dict[str, Any]]:
-    """Return every tag with its threshold. In a demo, creates the demo's own tag on first use."""
-    if getattr(settings, "AFTERTOUCH_DEMO", False):
-        SilencePolicy.objects.get_or_create(key=TAG, defaults={"threshold": THRESHOLD, "after": AFTER_AGENT})
-        SilencePolicy.objects.get_or_create(
-            key=ANSWER_TAG,
-            defaults={"threshold": ANSWER_WITHIN, "after": AFTER_CUSTOMER, "max_nudges": 3, "growth": 1},
-        )
-    policies = SilencePolicy.objects.filter(retired_at=None)
+    """Return every tag with its threshold. Creates the demo's own tags on first use."""
+    SilencePolicy.objects.get_or_create(key=TAG, defaults={"threshold": THRESHOLD, "after": AFTER_AGENT})
+    SilencePolicy.objects.get_or_create(
+        key=ANSWER_TAG,
+        defaults={"threshold": ANSWER_WITHIN, "after": AFTER_CUSTOMER, "max_nudges": 3, "growth": 1},
+    )
     found = [
         {
             "tag": policy.key,
@@ -153,7 +151,7 @@ def _tag_thresholds() -> list[dict[str, Any]]:
             "nudges": policy.max_nudges,
             "awaits_agent": policy.after == AFTER_CUSTOMER,
         }
-        for policy in policies
+        for policy in SilencePolicy.objects.filter(retired_at=None)
     ]
     return sorted(found, key=lambda each: (each["tag"] != TAG, each["seconds"]))
 

@@ -6,11 +6,15 @@ import sys
 import threading
 
 from examples.demo_shop.market import Market
-from examples.demo_shop.server import Server
+from examples.demo_shop.site import Server
 
 
 def main(words: list[str]) -> int:
-    order = _build_shop_parser().parse_args(words)
+    parser = argparse.ArgumentParser(prog="python -m examples.demo_shop", description="A marketplace to try flows on.")
+    parser.add_argument("--port", type=int, default=8765, help="port; 0 selects a free one (default: 8765)")
+    parser.add_argument("--orders", type=int, default=45, help="initial orders of a shop (default: 45)")
+    parser.add_argument("--messages", type=int, default=5, help="initial messages of buyers in a shop (default: 5)")
+    order = parser.parse_args(words)
     try:
         server = Server(Market(orders=order.orders, messages=order.messages), order.port)
     except OSError as error:
@@ -24,14 +28,6 @@ def main(words: list[str]) -> int:
     server.serve_forever(poll_interval=0.1)
     server.server_close()
     return 0
-
-
-def _build_shop_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m examples.demo_shop", description="A marketplace to try flows on.")
-    parser.add_argument("--port", type=int, default=8765, help="port; 0 selects a free one (default: 8765)")
-    parser.add_argument("--orders", type=int, default=45, help="initial orders of a shop (default: 45)")
-    parser.add_argument("--messages", type=int, default=5, help="initial messages of buyers in a shop (default: 5)")
-    return parser
 
 
 if __name__ == "__main__":

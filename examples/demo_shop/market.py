@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from threading import RLock
@@ -133,8 +132,10 @@ class Market:
     def shop(self, shop_id: str) -> MarketShop:
         if shop_id not in self._shops:
             shop = self._shops[shop_id] = MarketShop(shop_id, self._first_change)
-            _call_repeatedly(shop.add_order, self._orders)
-            _call_repeatedly(shop.add_message, self._messages)
+            for _ in range(self._orders):
+                shop.add_order()
+            for _ in range(self._messages):
+                shop.add_message()
         return self._shops[shop_id]
 
     def log_in(self, shop_id: str) -> str:
@@ -163,8 +164,3 @@ class Market:
             "switches": self.switches(),
             "shops": {shop_id: shop.effects() for shop_id, shop in self._shops.items()},
         }
-
-
-def _call_repeatedly(act: Callable[[], object], times: int) -> None:
-    for _ in range(times):
-        act()

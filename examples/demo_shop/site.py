@@ -1,4 +1,4 @@
-"""Request handlers of the demo marketplace.
+"""HTTP server of the demo marketplace.
 
 `handle_request` runs in many threads. It holds the market's lock during the work, but not during the delay of a slow
 page.
@@ -11,12 +11,18 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qsl, urlsplit
 
 from examples.demo_shop import pages
 from examples.demo_shop.market import Market, MarketShop, Message
 
+HOST = "127.0.0.1"
+FORM_LIMIT = 65_536
 PER_PAGE = 20
 COOKIE = "demo_market_session"
 SHOP_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -198,3 +204,65 @@ TOOLS: dict[tuple[str, str], Callable[[Market, SiteRequest], SiteResponse]] = {
     ("POST", "/admin/order"): _create_order,
     ("POST", "/admin/message"): _create_message,
 }
+
+
+class Server(ThreadingHTTPServer):
+    """HTTP server on the loopback address only. Serves until `shutdown`. Port 0 selects a free one."""
+
+    daemon_threads = True
+
+    def __init__(self, market: Market, port: int = 0) -> None:
+        super().__init__((HOST, port), _Handler)
+        self.market = market
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 60
+    server: Server
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        try:
+            length = int(self.headers.get("Content-Length") or 0)
+        except ValueError:
+            length = -1
+        if not 0 <= length <= FORM_LIMIT:
+            self.close_connection = True
+            self._send(SiteResponse("", HTTPStatus.REQUEST_ENTITY_TOO_LARGE))
+            return
+        form = self.rfile.read(length).decode(errors="replace")
+        address = urlsplit(self.path)
+        fields = dict(parse_qsl(address.query, keep_blank_values=True)) | dict(parse_qsl(form, keep_blank_values=True))
+        self._send(handle_request(self.server.market, SiteRequest(self.command, address.path, fields, self._session())))
+
+    def _session(self) -> str:
+        try:
+            cookies = SimpleCookie(self.headers.get("Cookie", ""))
+        except CookieError:
+            return ""
+        return cookies[COOKIE].value if COOKIE in cookies else ""
+
+    def _send(self, given: SiteResponse) -> None:
+        body = given.body.encode()
+        self.send_response(given.status)
+        self.send_header("Content-Type", given.kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        for name, value in given.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        with suppress(ConnectionError):  # the browser left the page
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *values: object) -> None:
+        """Log nothing, so that the terminal keeps showing the address."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from config.local.processes import select_port, wait_until
-from config.local.programs import PROGRAMS
+from config.local.stack import PROGRAMS
 from tests.faults.workers import Program
 
 UNITS = ("web", "core", "ticks", "long", "execution", "beat")

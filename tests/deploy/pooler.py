@@ -15,8 +15,8 @@ import psycopg
 from psycopg.rows import dict_row
 
 from config.environment import ROOT
-from config.local.account import server_account
 from config.local.processes import select_port
+from config.local.servers import server_account
 from tests.faults.brokers import Server
 
 SHIPPED = ROOT / "deploy" / "pgbouncer" / "pgbouncer.ini"

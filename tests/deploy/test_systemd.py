@@ -123,7 +123,7 @@ def test_units_consume_all_queues() -> None:
 
 
 def test_local_stack_programs_have_units() -> None:
-    from config.local.programs import PROGRAMS
+    from config.local.stack import PROGRAMS
 
     assert {f"aftertouch-{program.name}.service" for program in PROGRAMS} <= set(SERVICES)
 

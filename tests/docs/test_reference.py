@@ -15,9 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from config.environment import ROOT, Environment
-from config.reference import settings as settings_page
-from config.reference.__main__ import build_pages
-from config.reference.tables import rewrite_tables, silent
+from config.reference import build_pages, rewrite_tables, setting_tables, silent
 from rpa_tasks.outcomes import DEFAULT_DELAYS, DEFAULT_EXIT_CODES
 from rpa_tasks.supervisor.command import PLACEHOLDERS, RUN_MEMBERS
 from scheduling.configuration.file.sections import sections
@@ -94,7 +92,7 @@ def test_shipped_matrix_uses_documented_keys() -> None:
 def test_table_rewrite_keeps_descriptions() -> None:
     page = SETTINGS.read_text("utf-8")
     older = re.sub(r"^\| `DATABASE_URL`.*\n", "", page, flags=re.MULTILINE)
-    newer = rewrite_tables(older, settings_page.setting_tables())
+    newer = rewrite_tables(older, setting_tables())
     assert silent(newer) == ["`DATABASE_URL`"]
     assert re.sub(r"^\| `DATABASE_URL`.*\n", "", newer, flags=re.MULTILINE) == older
 

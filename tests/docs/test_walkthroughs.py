@@ -18,7 +18,7 @@ import pytest
 from config.environment import ROOT
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import select_port, wait_until
-from examples.demo.order_sync import demo_shop
+from examples.demo import demo_shop
 from tests.docs.pages import blocks, prose
 from tests.support.chromium import find_chromium
 

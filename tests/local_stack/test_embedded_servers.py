@@ -21,9 +21,9 @@ import redis
 
 from config.environment import ROOT
 from config.local import servers
-from config.local.account import server_account
 from config.local.endpoints import EmbeddedServerError, Endpoints, read_endpoints
 from config.local.processes import wait_until
+from config.local.servers import server_account
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +251,7 @@ def test_server_given_by_url_is_not_started(stopped_dir: Path, given: dict[str, 
 
 
 def test_failed_start_shows_last_log_lines(stopped_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("config.local.server.RETRY_FOR", 0.5)
+    monkeypatch.setattr("config.local.servers.RETRY_FOR", 0.5)
     with (
         spoil(stopped_dir, "postgres/data/PG_VERSION", "11\n"),
         pytest.raises(EmbeddedServerError, match="was initialized by PostgreSQL version 11"),

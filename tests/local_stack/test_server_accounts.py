@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from config.environment import ROOT
-from config.local import account, servers
+from config.local import servers
 from config.local.endpoints import EmbeddedServerError
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can try what root and others do")
@@ -130,7 +130,7 @@ def test_root_without_the_right_to_traverse_is_refused_with_the_remedy(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder.chmod(0o700)
-    monkeypatch.setattr(account, "TRAVERSAL_CAPABILITIES", ())
+    monkeypatch.setattr(servers, "TRAVERSAL_CAPABILITIES", ())
     with pytest.raises(EmbeddedServerError, match=f"cannot enter {folder}; open it"):
         servers.start_servers(folder / "state")
 

@@ -20,12 +20,12 @@ import psycopg
 import pytest
 
 from config.environment import ROOT, Environment
-from config.local import foreground, ownership, servers
+from config.local import servers
+from config.local import stack as local_stack
 from config.local.endpoints import adopt_stack_settings, read_or_create_secret, stack_settings, write_private
-from config.local.foreground import Foreground, refuse_older_tables
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import is_alive, processes_with_variable, wait_until
-from config.local.programs import PROGRAMS, Program, StackError, stop_time_limit
+from config.local.stack import PROGRAMS, Foreground, Program, StackError, refuse_older_tables, stop_time_limit
 from tests.support.stack import copy_migrated_tables
 
 WAIT_LIMIT = 180.0
@@ -148,8 +148,8 @@ def test_taken_ports_name_their_settings_and_nothing_is_started(tmp_path: Path) 
 def test_program_that_cannot_start_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program("broken", "-c exit(3)")
     settings = Environment(aftertouch_state_dir=tmp_path)
-    monkeypatch.setattr(foreground, "LIVE_WITHIN", 600.0)
-    monkeypatch.setattr(foreground, "MOST_ENDS", 2)  # each has a longer pause before it
+    monkeypatch.setattr(local_stack, "LIVE_WITHIN", 600.0)
+    monkeypatch.setattr(local_stack, "MOST_ENDS", 2)  # each has a longer pause before it
     stack = Foreground(settings, tmp_path, [program])
     try:
         with pytest.raises(StackError, match="broken cannot be started"):
@@ -208,15 +208,17 @@ def test_deaf_program_is_killed_with_its_children(tmp_path: Path) -> None:
     stack = Foreground(Environment(aftertouch_state_dir=tmp_path), tmp_path, [program])
     stack.check_programs()
     try:
-        assert wait_until(lambda: len(processes_with_variable(ownership.STACK_MARKER, str(tmp_path))) == 2, WAIT_LIMIT)
+        assert wait_until(
+            lambda: len(processes_with_variable(local_stack.STACK_MARKER, str(tmp_path))) == 2, WAIT_LIMIT
+        )
         assert wait_until(stack.have_stopped, WAIT_LIMIT)
-        assert processes_with_variable(ownership.STACK_MARKER, str(tmp_path)) == []
+        assert processes_with_variable(local_stack.STACK_MARKER, str(tmp_path)) == []
     finally:
         stack.stop()
 
 
 def test_long_log_keeps_its_last_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreground, "LOG_LIMIT", 10)
+    monkeypatch.setattr(local_stack, "LOG_LIMIT", 10)
     stack = Foreground(Environment(aftertouch_state_dir=tmp_path), tmp_path, [])
     log = tmp_path / "logs" / "web.log"
     with log.open("ab") as writer:
@@ -229,7 +231,7 @@ def test_long_log_keeps_its_last_part(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_stop_time_limit_covers_programs_and_servers() -> None:
     assert stop_time_limit(PROGRAMS) > max(program.stop_within for program in PROGRAMS)
-    assert stop_time_limit(PROGRAMS) + servers.STOP_WITHIN < ownership.OWNER_WITHIN
+    assert stop_time_limit(PROGRAMS) + servers.STOP_WITHIN < local_stack.OWNER_WITHIN
 
 
 def test_tables_of_an_older_version_are_refused_with_the_remedy(tmp_path: Path) -> None:
@@ -246,27 +248,27 @@ def test_tables_of_an_older_version_are_refused_with_the_remedy(tmp_path: Path) 
 
 def test_stack_with_killed_owner_leaves_no_process(stack: RunningStack) -> None:
     programs = [psutil.Process(pid) for pid in stack.pids.values()]
-    owner = ownership.owner_pid(stack.state_dir)
+    owner = local_stack.owner_pid(stack.state_dir)
     assert owner is not None
     os.kill(owner, signal.SIGKILL)
     assert wait_until(lambda: not any(is_alive(program) for program in programs), WAIT_LIMIT)
-    ownership.stop_stack(stack.state_dir)
+    local_stack.stop_stack(stack.state_dir)
     assert_nothing_runs(stack.state_dir)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_stops_stack_without_error(stack: RunningStack, number: signal.Signals) -> None:
     """It starts again in the folder of the one before."""
-    ownership.stop_stack(stack.state_dir)
+    local_stack.stop_stack(stack.state_dir)
     with running_stack(programs=["beat"], state_dir=stack.state_dir):
-        owner = ownership.owner_pid(stack.state_dir)
+        owner = local_stack.owner_pid(stack.state_dir)
         assert owner is not None
         os.kill(owner, number)
-        assert wait_until(lambda: ownership.owner_pid(stack.state_dir) is None, WAIT_LIMIT)
+        assert wait_until(lambda: local_stack.owner_pid(stack.state_dir) is None, WAIT_LIMIT)
         assert_nothing_runs(stack.state_dir)
         assert "has stopped" in (stack.state_dir / "logs" / "stack.log").read_text()
 
 
 def assert_nothing_runs(state_dir: Path) -> None:
     assert servers.server_pids(state_dir) == {"PostgreSQL": None, "Valkey": None}
-    assert processes_with_variable(ownership.STACK_MARKER, str(state_dir)) == []
+    assert processes_with_variable(local_stack.STACK_MARKER, str(state_dir)) == []

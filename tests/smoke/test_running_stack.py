@@ -18,7 +18,7 @@ import redis
 
 from config.environment import ROOT
 from config.local.processes import wait_until
-from examples.demo.order_sync import demo_shop
+from examples.demo import demo_shop
 from tests.faults.receiver import SECRET, EffectReceiver
 from tests.support.chromium import find_chromium
 from tests.support.stack import StackUnderTest, run_stack

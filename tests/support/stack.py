@@ -22,9 +22,9 @@ from psycopg.rows import tuple_row
 
 from config.environment import ROOT, environment
 from config.local import servers
-from config.local.foreground import refuse_older_tables
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import wait_until
+from config.local.stack import refuse_older_tables
 
 _kept: dict[str, psycopg.Connection[Any]] = {}  #: connections of the main thread, by address
 

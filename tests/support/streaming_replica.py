@@ -18,9 +18,8 @@ from django.db import connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from config.environment import environment
-from config.local.account import server_account
 from config.local.processes import PLAIN_ENVIRONMENT, wait_until
-from config.local.servers import Postgres, binaries
+from config.local.servers import Postgres, binaries, server_account
 from scheduling import replica
 
 WITHIN = 60  #: seconds

@@ -15,7 +15,7 @@ import redis
 
 from config.local.processes import is_alive, send_signal
 from examples.demo_shop.market import Market as DemoMarket
-from examples.demo_shop.server import Server
+from examples.demo_shop.site import Server
 from tests.rpa_tasks.faults.effect_log import Effect
 from tests.rpa_tasks.faults.partition import CuttableLinks, links_to
 from tests.rpa_tasks.faults.rpa_cluster import Market, RpaCluster

@@ -19,8 +19,7 @@ import pytest
 
 from config.environment import ROOT
 from examples.demo_shop.market import Market
-from examples.demo_shop.server import Server
-from examples.demo_shop.site import SiteRequest, SiteResponse, handle_request
+from examples.demo_shop.site import Server, SiteRequest, SiteResponse, handle_request
 from rpa_tasks.flow_sdk.flow import open_browser
 from tests.support.chromium import find_chromium
 
@@ -73,7 +72,7 @@ class Site:
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     server = Server(Market(orders=45, messages=5, first_change=1000))
     site = Site(server)
-    monkeypatch.setattr("examples.demo_shop.server.handle_request", site.answer)
+    monkeypatch.setattr("examples.demo_shop.site.handle_request", site.answer)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     yield site

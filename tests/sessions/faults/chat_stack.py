@@ -19,7 +19,7 @@ from redis.crc import key_slot
 
 from config.environment import ROOT
 from config.local.processes import select_port, wait_until
-from config.local.programs import select_programs
+from config.local.stack import select_programs
 from sessions.policy import Policy, PolicySet
 from sessions.store import client
 from sessions.store.client import Server, StoreUnavailable

@@ -12,23 +12,24 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import psycopg
+from psycopg.rows import dict_row
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from config.environment import ROOT
 from config.local.isolated import RunningStack, running_stack
+from config.local.processes import select_port, wait_until
 from config.local.reaper import bounded_run
-from examples.demo.first_order import NODE as FIRST_ORDER
-from examples.demo.first_order import first_order
-from examples.demo.order_sync import order_sync
-from examples.demo.silent_chat import POLICIES, silent_chat
 from scheduling.strict_text import read_yaml, write_yaml
 
 TIME_SCALE = 43_200  # half a day per second: 7 days take 14 s, 24 hours 2 s
@@ -36,7 +37,25 @@ SECRET = "whsec_" + "ZGVtby1vbmx5LXNlY3JldC1vZi10aGlydHktdHdvLWI="
 SCOPES = ("events", "touches", "customers", "sessions", "rpa")
 WAIT_LIMIT = 90.0
 REMINDER = "aftersale-reminder"
+FIRST_ORDER = "insale-first-order"
 LATE_AFTER = timedelta(seconds=2)
+SILENT_AFTER = 3  #: seconds
+POLICIES = [
+    {"tag": "default", "threshold": "60s", "jitter": "5s"},
+    {"tag": "demo", "threshold": f"{SILENT_AFTER}s", "after": "agent"},
+]
+GUIDE_WITHIN = 40.0  #: seconds
+SHOPS = ("s1", "s2", "s3")
+JOB_WITHIN = 120.0  #: seconds
+#: Prints the reason if no browser is found.
+CHROMIUM_TEST = """
+from rpa_tasks.browsers.chromium import find_chromium
+from rpa_tasks.browsers.launch import NoBrowser
+try:
+    find_chromium()
+except NoBrowser as error:
+    print(error.detail)
+"""
 
 
 class WebhookReceiver:
@@ -73,15 +92,16 @@ class WebhookReceiver:
 
 @dataclass
 class DemoCustomer:
-    """A customer of the demo with their touches."""
-
     demo: Demo
     user_id: str
-    touches: list[str] = field(default_factory=list)
 
     def does(self, event_type: str, *, at: datetime | None = None) -> str | None:
         """Send an event. Returns the first touch that it planned."""
-        event = {
+        touches = self.demo.call("POST", "/api/v1/events", self.event(event_type, at=at))["touches"]
+        return str(touches[0]) if touches else None
+
+    def event(self, event_type: str, *, at: datetime | None = None) -> dict[str, Any]:
+        return {
             "specversion": "1.0",
             "id": f"{self.user_id}-{next(self.demo.numbers)}",
             "source": "/demo-shop",
@@ -90,9 +110,6 @@ class DemoCustomer:
             "time": (at or datetime.now(UTC)).isoformat(),
             "data": {"chat_id": f"chat-of-{self.user_id}"},
         }
-        receipt = self.demo.call("POST", "/api/v1/events", event)
-        self.touches += receipt["touches"]
-        return receipt["touches"][0] if receipt["touches"] else None
 
 
 class Demo:
@@ -134,20 +151,27 @@ class Demo:
         if task_id is None:
             self.problems.append(f"{who}: {what} planned no touch")
             return
-        touch = self._ended(task_id)
+        touch = self.await_end(f"/api/v1/touches/{task_id}", WAIT_LIMIT)
         verdict = touch["verdicts"][-1] if touch["verdicts"] else {}
-        why = self._lateness(touch) if touch["state"] == "delivered" else _describe_verdict(verdict) or touch["reason"]
+        why = self._lateness(touch) if touch["state"] == "delivered" else describe_verdict(verdict) or touch["reason"]
         print_line(f"  {who:<6} {touch['event']['type']:<22} {touch['node']:<20} {touch['state']:<11} {why}")
         if touch["state"] != state or (rule and verdict.get("rule", touch["reason"]) != rule):
             self.problems.append(f"{who}: {what} should be {state} {rule}, is {touch['state']} ({touch.get('reason')})")
 
-    def _ended(self, task_id: str) -> dict[str, Any]:
-        waiting_until = time.monotonic() + WAIT_LIMIT
+    def await_end(self, path: str, seconds: float) -> dict[str, Any]:
+        """Return the touch or job when it has ended, or as it is after the seconds."""
+        deadline = time.monotonic() + seconds
         while True:
-            touch: dict[str, Any] = self.call("GET", f"/api/v1/touches/{task_id}")
-            if touch["state"] not in ("scheduled", "queued", "running") or time.monotonic() > waiting_until:
-                return touch
+            row: dict[str, Any] = self.call("GET", path)
+            if row["state"] not in ("scheduled", "queued", "running") or time.monotonic() > deadline:
+                return row
             time.sleep(0.1)
+
+    def touches_of(self, user_id: str, node: str = "") -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = self.call("GET", f"/api/v1/touches?user={user_id}{node and f'&node={node}'}")[
+            "items"
+        ]
+        return items
 
     def _lateness(self, touch: dict[str, Any]) -> str:
         # A follow-up may be planned after its time, because its delay is divided and the pass that plans it is not.
@@ -179,8 +203,13 @@ def run_demo() -> None:
         demo = Demo(stack, receiver)
         demo.apply_matrix()
         print_line(f"It answers at {stack.base_url}. One second is {timedelta(seconds=TIME_SCALE)} of node delay.\n")
-        for scene in SCENES:
-            scene(demo)
+        four_rows(demo)
+        same_content(demo)
+        new_conversation(demo)
+        first_order(demo)
+        journey(demo)
+        silent_chat(demo)
+        order_sync(demo)
         print_result(demo)
 
 
@@ -214,8 +243,29 @@ def new_conversation(demo: Demo) -> None:
     demo.expect("dan", "the survey", survey, "suppressed", "conversation")
 
 
-def conditions_and_windows(demo: Demo) -> None:
-    first_order(demo, print_line)
+def first_order(demo: Demo) -> None:
+    print_line("\nA welcome after the first order only, inside the send window of the next working day:")
+    demo.apply_matrix(FIRST_ORDER)
+    hal = DemoCustomer(demo, "hal")
+    for number, wanted in ((1, 1), (2, 0)):
+        order = hal.event("order.paid")
+        previewed = demo.call("POST", "/api/v1/preview", order)["items"]
+        (shown,) = (each for each in previewed if each["node"] == FIRST_ORDER)
+        receipt = demo.call("POST", "/api/v1/events", order)
+        touches = [demo.call("GET", f"/api/v1/touches/{task_id}") for task_id in receipt["touches"]]
+        planned = [touch["due_at"] for touch in touches if touch["node"] == FIRST_ORDER]
+        print_line(f"  hal    order {number}: {explain_preview(shown)}")
+        if len(planned) != wanted or (planned and planned != [shown["due_at"]]):
+            demo.problems.append(f"order {number} of hal should plan {wanted} welcomes as previewed, not {planned}")
+        if wanted and [each["step"] for each in shown["steps"]][:2] != ["delay", "at"]:
+            demo.problems.append(f"the welcome should wait for its time of day, not {shown['steps']}")
+
+
+def explain_preview(shown: dict[str, Any]) -> str:
+    if not shown["planned"]:
+        verdict = shown["verdict"]
+        return f"no welcome, {verdict['rule']}: {verdict['limit']}, observed {verdict['observed']}"
+    return " → ".join(f"{each['step']} {each['at'][:16].replace('T', ' ')} UTC" for each in shown["steps"])
 
 
 def journey(demo: Demo) -> None:
@@ -234,17 +284,86 @@ def journey(demo: Demo) -> None:
     demo.expect("jan", "the reminder", reminder, "cancelled", "event:conversation.started")
 
 
-def chats(demo: Demo) -> None:
-    silent_chat(demo, print_line)
+def silent_chat(demo: Demo) -> None:
+    print_line(f"\nTwo live chats with an agent; fay falls silent, gus goes on writing (guide after {SILENT_AFTER} s):")
+    ask_and_answer(demo, "fay")
+    began_at = time.monotonic()
+    while not (touches := demo.touches_of("fay")) and time.monotonic() < began_at + GUIDE_WITHIN:
+        ask_and_answer(demo, "gus")
+        time.sleep(0.25)
+    demo.expect("fay", "the guide message", str(touches[0]["task_id"]) if touches else None, "delivered")
+    ask_and_answer(demo, "gus")
+    for who, wanted in (("fay", 1), ("gus", 0)):
+        found = len(demo.touches_of(who))
+        print_line(f"  {who:<6} {found} guide message{'s' * (found != 1)}")
+        if found != wanted:
+            demo.problems.append(f"{who} should get {wanted} guide messages, not {found}")
 
 
-def shops(demo: Demo) -> None:
-    order_sync(demo, print_line)
+def ask_and_answer(demo: Demo, who: str) -> None:
+    """Post a message of the customer, then one of an agent. The timer runs after the agent's."""
+    for side in ("user", "agent"):
+        frame = {"user_id": who, "chat_id": f"chat-of-{who}", "from": side, "kind": "message", "tag": "demo"}
+        demo.call("POST", f"/api/v1/sessions/live-{who}/activity", frame)
 
 
-SCENES: tuple[Callable[[Demo], None], ...] = (
-    four_rows, same_content, new_conversation, conditions_and_windows, journey, chats, shops,
-)  # fmt: skip
+def order_sync(demo: Demo) -> None:
+    print_line("\nThree shops' orders, read in Chromium; each requested twice:")
+    if why := demo.stack.manage("shell", "--no-imports", "-c", CHROMIUM_TEST).strip():
+        print_line(f"  Not shown. {why} Debian: apt-get install chromium libatomic1")
+        return
+    demo.stack.manage("apply_config", str(ROOT / "examples" / "demo_shop" / "shops.yaml"))
+    with demo_shop() as site, ThreadPoolExecutor(2 * len(SHOPS)) as clicks:
+        # Both requests of all shops are concurrent.
+        requests = {shop: [clicks.submit(publish_sync, demo, site, shop) for _ in range(2)] for shop in SHOPS}
+        for shop, pair in requests.items():
+            print_jobs(demo, shop, {request.result()["task_id"]: None for request in pair})
+    check_orders(demo)
+
+
+@contextmanager
+def demo_shop() -> Iterator[str]:
+    """Run the site of the demo's shops on a free port. Yields its address."""
+    # `select_port` avoids the ports that browsers use and that a flow may not connect to.
+    words = [sys.executable, "-m", "examples.demo_shop", "--port", str(select_port())]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as site:  # noqa: S603
+        try:
+            assert site.stdout is not None
+            yield next(word for word in site.stdout.readline().split() if word.startswith("http"))
+        finally:
+            site.terminate()
+
+
+def publish_sync(demo: Demo, site: str, shop: str) -> Any:
+    job = {
+        "platform": "demo", "shop_id": shop, "task_type": "sync_order", "priority": "high",
+        "payload": {"site": site, "login": True},
+    }  # fmt: skip
+    return demo.call("POST", "/api/v1/rpa/jobs", job)
+
+
+def print_jobs(demo: Demo, shop: str, task_ids: Collection[str]) -> None:
+    merged = "the second click joined the first" if len(task_ids) == 1 else "the second run came behind the first"
+    for task_id in task_ids:
+        job = demo.await_end(f"/api/v1/rpa/jobs/{task_id}", JOB_WITHIN)
+        result = job.get("result") or {}
+        counts = f"{result['read']} read, {result['written']} written" if "read" in result else job["reason"]
+        print_line(f"  {shop:<6} {'sync_order':<22} {job['state']:<11} {counts}; {merged}")
+        if job["state"] != "succeeded":
+            demo.problems.append(f"{shop}: its orders should be read, the job is {job['state']} ({job['reason']})")
+
+
+def check_orders(demo: Demo) -> None:
+    """Check that every order is stored and was written once."""
+    with psycopg.connect(demo.stack.endpoints.database_url, row_factory=dict_row) as connection:
+        row = connection.execute(
+            "SELECT count(*) AS orders, count(DISTINCT shop_id) AS shops, coalesce(max(writes), 0) AS writes"
+            " FROM rpa_tasks_demoorder"
+        ).fetchone()
+    assert row is not None
+    print_line(f"  {row['orders']} orders of {row['shops']} shops are stored, each written {row['writes']} time.")
+    if row["shops"] != len(SHOPS) or row["writes"] != 1:
+        demo.problems.append(f"each order of each shop should be stored once: {row}")
 
 
 def scan_for_inactivity(demo: Demo) -> None:
@@ -259,13 +378,8 @@ def scan_for_inactivity(demo: Demo) -> None:
 
 
 def first_touch_of(demo: Demo, user_id: str, node: str = "") -> str | None:
-    waiting_until = time.monotonic() + 30
-    while time.monotonic() < waiting_until:
-        items = demo.call("GET", f"/api/v1/touches?user={user_id}{node and f'&node={node}'}")["items"]
-        if items:
-            return str(items[0]["task_id"])
-        time.sleep(0.1)
-    return None
+    wait_until(lambda: bool(demo.touches_of(user_id, node)), 30, pause=0.1)
+    return next((str(touch["task_id"]) for touch in demo.touches_of(user_id, node)), None)
 
 
 def print_result(demo: Demo) -> None:
@@ -279,7 +393,7 @@ def print_result(demo: Demo) -> None:
     print_line("All of it happened as promised.")
 
 
-def _describe_verdict(verdict: dict[str, Any]) -> str:
+def describe_verdict(verdict: dict[str, Any]) -> str:
     parts = [verdict.get("rule", "")]
     if verdict.get("observed"):
         parts.append(

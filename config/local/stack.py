@@ -1,4 +1,7 @@
-"""Run servers, migrations and programs in the foreground, and start again what ends, until Ctrl-C."""
+"""Run servers, migrations and programs in the foreground, and start again what ends, until Ctrl-C.
+
+A state directory has one stack at a time. Its processes carry a mark, by which those of a killed stack are ended.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import FrameType
@@ -29,9 +33,203 @@ from config.local.endpoints import (
     stack_settings,
     write_private,
 )
-from config.local.ownership import STACK_MARKER, end_leftovers, held_programs, single_instance_lock, stack_note
-from config.local.processes import is_alive, is_port_free, parent_death_prefix, tail_of, wait_until
-from config.local.programs import Program, StackError, program_command, stop_time_limit
+from config.local.processes import (
+    command_line_of,
+    end_process,
+    environment_of,
+    is_alive,
+    is_port_free,
+    kill_leftovers,
+    open_lock_file,
+    parent_death_prefix,
+    processes_with_variable,
+    send_signal,
+    tail_of,
+    try_lock,
+    wait_until,
+)
+
+
+class StackError(RuntimeError):
+    """The stack cannot start or continue. The text contains the remedy."""
+
+
+#: Seconds from the last SIGKILL of a program to its end, on a loaded machine.
+KILL_MARGIN = 15.0
+
+
+@dataclass(frozen=True)
+class Program:
+    name: str
+    words: str  # for this Python
+    stop_within: int = 15  # seconds from SIGTERM to SIGKILL of the whole process group
+
+
+PROGRAMS = (
+    Program(
+        "web",
+        "-m uvicorn config.asgi:application --host {host} --port {port} --workers {web_workers}"
+        # No deflate: it costs a connection more memory than everything else, and chat frames are short.
+        " --http config.http_protocol:BoundedHttpProtocol"
+        " --ws websockets-sansio --ws-ping-interval 60 --ws-max-size 65536 --ws-per-message-deflate false"
+        # No proxy runs in front: uvicorn would trust X-Forwarded-For of every process on loopback.
+        " --timeout-graceful-shutdown 5 --no-proxy-headers",
+    ),
+    Program(
+        "core",
+        "-m celery -A config worker -Q touch.high,touch.normal,touch.low -c {worker_concurrency}"
+        " -n core@%h --without-gossip --without-mingle",
+        stop_within=30,
+    ),
+    # Periodic passes have a worker of their own: a backlog of touches does not delay them.
+    Program(
+        "ticks",
+        "-m celery -A config worker -Q ticks -c 2 -n ticks@%h --without-gossip --without-mingle",
+        stop_within=30,
+    ),
+    # Replays, bulk actions, imports and erasures take minutes. They do not delay the passes.
+    Program(
+        "long",
+        "-m celery -A config worker -Q long -c 2 -n long@%h --without-gossip --without-mingle",
+        stop_within=30,
+    ),
+    Program(
+        "execution",
+        "-m celery -A config worker -Q high,normal,low -c {rpa_slots}"
+        " -n execution@%h --without-gossip --without-mingle",
+        stop_within=45,
+    ),
+    Program("beat", "-m celery -A config beat"),
+    Program("watcher", "manage.py watch_sessions"),
+    # The login is passed in FLOWER_BASIC_AUTH, because every user of the machine can read a command line.
+    Program("flower", "-m celery -A config flower --address=127.0.0.1 --port={flower_port}"),
+)
+
+
+def stop_time_limit(programs: Sequence[Program]) -> float:
+    """Return the seconds within which these programs end, all asked at once."""
+    return max(program.stop_within for program in programs) + KILL_MARGIN
+
+
+def select_programs(names: Sequence[str]) -> tuple[Program, ...]:
+    """Return the programs of these names, without names all."""
+    known = {program.name: program for program in PROGRAMS}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise StackError(f"no program {', '.join(unknown)}; there are {', '.join(known)}")
+    return tuple(known[name] for name in names) if names else PROGRAMS
+
+
+def program_command(program: Program, settings: Environment) -> list[str]:
+    """Return the words that run the program with this Python."""
+    words = program.words.format(
+        host=settings.aftertouch_host,
+        port=settings.aftertouch_port,
+        flower_port=settings.aftertouch_flower_port,
+        web_workers=settings.aftertouch_web_workers,
+        rpa_slots=settings.aftertouch_rpa_slots,
+        worker_concurrency=settings.aftertouch_worker_concurrency,
+    )
+    # Not resolved: only the link inside the virtual environment finds its packages.
+    return [sys.executable, *shlex.split(words)]
+
+
+PROGRAMS_WITHIN = 15.0  #: seconds from SIGTERM to SIGKILL for programs of an earlier stack
+#: Seconds from the end of the programs to SIGKILL for what outlived them: runs with a deaf command, and their browsers.
+#: A supervisor of a run needs 17 s after the loss of its worker. The maintainer of the browsers ends after both.
+LEFTOVERS_WITHIN = 60.0
+#: Seconds from SIGTERM to the end of a stack: its programs, their leftovers, its servers.
+OWNER_WITHIN = stop_time_limit(PROGRAMS) + LEFTOVERS_WITHIN + servers.STOP_WITHIN
+STACK_MARKER = "AFTERTOUCH_STACK"  # inherited by every process of a stack, so that it is found in any session or folder
+
+
+def stack_note(state_dir: Path) -> Path:
+    """Return the file with the addresses and pids of a live stack."""
+    return state_dir / "stack.json"
+
+
+def held_programs(state_dir: Path) -> Path:
+    """Return the folder with an empty file for each program that the stack stops and does not start."""
+    return state_dir / "held"
+
+
+@contextmanager
+def single_instance_lock(state_dir: Path) -> Iterator[None]:
+    """Hold the lock of a state directory. It ends with this process and is not inherited."""
+    with open_lock_file(state_dir / "stack.lock") as lock:
+        if not try_lock(lock):
+            raise StackError(
+                f"Aftertouch already runs from {state_dir} (pid {owner_pid(state_dir)}); `make stop` ends it, "
+                "another AFTERTOUCH_STATE_DIR gives a second one"
+            )
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def owner_pid(state_dir: Path) -> int | None:
+    """Return the pid of the process that holds the lock; None if none does."""
+    path = state_dir / "stack.lock"
+    if not path.exists():
+        return None
+    with path.open("a+") as lock:
+        if try_lock(lock):
+            return None
+        lock.seek(0)
+        return int(lock.read() or 0) or None
+
+
+def end_leftovers(state_dir: Path, *, with_runs: bool) -> None:
+    """Send SIGTERM to the programs of the stack, and kill what does not end in time.
+
+    `with_runs`: its runs and browsers must end too. Otherwise the maintainer of the next stack ends them.
+
+    Raises:
+        StackError: some do not end.
+    """
+
+    def list_programs() -> list[psutil.Process]:
+        return processes_with_variable(STACK_MARKER, str(state_dir))
+
+    def find() -> list[psutil.Process]:
+        return [*list_programs(), *(list_run_processes(state_dir) if with_runs else ())]
+
+    for process in list_programs():
+        send_signal(process, signal.SIGTERM)
+    if left := kill_leftovers(find, LEFTOVERS_WITHIN if with_runs else PROGRAMS_WITHIN):
+        raise StackError(f"these processes of {state_dir} do not end: {', '.join(str(each.pid) for each in left)}")
+
+
+def list_run_processes(state_dir: Path) -> list[psutil.Process]:
+    """Return the processes of runs and browsers: their environment has other marks. Supervisors have them as words."""
+    mark = f"AFTERTOUCH_STATE_DIR={state_dir}"
+    # `make stop AFTERTOUCH_STATE_DIR=…` has the mark of a supervisor among its words.
+    callers = {each.pid for each in psutil.Process().parents()}
+
+    def is_of_run(process: psutil.Process) -> bool:
+        marks = environment_of(process)
+        is_program_of_run = marks.get("AFTERTOUCH_TASK_ID") and marks.get("AFTERTOUCH_STATE_DIR") == str(state_dir)
+        is_of_browser = marks.get("AFTERTOUCH_BROWSER", "").startswith(f"{state_dir}/")
+        return bool(is_program_of_run) or is_of_browser or mark in command_line_of(process)
+
+    return [
+        process
+        for process in psutil.process_iter()
+        if process.pid not in callers and is_of_run(process) and is_alive(process)
+    ]
+
+
+def stop_stack(state_dir: Path) -> None:
+    """End the stack of this state directory with its servers. Works also for a stack whose owner was killed."""
+    state_dir = state_dir.resolve()
+    if (pid := owner_pid(state_dir)) is not None and psutil.pid_exists(pid):
+        owner = psutil.Process(pid)
+        if "config.local" in command_line_of(owner):
+            end_process(owner, (signal.SIGTERM, OWNER_WITHIN), (signal.SIGKILL, 5.0))
+    end_leftovers(state_dir, with_runs=True)
+    servers.stop_servers(state_dir)
+
 
 LIVE_WITHIN = 240.0
 STEADY = 10.0  #: seconds that a program runs before its next end counts as the first
@@ -102,10 +300,10 @@ def refuse_older_tables(state_dir: Path) -> None:
 class KeptProgram:
     """A program that is started again when it ends. It has a process group of its own."""
 
-    def __init__(self, program: Program, command: str, environment: dict[str, str], log: Path) -> None:
+    def __init__(self, program: Program, command: list[str], environment: dict[str, str], log: Path) -> None:
         self.name = program.name
         self.stop_within = program.stop_within
-        self.command = [*parent_death_prefix(), *shlex.split(command)]
+        self.command = [*parent_death_prefix(), *command]
         self.environment = environment
         self.log = log
         self.process: subprocess.Popen[bytes] | None = None

@@ -1,3 +1,0 @@
-"""The demo of `make demo`."""
-
-from __future__ import annotations
