@@ -37,8 +37,11 @@ async def run_until_one_ends(*steps: Coroutine[Any, Any, Any]) -> Any:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return next(iter(done)).result()
     finally:
-        for task in tasks:
-            task.cancel()
+        # Repeated: `asyncio.wait_for` of Python 3.11 loses a cancellation that arrives together with its result.
+        while not all(task.done() for task in tasks):
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=1)
         await asyncio.gather(*tasks, return_exceptions=True)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from rpa_tasks.takeover.wire import BadInput, Sealer, parse_input
+from rpa_tasks.takeover.wire import BadInput, Sealer, parse_input, run_until_one_ends
 
 MOUSE = {"do": "mouse", "type": "mousePressed", "x": 1, "y": 2, "button": "left", "buttons": 1, "clicks": 1,
          "modifiers": 0}  # fmt: skip
@@ -57,3 +58,16 @@ def test_sealed_message_opens_only_with_its_key_and_channel() -> None:
     assert sealer.seal(b"x") != sealer.seal(b"x")
     assert [Sealer(b"j" * 32, "in").open(sealed), Sealer(b"k" * 32, "out").open(sealed)] == [None, None]
     assert [sealer.open(sealed[:-1] + b"x"), sealer.open(b""), sealer.open(b"short")] == [None, None, None]
+
+
+def test_steps_end_although_one_loses_a_cancellation() -> None:
+    async def lose_one() -> None:
+        with suppress(asyncio.CancelledError):  # as `asyncio.wait_for` of Python 3.11 does in a race
+            await asyncio.sleep(60)
+        await asyncio.sleep(60)
+
+    async def end() -> str:
+        await asyncio.sleep(0)
+        return "ended"
+
+    assert asyncio.run(asyncio.wait_for(run_until_one_ends(lose_one(), end()), 30)) == "ended"
