@@ -13,6 +13,7 @@ from pytest_django import Settings
 
 from config.celery.application import refuse_snap
 from rpa_tasks.browsers import chromium, registry
+from rpa_tasks.browsers.browser_processes import unowned_processes
 from rpa_tasks.browsers.launch import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, NoBrowser, find_program
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.checks import check_browser_program
@@ -156,6 +157,7 @@ def test_profile_opened_by_a_person_is_refused(acquire: Acquire) -> None:
             assert own.poll() is None
         finally:
             own.terminate()
+    eventually(lambda: not unowned_processes(str(profile)), "its children do not end")
     assert not acquire("s1").warm
 
 
