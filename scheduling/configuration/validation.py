@@ -274,6 +274,8 @@ def _check_quiet_hours(values: Mapping[str, Any], found: ErrorCollector) -> None
 def check_template(values: Mapping[str, Any]) -> None:
     found = ErrorCollector()
     found.key(values)
+    if "content_type" in values and not values["content_type"].strip():  # the column accepts spaces
+        found.add("content_type", _("is missing"))
     found.raise_if_any()
 
 

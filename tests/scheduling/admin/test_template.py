@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.core.exceptions import ValidationError
 from django.test import Client
 
 from scheduling.models import ChannelConfig, Community, Template, TemplateText, Touch
@@ -31,6 +32,13 @@ def test_template_body_with_error_is_refused(
         errors = answer["inline_admin_formsets"][0].formset.errors[0]
         assert list(errors) == ["body"]
         assert complaint in str(errors)
+
+
+def test_template_with_a_content_type_of_spaces_is_refused() -> None:
+    """Forms and files strip or refuse it first; code that stores a row does not."""
+    with pytest.raises(ValidationError) as refused:
+        Template(key="guide", content_type="  ", category="service").full_clean()
+    assert list(refused.value.message_dict) == ["content_type"]
 
 
 def test_changed_text_is_a_new_template_version(matrix: MatrixBuilder, admin_url: Url, save_form: SaveForm) -> None:
