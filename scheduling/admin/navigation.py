@@ -293,10 +293,6 @@ def build_sidebar(request: HttpRequest) -> list[dict[str, Any]]:
     return list(groups.values())
 
 
-def may_see_workers(user: Any) -> bool:
-    return bool(user.has_perm("scheduling.view_touch"))
-
-
 def may_open_flower(user: Any) -> bool:
     """Return whether the user is an administrator and this process knows the login of Flower."""
     return bool(settings.FLOWER_LOGIN and user.is_active and user.is_superuser)

@@ -41,7 +41,7 @@ from scheduling.admin.dashboard.series import (
 )
 from scheduling.admin.experiments import list_withdrawn_canaries
 from scheduling.admin.labels import translate_reason
-from scheduling.admin.navigation import find_menu_place, may_see_workers
+from scheduling.admin.navigation import find_menu_place
 from scheduling.admin.page_reads import PageTimeLimit, read_for_page
 from scheduling.admin.shown_values import format_instant
 from scheduling.admin.touches.pause import count_held, list_active_pauses
@@ -221,7 +221,7 @@ def _list_alerts(user: Any) -> list[ActionLine]:
     for alert in Alert.objects.filter(ended_at=None, condition__in=BY_KEY)[: 2 * WORST]:
         condition = BY_KEY[alert.condition]
         page = condition.page
-        if page == "admin:scheduling_touch_workers" and not may_see_workers(user):
+        if page == "admin:scheduling_touch_workers" and not user.has_perm("scheduling.view_touch"):
             page = "admin:scheduling_alertreceiver_changelist"
         detail = _("for %(span)s") % {"span": describe_duration(now() - alert.since)}
         words = condition.name([alert.subject])
