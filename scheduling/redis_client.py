@@ -18,11 +18,11 @@ from redis.exceptions import NoScriptError, RedisError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from scheduling.server_addresses import RedisAddress, parse_redis
+from scheduling.server_addresses import RedisAddress, is_cluster, parse_redis
 
 __all__ = [
-    "UNREACHABLE_ERRORS", "NoScriptError", "Redis", "RedisError", "Script", "connect_once", "connect_redis",
-    "connect_redis_async", "read_eviction_policy",
+    "UNREACHABLE_ERRORS", "NoScriptError", "Redis", "RedisError", "Script", "connect_nodes", "connect_once",
+    "connect_redis", "connect_redis_async", "read_eviction_policy",
 ]  # fmt: skip
 
 UNREACHABLE_ERRORS = (redis.ConnectionError, redis.TimeoutError)  #: the server is away or too slow
@@ -53,6 +53,17 @@ def connect_redis(url: str, *, timeout: float | None = None) -> Redis:
         return Redis(**address.server, **options)
     primary = Sentinel(**_sentinel_arguments(address, timeout)).master_for  # type: ignore[no-untyped-call]
     return primary(settings.AFTERTOUCH_SENTINEL_MASTER, Redis, **options)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def connect_nodes(url: str) -> list[Redis]:
+    """Create a client for each node that an address names. A probe asks a node once, within `TIMEOUTS.probe`."""
+    timeout = settings.TIMEOUTS.probe
+    if not is_cluster(url):
+        return [connect_redis(url, timeout=timeout)]
+    address = parse_redis(url)
+    # Without a `retry`, redis-py repeats a refused connection for four seconds.
+    once = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
+    return [Redis(host=host, port=port, **{**once, **address.options}) for host, port in address.hosts]
 
 
 @cache

@@ -7,8 +7,8 @@ from typing import Any
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
-from scheduling.redis_client import Redis, RedisError, connect_redis, read_eviction_policy
-from scheduling.server_addresses import is_cluster, parse_redis
+from scheduling.redis_client import RedisError, connect_nodes, read_eviction_policy
+from scheduling.server_addresses import is_cluster
 
 SETTING = "AFTERTOUCH_SESSIONS_REDIS_URL"
 
@@ -45,7 +45,7 @@ def check_eviction(**_: Any) -> list[CheckMessage]:
 
 def find_eviction_policy() -> str:
     """Return the first policy by which a server of live chats deletes keys, "" if none does or answers."""
-    for server in _servers(settings.AFTERTOUCH_SESSIONS_REDIS_URL or settings.REDIS_URL):
+    for server in connect_nodes(settings.AFTERTOUCH_SESSIONS_REDIS_URL or settings.REDIS_URL):
         with server:
             try:
                 if policy := read_eviction_policy(server):
@@ -57,19 +57,10 @@ def find_eviction_policy() -> str:
 
 def _first_answer(url: str) -> bool | None:
     """Return whether the first server that answers runs in cluster mode, None without an answer."""
-    for server in _servers(url):
+    for server in connect_nodes(url):
         with server:
             try:
                 return bool(server.info("cluster")["cluster_enabled"])
             except (RedisError, OSError, LookupError):
                 continue
     return None
-
-
-def _servers(url: str) -> list[Redis]:
-    timeout = settings.TIMEOUTS.probe
-    if not is_cluster(url):
-        return [connect_redis(url, timeout=timeout)]
-    address = parse_redis(url)
-    options = {"socket_timeout": timeout, "socket_connect_timeout": timeout, **address.options}
-    return [Redis(host=host, port=port, **options) for host, port in address.hosts]

@@ -7,9 +7,12 @@ from pathlib import Path
 
 from celery import shared_task
 
+from config.celery import metrics
 from config.celery.application import app
 
 __all__ = ["app"]
+
+metrics.SAMPLE_INTERVAL = 0.05  # tests wait for the next report
 
 
 @shared_task(name="bad.out_of_memory")

@@ -11,13 +11,15 @@ from itertools import chain
 
 import pytest
 import redis
-from django.core.checks import run_checks
+from django.core.checks.registry import registry
 from pydantic import ValidationError
 from pytest_django import Settings
+from redis import retry
 from redis.crc import key_slot
 
 from config.environment import ROOT, Environment
 from config.local.processes import wait_until
+from sessions.checks import check_cluster_mode, check_eviction
 from sessions.detection import expired_keys
 from sessions.detection.expired_keys import ExpiredKeyListener, KeyspaceEventsDisabled, Pattern
 from sessions.frames import Frame
@@ -94,8 +96,9 @@ def test_check_refuses_address_of_the_other_mode(
 ) -> None:
     def problems(url: str) -> list[str]:
         settings.AFTERTOUCH_SESSIONS_REDIS_URL = url
-        return [each.msg for each in run_checks() if each.id == "aftertouch.E006"]
+        return [each.msg for each in check_cluster_mode() if each.id == "aftertouch.E006"]
 
+    assert check_cluster_mode in registry.get_checks()
     single, port = settings.REDIS_URL, cluster.nodes[0].port
     assert problems(f"redis://127.0.0.1:{port}/0") == [
         "AFTERTOUCH_SESSIONS_REDIS_URL names a node of a Redis Cluster (cluster_enabled: 1) as a single server."
@@ -106,6 +109,15 @@ def test_check_refuses_address_of_the_other_mode(
     live = f"redis+cluster://{NOWHERE},127.0.0.1:{port}"
     for fit in (single, live, f"redis+cluster://{NOWHERE}", f"redis://{NOWHERE}/0", ""):
         assert problems(fit) == []
+
+
+def test_check_asks_a_dead_node_once(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+    """Each program waited four seconds for it at its start."""
+    pauses: list[float] = []
+    monkeypatch.setattr(retry, "sleep", pauses.append)
+    settings.AFTERTOUCH_SESSIONS_REDIS_URL = f"redis+cluster://{NOWHERE}"
+    assert (check_cluster_mode(), check_eviction()) == ([], [])
+    assert pauses == []
 
 
 def test_cluster_is_found_by_any_node_of_the_address(cluster: ClusterUnderTest) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from pytest_django import Settings
 
-from rpa_tasks.browsers import devtools, registry, upkeep
+from rpa_tasks.browsers import devtools, pool, registry, upkeep
 from rpa_tasks.browsers.browser_processes import read_command_line
 from rpa_tasks.browsers.launch import LaunchSettings
 from rpa_tasks.browsers.pool import AcquiredBrowser
@@ -155,8 +155,14 @@ def test_check_idle_ends_browser_that_answers_but_shows_no_page(
     borrowed, other = acquire("s1"), acquire("s2")
     borrowed.release()
     other.release()
-    monkeypatch.setattr(upkeep, "PAGE_TIME_LIMIT", 2.0)
+    read_page = devtools.read_page
+
+    def read_soon(port: int, url: str, *, timeout: float) -> tuple[int, str]:
+        return read_page(port, url, timeout=1.0 if port == borrowed.port else timeout)
+
+    monkeypatch.setattr(devtools, "read_page", read_soon)
     monkeypatch.setattr(devtools, "TIMEOUT", 5.0)
+    monkeypatch.setattr(pool, "ANSWER_WITHIN", 1.0)  # it is asked for its cookies, and cannot answer
     for process in all_processes():
         if process.session == borrowed.pid and "--type=zygote" in read_command_line(process.pid):
             os.kill(process.pid, signal.SIGSTOP)  # so it makes no process for a new page

@@ -21,6 +21,7 @@ from tests.scheduling.api.serving import database_url
 from tests.scheduling.metrics.test_collectors import broker_is, read_cluster_metrics
 
 WAIT_LIMIT = 120
+QUICK = "tests.faults.misbehaving_app"  #: reports every half second
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_worker_reports_its_load_until_it_stops(
 ) -> None:
     gate = tmp_path / "gate"
     words = ("-Q", "touch.high,touch.normal,touch.low", "-c", "4", "-n", "core@test")
-    with worker(worker_environment, *words, app="tests.faults.misbehaving_app") as program:
+    with worker(worker_environment, *words, app=QUICK) as program:
         program.await_ready()
         await_busy(program, 0.0)
         assert list_worker_reports() == [
@@ -78,8 +79,8 @@ def test_workers_on_rabbitmq_report_what_they_did_not_acknowledge(
         core = ("-Q", "touch.low", "-c", "1", "-n", "core@test")
         execution = ("-Q", "high", "-c", "1", "-n", "execution@test")
         with (
-            worker(environment, *core, log="core") as first,
-            worker(environment, *execution, log="execution") as second,
+            worker(environment, *core, log="core", app=QUICK) as first,
+            worker(environment, *execution, log="execution", app=QUICK) as second,
         ):
             first.await_ready()
             second.await_ready()
@@ -97,6 +98,7 @@ def test_workers_on_rabbitmq_report_what_they_did_not_acknowledge(
             assert not [name for name in found if name.startswith("aftertouch_queue_oldest")]
             for program in (first, second):
                 program.process.terminate()
+            for program in (first, second):
                 program.await_exit()
         assert count_unacked_messages() == {}
         waiting = {name: connection.default_channel.queue_declare(name, passive=True)[1] for name in expected}
