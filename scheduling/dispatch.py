@@ -147,16 +147,21 @@ def _rescue_expired_runs() -> int:
         nodes = snapshot.current().nodes
         # PostgreSQL's time: with the clock of a node that is ahead, the rows would wait.
         rows = Touch.objects.annotate(at=Now()).in_bulk([claim.task_id for claim, _ in expired])
-        settlements = {}
+        settlements, lost = {}, {}
         for claim, was_sending in expired:
-            channel = nodes[rows[claim.task_id].node_id].channel
-            exhausted = rows[claim.task_id].attempt > len(channel.retry_delays)
+            row = rows[claim.task_id]
+            channel = nodes[row.node_id].channel
+            exhausted = row.attempt > len(channel.retry_delays)
             if was_sending and (not channel.idempotent or exhausted):
                 settlements[claim] = Settlement("unknown", "worker_lost")
             else:
-                at = rows[claim.task_id].at
-                settlements[claim] = Settlement("scheduled", "worker_lost", due_at=at)
-        lost = {claim: _lost_attempt(rows[claim.task_id], claim.lease_no) for claim, sent in expired if sent}
+                settlements[claim] = Settlement("scheduled", "worker_lost", due_at=row.at)
+            if was_sending:
+                # No worker reported its result. The stored attempt keeps the outcome unknown across the next attempts.
+                assert row.sending_at is not None
+                lost[claim] = Attempt(
+                    row.attempt, claim.lease_no, row.sending_at, outcome="unknown", reason="worker_lost"
+                )
         touches.settle(settlements, attempts=lost)
         record_failed_touches([claim.task_id for claim, end in settlements.items() if end.state == "unknown"])
     metrics.count_lost_touches(sum(end.state == "unknown" for end in settlements.values()))
@@ -165,15 +170,6 @@ def _rescue_expired_runs() -> int:
         names = [tracing.trace_label(None, claim.task_id) for claim, end in settlements.items() if end.state == state]
         tracing.log_touches("touches_settled", names, state=state, reason="worker_lost")
     return len(settlements)
-
-
-def _lost_attempt(row: Touch, lease_no: int) -> Attempt:
-    """Return an attempt with an unknown outcome.
-
-    No worker reported its result. The stored attempt keeps the outcome unknown across the next attempts.
-    """
-    assert row.sending_at is not None
-    return Attempt(row.attempt, lease_no, row.sending_at, outcome="unknown", reason="worker_lost")
 
 
 def resume_unpaused() -> int:

@@ -120,7 +120,14 @@ def is_verified(options: Mapping[str, Any]) -> bool:
 
 
 def _split(url: str, schemes: Iterable[str]) -> list[SplitResult]:
-    addresses = _list_nodes(url) if is_cluster(url) else url.split(";")
+    if is_cluster(url):
+        cluster = _CLUSTER.fullmatch(url)
+        if not cluster:
+            raise InvalidAddress(WRONG_CLUSTER)
+        start, nodes, query = cluster.groups(default="")
+        addresses = [f"{start}{node}{query}" for node in nodes.split(",")]  # login and parameters for each node
+    else:
+        addresses = url.split(";")
     try:
         parts = [urlsplit(address) for address in addresses]
         ports = [part.port for part in parts]
@@ -132,15 +139,6 @@ def _split(url: str, schemes: Iterable[str]) -> list[SplitResult]:
     if cut_password or has_list or 0 in ports or len(used) > 1 or not used.issubset(schemes):
         raise InvalidAddress(WRONG)
     return parts
-
-
-def _list_nodes(url: str) -> list[str]:
-    """Return an address for each node, with login and parameters of the cluster."""
-    cluster = _CLUSTER.fullmatch(url)
-    if not cluster:
-        raise InvalidAddress(WRONG_CLUSTER)
-    start, nodes, query = cluster.groups(default="")
-    return [f"{start}{node}{query}" for node in nodes.split(",")]
 
 
 def _read_part(part: SplitResult) -> list[tuple[str, str]]:

@@ -127,20 +127,16 @@ class _YamlReader:
             return items
         members: dict[str, Any] = {}
         while not isinstance(event := next(self._events), MappingEndEvent):
-            key = self._read_key(event)
+            self._check_node(event)
+            if isinstance(event, ScalarEvent) and event.implicit[0] and event.value == "<<":
+                raise _invalid_text(event.start_mark, _("merge keys (<<) are not supported"))
+            key = _scalar(event) if isinstance(event, ScalarEvent) else None
+            if not isinstance(key, str):
+                raise _invalid_text(event.start_mark, _("keys must be text; put it in quotes"))
             if key in members:
                 raise _invalid_text(event.start_mark, _("“%(name)s” is given twice", name=key))
             members[key] = self._read_value(next(self._events), depth + 1)
         return members
-
-    def _read_key(self, event: Any) -> str:
-        self._check_node(event)
-        if isinstance(event, ScalarEvent) and event.implicit[0] and event.value == "<<":
-            raise _invalid_text(event.start_mark, _("merge keys (<<) are not supported"))
-        key = _scalar(event) if isinstance(event, ScalarEvent) else None
-        if not isinstance(key, str):
-            raise _invalid_text(event.start_mark, _("keys must be text; put it in quotes"))
-        return key
 
     def _check_node(self, event: Any) -> None:
         if isinstance(event, AliasEvent):

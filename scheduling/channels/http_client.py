@@ -222,7 +222,12 @@ class Transport:
             NoAnswer: the request may have been written, and no response came.
         """
         request = _Request(method, check_url(url, self._private), body, headers)
-        through = self._find_proxy(proxy or self._proxy, request.url)
+        chosen = proxy or self._proxy
+        through: Proxy | None = None
+        if chosen not in ("", DIRECT):
+            through = check_proxy(chosen, self._proxies)
+            if request.url.scheme == "http" and not self._proxies.open(through.url):
+                raise DestinationRefused("scheme", "plain http goes only through a proxy that the administrator allows")
         flight = Flight(proxied=through is not None)
         try:
             async with asyncio.timeout(timeout.total_seconds()):
@@ -242,15 +247,6 @@ class Transport:
         self._sessions.clear()
         await self._resolver.close()
         await self._proxy_resolver.close()
-
-    def _find_proxy(self, proxy: str, url: URL) -> Proxy | None:
-        """Return the proxy for a request; None: there is none. Raises `Refused`."""
-        if proxy in ("", DIRECT):
-            return None
-        found = check_proxy(proxy, self._proxies)
-        if url.scheme == "http" and not self._proxies.open(found.url):
-            raise DestinationRefused("scheme", "plain http goes only through a proxy that the administrator allows")
-        return found
 
     async def _lead_through(self, proxy: Proxy, request: _Request) -> list[_Request]:
         """Return the request to each address of its host, with the host's name in SNI and `Host`."""

@@ -177,7 +177,13 @@ def _is_inside_cluster(text: str, place: int) -> bool:
     before, after = text[place - 1], text[place]
     if JOINER in (before, after) or _extends_cluster(after):
         return True
-    return _is_flag_half(before) and _is_flag_half(after) and _flag_halves_before(text, place) % 2 == 1
+    if not (_is_flag_half(before) and _is_flag_half(after)):
+        return False
+    # Two halves make a flag: after an odd number of halves the place is inside one.
+    start = place
+    while start > 0 and place - start < LONGEST_CLUSTER and _is_flag_half(text[start - 1]):
+        start -= 1
+    return (place - start) % 2 == 1
 
 
 def _extends_cluster(character: str) -> bool:
@@ -194,13 +200,6 @@ def _extends_cluster(character: str) -> bool:
 
 def _is_flag_half(character: str) -> bool:
     return "\U0001f1e6" <= character <= "\U0001f1ff"
-
-
-def _flag_halves_before(text: str, place: int) -> int:
-    start = place
-    while start > 0 and place - start < LONGEST_CLUSTER and _is_flag_half(text[start - 1]):
-        start -= 1
-    return place - start
 
 
 # --- WeCom ------------------------------------------------------------------------------------------------------------
@@ -390,17 +389,14 @@ class Feishu(Robot):
         signature = signature_fields(secret, now) if secret else {}
         body, mentions = self.split_body(message)
         card = read_card(message.subject, body, fewest_buttons=0) if self.format == CARD else None
-        build = partial(self._document, card, self._write_mentions(mentions))
+        # The vendor knows user ids (`ou_…`) and “all”, no phone numbers.
+        mark = '<at user_id="{}"></at>' if self.format == TEXT else "<at id={}></at>"
+        names = [*(["all"] if mentions.everyone else []), *mentions.users]
+        build = partial(self._document, card, "".join(f" {mark.format(name)}" for name in names))
         clipped = clip_text(
             card.text if card else body, FEISHU_LIMIT, lambda text: len(encode_json(signature | build(text)))
         )
         return str(message.target["url"]), signature | build(clipped)
-
-    def _write_mentions(self, mentions: Mentions) -> str:
-        """Return the marks of members. The vendor knows user ids (`ou_…`) and “all”, no phone numbers."""
-        mark = '<at user_id="{}"></at>' if self.format == TEXT else "<at id={}></at>"
-        names = [*(["all"] if mentions.everyone else []), *mentions.users]
-        return "".join(f" {mark.format(name)}" for name in names)
 
     def _document(self, card: Card | None, mentions: str, text: str) -> dict[str, Any]:
         if self.format == TEXT:
@@ -409,7 +405,12 @@ class Feishu(Robot):
         found["elements"] = [{"tag": "markdown", "content": text + mentions}]
         if card:
             found["header"] = {"title": {"tag": "plain_text", "content": card.title}, "template": "blue"}
-            found["elements"] += [{"tag": "action", "actions": _build_buttons(card)}] if card.buttons else []
+            buttons = [
+                {"tag": "button", "text": {"tag": "plain_text", "content": label}, "url": url, "type": "primary"}
+                for label, url in card.buttons
+            ]
+            if buttons:
+                found["elements"].append({"tag": "action", "actions": buttons})
         return {"msg_type": "interactive", "card": found}
 
     def refusal(self, code: int, said: str) -> Refusal | None:
@@ -417,13 +418,6 @@ class Feishu(Robot):
         if code == 9499 and "too many" in said.lower():
             return RATE_LIMITED
         return super().refusal(code, said)
-
-
-def _build_buttons(card: Card) -> list[dict[str, Any]]:
-    return [
-        {"tag": "button", "text": {"tag": "plain_text", "content": label}, "url": url, "type": "primary"}
-        for label, url in card.buttons
-    ]
 
 
 def signature_fields(secret: str, now: datetime) -> dict[str, Any]:

@@ -11,8 +11,9 @@ with the one that the import wrote, and the history is searched for later change
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -146,13 +147,22 @@ def _run_phase(row: CustomerImport) -> None:
 
 def run_import_lines(row: CustomerImport) -> tuple[Counter[str], list[Refusal], bool]:
     """Check or import the next lines. Return counts, refused lines, and whether the file has ended."""
-    records = list(_take_records(row))
+    records: list[CsvRecord] = []
+    given = 0
+    for record in read_records(row):
+        records.append(record)
+        given += not record.is_blank
+        if given >= BATCH or record.end - row.position >= BATCH_BYTES:
+            break
     inputs, lines, refused = _read_inputs(row, records)
     erased = _read_erased(row)
     for user_id in [each for each in inputs if erased and digest_user_id(each) in erased]:
         refused += [(line, "", _("the customer was erased")) for line in lines.pop(user_id)]
         del inputs[user_id]
-    stored, wrong = _apply_rows(_choose_act(row), inputs)
+    act: Callable[[Sequence[CustomerInput]], list[StoredCustomer]] = predict_changes
+    if row.state != State.CHECKING:
+        act = partial(change_customers, actor=f"{row.actor_name} (CSV …{str(row.pk)[-8:]})", import_id=row.pk)
+    stored, wrong = _apply_rows(act, inputs)
     refused += [(line, field, message) for user_id, field, message in wrong for line in lines[user_id]]
     later = _read_erased(row) - erased  # no erasure of these customers commits after their locks
     if later and any(digest_user_id(user_id) in later for user_id in inputs):
@@ -170,15 +180,6 @@ def run_import_lines(row: CustomerImport) -> tuple[Counter[str], list[Refusal], 
     if records:
         row.position, row.line = records[-1].end, records[-1].next_line
     return counts, sorted([*refused, *kept]), not records or row.position >= row.size
-
-
-def _take_records(row: CustomerImport) -> Iterator[CsvRecord]:
-    given = 0
-    for record in read_records(row):
-        yield record
-        given += not record.is_blank
-        if given >= BATCH or record.end - row.position >= BATCH_BYTES:
-            return
 
 
 def _read_inputs(
@@ -211,13 +212,6 @@ def _merge_inputs(first: CustomerInput, second: CustomerInput) -> CustomerInput:
         if name in first.fields and name in second.fields:
             fields[name] = {**first.fields[name], **second.fields[name]}
     return CustomerInput(first.user_id, fields)
-
-
-def _choose_act(row: CustomerImport) -> Callable[[Sequence[CustomerInput]], list[StoredCustomer]]:
-    if row.state == State.CHECKING:
-        return predict_changes
-    actor = f"{row.actor_name} (CSV …{str(row.pk)[-8:]})"
-    return lambda inputs: change_customers(inputs, actor=actor, import_id=row.pk)
 
 
 def _apply_rows(

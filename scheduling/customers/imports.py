@@ -99,18 +99,15 @@ def detect_encoding(sample: bytes, chosen: str = "") -> tuple[str, int]:
         raise UnreadableFile(_("is no text file"))
     if sample.startswith(codecs.BOM_UTF8):
         return "utf-8", len(codecs.BOM_UTF8)
-    for encoding in [chosen] if chosen else ENCODINGS:
-        if chosen or _can_decode(sample, encoding):
-            return encoding, 0
+    if chosen:
+        return chosen, 0
+    for encoding in ENCODINGS:
+        try:
+            codecs.getincrementaldecoder(encoding)().decode(sample)  # the last character may be incomplete
+        except UnicodeDecodeError:
+            continue
+        return encoding, 0
     raise UnreadableFile(_("is neither UTF-8 nor GB18030 text"))
-
-
-def _can_decode(sample: bytes, encoding: str) -> bool:
-    try:
-        codecs.getincrementaldecoder(encoding)().decode(sample)  # the last character may be incomplete
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def find_delimiter(first_line: bytes) -> str:

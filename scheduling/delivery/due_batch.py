@@ -76,12 +76,12 @@ def load_announced(task_ids: Sequence[UUID], *, most_bytes: int) -> dict[UUID, A
     A touch that runs now is among them: it may be waiting again before the lock.
     """
     rows = sql.rows(ANNOUNCE_STATEMENT, {"ids": sql.UuidArray(task_ids), "most_bytes": most_bytes})
-    return {row[0]: AnnouncedTouch._make((*row[1:7], _build_event(*row[7:]))) for row in rows}
-
-
-def _build_event(*row: Any) -> EventSpec:
-    data = row[7]
-    return EventSpec._make((*row[:7], _parse(data)[0] if data else {}, row[8]))
+    announced = {}
+    for row in rows:
+        *values, data, trace_id = row[7:]
+        event = EventSpec._make((*values, _parse(data)[0] if data else {}, trace_id))
+        announced[row[0]] = AnnouncedTouch._make((*row[1:7], event))
+    return announced
 
 
 def presence_questions(touches: dict[UUID, AnnouncedTouch], config: Snapshot) -> dict[UUID, PresenceQuestion]:

@@ -351,15 +351,13 @@ def read_receiver_loads() -> dict[str, LaneLoad]:
     loads: dict[str, LaneLoad] = {}
     for own in (LaneLoad(*each) for text in texts if text for each in json.loads(text)):
         known = loads.get(own.receiver)
-        loads[own.receiver] = _add_loads(known, own) if known else own
+        if known:
+            own = known._replace(
+                chat_id=known.chat_id or own.chat_id,
+                in_flight=known.in_flight + own.in_flight,
+                held=known.held + own.held,
+                rate=known.rate + own.rate,
+                rest=max(known.rest, own.rest),
+            )
+        loads[own.receiver] = own
     return loads
-
-
-def _add_loads(known: LaneLoad, own: LaneLoad) -> LaneLoad:
-    return known._replace(
-        chat_id=known.chat_id or own.chat_id,
-        in_flight=known.in_flight + own.in_flight,
-        held=known.held + own.held,
-        rate=known.rate + own.rate,
-        rest=max(known.rest, own.rest),
-    )

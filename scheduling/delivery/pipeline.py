@@ -135,7 +135,10 @@ def _deliver_batch(task_ids: Sequence[UUID], waits: LaneWaits) -> None:
     keep = {task_id for task_id, (reason, _) in deferred.items() if reason != QUOTA}
     keep |= {each.task_id for each in rest}  # they are published at once and use the slots that they have
     forget_quota_slots(set(task_ids) - keep)
-    _submit(judged)  # before any statement that may fail: the touches are claimed
+    # Before any statement that may fail: the touches are claimed.
+    deliveries = [each.delivery for each in judged if each.delivery]
+    if deliveries:
+        sender().submit(deliveries)
     presence.note_sending(_list_stopped_notes(judged, announced))
     _log_unsent(decisions, config)
     if locked and deferred:
@@ -169,12 +172,6 @@ def _settle(batch: DueBatch, judged: Sequence[Judged]) -> Decided:
     details = {each.row.task_id: each.detail for each in failed}
     record_failed_touches(list(details), details=details)
     return decisions
-
-
-def _submit(judged: Sequence[Judged]) -> None:
-    deliveries = [each.delivery for each in judged if each.delivery]
-    if deliveries:
-        sender().submit(deliveries)
 
 
 def _list_stopped_notes(judged: Sequence[Judged], announced: Announcement) -> list[presence.SendingNote]:

@@ -428,11 +428,12 @@ def settle_results(results: Sequence[DeliveryResult]) -> None:
     Raises:
         django.db.Error: PostgreSQL is unavailable.
     """
-    batching.bisect(results, _settle_results, _settle_without_detail, concerns_all=_is_unavailable)
-
-
-def _is_unavailable(error: Exception, _: int) -> bool:
-    return isinstance(error, sql.UNAVAILABLE_ERRORS)
+    batching.bisect(
+        results,
+        _settle_results,
+        _settle_without_detail,
+        concerns_all=lambda error, _: isinstance(error, sql.UNAVAILABLE_ERRORS),
+    )
 
 
 def _settle_without_detail(result: DeliveryResult, error: Exception) -> None:

@@ -435,16 +435,15 @@ class Simulation:
         for slots in (touch.customer.slots, chat):
             while slots and slots[0].at <= oldest:
                 slots.popleft()
-        important = list(self._list_important(touch, hold)) if touch.priority > 0 and self._capped and hold else []
+        important: list[AwaitedTouch] = []
+        if touch.priority > 0 and self._capped and hold:
+            for each in touch.customer.waiting.values():
+                node = self.config.nodes[each.node_id]
+                soon = each.due_at <= self.now + hold and each.judged_at != self.now
+                if soon and each.priority < touch.priority and node.enabled and node.guard_cap != "ignore":
+                    important.append(AwaitedTouch(each.due_at, each.node_id))
         slots = touch.customer.slots
         return GuardContext(rules=self.config.rules, slots=slots, community_slots=chat, important=important)
-
-    def _list_important(self, touch: SimulatedTouch, hold: timedelta) -> Iterator[AwaitedTouch]:
-        for each in touch.customer.waiting.values():
-            node = self.config.nodes[each.node_id]
-            soon = each.due_at <= self.now + hold and each.judged_at != self.now
-            if soon and each.priority < touch.priority and node.enabled and node.guard_cap != "ignore":
-                yield AwaitedTouch(each.due_at, each.node_id)
 
     def _end_touch(self, touch: SimulatedTouch, state: str, reason: str) -> None:
         del touch.customer.waiting[touch.number]

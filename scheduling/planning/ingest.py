@@ -279,11 +279,14 @@ class _EventBatch:
             }
             sql.execute(_NOTE_CUSTOMERS, parameters)
         for event in complaints:
+            task_id: UUID | None = None  # the complaint names no touch
+            with suppress(KeyError, ValueError):
+                task_id = UUID(str(event.data["task_id"]))
             parameters = {
                 "event": event.id,
                 "customer": self.customers[event.user_id].id,
                 "at": event.occurred_at,
-                "task_id": _task_id(event.data),
+                "task_id": task_id,
             }
             sql.execute(_INSERT_COMPLAINT, parameters)
         CustomerChange.objects.bulk_create(
@@ -342,14 +345,6 @@ def _is_activity(event_type: str) -> bool:
     All types do, except Aftertouch's own.
     """
     return event_type not in PASSIVE_TYPES
-
-
-def _task_id(data: Mapping[str, Any]) -> UUID | None:
-    """Return the touch that a complaint names, or None."""
-    try:
-        return UUID(str(data["task_id"]))
-    except (KeyError, ValueError):
-        return None
 
 
 _UNKNOWN = CustomerSpec(id=0, user_id="")

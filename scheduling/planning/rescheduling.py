@@ -20,7 +20,6 @@ from django.db.models import Count, Q
 
 from scheduling import sql
 from scheduling.configuration.file.apply import ChangePlan
-from scheduling.configuration.file.section import Change
 from scheduling.configuration.snapshot import (
     Snapshot,
     current,
@@ -330,17 +329,15 @@ def _nodes_with_new_delay(planned: ChangePlan, snapshot: Snapshot) -> list[NodeS
     found = []
     for node in snapshot.nodes.values():
         change = edited.get(node.id)
-        after = _edited_node(node, change.after, snapshot.calendars) if change else node
-        own = change is not None and _changes_delay(change)
+        after, own = node, False
+        if change:
+            after = _edited_node(node, change.after, snapshot.calendars)
+            # Entries are compared, because they have the defaults of own delay rules.
+            old, new = (change.section.write_entry(row) for row in (change.before, change.after))
+            own = any(old[column] != new[column] for column in DELAY_COLUMNS)
         if own or (rules_change and after.dynamic and after.delay_rules is None):
             found.append(after)
     return found
-
-
-def _changes_delay(change: Change) -> bool:
-    """Compare entries, which have the defaults of own delay rules."""
-    before, after = (change.section.write_entry(row) for row in (change.before, change.after))
-    return any(before[column] != after[column] for column in DELAY_COLUMNS)
 
 
 def _edited_node(node: NodeSpec, row: Node, calendars: CalendarsSpec) -> NodeSpec:

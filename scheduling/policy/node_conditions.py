@@ -205,10 +205,6 @@ def _contains(actual: Any, wanted: Any) -> bool:
     return isinstance(actual, str) and str(wanted) in actual
 
 
-def _starts_with(actual: Any, wanted: Any) -> bool:
-    return isinstance(actual, str) and actual.startswith(str(wanted))
-
-
 def _compare(actual: Any, wanted: Any, accept: Callable[[Any, Any], bool]) -> bool:
     for read in (_as_number, _as_instant):
         first, second = read(actual), read(wanted)
@@ -228,7 +224,7 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     "not_in": lambda actual, wanted: not any(_equals(actual, each) for each in wanted),
     "contains": _contains,
     "not_contains": lambda actual, wanted: not _contains(actual, wanted),
-    "starts_with": _starts_with,
+    "starts_with": lambda actual, wanted: isinstance(actual, str) and actual.startswith(str(wanted)),
     "exists": lambda actual, wanted: True,
     "absent": lambda actual, wanted: False,
 }
@@ -309,15 +305,13 @@ def _check_condition_row(row: Any, found: ErrorCollector, path: str) -> None:
                 _("must be one of %(known)s", known=", ".join(each for each in OPERATORS if each in allowed)),
             )
             return
-        if counts and not _is_count(row.get("value")):
+        value = row.get("value")
+        is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_EARLIER
+        if counts and not is_count:
             found.add(f"{path}.value", _("must be a whole number from 0 to %(most)s", most=MOST_EARLIER - 1))
             return
     if value_problem := _find_value_problem(op, row.get("value")):
         found.add(f"{path}.value", value_problem)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_EARLIER
 
 
 def _find_field_problem(name: Any) -> str:

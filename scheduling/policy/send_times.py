@@ -134,7 +134,8 @@ class SendWindow:
         first = instant.astimezone(zone).date()
         for day in (first + timedelta(days=offset) for offset in range(SEARCHED_DAYS)):
             if self.applies_on(day):
-                for start in _occurrences(day, self.begin, zone):
+                for fold in (0, 1):
+                    start = _instant(day, time(self.begin // 60, self.begin % 60), zone, fold=fold)
                     if start > instant and self.is_open(timezone, start):
                         return start
         return None
@@ -243,11 +244,6 @@ def open_spans(
 
 def _at_minute(day: date, minute: int, zone: ZoneInfo) -> datetime:
     return _instant(day + timedelta(days=minute // 1440), time(minute % 1440 // 60, minute % 60), zone)
-
-
-def _occurrences(day: date, minute: int, zone: ZoneInfo) -> Iterator[datetime]:
-    for fold in (0, 1):
-        yield _instant(day, time(minute // 60, minute % 60), zone, fold=fold)
 
 
 def _next_time_of_day(timing: TimingSpec, zone: ZoneInfo, base: datetime) -> datetime:
@@ -366,15 +362,12 @@ def compile_windows(
 def _compile_window(stored: Mapping[str, Any], calendars: CalendarsSpec) -> SendWindow:
     days, named = stored["days"], calendars.by_key.get(stored.get("calendar", ""))
     begin, end = (int(stored[key][:2]) * 60 + int(stored[key][3:]) for key in ("from", "to"))
-    weekdays = frozenset[int]().union(*(_SPANS.get(day) or _find_weekday(day) for day in days))
+    single_days = frozenset(number for number, name in enumerate(DAY_NAMES) if name in days)
+    weekdays = single_days.union(*(_SPANS.get(day, frozenset()) for day in days))
     return SendWindow(
         format_window(stored), weekdays, "working" in days, "free" in days, begin, end, named or calendars.default,
         named is not None, stored.get("timezone", ""),
     )  # fmt: skip
-
-
-def _find_weekday(day: str) -> frozenset[int]:
-    return frozenset({DAY_NAMES.index(day)} if day in DAY_NAMES else ())
 
 
 # --- as a line ------------------------------------------------------------------------------------------------------

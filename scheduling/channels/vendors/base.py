@@ -401,20 +401,17 @@ class VendorChannel(CodedAnswers):
         answer = parse_answer(response)
         text = read_path(answer, self.token_field)
         if not isinstance(text, str) or not 0 < len(text) <= MAX_TOKEN or not text.isascii() or not text.isprintable():
-            raise TokenRefused("token_refused", self._describe_refused_token(response.status, answer))
+            # The detail shows no other values: one may be the token, under another name.
+            said = [f"{name} {answer[name]}" for name in (*self.code_fields, *self.text_fields) if name in answer]
+            names = ", ".join(sorted(map(str, answer))[:20])
+            detail = f"HTTP {response.status}: no {self.token_field} among: {names or 'nothing'}. {' '.join(said)}"
+            raise TokenRefused("token_refused", hide_in_text(excerpt(detail), self.secret)[:300])
         try:
             seconds = float(read_path(answer, self.lifetime_field))
             lifetime = timedelta(seconds=seconds) if 0 < seconds <= LONGEST_LIFE.total_seconds() else self.lifetime
         except (TypeError, ValueError):
             lifetime = self.lifetime
         return Token(text, lifetime)
-
-    def _describe_refused_token(self, status: int, answer: Mapping[str, Any]) -> str:
-        """Return status, code and names of an answer without token. Other values may be one, under another name."""
-        said = [f"{name} {answer[name]}" for name in (*self.code_fields, *self.text_fields) if name in answer]
-        names = ", ".join(sorted(map(str, answer))[:20])
-        text = f"HTTP {status}: no {self.token_field} among: {names or 'nothing'}. {' '.join(said)}"
-        return hide_in_text(excerpt(text), self.secret)[:300]
 
 
 def add_query(url: str, parameters: Mapping[str, str]) -> str:

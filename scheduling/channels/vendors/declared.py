@@ -80,14 +80,15 @@ class RequestPlan:
         for name, value in headers.items():
             if not value.isprintable():
                 raise BadContent(f"header {name}: must be one printable line")
-        body = _encode_body(self.form, self.body(names)) if self.body and self.method != "GET" else b""
+        body = b""
+        if self.body and self.method != "GET":
+            document = self.body(names)
+            if self.form == "json":
+                body = encode_json(document)
+            else:
+                text = urlencode(document) if self.form == "form" else str(document)
+                body = text.encode("utf-8", "replace")
         return VendorRequest(add_query(self.url, self.query(names)), body, headers, self.method)
-
-
-def _encode_body(form: str, body: Any) -> bytes:
-    if form == "json":
-        return encode_json(body)
-    return (urlencode(body) if form == "form" else str(body)).encode("utf-8", "replace")
 
 
 def read_request(settings: Mapping[str, Any], variables: Mapping[str, frozenset[str]], path: str = "") -> RequestPlan:

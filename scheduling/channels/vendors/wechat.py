@@ -275,24 +275,23 @@ class WeComApp(WeComVendor):
 
     def document(self, message: Message) -> dict[str, Any]:
         msgtype = "textcard" if self.format == CARD else self.format
-        document = {
+        document: dict[str, Any] = {
             "touser": str(message.target["address"]),
             "msgtype": msgtype,
             "agentid": int(self.settings["agent_id"]),
-            msgtype: self._content(message),
         }
+        if self.format == CARD:
+            card = read_card(message.subject, message.body)
+            label, url = card.buttons[0]
+            content = {"title": card.title, "description": card.text, "btntxt": label}
+            clipped = {name: clip_text(text, CARD_LIMITS[name]) for name, text in content.items()}
+            document[msgtype] = clipped | {"url": url}
+        else:
+            document[msgtype] = {"content": clip_text(message.body, TEXT_LIMIT)}
         if self._duplicate_check:
             seconds = int(self._duplicate_check.total_seconds())
             document |= {"enable_duplicate_check": 1, "duplicate_check_interval": seconds}
         return document
-
-    def _content(self, message: Message) -> dict[str, str]:
-        if self.format != CARD:
-            return {"content": clip_text(message.body, TEXT_LIMIT)}
-        card = read_card(message.subject, message.body)
-        label, url = card.buttons[0]
-        content = {"title": card.title, "description": card.text, "btntxt": label}
-        return {name: clip_text(text, CARD_LIMITS[name]) for name, text in content.items()} | {"url": url}
 
     def judge_for(self, message: Message, response: Response) -> Outcome:
         """Judge by the code and by the lists of receivers without the message, which an answer of code 0 may have."""
