@@ -100,7 +100,12 @@ class DeclaredLookups:
     linked_lookups: ClassVar[tuple[str, ...]] = ()
 
     def lookup_allowed(self: Any, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
-        if lookup in self.linked_lookups or not _starts_with_column(self.model, lookup):
+        if lookup in self.linked_lookups:
+            return True
+        first = lookup.partition("__")[0]
+        columns = {field.name for field in self.model._meta.get_fields()}
+        columns |= {field.attname for field in self.model._meta.concrete_fields}
+        if first != "pk" and first not in columns:  # a filter's parameter
             return True
         filters = self.get_list_filter(request)
         paths = [each if isinstance(each, str) else each[0] for each in filters if isinstance(each, (str, tuple))]
@@ -113,14 +118,6 @@ class DeclaredLookups:
 WHOLE_VALUES = frozenset(
     ("exact", "in", "isnull", "gt", "gte", "lt", "lte", "year", "month", "day", "id__exact", "id__in", "pk__exact")
 )
-
-
-def _starts_with_column(model: type[models.Model], lookup: str) -> bool:
-    """Return whether the lookup starts with a column or relation. Otherwise it is a filter's parameter."""
-    first = lookup.partition("__")[0]
-    return first == "pk" or first in {field.name for field in model._meta.get_fields()} | {
-        field.attname for field in model._meta.concrete_fields
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -152,11 +152,17 @@ def _build_rollout_context(row: AutomaticRollout) -> dict[str, Any]:
     plan = read_plan(row.plan)
     shares = CanaryCounts(row.ended, row.failed, row.complained).shares
     words = _("Each step lasts at least %(time)s and until %(touches)s touches with the canary have ended at it.")
+    steps = []
+    for number, percent in enumerate(plan.steps):
+        state = "done" if number < row.step or row.state == State.FINISHED else ""
+        if number == row.step and row.state == State.RUNNING:
+            state = "now"
+        steps.append((f"{percent:g} %", state))
     return {
         "row": row,
         "tone": TONES.get(State(row.state), ""),
         "why": REASON_LABELS.get((row.state, row.reason), row.reason),
-        "steps": [(f"{percent:g} %", _get_step_state(number, row)) for number, percent in enumerate(plan.steps)],
+        "steps": steps,
         "rule": words % {"time": describe_duration(plan.time), "touches": plan.touches},
         "rates": [
             {
@@ -168,12 +174,6 @@ def _build_rollout_context(row: AutomaticRollout) -> dict[str, Any]:
             for rate in RATES
         ],
     }  # fmt: skip
-
-
-def _get_step_state(number: int, row: AutomaticRollout) -> str:
-    if number == row.step and row.state == State.RUNNING:
-        return "now"
-    return "done" if number < row.step or row.state == State.FINISHED else ""
 
 
 def has_running_rollout(node: Node) -> bool:

@@ -122,10 +122,14 @@ class SignInView(LoginView):
         return continue_sign_in(self.request, form.get_user(), self.get_success_url())
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
+        provider, target = "", self.get_redirect_url()
+        if settings.AFTERTOUCH_OIDC_ISSUER:
+            query = f"?{urlencode({'next': target})}" if target else ""
+            provider = reverse("admin:login_provider") + query
         own = {
             **admin.site.each_context(self.request), "title": _("Log in"), "subtitle": None,
             "app_path": self.request.get_full_path(), "username": self.request.user.get_username(),
-            "provider": _build_provider_link(self.get_redirect_url()), "by_password": not settings.AFTERTOUCH_OIDC_ONLY,
+            "provider": provider, "by_password": not settings.AFTERTOUCH_OIDC_ONLY,
         }  # fmt: skip
         return super().get_context_data(**own, **kwargs)
 
@@ -212,13 +216,6 @@ def _start_over(request: HttpRequest) -> HttpResponse:
     request.session.pop(HELD, None)
     messages.warning(request, gettext("The sign-in has expired. Enter name and password."))
     return redirect("admin:login")
-
-
-def _build_provider_link(target: str) -> str:
-    if not settings.AFTERTOUCH_OIDC_ISSUER:
-        return ""
-    query = f"?{urlencode({'next': target})}" if target else ""
-    return reverse("admin:login_provider") + query
 
 
 FLOW = "provider_flow"  #: key in the session

@@ -149,6 +149,20 @@ class BulkActionAdmin(RowPage, ReadOnlyAdmin):
 
     def show_row(self, request: HttpRequest, row: BulkAction) -> HttpResponse:
         running = row.state == BulkAction.State.RUNNING
+        percent = min(100 * row.looked_at // row.total, 100) if row.total else 0
+        if row.state == BulkAction.State.DONE:  # may be a jump: rows that other users acted on are skipped
+            percent = 100
+        left = ""
+        if running and row.total and row.looked_at:
+            # At least one second: the page would name a shorter time “at once”.
+            seconds = ceil(max(row.total - row.looked_at, 1) / row.per_second)
+            left = describe_duration(timedelta(seconds=seconds))
+        list_link = ""  # an unknown action has no list
+        applied = find_row_action(row.action)
+        if applied is not None:
+            listed = get_list(applied.over)
+            query = {listed.page_names.get(name, name): value for name, value in row.filter.items()}
+            list_link = f"{reverse(listed.changelist)}?{urlencode(query)}"
         return self.page(
             request,
             "ops/bulk_action.html",
@@ -157,13 +171,13 @@ class BulkActionAdmin(RowPage, ReadOnlyAdmin):
             row=row,
             tone=TONES[row.state],
             running=running,
-            percent=_compute_percent(row),
+            percent=percent,
             progress=self.progress(row),
-            left=describe_duration(_estimate_time_left(row)) if running and row.total and row.looked_at else "",
+            left=left,
             pace=f"{row.per_second:g}",
             chosen=sorted(row.filter.items()),
             given=sorted(row.given.items()),
-            list_link=_build_list_link(row),
+            list_link=list_link,
             links=self.action_links(request, row) if _may_stop(request, row) else {},
             back=self.url("changelist"),
         )
@@ -184,28 +198,6 @@ def _may_stop(request: HttpRequest, row: BulkAction) -> bool:
     """Return whether the user may apply the action to one row, and so stop the bulk action."""
     applied = find_row_action(row.action)
     return applied is not None and request.user.has_perm(applied.permission)
-
-
-def _build_list_link(row: BulkAction) -> str:
-    """Return the address of the list with the rows that match now; empty if the action is unknown."""
-    applied = find_row_action(row.action)
-    if applied is None:
-        return ""
-    listed = get_list(applied.over)
-    query = {listed.page_names.get(name, name): value for name, value in row.filter.items()}
-    return f"{reverse(listed.changelist)}?{urlencode(query)}"
-
-
-def _compute_percent(row: BulkAction) -> int:
-    """Return the progress in percent. It may jump to 100: rows that other users acted on are skipped."""
-    if row.state == BulkAction.State.DONE:
-        return 100
-    return min(100 * row.looked_at // row.total, 100) if row.total else 0
-
-
-def _estimate_time_left(row: BulkAction) -> timedelta:
-    """Return whole seconds, at least one: the page would name a shorter time “at once”."""
-    return timedelta(seconds=ceil(max((row.total or 0) - row.looked_at, 1) / row.per_second))
 
 
 AT_ONCE = 50  #: one page of the list; workers process more

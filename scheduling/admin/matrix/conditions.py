@@ -115,25 +115,25 @@ class ConditionWidget(RowsWidget):
         locked = "disabled" in (attrs or {})
         rows = [*shown["rows"], *({} for _blank in range(0 if locked else BLANK_ROWS))][:MOST_ROWS]
         known = f"known_{name}"
+        groups = {"": "–", **{letter: letter for letter in GROUPS}}
         return render_to_string(
             "ops/condition_rows.html",
             {
                 "join": _select(f"{name}-join", JOIN_LABELS, shown["join"], _("how the rows are joined")),
-                "rows": [self._render_row(f"{name}-{place}", row, known) for place, row in enumerate(rows)],
+                "rows": [
+                    {
+                        "field": _input(f"{name}-{place}-field", row.get("field", ""), _("field"), list=known),
+                        "op": _select(f"{name}-{place}-op", OPERATOR_LABELS, row.get("op", "eq"), _("operator")),
+                        "value": _input(f"{name}-{place}-value", row.get("value", ""), _("value")),
+                        "group": _select(f"{name}-{place}-group", groups, row.get("group", ""), _("group")),
+                    }
+                    for place, row in enumerate(rows)
+                ],
                 "known": known,
                 "suggestions": () if locked else self.suggest(),
                 "locked": locked,
             },
         )
-
-    def _render_row(self, name: str, row: Mapping[str, Any], known: str) -> dict[str, SafeString]:
-        groups = {"": "–", **{letter: letter for letter in GROUPS}}
-        return {
-            "field": _input(f"{name}-field", row.get("field", ""), _("field"), list=known),
-            "op": _select(f"{name}-op", OPERATOR_LABELS, row.get("op", "eq"), _("operator")),
-            "value": _input(f"{name}-value", row.get("value", ""), _("value")),
-            "group": _select(f"{name}-group", groups, row.get("group", ""), _("group")),
-        }
 
     def value_from_datadict(self, data: Any, files: Any, name: str) -> Any:
         rows = [

@@ -156,6 +156,22 @@ def _describe_preview(each: PreviewedTouch) -> dict[str, Any]:
         titles = {decision: _("No touch is planned")}
     if each.problem:
         titles, tones = {decision: _("Would fail")}, {decision: "bad"}
+    timing = each.node.timing
+    steps = []
+    for step, at in each.steps:
+        setting = ""  # of the node: what causes the step
+        if timing and step == "at":
+            setting = str(AtDay(timing.day).label)
+        elif timing and step == "send_window":
+            setting = "; ".join(window.text for window in timing.windows)
+        label = f"{STEPS[step]} ({setting})" if setting else str(STEPS[step])
+        steps.append(format_html("{}: {}", label, format_instant(at)))
+    language = ""
+    if each.locale:
+        words = _("Language: %(locale)s")
+        if each.customer_locale and read_locale(each.locale) != read_locale(each.customer_locale):
+            words = _("Language: %(locale)s (the customer has %(wanted)s)")
+        language = words % {"locale": each.locale, "wanted": each.customer_locale}
     return {
         "node": each.node.key,
         "node_link": reverse("admin:scheduling_node_change", args=[each.node.id]),
@@ -163,32 +179,16 @@ def _describe_preview(each: PreviewedTouch) -> dict[str, Any]:
         "tone": tones[decision],
         "due": format_instant(each.due_at) if each.planned else "",
         "wait": describe_duration(each.due_at - now()) if each.due_at > now() else _("at once"),
-        "steps": [format_html("{}: {}", _describe_step(step, each), format_instant(at)) for step, at in each.steps],
+        "steps": steps,
         "followers": [f"{other.key} ({other.trigger})" for other in each.followers],
         "channel": each.node.channel.key,
         "template": each.template.key,
         "facts": list_verdict_facts(each.verdict),
         "subject": redact_text(each.subject),
         "body": redact_text(each.body),
-        "language": _describe_language(each.locale, each.customer_locale) if each.locale else "",
+        "language": language,
         "problem": translate_error(each.problem),
     }
-
-
-def _describe_language(locale: str, wanted: str) -> str:
-    if not wanted or read_locale(locale) == read_locale(wanted):
-        return _("Language: %(locale)s") % {"locale": locale}
-    return _("Language: %(locale)s (the customer has %(wanted)s)") % {"locale": locale, "wanted": wanted}
-
-
-def _describe_step(step: str, each: PreviewedTouch) -> str:
-    """Return the label of a step, with the setting of the node that causes it."""
-    timing = each.node.timing
-    settings = {
-        "at": AtDay(timing.day).label if timing else "",
-        "send_window": "; ".join(window.text for window in timing.windows) if timing else "",
-    }
-    return f"{STEPS[step]} ({settings[step]})" if settings.get(step) else str(STEPS[step])
 
 
 #: Waiting touches that a preview reads.
@@ -351,10 +351,6 @@ def _delay_lines(row: Node, count: int | None) -> list[tuple[str, str]]:
         ]
     if not moved.touches:
         return [("", gettext("None of them would move."))]
-    return [("wait", _describe_moves(moved)), ("", gettext("They keep their time unless you choose to move them."))]
-
-
-def _describe_moves(moved: MoveCounts) -> str:
     words = ngettext(
         "The new delay places %(count)s of them elsewhere.", "The new delay places %(count)s of them elsewhere.",
         moved.touches,
@@ -364,7 +360,7 @@ def _describe_moves(moved: MoveCounts) -> str:
             "count": moved.overdue,
             "span": describe_duration(SPREAD),
         }
-    return words
+    return [("wait", words), ("", gettext("They keep their time unless you choose to move them."))]
 
 
 def build_node_spec(row: Node) -> NodeSpec:

@@ -49,7 +49,6 @@ from scheduling.models import (
     DisabledTarget,
     Event,
     Touch,
-    Verdict,
 )
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations import preview, queries
@@ -227,21 +226,20 @@ def _describe_node_verdict(each: NodeVerdict) -> dict[str, Any]:
 
 
 def _describe_touches(rows: QuerySet[Touch]) -> list[dict[str, Any]]:
-    return [
-        {
-            "row": row,
-            "why": translate_reason("paused") if row.paused_by else translate_reason(row.reason),
-            "tone": STATE_TONES[row.state],
-            "figures": _format_verdict_figures(last) if (last := _find_explaining_verdict(row)) else "",
-            "again": format_instant(last.next_eligible_at) if last and last.next_eligible_at else "",
-        }
-        for row in rows[:SHOWN]
-    ]
-
-
-def _find_explaining_verdict(row: Touch) -> Verdict | None:
-    """Return the verdict that explains why a touch waits or was not sent."""
-    return next((each for each in reversed(row.verdicts) if each.rule and each.rule == row.reason), None)
+    found = []
+    for row in rows[:SHOWN]:
+        # The latest verdict with this reason explains why the touch waits or was not sent.
+        last = next((each for each in reversed(row.verdicts) if each.rule and each.rule == row.reason), None)
+        found.append(
+            {
+                "row": row,
+                "why": translate_reason("paused") if row.paused_by else translate_reason(row.reason),
+                "tone": STATE_TONES[row.state],
+                "figures": _format_verdict_figures(last) if last else "",
+                "again": format_instant(last.next_eligible_at) if last and last.next_eligible_at else "",
+            }
+        )
+    return found
 
 
 def _format_verdict_figures(verdict: Any) -> str:

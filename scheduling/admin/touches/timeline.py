@@ -52,24 +52,18 @@ def build_receipt_figures(node: Node) -> list[Figure]:
     if counts == {}:
         return []
     delivered = within(lambda: count_delivered_touches(node.pk, SPAN))
-    return [
-        Figure(
-            ReceiptKind(kind).label,
-            None if counts is None else counts.get(kind, 0),
-            tone="bad" if kind in (ReceiptKind.BOUNCED, ReceiptKind.COMPLAINED) and counts and kind in counts else "",
-            hint=_format_receipt_share(counts.get(kind, 0) if counts else None, delivered),
-        )
-        for kind in ReceiptKind.values
-    ]
-
-
-def _format_receipt_share(count: int | None, delivered: int | None) -> str:
-    if count is None or not delivered:
-        return ""
-    return _("%(share)s %% of %(delivered)s delivered") % {
-        "share": f"{100 * count / delivered:.1f}",
-        "delivered": delivered,
-    }
+    figures = []
+    for kind in ReceiptKind.values:
+        count = None if counts is None else counts.get(kind, 0)
+        is_bad = kind in (ReceiptKind.BOUNCED, ReceiptKind.COMPLAINED) and counts and kind in counts
+        share = ""
+        if count is not None and delivered:
+            share = _("%(share)s %% of %(delivered)s delivered") % {
+                "share": f"{100 * count / delivered:.1f}",
+                "delivered": delivered,
+            }
+        figures.append(Figure(ReceiptKind(kind).label, count, tone="bad" if is_bad else "", hint=share))
+    return figures
 
 
 def receipt_kinds_subquery() -> Subquery:
@@ -110,7 +104,10 @@ class TimelineEntry:
 
 def build_timeline(touch: Touch) -> list[TimelineEntry]:
     """Return the steps of a touch in order of time."""
-    between = _build_dispatch_entries(touch)
+    between = []
+    if touch.queued_at is not None:  # the latest dispatch to the workers
+        facts = [(_("wake-ups"), str(touch.wakeups))] if touch.wakeups > 1 else []
+        between.append(TimelineEntry(touch.queued_at, "move_to_inbox", "plain", _("Dispatched"), facts))
     entries = [_build_verdict_entry(each) for each in touch.verdicts]
     if len(entries) >= MOST_VERDICTS:
         entries.insert(1, TimelineEntry(entries[0].at, "more_horiz", "plain", _("Earlier verdicts are not shown")))
@@ -180,14 +177,6 @@ def _build_plan_entry(touch: Touch) -> TimelineEntry:
         (_("expires at"), format_instant(touch.expires_at)),
     ]
     return TimelineEntry(touch.created_at, "event_upcoming", "plain", _("Planned"), facts)
-
-
-def _build_dispatch_entries(touch: Touch) -> list[TimelineEntry]:
-    """Return the latest dispatch to the workers."""
-    if touch.queued_at is None:
-        return []
-    facts = [(_("wake-ups"), str(touch.wakeups))] if touch.wakeups > 1 else []
-    return [TimelineEntry(touch.queued_at, "move_to_inbox", "plain", _("Dispatched"), facts)]
 
 
 def _build_verdict_entry(verdict: Verdict) -> TimelineEntry:
