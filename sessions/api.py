@@ -173,12 +173,17 @@ async def post_batch(request: HttpRequest, sessions: list[BatchActivityIn]) -> d
         raise InvalidInput(*errors)
     admitted = await _charge_frames(request, frames, batch=True)
     noted = iter(await _record_frames([frame for frame, is_in in zip(frames, admitted, strict=True) if is_in]))
-    items = [
-        _serialize_batch_item(place, next(noted))
-        if is_in
-        else {"outcome": "dropped", "deadline": None, "dropped": "rate"}
-        for place, is_in in enumerate(admitted)
-    ]
+    items: list[dict[str, Any]] = []
+    for place, is_in in enumerate(admitted):
+        if not is_in:
+            items.append({"outcome": "dropped", "deadline": None, "dropped": "rate"})
+            continue
+        effect = next(noted)
+        if effect.outcome == REFUSED:
+            wrong = {"field": f"sessions.{place}.user_id", "message": OTHER_USER}
+            items.append({"outcome": "refused", "deadline": None, "errors": [wrong]})
+        else:
+            items.append(_serialize_effect(effect))
     found = Counter(each["outcome"] for each in items)
     return {**{name: found[name] for name in (*OUTCOMES.values(), "refused")}, "items": items}
 
@@ -352,10 +357,3 @@ def _serialize_effect(noted: FrameEffect) -> dict[str, Any]:
     deadline = calls.instant_of_ms(noted.deadline_ms) if noted.deadline_ms else None
     dropped = STALE_SEQ if noted.outcome == DROPPED else None
     return {"outcome": OUTCOMES[noted.outcome], "deadline": deadline, "dropped": dropped}
-
-
-def _serialize_batch_item(place: int, noted: FrameEffect) -> dict[str, Any]:
-    if noted.outcome != REFUSED:
-        return _serialize_effect(noted)
-    wrong = {"field": f"sessions.{place}.user_id", "message": OTHER_USER}
-    return {"outcome": "refused", "deadline": None, "errors": [wrong]}

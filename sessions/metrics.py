@@ -22,7 +22,16 @@ log = structlog.get_logger(__name__)
 
 class NudgeMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
-        yield _nudges_metric()
+        family = GaugeMetricFamily(
+            "aftertouch_nudges",
+            "Guide messages of the last 24 hours, by silence policy and outcome.",
+            labels=["policy", "outcome"],
+        )
+        for tally in nudge_stats.recent_tallies():
+            family.add_metric([tally.policy, "sent"], tally.sent)
+            family.add_metric([tally.policy, "answered"], tally.answered)
+            family.add_metric([tally.policy, "false"], tally.false)
+        yield family
 
 
 class SessionMetrics(Collector):
@@ -45,40 +54,24 @@ class SessionMetrics(Collector):
         for policy, count in silences.items():
             recorded.add_metric([policy], count)
         yield recorded
-        yield from _watcher_metrics(found)
+        yield GaugeMetricFamily(
+            "aftertouch_silence_lag_seconds",
+            "Delay of the oldest due deadline that no watcher has claimed, in seconds.",
+            value=found.lag_ms / 1000,
+        )
+        yield GaugeMetricFamily(
+            "aftertouch_silences_in_flight",
+            "Silences that a watcher claimed and has not recorded yet.",
+            value=found.in_flight,
+        )
+        yield GaugeMetricFamily(
+            "aftertouch_watchers", "Watchers seen within the last minute.", value=len(found.watchers)
+        )
         yield GaugeMetricFamily(
             "aftertouch_sessions_redis_evicts",
             "1 if the Redis of live chats deletes keys when it is full.",
             value=float(bool(find_eviction_policy())),
         )
-
-
-def _nudges_metric() -> Metric:
-    """Return the counts of `nudge_stats` as a gauge."""
-    family = GaugeMetricFamily(
-        "aftertouch_nudges",
-        "Guide messages of the last 24 hours, by silence policy and outcome.",
-        labels=["policy", "outcome"],
-    )
-    for tally in nudge_stats.recent_tallies():
-        family.add_metric([tally.policy, "sent"], tally.sent)
-        family.add_metric([tally.policy, "answered"], tally.answered)
-        family.add_metric([tally.policy, "false"], tally.false)
-    return family
-
-
-def _watcher_metrics(found: stats.Overview) -> Iterator[Metric]:
-    yield GaugeMetricFamily(
-        "aftertouch_silence_lag_seconds",
-        "Delay of the oldest due deadline that no watcher has claimed, in seconds.",
-        value=found.lag_ms / 1000,
-    )
-    yield GaugeMetricFamily(
-        "aftertouch_silences_in_flight",
-        "Silences that a watcher claimed and has not recorded yet.",
-        value=found.in_flight,
-    )
-    yield GaugeMetricFamily("aftertouch_watchers", "Watchers seen within the last minute.", value=len(found.watchers))
 
 
 SILENCE_LATE = 2_000  #: milliseconds; a watcher sleeps at most a second

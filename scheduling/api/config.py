@@ -19,14 +19,13 @@ from psycopg.errors import QueryCanceled
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, require_scope
 from scheduling.api.schemas import Problem, ProblemOut, Reason
 from scheduling.configuration.file import apply, document
-from scheduling.configuration.file.apply import FileProblem
 from scheduling.configuration.file.section import Stamp
 from scheduling.db_timeouts import Deadline
 from scheduling.errors import Conflict, FieldError, InvalidInput
 from scheduling.experiments.drafts import serialize_change
 from scheduling.models.encrypted import Unreadable
 from scheduling.planning import rescheduling
-from scheduling.planning.rescheduling import CUSTOMERS, Impact, MoveCounts, list_rule_impacts
+from scheduling.planning.rescheduling import CUSTOMERS, MoveCounts, list_rule_impacts
 from scheduling.strict_text import MAX_SIZE, InvalidText, read_json, write_yaml
 
 log = structlog.get_logger(__name__)
@@ -161,13 +160,18 @@ def put_config(request: HttpRequest, response: HttpResponse, wish: Query[Publica
     given = _read_document(request)
     expected = _read_expected_version(request.headers.get("If-Match"), required=not wish.dry_run)
     try:
-        answer = (
-            _plan_publication(request, given, expected)
-            if wish.dry_run
-            else _publish_given(request, given, wish, expected)
-        )
+        if wish.dry_run:
+            version = apply.check_version(expected)
+            planned = _check_scopes(request, apply.plan_changes(given))
+            answer = _serialize_plan(planned, version) | {
+                "stored": False, "impact": _measure_impact(planned), "moved": None,
+            }  # fmt: skip
+        else:
+            answer = _publish_given(request, given, wish, expected)
     except apply.InvalidConfiguration as error:
-        raise InvalidInput(*(_name_field(each) for each in error.problems)) from error
+        # A place is named as in all errors of the API: `nodes.2.template`.
+        fields = [FieldError(_PLACE.sub(r".\1", each.path), each.message) for each in error.problems]
+        raise InvalidInput(*fields) from error
     except apply.OutdatedVersion as error:
         raise Problem(
             412, "The configuration changed after this version. Read it again; nothing was stored."
@@ -217,12 +221,6 @@ def _read_expected_version(given: str | None, *, required: bool) -> str | None:
     return found[1]
 
 
-def _plan_publication(request: HttpRequest, given: Mapping[str, Any], expected: str | None) -> dict[str, Any]:
-    version = apply.check_version(expected)
-    planned = _check_scopes(request, apply.plan_changes(given))
-    return _serialize_plan(planned, version) | {"stored": False, "impact": _measure_impact(planned), "moved": None}
-
-
 def _publish_given(
     request: HttpRequest, given: Mapping[str, Any], wish: Publication, expected: str | None
 ) -> dict[str, Any]:
@@ -231,7 +229,13 @@ def _publish_given(
     stamp = Stamp(wish.reason, client=build_api_key_actor(request).name)
     check = partial(_check_scopes, request)
     planned, version = apply.publish_document(given, stamp, expected, check, may_repeat=wish.move_waiting)
-    moved = _move_touches(planned) if wish.move_waiting else None
+    moved: MoveCounts | None = None
+    if wish.move_waiting:
+        try:
+            moved = rescheduling.move_after_plan(planned, TIME_LIMIT)
+        except Error:  # the document is live in any case
+            log.exception("reschedule_failed")
+            moved = MoveCounts(broken=True)
     return _serialize_plan(planned, version) | {
         "stored": True, "impact": None, "moved": moved and _serialize_moves(moved),
     }  # fmt: skip
@@ -248,14 +252,6 @@ def _check_scopes(request: HttpRequest, planned: apply.ChangePlan) -> apply.Chan
     return planned
 
 
-def _move_touches(planned: apply.ChangePlan) -> MoveCounts:
-    try:
-        return rescheduling.move_after_plan(planned, TIME_LIMIT)
-    except Error:  # the document is live in any case
-        log.exception("reschedule_failed")
-        return MoveCounts(broken=True)
-
-
 def _measure_impact(planned: apply.ChangePlan) -> dict[str, Any] | None:
     """Return the impact; None if it takes longer than `TIME_LIMIT` in all."""
     deadline = Deadline(TIME_LIMIT.total_seconds())
@@ -268,6 +264,14 @@ def _measure_impact(planned: apply.ChangePlan) -> dict[str, Any] | None:
         if deadline.is_over() or isinstance(error.__cause__, QueryCanceled):
             return None
         raise
+    node_impacts = [
+        {
+            "node": each.node, "verb": each.verb, "waiting": each.waiting,
+            "moved": each.moved and _serialize_moves(each.moved),
+            "condition": each.failing and each.failing._asdict(),
+        }
+        for each in nodes
+    ]  # fmt: skip
     rule_impacts = [
         {
             "rule": each.rule, "verb": each.verb, "waiting": each.waiting,
@@ -275,7 +279,7 @@ def _measure_impact(planned: apply.ChangePlan) -> dict[str, Any] | None:
         }
         for each in rules
     ]  # fmt: skip
-    return {"nodes": [_serialize_node_impact(each) for each in nodes], "rules": rule_impacts}
+    return {"nodes": node_impacts, "rules": rule_impacts}
 
 
 def _serialize_plan(planned: apply.ChangePlan, version: str) -> dict[str, Any]:
@@ -287,16 +291,3 @@ def _serialize_plan(planned: apply.ChangePlan, version: str) -> dict[str, Any]:
 
 def _serialize_moves(moved: MoveCounts) -> dict[str, Any]:
     return {name: getattr(moved, name) for name in MovesOut.model_fields}
-
-
-def _serialize_node_impact(impact: Impact) -> dict[str, Any]:
-    return {
-        "node": impact.node, "verb": impact.verb, "waiting": impact.waiting,
-        "moved": impact.moved and _serialize_moves(impact.moved),
-        "condition": impact.failing and impact.failing._asdict(),
-    }  # fmt: skip
-
-
-def _name_field(problem: FileProblem) -> FieldError:
-    """Name a place as all errors of the API do: `nodes.2.template`."""
-    return FieldError(_PLACE.sub(r".\1", problem.path), problem.message)

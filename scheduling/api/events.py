@@ -29,7 +29,6 @@ from pydantic import (
     WithJsonSchema,
     field_validator,
 )
-from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict  # pydantic wants it before Python 3.12
 
 from scheduling.api.auth import ApiKeyAuth, charge, get_principal
@@ -155,17 +154,12 @@ def _validate(adapter: TypeAdapter[T], raw: Any, prefix: str) -> T:
     try:
         return adapter.validate_python(raw)
     except ValidationError as error:
-        raise InvalidInput(
-            *(
-                FieldError(".".join(filter(None, (prefix, *map(str, each["loc"]))))[:PATH_SHOWN], _get_message(each))
-                for each in islice(error.errors(include_url=False, include_input=False), ERRORS_SHOWN)
-            )
-        ) from None
-
-
-def _get_message(error: ErrorDetails) -> str:
-    """Return our own text if there is one: pydantic puts “Value error, ” before it."""
-    return str(error.get("ctx", {}).get("error", error["msg"]))
+        found = []
+        for each in islice(error.errors(include_url=False, include_input=False), ERRORS_SHOWN):
+            path = ".".join(filter(None, (prefix, *map(str, each["loc"]))))[:PATH_SHOWN]
+            # Our own text if there is one: pydantic puts “Value error, ” before it.
+            found.append(FieldError(path, str(each.get("ctx", {}).get("error", each["msg"]))))
+        raise InvalidInput(*found) from None
 
 
 def parse_event(raw: Any, *, prefix: str = "", trace_id: UUID | None = None) -> NewEvent:

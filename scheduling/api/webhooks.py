@@ -134,7 +134,15 @@ def list_deliveries(request: HttpRequest, key: Path[Text], page: Query[MessagesP
         found = found.filter(pk__lt=min(before.int, 2**63 - 1))
     with limit_list_time():
         rows = list(found.order_by("-pk")[: page.limit + 1])
-    return build_page([_serialize_message(row) for row in rows], [UUID(int=row.pk) for row in rows], page.limit)
+    items = [
+        {
+            "id": row.message_id, "type": row.type, "object": row.object_key, "timestamp": row.occurred_at,
+            "state": row.state, "attempts": row.attempt, "due_at": row.due_at, "ended_at": row.ended_at,
+            "status": row.status, "problem": row.problem, "data": row.data,
+        }
+        for row in rows
+    ]  # fmt: skip
+    return build_page(items, [UUID(int=row.pk) for row in rows], page.limit)
 
 
 @router.post("/webhooks/{key}/replay", response={200: ReplayOut, PROBLEMS: ProblemOut})
@@ -164,12 +172,4 @@ def _serialize_webhook(row: WebhookSubscription, waiting: dict[int, int]) -> dic
         "key": row.key, "events": row.events, "filter": row.filter, "enabled": row.enabled, "state": at.state,
         "rest_until": at.rest_until if at.state == "resting" else None, "waiting": waiting.get(row.pk, 0),
         "problem": at.problem, "problem_at": at.problem_at, "delivered_at": at.delivered_at,
-    }  # fmt: skip
-
-
-def _serialize_message(row: WebhookMessage) -> dict[str, Any]:
-    return {
-        "id": row.message_id, "type": row.type, "object": row.object_key, "timestamp": row.occurred_at,
-        "state": row.state, "attempts": row.attempt, "due_at": row.due_at, "ended_at": row.ended_at,
-        "status": row.status, "problem": row.problem, "data": row.data,
     }  # fmt: skip

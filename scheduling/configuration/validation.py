@@ -74,7 +74,9 @@ def check_node(values: Mapping[str, Any]) -> None:
     found.texts(values, "cancel_on", longest=120)
     found.texts(values, "tags", longest=MAX_TAG)
     _check_followed(values, found)
-    _check_canary(values, found)
+    canary = values.get("canary_percent") or values.get("canary_communities")
+    if canary and "canary_template" in values and not values["canary_template"]:
+        found.add("canary_template", _("is missing: a canary needs the template it tries"))
     goal_event = (values.get("goal_event") or "").strip()
     if bool(goal_event) != (values.get("goal_within") is not None):
         missing = "goal_within" if goal_event else "goal_event"
@@ -82,7 +84,11 @@ def check_node(values: Mapping[str, Any]) -> None:
             found.add(missing, _("is missing: a goal is an event and the time within which it counts"))
     if values.get("delay_rules") is not None:
         _check_own_delay_rules(values["delay_rules"], found)
-    _check_times(values, found)
+    if values.get("at") is not None and values.get("not_before") is not None:
+        found.add("not_before", _("cannot apply together with a fixed time of day"))
+    if values.get("at_day", "any") != "any" and "at" in values and values["at"] is None:
+        found.add("at", _("is missing: the day is chosen for a time"))
+    check_windows(values.get("send_window") or [], found, "send_window")
     if values.get("when") is not None:
         check_condition(values["when"], found, "when")
     _check_variants(values.get("variants", []), found)
@@ -103,14 +109,6 @@ def _check_followed(values: Mapping[str, Any], found: ErrorCollector) -> None:
         )
     elif followed and not follows:
         found.add("from_nodes", _("needs one of these triggers: %(types)s", types=", ".join(sorted(TOUCH_TYPES))))
-
-
-def _check_times(values: Mapping[str, Any], found: ErrorCollector) -> None:
-    if values.get("at") is not None and values.get("not_before") is not None:
-        found.add("not_before", _("cannot apply together with a fixed time of day"))
-    if values.get("at_day", "any") != "any" and "at" in values and values["at"] is None:
-        found.add("at", _("is missing: the day is chosen for a time"))
-    check_windows(values.get("send_window") or [], found, "send_window")
 
 
 def _check_variants(given: Any, found: ErrorCollector) -> None:
@@ -175,12 +173,6 @@ def _is_day(text: Any) -> bool:
         return isinstance(text, str) and date.fromisoformat(text).isoformat() == text
     except ValueError:
         return False
-
-
-def _check_canary(values: Mapping[str, Any], found: ErrorCollector) -> None:
-    wanted = values.get("canary_percent") or values.get("canary_communities")
-    if wanted and "canary_template" in values and not values["canary_template"]:
-        found.add("canary_template", _("is missing: a canary needs the template it tries"))
 
 
 def _check_own_delay_rules(stored: Any, found: ErrorCollector) -> None:

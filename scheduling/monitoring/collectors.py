@@ -103,7 +103,12 @@ def export_node_metrics() -> bytes:
 
 def export_cluster_metrics() -> bytes:
     """Return the cluster metrics of every app in text format."""
-    return b"".join(map(_format_metrics, collect_metrics(Deadline(settings.TIMEOUTS.metrics))))
+    texts = []
+    for metrics in collect_metrics(Deadline(settings.TIMEOUTS.metrics)):
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_StaticCollector(metrics))
+        texts.append(generate_latest(registry))
+    return b"".join(texts)
 
 
 def collect_metrics(deadline: Deadline) -> Iterator[list[Metric]]:
@@ -124,12 +129,6 @@ def _read_source(source: str, read: Callable[[], T], asked: Deadline | None) -> 
     except Exception as error:
         log.warning("metrics_missing", source=source, error=str(error))
         return None
-
-
-def _format_metrics(metrics: list[Metric]) -> bytes:
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_StaticCollector(metrics))
-    return generate_latest(registry)
 
 
 class _StaticCollector(Collector):

@@ -59,7 +59,12 @@ def read_queue_stats(names: Sequence[str] | None = None) -> list[QueueStats]:
     Raises:
         Exception: whatever the broker's client raises if the broker does not answer in time.
     """
-    names = _refresh_known_queues() if names is None else names
+    if names is None:
+        try:
+            refresh_app_queues()
+        except DatabaseError as error:
+            log.warning("queues_unknown", error=str(error))
+        names = list_known_queues()
     with _connect_broker() as connection:
         channel = connection.default_channel
         if hasattr(channel, "client"):
@@ -98,14 +103,6 @@ def read_broker() -> BrokerReading | None:
     except Exception as error:  # any exception of the broker's client
         log.warning("broker_stats_unavailable", error=str(error))
         return None
-
-
-def _refresh_known_queues() -> list[str]:
-    try:
-        refresh_app_queues()
-    except DatabaseError as error:
-        log.warning("queues_unknown", error=str(error))
-    return list_known_queues()
 
 
 @contextmanager

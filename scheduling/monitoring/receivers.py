@@ -70,7 +70,13 @@ def list_receivers(offset: int, limit: int) -> ReceiverPage:
     """
     config = snapshot.current()
     now = sql.now()
-    loads, incomplete = _read_loads()
+    loads: Mapping[str, LaneLoad] = {}
+    incomplete = False
+    try:
+        loads = read_receiver_loads()
+    except RedisError as error:
+        log.warning("receivers_unanswered", error=str(error))
+        incomplete = True
     found = _find_waiting(config)
     _merge_loads(found, loads, config)
     ordered = sorted(found.values(), key=lambda each: each.channel.key)
@@ -86,14 +92,6 @@ def list_receivers(offset: int, limit: int) -> ReceiverPage:
 
 
 # --- the receivers ------------------------------------------------------------------------------------------------
-
-
-def _read_loads() -> tuple[Mapping[str, LaneLoad], bool]:
-    try:
-        return read_receiver_loads(), False
-    except RedisError as error:
-        log.warning("receivers_unanswered", error=str(error))
-        return {}, True
 
 
 def _names_community(spec: ChannelSpec) -> bool:

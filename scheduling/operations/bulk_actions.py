@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -125,10 +126,6 @@ def compare_value(field: str) -> Read:
     return lambda value: Q(**{field: value}) if value else Q()
 
 
-def _exactly(field: str) -> Read:
-    return lambda value: Q(**{field: value})
-
-
 def compare_number(field: str) -> Read:
     return lambda value: Q(**{field: int(value)}) if value else Q()
 
@@ -174,16 +171,10 @@ def _filter_named_touch(term: str) -> Q:
     if not term:
         return Q()
     named = Q(customer__user_id=term) | Q(event_id__in=queries.find_events_by_term(term)) | Q(chat_id=term)
-    if (uuid := _parse_uuid(term)) is not None:
+    with suppress(ValueError):
+        uuid = UUID(term)
         named |= Q(task_id=uuid) | Q(root_id=uuid)
     return named
-
-
-def _parse_uuid(term: str) -> UUID | None:
-    try:
-        return UUID(term)
-    except ValueError:
-        return None
 
 
 FAILED_TASK_ROWS = FilteredList(
@@ -192,7 +183,7 @@ FAILED_TASK_ROWS = FilteredList(
     {
         "state": filter_failed_state, "origin__exact": compare_value("origin"), "reason": compare_value("reason"),
         "channel": compare_value("channel"), "failure": compare_value("failure"),
-        "fingerprint": _exactly("fingerprint"),
+        "fingerprint": lambda value: Q(fingerprint=value),
     },
     ("failed_at",),
     {"state": ""},

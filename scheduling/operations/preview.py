@@ -24,7 +24,7 @@ from scheduling.models import Customer
 from scheduling.planning.earlier_events import load_event_times
 from scheduling.planning.ingest import NewEvent
 from scheduling.policy import guards, matrix
-from scheduling.policy.guards import SEND, Candidate, CapSlot, GuardContext, GuardVerdict
+from scheduling.policy.guards import SEND, Candidate, GuardContext, GuardVerdict
 from scheduling.policy.matrix import TOUCH_TYPES, is_followed
 from scheduling.policy.node_conditions import Facts, count_recent
 from scheduling.policy.profile import InvalidValue, check_attribute_name, normalize_tags, read_value, store_value
@@ -189,28 +189,19 @@ def check_eligibility(who: CustomerSpec, now: datetime) -> Eligibility:
     times = load_event_times([who.id], {kind for node in nodes for kind in node.counted}, now)
     event = EventSpec(new_id(), "", "", "", now, who.user_id, "")
     facts = matrix.collect_facts(event, who, count_recent(times.get(who.id, {}), now))
-    return Eligibility(
-        [NodeVerdict(node, _judge_node(node, who, facts, context, now), _reads_event(node)) for node in nodes],
-        [
-            _measure_cap(rule, who.level, slots, now)
-            for rule in config.rules
-            if (rule.kind, rule.scope) == ("cap", "user")
-        ],
-    )
-
-
-def _judge_node(node: NodeSpec, who: CustomerSpec, facts: Facts, context: GuardContext, now: datetime) -> GuardVerdict:
-    template = template_for(node, "", who.user_id, facts)
-    touch = Candidate(new_id(), node, who, template, "", now, now + node.expires_after, facts=facts)
-    return guards.judge_touch(touch, context, now)
-
-
-def _reads_event(node: NodeSpec) -> bool:
-    return any(not row.field.startswith(CUSTOMER_FIELDS) for each in node.conditions for row in each.rows())
-
-
-def _measure_cap(rule: RuleSpec, level: str, slots: Sequence[CapSlot], now: datetime) -> CapUsage:
-    taken = sum(
-        slot.counts and slot.at > now - rule.window and rule.covers(slot.node_id, slot.template_id) for slot in slots
-    )
-    return CapUsage(rule, taken, rule.limit_for(level))
+    answers = []
+    for node in nodes:
+        template = template_for(node, "", who.user_id, facts)
+        touch = Candidate(new_id(), node, who, template, "", now, now + node.expires_after, facts=facts)
+        verdict = guards.judge_touch(touch, context, now)
+        reads_event = any(not row.field.startswith(CUSTOMER_FIELDS) for each in node.conditions for row in each.rows())
+        answers.append(NodeVerdict(node, verdict, reads_event))
+    rooms = []
+    for rule in config.rules:
+        if (rule.kind, rule.scope) == ("cap", "user"):
+            taken = sum(
+                slot.counts and slot.at > now - rule.window and rule.covers(slot.node_id, slot.template_id)
+                for slot in slots
+            )
+            rooms.append(CapUsage(rule, taken, rule.limit_for(who.level)))
+    return Eligibility(answers, rooms)

@@ -51,12 +51,8 @@ def load_samples(*, send: bool = False) -> int:
         for place, (user_id, name) in enumerate(zip(USER_IDS, NAMES, strict=True))
     ]
     change_customers(people, actor=SOURCE)
-    receipts = record_events(list(_make_events(datetime.now(UTC))))
-    return sum(len(each.task_ids) for each in receipts if not each.duplicate)
-
-
-def _make_events(now: datetime) -> list[NewEvent]:
-    return [
+    now = datetime.now(UTC)
+    events = [
         NewEvent(
             SOURCE, f"{user_id}-{kind}", kind, user_id, occurred_at=now - timedelta(hours=hours, minutes=7 * place),
             data={"order_no": f"SAMPLE-{place:04}", "amount": 99 + place},
@@ -65,6 +61,8 @@ def _make_events(now: datetime) -> list[NewEvent]:
         for kind, hours in EVENTS
         if (place + hours) % 3
     ]  # fmt: skip
+    receipts = record_events(events)
+    return sum(len(each.task_ids) for each in receipts if not each.duplicate)
 
 
 def remove_samples() -> dict[str, int]:

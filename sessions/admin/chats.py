@@ -189,6 +189,12 @@ def render_chat_page(pages: OpsAdmin, request: HttpRequest, template: str, title
 def _chat_row(found: SessionSnapshot) -> ChatRow:
     words, tone = STATES[found.state]
     left = describe_duration(max(found.deadline - found.now, timedelta(0))) if found.deadline else "–"
+    last = "–"
+    times = [(at, side) for at, side in ((found.last_user_at, "customer"), (found.last_agent_at, "agent")) if at]
+    if times:
+        at, side = max(times)
+        span = describe_duration(max(found.now - at, SECOND))
+        last = _("%(side)s, %(span)s ago") % {"side": SIDES[side], "span": span}
     return ChatRow(
         session_id=found.session_id,
         link=build_chat_link(found.session_id),
@@ -198,21 +204,13 @@ def _chat_row(found: SessionSnapshot) -> ChatRow:
         tags=", ".join(found.tags),
         policy=found.policy.key,
         deadline=left,
-        last=_last_activity(found),
+        last=last,
         why=str(WHY[found.why]),
     )
 
 
 def build_chat_link(session_id: str) -> str:
     return f"{reverse('admin:chat_sessions_chat')}?{urlencode({'session': session_id})}"
-
-
-def _last_activity(found: SessionSnapshot) -> str:
-    times = [(at, side) for at, side in ((found.last_user_at, "customer"), (found.last_agent_at, "agent")) if at]
-    if not times:
-        return "–"
-    at, side = max(times)
-    return _("%(side)s, %(span)s ago") % {"side": SIDES[side], "span": describe_duration(max(found.now - at, SECOND))}
 
 
 def _message_moments(session_id: str) -> list[ChatMoment]:
@@ -240,12 +238,16 @@ def _silence_moments(found: SessionSnapshot) -> list[ChatMoment]:
             event_id__startswith=f"{found.session_id}:",
         ).order_by("-occurred_at")[:MOST_SILENCES]
     )
-    return [_silence_moment(each) for each in events] + _touch_moments(events)
-
-
-def _silence_moment(event: Event) -> ChatMoment:
-    link = reverse("admin:scheduling_event_change", args=[event.pk])
-    return ChatMoment(event.occurred_at, name_silence(event), name_silence_policy(event), link)
+    silences = [
+        ChatMoment(
+            each.occurred_at,
+            name_silence(each),
+            name_silence_policy(each),
+            reverse("admin:scheduling_event_change", args=[each.pk]),
+        )
+        for each in events
+    ]
+    return silences + _touch_moments(events)
 
 
 def name_silence(event: Event) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -72,7 +73,10 @@ def live_chats_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
     """Render the overview. Requires the view permission for silence policies."""
     if not pages.has_view_or_change_permission(request):
         raise PermissionDenied
-    found, tallies = _read_overview(), count_within(nudge_stats.recent_tallies)
+    found: Overview | None = None
+    with suppress(StoreUnavailable):
+        found = stats.read_overview(sessions.live_store())
+    tallies = count_within(nudge_stats.recent_tallies)
     title = _("Live overview")
     chats = [
         _build_figure(_("Live chats"), _format_count(found.live) if found else None),
@@ -90,13 +94,6 @@ def live_chats_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
     )  # fmt: skip
     answer["Cache-Control"] = "no-store"
     return answer
-
-
-def _read_overview() -> Overview | None:
-    try:
-        return stats.read_overview(sessions.live_store())
-    except StoreUnavailable:
-        return None
 
 
 def _read_pauses() -> dict[str, list[int]]:

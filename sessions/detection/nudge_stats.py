@@ -93,19 +93,15 @@ def _read_signals(store: Store, before: dict[str, str]) -> list[NudgeSignal]:
         ]
     )  # fmt: skip
     until = seconds * 1000 + micros // 1000 - SETTLED // timedelta(milliseconds=1)
-    return [
-        _parse_signal(
-            shard, decode_text(name), {decode_text(field): decode_text(value) for field, value in fields.items()}
-        )
-        for shard, entries in enumerate(found)
-        for name, fields in entries
-        if int(decode_text(name).partition("-")[0]) <= until
-    ]
-
-
-def _parse_signal(shard: int, name: str, fields: dict[str, str]) -> NudgeSignal:
-    typed = int(fields["f"]) if fields["f"] else None
-    return NudgeSignal(shard, name, fields["e"], fields["k"], int(fields["d"]), typed)
+    signs = []
+    for shard, entries in enumerate(found):
+        for name, fields in entries:
+            entry = decode_text(name)
+            if int(entry.partition("-")[0]) <= until:
+                words = {decode_text(field): decode_text(value) for field, value in fields.items()}
+                typed = int(words["f"]) if words["f"] else None
+                signs.append(NudgeSignal(shard, entry, words["e"], words["k"], int(words["d"]), typed))
+    return signs
 
 
 def _count_sent(mark: NudgeMark) -> None:

@@ -86,11 +86,9 @@ class SessionPresence:
 def _block_reason(question: PresenceQuestion, is_current: bool | None, now: datetime) -> str:
     if is_current is None:
         return UNKNOWN
-    return _stale_reason(question, now) if is_current else "answered"
-
-
-def _stale_reason(question: PresenceQuestion, now: datetime) -> str:
-    """Return `stale` for a late guide message. A customer without an answer waits however late it is."""
+    if not is_current:
+        return "answered"
+    # A customer without an answer waits however late it is.
     return "stale" if question.event_type == SILENT and now > _latest_send_time(question) else ""
 
 

@@ -200,19 +200,15 @@ def rearm(shard: int, batch: Sequence[str], session_ids: Sequence[str], spread: 
 
 
 def confirm(silences: Sequence[Silence]) -> list[Call]:
+    names = (client.DUE, client.INFLIGHT, client.POLICIES, client.COUNTS, client.IDLE)
     return [
         (
             client.CONFIRM,
-            [*_confirm_keys(shard), *_session_keys(shard, group)],
+            [*(each[shard] for each in names), *_session_keys(shard, group)],
             [to_milliseconds(SESSION_LIFETIME), *_flatten(group)],
         )
         for shard, group in _grouped(silences)
     ]
-
-
-def _confirm_keys(shard: int) -> list[str]:
-    names = (client.DUE, client.INFLIGHT, client.POLICIES, client.COUNTS, client.IDLE)
-    return [each[shard] for each in names]
 
 
 def release(silences: Sequence[Silence]) -> list[Call]:

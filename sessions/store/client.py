@@ -80,11 +80,8 @@ class ClusterClient:
     def primaries(self) -> dict[str, redis.Redis]:
         """Return the clients of the nodes that take writes, by host and port."""
         self._refresh("")
-        return {node.name: self.cluster.get_redis_connection(node) for node in self._list_primaries()}
-
-    def _list_primaries(self) -> list[ClusterNode]:
-        found: list[ClusterNode] = self.cluster.nodes_manager.get_nodes_by_server_type("primary")
-        return found
+        nodes: list[ClusterNode] = self.cluster.nodes_manager.get_nodes_by_server_type("primary")
+        return {node.name: self.cluster.get_redis_connection(node) for node in nodes}
 
     def close(self) -> None:
         with self._lock:

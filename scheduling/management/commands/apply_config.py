@@ -79,21 +79,17 @@ def format_plan(planned: apply.ChangePlan, impact: Iterable[Impact], of_rules: I
         yield f"  {SIGNS[change.verb]} {change.label}{remark}"
         for each in change.differences:
             yield f"      {each.path}: {format_config_value(each.before)} → {format_config_value(each.after)}"
-    yield from _format_impact(impact)
+    for node in impact:
+        text = f"node {node.node} ({node.verb}): {format_count(node.waiting, 'waiting touch')}"
+        if node.moved is not None:
+            text += f"; with --move-waiting {node.moved.touches} would move, {node.moved.overdue} of them overdue then"
+        if node.failing is not None:
+            text += f"; {node.failing.failing} of {node.failing.judged} would not meet the condition now"
+        yield text
     for rule in of_rules:
         yield f"{rule.rule} ({rule.verb}): {rule.waiting} {rule.noun[rule.waiting != 1]}"
     for note in planned.notes:
         yield f"note: {note}"
-
-
-def _format_impact(impact: Iterable[Impact]) -> Iterator[str]:
-    for each in impact:
-        text = f"node {each.node} ({each.verb}): {format_count(each.waiting, 'waiting touch')}"
-        if each.moved is not None:
-            text += f"; with --move-waiting {each.moved.touches} would move, {each.moved.overdue} of them overdue then"
-        if each.failing is not None:
-            text += f"; {each.failing.failing} of {each.failing.judged} would not meet the condition now"
-        yield text
 
 
 def format_moved_touches(result: MoveCounts) -> str:
