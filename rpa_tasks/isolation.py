@@ -211,8 +211,12 @@ def delete_directory(folder: Path, within: float = DELETE_TIMEOUT) -> bool:
     Returns whether it is gone; the next call deletes the rest. A command chose the names, modes and depth. `rm` follows
     no link and has no depth limit, unlike `shutil.rmtree`.
     """
-    if _delete_untouched(folder):
-        return True
+    # The directory of a run that wrote nothing there needs no process, which would cost 3 ms.
+    with suppress(OSError):
+        if not folder.is_symlink():
+            (folder / "tmp").rmdir()
+            folder.rmdir()
+            return True
     ends_at = time.monotonic() + within
     steps = [["rm", "-rf", "--one-file-system"], ["chmod", "-R", "u+rwx"], ["rm", "-rf", "--one-file-system"]]
     for words in steps[:1] if folder.is_symlink() else steps:  # chmod would follow the link
@@ -228,16 +232,6 @@ def delete_directory(folder: Path, within: float = DELETE_TIMEOUT) -> bool:
         log.warning("directory_left", folder=str(folder))
         return False
     return True
-
-
-def _delete_untouched(folder: Path) -> bool:
-    """Delete the directory of a run that wrote nothing there. It needs no process, which would cost 3 ms."""
-    with suppress(OSError):
-        if not folder.is_symlink():
-            (folder / "tmp").rmdir()
-            folder.rmdir()
-            return True
-    return False
 
 
 def owner() -> int:

@@ -77,7 +77,8 @@ def observe_wait(task: Any, **_: Any) -> None:
     metrics.taken.labels(queue).inc()
     published_at = (request.headers or {}).get("published_at")
     if isinstance(published_at, int | float):
-        ready_at = max(published_at, _timestamp_of(request.eta))
+        due_at = datetime.fromisoformat(request.eta).timestamp() if isinstance(request.eta, str) else 0.0
+        ready_at = max(published_at, due_at)
         metrics.queue_wait.labels(task.name, queue).observe(max(0.0, time.time() - ready_at))
     request.measured_from = time.monotonic()
 
@@ -108,10 +109,6 @@ def count_failure(sender: Any, exception: Any = None, **_: Any) -> None:
 @metrics.never_raises
 def count_retry(sender: Any, **_: Any) -> None:
     metrics.retried.labels(sender.name).inc()
-
-
-def _timestamp_of(eta: Any) -> float:
-    return datetime.fromisoformat(eta).timestamp() if isinstance(eta, str) else 0.0
 
 
 log = structlog.get_logger(__name__)

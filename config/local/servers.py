@@ -93,7 +93,11 @@ class Account:
         # The folders on the way to these paths, with and without links.
         above = [folder for path in paths for folder in (*path.absolute().parents, *path.resolve().parents)]
         if closed := next((folder for folder in above if not self._may_traverse(folder)), None):
-            right = next((name for name, bit in TRAVERSAL_CAPABILITIES if _holds(bit)), None)
+            # The capabilities that this process has and can pass on.
+            status = Path("/proc/self/status").read_text().splitlines()
+            (line,) = (line for line in status if line.startswith("CapPrm:"))
+            permitted = int(line.split()[1], 16)
+            right = next((name for name, bit in TRAVERSAL_CAPABILITIES if permitted >> bit & 1), None)
             if right is None:
                 raise EmbeddedServerError(
                     f"the account {UNPRIVILEGED_ACCOUNT!r} cannot enter {closed}; open it (chmod o+x), {REMEDY}"
@@ -119,12 +123,6 @@ def server_account() -> Account:
             f"the embedded servers cannot run as root, and there is no account {UNPRIVILEGED_ACCOUNT!r}; {REMEDY}"
         ) from None
     return Account(lent.pw_uid, lent.pw_gid)
-
-
-def _holds(bit: int) -> bool:
-    """Return whether this process has the capability and can pass it on."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapPrm:"))
-    return bool(int(line.split()[1], 16) >> bit & 1)
 
 
 RETRY_FOR = 15.0  # seconds; children, lock file and shared memory of a killed server are gone earlier

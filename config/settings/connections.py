@@ -66,7 +66,14 @@ def build_broker(url: str) -> tuple[str, dict[str, Any] | bool]:
     """
     if is_rabbitmq(url):
         address, options = parse_amqp(url)
-        return address, _amqp_tls(options) if options else False
+        if not options:
+            return address, False
+        return address, {
+            "cert_reqs": ssl.CERT_REQUIRED if options["ssl_cert_reqs"] == "required" else ssl.CERT_NONE,
+            # None: py-amqp demands the name of the address in the certificate.
+            **({"server_hostname": None} if options["ssl_check_hostname"] else {}),
+            **{theirs: options[ours] for ours, theirs in AMQP_NAMES.items() if ours in options},
+        }
     redis = parse_redis(url)
     words = [quote(redis.options.get(name, ""), safe="") for name in ("username", "password")]
     login, database = f"{':'.join(words)}@" if any(words) else "", redis.options["db"]
@@ -75,15 +82,6 @@ def build_broker(url: str) -> tuple[str, dict[str, Any] | bool]:
     tls = {name: value for name, value in redis.options.items() if name.startswith("ssl_")}
     hosts = [f"{redis.scheme}://{login}{quote(host, safe='')}:{port}/{database}" for host, port in redis.hosts]
     return ";".join(hosts), tls or False
-
-
-def _amqp_tls(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of py-amqp. `server_hostname: None` demands the name of the address in the certificate."""
-    return {
-        "cert_reqs": ssl.CERT_REQUIRED if options["ssl_cert_reqs"] == "required" else ssl.CERT_NONE,
-        **({"server_hostname": None} if options["ssl_check_hostname"] else {}),
-        **{theirs: options[ours] for ours, theirs in AMQP_NAMES.items() if ours in options},
-    }
 
 
 #: Timeouts in seconds, so that one lost connection does not delay later messages.

@@ -32,6 +32,8 @@ def login_page(problem: str = "") -> str:
 
 def orders_page(shop: MarketShop, shown: Sequence[MarketOrder], *, page: int, pages: int) -> str:
     rows = "".join(_order_row(order) for order in shown)
+    newer = f'<a rel="prev" href="/orders?page={page - 1}">Newer</a>' if page > 1 else "<span></span>"
+    older = f'<a rel="next" href="/orders?page={page + 1}">Older</a>' if page < pages else "<span></span>"
     return _render_page(
         "Orders",
         f"""
@@ -45,7 +47,7 @@ def orders_page(shop: MarketShop, shown: Sequence[MarketOrder], *, page: int, pa
               <tbody>{rows}</tbody>
             </table>
           </div>
-          {_pager(page, pages)}
+          <nav class="pager">{newer}<span class="quiet">Page {page} of {pages}</span>{older}</nav>
         </main>
         """,
         shop,
@@ -109,12 +111,6 @@ def _message_item(message: Message) -> str:
       <h2>{escape(message.buyer)} <span class="quiet">{escape(message.user_id)}</span></h2>
       <p>{escape(message.text)}</p>{answers_html if message.replies else form}
     </article>"""
-
-
-def _pager(page: int, pages: int) -> str:
-    newer = f'<a rel="prev" href="/orders?page={page - 1}">Newer</a>' if page > 1 else "<span></span>"
-    older = f'<a rel="next" href="/orders?page={page + 1}">Older</a>' if page < pages else "<span></span>"
-    return f'<nav class="pager">{newer}<span class="quiet">Page {page} of {pages}</span>{older}</nav>'
 
 
 def _notice_page(title: str, text: str, shop: MarketShop | None = None, *, kind: str = "notice") -> str:

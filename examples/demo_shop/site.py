@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
 
 from examples.demo_shop import pages
-from examples.demo_shop.market import Market, MarketShop, Message
+from examples.demo_shop.market import Market, MarketShop
 
 HOST = "127.0.0.1"
 FORM_LIMIT = 65_536
@@ -111,7 +111,9 @@ def _show_messages(market: Market, shop: MarketShop, request: SiteRequest) -> Si
 
 def _handle_reply(market: Market, shop: MarketShop, request: SiteRequest) -> SiteResponse:
     """Store a reply. Idempotent: a token is accepted once."""
-    message = _find_message(shop, request)
+    message = shop.messages.get(request.fields.get("message", ""))
+    if message is None:
+        raise InvalidRequest("There is no such message.")
     text = request.fields.get("text", "").strip()
     if not 0 < len(text) <= TEXT_LIMIT:
         raise InvalidRequest(f"An answer has 1 to {TEXT_LIMIT} characters.")
@@ -162,12 +164,6 @@ def _find_shop(market: Market, request: SiteRequest) -> MarketShop:
     if not SHOP_ID.fullmatch(shop_id):
         raise InvalidRequest("The parameter shop is missing: ?shop=s1")
     return market.shop(shop_id)
-
-
-def _find_message(shop: MarketShop, request: SiteRequest) -> Message:
-    if (message := shop.messages.get(request.fields.get("message", ""))) is None:
-        raise InvalidRequest("There is no such message.")
-    return message
 
 
 def _parse_number(request: SiteRequest, name: str, otherwise: float) -> float:

@@ -74,16 +74,15 @@ class ExitCodesField(TextLikeField):
         return ", ".join(f"{name}={' '.join(map(str, codes))}" for name, codes in value.items())
 
     def to_python(self, value: Any) -> Any:
-        return {name: _parse_codes(codes) for name, codes in split_pairs(super().to_python(value) or "")}
-
-
-def _parse_codes(text: str) -> list[int]:
-    try:
-        return [int(each) for each in text.split()]
-    except ValueError:
-        raise ValidationError(
-            gettext("“%(given)s” must be numbers with spaces between them") % {"given": text}
-        ) from None
+        found: dict[str, list[int]] = {}
+        for name, codes in split_pairs(super().to_python(value) or ""):
+            try:
+                found[name] = [int(each) for each in codes.split()]
+            except ValueError:
+                raise ValidationError(
+                    gettext("“%(given)s” must be numbers with spaces between them") % {"given": codes}
+                ) from None
+        return found
 
 
 class VariablesField(TextLikeField):

@@ -561,7 +561,12 @@ class JobAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
     def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
         chosen = list(queryset.filter(state__in=UNFINISHED).values_list("pk", flat=True)[:CANCELLED_AT_ONCE])
         digests = digest_jobs(chosen)
-        found = {pk: self._cancel(request, pk) for pk in chosen}
+        found: dict[UUID, str] = {}
+        for pk in chosen:
+            try:
+                found[pk] = publish.request_cancel(pk, by=request.user.get_username())
+            except AftertouchError:
+                found[pk] = ""
         outcomes = list(found.values())
         done = len(outcomes) - outcomes.count("")
         words = ngettext("%(count)s job was cancelled.", "%(count)s jobs were cancelled.", done)
@@ -592,12 +597,6 @@ class JobAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
                          "seconds later; completed work stays."),
             act=act, refused=gettext("The job has already ended."),
         )  # fmt: skip
-
-    def _cancel(self, request: HttpRequest, pk: UUID) -> str:
-        try:
-            return publish.request_cancel(pk, by=request.user.get_username())
-        except AftertouchError:
-            return ""
 
     @row_action(permission=RUN_JOBS)
     def again(self, request: HttpRequest, row: Job) -> Confirmation:

@@ -102,11 +102,15 @@ def confirm_run_again(jobs_admin: Any, request: HttpRequest, row: Job) -> Confir
     if settles:
         text = _("A new job for the same shop and task type, in place of the failed one. It settles the failed task.")
     shown = [] if "payload" in form.fields else [json.dumps(redact(row.payload), ensure_ascii=False)]
-    return Confirmation(
-        title=_("Run again"), form=form, text=text, act=act,
-        facts=[f"{row.shop} · {row.flow.task_type}", *shown],
-        warning=_repeat_warning(row, left_open=failed is not None and not settles),
-    )  # fmt: skip
+    facts = [f"{row.shop} · {row.flow.task_type}", *shown]
+    warning = ""
+    if failed is not None and not settles:
+        warning = _(
+            "Its failed task stays open: “Retry” there runs it again as well and settles it, with the same key."
+        )
+    elif not row.flow.idempotent:
+        warning = _("This flow is not marked as idempotent: what the first run did may be done a second time.")
+    return Confirmation(title=_("Run again"), form=form, text=text, act=act, facts=facts, warning=warning)
 
 
 def _retry_failed_job(request: HttpRequest, failed: FailedTask, given: dict[str, Any]) -> UUID:
@@ -123,14 +127,6 @@ def _retry_failed_job(request: HttpRequest, failed: FailedTask, given: dict[str,
     )
     messages.success(request, _("The job was published. Its failed task is settled."))
     return task_id
-
-
-def _repeat_warning(row: Job, *, left_open: bool) -> str:
-    if left_open:
-        return _("Its failed task stays open: “Retry” there runs it again as well and settles it, with the same key.")
-    if not row.flow.idempotent:
-        return _("This flow is not marked as idempotent: what the first run did may be done a second time.")
-    return ""
 
 
 def refusal_reasons(error: InvalidInput | BacklogFull | Conflict) -> list[str]:
@@ -328,7 +324,14 @@ class ScheduleForm(forms.Form):
                 place = each.field.partition(".")[0]
                 self.add_error(place if place in self.fields else None, translate_error(each.message))
             return given
-        given["name"] = given["name"] or self._usual_name()
+        if not given["name"]:
+            words = (
+                _("%(flow)s: %(count)s shops, every %(minutes)s min")
+                if given["shops"]
+                else _("%(flow)s: all shops, every %(minutes)s min")
+            )
+            count = len(given["shops"])
+            given["name"] = words % {"flow": given["flow"].name, "count": count, "minutes": given["every"]}
         if PeriodicTask.objects.filter(name=given["name"]).exclude(pk=self.row.pk if self.row else None).exists():
             self.add_error("name", _("There is a schedule of this name already."))
         return given
@@ -341,15 +344,6 @@ class ScheduleForm(forms.Form):
             "shops": given["shops"] or ALL_SHOPS, "priority": given["priority"], "payload": given["payload"],
             "spread_seconds": given["spread"] * 60,
         } | ({"due_seconds": given["due"] * 60} if given["due"] else {})  # fmt: skip
-
-    def _usual_name(self) -> str:
-        given = self.cleaned_data
-        words = (
-            _("%(flow)s: %(count)s shops, every %(minutes)s min")
-            if given["shops"]
-            else (_("%(flow)s: all shops, every %(minutes)s min"))
-        )
-        return words % {"flow": given["flow"].name, "count": len(given["shops"]), "minutes": given["every"]}
 
     def store(self) -> PeriodicTask:
         given = self.cleaned_data

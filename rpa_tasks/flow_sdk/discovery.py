@@ -66,14 +66,13 @@ def list_flows() -> list[tuple[str, str, Path]]:
     found: dict[str, tuple[str, str, Path]] = {}
     for folder in flow_directories():
         for path in sorted(folder.glob("*.py")):
-            if FLOW_NAME.fullmatch(path.stem) and path.stem not in found:
-                found[path.stem] = (path.stem, _first_line_of(path), path)
+            if not FLOW_NAME.fullmatch(path.stem) or path.stem in found:
+                continue
+            try:
+                text = ast.get_docstring(ast.parse(path.read_bytes())) or ""
+            except (SyntaxError, ValueError) as error:
+                first_line = f"(cannot be read: {error})"
+            else:
+                first_line = text.partition("\n")[0]
+            found[path.stem] = (path.stem, first_line, path)
     return sorted(found.values())
-
-
-def _first_line_of(path: Path) -> str:
-    try:
-        text = ast.get_docstring(ast.parse(path.read_bytes()))
-    except (SyntaxError, ValueError) as error:
-        return f"(cannot be read: {error})"
-    return (text or "").partition("\n")[0]

@@ -415,13 +415,12 @@ class Stop:
         if code is None:
             # The effect took place and was reported: a later signal does not change that.
             code = 0 if self._wire.result_sent else EXIT_CODES[signal.Signals(number)]
-            os.write(2, self._last_message(number).encode())
+            if number == signal.SIGALRM:
+                message = "The flow's time is over.\n"
+            else:
+                message = f"The flow was stopped by {signal.Signals(number).name}.\n"
+            os.write(2, message.encode())
             # At the timeout the page shows what it was waiting for, and stays open as evidence.
             if time.monotonic() < self._timeout_at - TIMEOUT_TOLERANCE:
                 self._tab.close_from_outside()
         os._exit(code)
-
-    def _last_message(self, number: int) -> str:
-        if number == signal.SIGALRM:
-            return "The flow's time is over.\n"
-        return f"The flow was stopped by {signal.Signals(number).name}.\n"

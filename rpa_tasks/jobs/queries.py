@@ -115,13 +115,9 @@ def shops_page(*, platform: str = "", login: str = "", after: int = 0, limit: in
 def shop_states(shops: QuerySet[Shop]) -> list[ShopState]:
     """Return the state of each shop. Uses two queries for any number of shops."""
     rows = list(shops.select_related("platform__breaker", "lane").annotate(checked=is_being_checked()))
-    waiting = _count_waiting(rows)
+    jobs = Job.objects.filter(shop__in=[row.pk for row in rows], state__in=WAITING, paused_by="")
+    waiting: Counter[int] = Counter(dict(jobs.values_list("shop_id").annotate(Count("pk")).order_by()))
     return [_shop_state(row, waiting[row.pk]) for row in rows]
-
-
-def _count_waiting(rows: Sequence[Shop]) -> Counter[int]:
-    counted = Job.objects.filter(shop__in=[row.pk for row in rows], state__in=WAITING, paused_by="")
-    return Counter(dict(counted.values_list("shop_id").annotate(Count("pk")).order_by()))
 
 
 def _shop_state(shop: Shop, waiting: int) -> ShopState:

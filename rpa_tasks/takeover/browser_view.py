@@ -111,7 +111,11 @@ class BrowserView:
             case "Page.loadEventFired":
                 self.refresh_tabs()
             case "Page.screencastFrame" if session == self._session:
-                self._note_picture(params)
+                page = params["metadata"]
+                self._unacknowledged.append(params["sessionId"])
+                self.on_picture(
+                    Picture(base64.b64decode(params["data"]), int(page["deviceWidth"]), int(page["deviceHeight"]))
+                )
             case "Page.javascriptDialogOpening" if session == self._session:
                 kind = str(params["type"])
                 self.dialog = {
@@ -148,11 +152,6 @@ class BrowserView:
             if self.tabs:
                 self.show(next(reversed(self.tabs)))
         self.on_change()
-
-    def _note_picture(self, params: dict[str, Any]) -> None:
-        page = params["metadata"]
-        self._unacknowledged.append(params["sessionId"])
-        self.on_picture(Picture(base64.b64decode(params["data"]), int(page["deviceWidth"]), int(page["deviceHeight"])))
 
     def refresh_tabs(self) -> None:
         """Read titles and addresses again: the browser reports no change of a title."""
