@@ -140,7 +140,7 @@ class PublicResolver(AbstractResolver):
         """Return the usable addresses.
 
         Raises:
-            Refused: the host has addresses, and none may be used.
+            DestinationRefused: the host has addresses, and none may be used.
             OSError: the host has no address.
         """
         found = await asyncio.get_running_loop().run_in_executor(self._threads, self._lookup, host, port)
@@ -217,7 +217,7 @@ class Transport:
         transport, if it has one.
 
         Raises:
-            Refused: the URL, the proxy or their addresses are not allowed.
+            DestinationRefused: the URL, the proxy or their addresses are not allowed.
             NotSent: no byte of the request was written, or the proxy asked for a password instead of passing it on.
             NoAnswer: the request may have been written, and no response came.
         """
@@ -290,7 +290,7 @@ class Transport:
         """Return the URL with each checked address of its host, or unchanged if any address is allowed.
 
         Raises:
-            Refused: the host has addresses, and none may be used.
+            DestinationRefused: the host has addresses, and none may be used.
             NotSent: the host has no address.
         """
         if self._private.open(url):

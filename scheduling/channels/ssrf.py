@@ -117,7 +117,7 @@ class PrivateHosts:
         """Return the addresses of `host` that a connection may use.
 
         Raises:
-            Refused: the host has addresses, and none may be used.
+            DestinationRefused: the host has addresses, and none may be used.
         """
         found = list(dict.fromkeys(addresses))
         opened = self.name(host.removesuffix(".").lower(), port)
@@ -158,7 +158,7 @@ def check_url(url: str, private: PrivateHosts) -> URL:
     spellings of addresses (`2130706433`, `0x7f.1`, `0177.0.0.1`), literal addresses that are not public, localhost.
 
     Raises:
-        Refused: with the code "bad_url", "scheme" or "private_address".
+        DestinationRefused: with the code "bad_url", "scheme" or "private_address".
     """
     parsed = _parse_url(url)
     _checked_host(parsed)
@@ -219,7 +219,7 @@ def check_proxy(text: str, private: PrivateHosts) -> Proxy:
     """Return the proxy of a channel. Its name is checked when it is resolved.
 
     Raises:
-        Refused: with the code "bad_url" or "private_address".
+        DestinationRefused: with the code "bad_url" or "private_address".
     """
     try:
         proxy = parse_proxy(text)
@@ -251,7 +251,7 @@ def _checked_host(parsed: URL) -> str:
     """Return the host in lower case without the root dot.
 
     Raises:
-        Refused: it is neither a valid name nor a plain address.
+        DestinationRefused: it is neither a valid name nor a plain address.
     """
     raw = (parsed.raw_host or "").lower()
     host = raw.removesuffix(".")

@@ -78,7 +78,7 @@ def parse_frame(text: str | None, role: str) -> Incoming:
     """Parse a frame.
 
     Raises:
-        Refused: the connection must close.
+        FrameRefused: the connection must close.
         InvalidInput: the frame is invalid; the connection continues.
     """
     if text is None:

@@ -73,7 +73,7 @@ async def event_from_frame(given: Mapping[str, Any], admission: Admission) -> Ne
 
     Raises:
         InvalidInput: the event exceeds the rights of the token.
-        DatabaseUnavailable, Overloaded: the registered types cannot be read.
+        DatabaseUnavailable, BatcherOverloaded: the registered types cannot be read.
     """
     loop = asyncio.get_running_loop()
     if loop not in _type_batchers:
