@@ -143,11 +143,13 @@ def tail_of(log: Path, count: int) -> list[str]:
 
 
 def wait_until(happened: Callable[[], bool], seconds: float, pause: float = 0.05) -> bool:
+    """Return whether it happened within `seconds`. Pauses grow to half a second: asking takes the processor too."""
     deadline = time.monotonic() + seconds
     while not happened():
         if time.monotonic() >= deadline:
             return False
         time.sleep(pause)
+        pause = min(1.1 * pause, max(pause, 0.5))
     return True
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from config.local.processes import select_port, wait_until
 from config.local.stack import PROGRAMS
 from tests.faults.workers import Program
+from tests.support.waiting import WAIT_LIMIT
 
 UNITS = ("web", "core", "ticks", "long", "execution", "beat")
-WITHIN = 180.0
 
 
 @dataclass
@@ -49,16 +49,16 @@ class Machine:
             self.programs[name] = self._run(name)
         for name in names:
             if name == "web":
-                assert wait_until(self._answers, WITHIN, pause=0.2), self.programs[name].log
+                assert wait_until(self._answers, WAIT_LIMIT, pause=0.2), self.programs[name].log
             elif name != "beat":
-                self.programs[name].await_log(" ready.", WITHIN)
+                self.programs[name].await_log(" ready.", WAIT_LIMIT)
 
     def stop(self, *names: str) -> None:
         """Stop like systemd: SIGTERM to the main process, which ends its children."""
         for name in names:
             os.kill(self.programs[name].pid, signal.SIGTERM)
         for name in names:
-            self.programs[name].await_exit(WITHIN)
+            self.programs[name].await_exit(WAIT_LIMIT)
             del self.programs[name]
 
     def end(self) -> None:

@@ -21,8 +21,8 @@ import yaml
 
 from config.environment import ROOT
 from config.local.processes import select_port, wait_until
+from tests.support.waiting import WAIT_LIMIT
 
-WITHIN = 180
 TOKENS = ("POSTGRES_PASSWORD", "REDIS_PASSWORD")
 PRIVATE = "10.0.0.0/8,172.16.0.0/12,192.168.0.0/16"  #: where Docker's networks lie
 FIGURES = """
@@ -90,7 +90,7 @@ class Composed:
         }
         (self.folder / "deploy" / "trial.yaml").write_text(json.dumps({"services": trial}))
 
-    def __call__(self, *words: str, within: float = WITHIN) -> str:
+    def __call__(self, *words: str, within: float = WAIT_LIMIT) -> str:
         command = ["docker", "compose", "-p", self.name, "-f", "compose.yaml", "-f", "trial.yaml", *words]
         done = subprocess.run(
             command, cwd=self.folder / "deploy", env=self.env, capture_output=True, text=True, timeout=within
@@ -123,7 +123,7 @@ def composed(tmp_path: Path) -> Iterator[Composed]:
     composed = Composed(tmp_path)
     try:
         composed("build", within=1800)
-        composed("up", "-d", within=2 * WITHIN)
+        composed("up", "-d", within=2 * WAIT_LIMIT)
         yield composed
     finally:
         composed("down", "-v", "--rmi", "local", "--timeout", "20")
@@ -132,14 +132,14 @@ def composed(tmp_path: Path) -> Iterator[Composed]:
 @pytest.mark.campaign
 def test_compose_services_deliver_touch_and_run_job(composed: Composed) -> None:
     everything = {*composed("config", "--services").split()} - {"migrate"}
-    assert wait_until(lambda: composed.running() == everything, WITHIN), composed("ps", "-a")
+    assert wait_until(lambda: composed.running() == everything, WAIT_LIMIT), composed("ps", "-a")
 
     (composed.folder / "configuration.yaml").write_text(json.dumps(CONFIG))
     composed("cp", "../configuration.yaml", "core:/var/lib/aftertouch/configuration.yaml")
     composed.manage("apply_config", "/var/lib/aftertouch/configuration.yaml")
     scopes = ("--scope", "events", "--scope", "touches", "--scope", "rpa")
     composed.key = composed.manage("create_api_key", "trial", *scopes).split()[-1]
-    assert wait_until(lambda: composed.call("health/ready"), WITHIN)
+    assert wait_until(lambda: composed.call("health/ready"), WAIT_LIMIT)
     _deliver(composed)
     _synchronise(composed)
     for service in ("web", "core", "ticks", "long", "execution", "beat", "watcher"):
@@ -164,5 +164,5 @@ def _synchronise(composed: Composed) -> None:
 
 
 def _await_state(look: Callable[[], Any], state: str, composed: Composed, service: str) -> None:
-    ended = wait_until(lambda: look()["state"] == state, WITHIN, 1)
+    ended = wait_until(lambda: look()["state"] == state, WAIT_LIMIT, 1)
     assert ended, f"{look()} {composed('logs', '--no-color', service)[-3000:]}"

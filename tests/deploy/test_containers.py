@@ -18,9 +18,10 @@ import yaml
 
 from config.environment import ROOT, Environment
 from config.local.processes import command_line_of, is_alive, select_port, wait_until
-from tests.deploy.test_scraping import WAIT_LIMIT, has_series
+from tests.deploy.test_scraping import has_series
 from tests.faults.brokers import Server
 from tests.support.tables import each_row
+from tests.support.waiting import WAIT_LIMIT
 
 DEPLOY = ROOT / "deploy"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())

@@ -25,8 +25,8 @@ from config.local.processes import select_port, wait_until
 from tests.deploy.pooler import PROGRAM, PgBouncer, run_pgbouncer
 from tests.faults.receiver import SECRET, EffectReceiver
 from tests.faults.workers import celery
+from tests.support.waiting import WAIT_LIMIT
 
-WITHIN = 180
 SERVERS = 3
 FEW = f"default_pool_size = {SERVERS}\nmin_pool_size = {SERVERS}\nserver_round_robin = 1"
 RACING, OTHERS, CAP = 24, 40, 3
@@ -99,11 +99,11 @@ def test_programs_behind_pgbouncer_deliver_once_and_keep_caps(database: str) -> 
             _post_concurrent_events(stack, key)
             _post(stack, key, "rpa/jobs", {"shop_id": "s1", "platform": "pdd", "task_type": "look", "payload": {}})
             _check_deliveries_and_cap(stack, pool, receiver)
-            assert wait_until(lambda: bool(pool.ask(SUCCEEDED)), WITHIN, 0.2), stack.log("execution")[-3000:]
+            assert wait_until(lambda: bool(pool.ask(SUCCEEDED)), WAIT_LIMIT, 0.2), stack.log("execution")[-3000:]
             for path in ("/admin/", "/admin/scheduling/node/add/", "/admin/rpa_tasks/shop/add/", "/health/ready"):
                 _get(stack, path, session)
             overdue = "aftertouch_touches_oldest_overdue_seconds"  # left out of a reading for which time ran out
-            assert wait_until(lambda: overdue in _get(stack, "/metrics", session), WITHIN, 0.5)
+            assert wait_until(lambda: overdue in _get(stack, "/metrics", session), WAIT_LIMIT, 0.5)
             beat.await_log("beat_leads")
             shared = {**stack.environment, "AFTERTOUCH_STATE_DIR": str(stack.state_dir)}
             with celery(shared, "beat", "-s", str(stack.state_dir / "other"), log="misled-beat") as misled:
@@ -167,14 +167,14 @@ def _post_concurrent_events(stack: RunningStack, key: str) -> None:
 def _check_deliveries_and_cap(stack: RunningStack, pool: PgBouncer, receiver: EffectReceiver) -> None:
     """A touch behind three unsettled ones is deferred for a lease; nothing waits for that."""
     wanted = {"delivered": OTHERS + CAP, "planned": OTHERS + RACING, "waiting": 0}
-    assert wait_until(lambda: pool.ask(JUDGED) == [wanted], WITHIN, 0.2), stack.log("core")[-3000:]
+    assert wait_until(lambda: pool.ask(JUDGED) == [wanted], WAIT_LIMIT, 0.2), stack.log("core")[-3000:]
     calls = [each.event.partition("/")[0] for each in receiver.calls]
     assert Counter(calls) == {"ann": CAP, **{f"user-{number}": 1 for number in range(OTHERS)}}
 
 
 def _check_shared_connections(pool: PgBouncer) -> None:
-    assert wait_until(lambda: pool.clients() > 2 * SERVERS, WITHIN, 0.2), pool.clients()
-    assert wait_until(lambda: len(pool.servers()) == SERVERS, WITHIN, 0.2), pool.servers()
+    assert wait_until(lambda: pool.clients() > 2 * SERVERS, WAIT_LIMIT, 0.2), pool.clients()
+    assert wait_until(lambda: len(pool.servers()) == SERVERS, WAIT_LIMIT, 0.2), pool.servers()
     found: dict[int, dict[str, Any]] = {}
     with pool.connection() as one:
 
@@ -184,7 +184,7 @@ def _check_shared_connections(pool: PgBouncer) -> None:
             found[row.pop("pid")] = row
             return found.keys() >= set(pool.servers())
 
-        assert wait_until(met_all, WITHIN, 0.05), found
+        assert wait_until(met_all, WAIT_LIMIT, 0.05), found
     assert found == dict.fromkeys(found, NOTHING)
 
 
@@ -199,7 +199,7 @@ def _check_lock_release(pool: PgBouncer) -> None:
     with pool.connection() as standby:
         with pool.connection() as leader:
             assert [each.execute(take).fetchone() for each in (leader, standby)] == [{"taken": True}, {"taken": False}]
-        assert wait_until(lambda: standby.execute(take).fetchone() == {"taken": True}, WITHIN, 0.1)
+        assert wait_until(lambda: standby.execute(take).fetchone() == {"taken": True}, WAIT_LIMIT, 0.1)
 
 
 def _post(stack: RunningStack, key: str, path: str, body: Any) -> None:
@@ -222,12 +222,12 @@ def _ask(request: urllib.request.Request) -> tuple[str, str]:
 
     def answers() -> bool:
         try:
-            with urllib.request.urlopen(request, timeout=WITHIN) as answer:
+            with urllib.request.urlopen(request, timeout=WAIT_LIMIT) as answer:
                 found.append((answer.url, answer.read().decode()))
         except urllib.error.HTTPError as refusal:
             if refusal.code != 503:
                 raise
         return bool(found)
 
-    assert wait_until(answers, WITHIN, 0.5), "still 503"
+    assert wait_until(answers, WAIT_LIMIT, 0.5), "still 503"
     return found[0]

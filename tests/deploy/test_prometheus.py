@@ -28,8 +28,8 @@ from config.local.isolated import RunningStack, running_stack
 from config.local.processes import select_port, wait_until
 from tests.deploy.test_monitoring import RULES, queries, rules
 from tests.faults.brokers import Server
+from tests.support.waiting import WAIT_LIMIT
 
-WAIT_LIMIT = 180
 FREE = {"cap": "ignore", "dedupe": "ignore", "conversation": "ignore", "quiet_hours": "ignore"}
 MATRIX = {
     "version": 1,

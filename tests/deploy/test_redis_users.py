@@ -28,9 +28,9 @@ from config.local.servers import server_binary
 from scheduling.monitoring.queues import WORKER_REPORTS
 from tests.faults.brokers import KEEPS_MARK, Server
 from tests.faults.workers import celery, worker
+from tests.support.waiting import WAIT_LIMIT
 
 USERS = ROOT / "deploy" / "redis" / "users.acl"
-WAIT_LIMIT = 180
 SECRET = "s3cret"
 CONFIG = {
     "version": 1,

@@ -19,8 +19,8 @@ from config.local.processes import wait_until
 from tests.deploy.test_systemd import Unit, read_example
 from tests.faults.brokers import Server
 from tests.scheduling.api.serving import database_url
+from tests.support.waiting import WAIT_LIMIT
 
-WAIT_LIMIT = 180
 OF_THE_HOUSE = ("aftertouch_touches_oldest_overdue_seconds", 'celery_queue_length{queue_name="touch.high"}')
 PAGE = ROOT / "docs" / "reference" / "metrics.md"
 

@@ -27,6 +27,7 @@ from tests.deploy.previous_version import EarlierVersion, check_out
 from tests.deploy.two_machines import Jobs, TwoMachines, run_two_machines
 from tests.faults.fault_stack import Run, faults
 from tests.support.tables import each_row
+from tests.support.waiting import WAIT_LIMIT
 
 #: Migrations from before the first deployment, and those of other packages today.
 FIRST = {
@@ -183,7 +184,7 @@ def test_migration_of_locked_table_times_out_and_applies_later() -> None:
             cursor.execute("LOCK TABLE scheduling_event IN ROW EXCLUSIVE MODE")
             assert not pool.submit(apply).result(180)
         # Autovacuum may hold the table for longer than the migration waits.
-        assert wait_until(lambda: pool.submit(apply).result(180), 180)
+        assert wait_until(lambda: pool.submit(apply).result(180), WAIT_LIMIT)
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE scheduling_event DROP COLUMN shade")  # fails if it was not added
 

@@ -16,8 +16,7 @@ from config.local.processes import select_port, wait_until
 from scheduling.metrics import versions
 from tests.faults.brokers import Server
 from tests.scheduling.api.serving import database_url
-
-WAIT_LIMIT = 180
+from tests.support.waiting import WAIT_LIMIT
 
 
 @pytest.mark.django_db(transaction=True)

@@ -16,10 +16,11 @@ from typing import Any, Self
 from config.environment import ROOT
 from config.local import servers
 from config.local.isolated import RunningStack, stack_environment
-from tests.deploy.machine import UNITS, WITHIN, Machine
+from tests.deploy.machine import UNITS, Machine
 from tests.faults.fault_stack import FaultStack, Run, configuration
 from tests.faults.load import SLOW_RECEIVERS
 from tests.faults.receiver import EffectReceiver
+from tests.support.waiting import WAIT_LIMIT
 
 ACT = ROOT / "tests" / "rpa_tasks" / "faults" / "logging_command.py"
 SHOPS = 6
@@ -105,7 +106,7 @@ class TwoMachines:
         before = self._done()
         self.target_of(self.old).wait(
             lambda: all(now > then for now, then in zip(self._done(), before, strict=True)),
-            f"both kinds take work, {before}", WITHIN,
+            f"both kinds take work, {before}", WAIT_LIMIT,
         )  # fmt: skip
 
     def _done(self) -> list[int]:

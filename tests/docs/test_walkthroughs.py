@@ -28,7 +28,7 @@ API = (ROOT / "docs/reference/api.md").read_text("utf-8")
 SCALE_OUT = (ROOT / "docs/how-to/scale-out.md").read_text("utf-8")
 OWN_PROGRAM = (ROOT / "docs/how-to/use-your-own-rpa-program.md").read_text("utf-8")
 FLOW = (ROOT / "docs/how-to/write-a-flow.md").read_text("utf-8")
-WAIT_LIMIT = 600.0
+COMMAND_LIMIT = 600.0
 STAYS = ("make run", "gateway.py", "-m examples.demo_shop")  #: blocks that start what stays
 
 pytestmark = pytest.mark.timeout(1200)  # a whole stack starts within the test, and each command starts Python
@@ -67,7 +67,7 @@ class Reader:
         environment = {**self.stack.environment, "HOME": str(self.home)}
         done = subprocess.run(
             ["bash", "-c", "set -eo pipefail\n" + self.here("".join(typed))],
-            cwd=ROOT, env=environment, text=True, timeout=WAIT_LIMIT, check=False,
+            cwd=ROOT, env=environment, text=True, timeout=COMMAND_LIMIT, check=False,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         assert done.returncode == ends_with, f"{done.stdout}\n{self.stack.log('execution')[-3_000:]}"
@@ -112,7 +112,7 @@ def gateway(reader: Reader) -> Iterator[Path]:
         yield printed
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(WAIT_LIMIT)
+        process.wait(COMMAND_LIMIT)
 
 
 def test_capacity_commands_give_the_stated_output(reader: Reader) -> None:
@@ -132,7 +132,7 @@ def test_tutorial_commands_give_the_stated_output(reader: Reader) -> None:
 def test_channel_page_sends_and_records_failed_task(reader: Reader) -> None:
     with gateway(reader) as printed:
         said = reader.type_commands(CHANNEL)
-        assert wait_until(lambda: "13800138001: 【示例】" in printed.read_text("utf-8"), WAIT_LIMIT)
+        assert wait_until(lambda: "13800138001: 【示例】" in printed.read_text("utf-8"), COMMAND_LIMIT)
         assert printed.read_text("utf-8").count("\n13800138001") <= 1
     assert "no such number" in said
 
@@ -193,7 +193,7 @@ def await_end(stack: RunningStack, task_id: str) -> tuple[str, dict[str, Any]]:
             ).fetchall()
             return bool(found)
 
-        assert wait_until(has_ended, WAIT_LIMIT), stack.log("execution")
+        assert wait_until(has_ended, COMMAND_LIMIT), stack.log("execution")
     return found[0]
 
 

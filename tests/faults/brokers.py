@@ -16,11 +16,11 @@ from kombu import Connection
 
 from config.local.processes import select_port, wait_until
 from config.local.servers import server_binary
+from tests.support.waiting import WAIT_LIMIT
 
 MASTER = "aftertouch"
 RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the plain script; the one on PATH becomes another user
 RABBITMQCTL = RABBITMQ.with_name("rabbitmqctl")
-WAIT_LIMIT = 180.0  #: seconds; a machine may stall for a minute
 #: A Valkey that writes its title overwrites its environment, and with it the mark by which `config.local.reaper` finds
 #: what an interrupted run has left.
 KEEPS_MARK = ("--set-proc-title", "no")

@@ -14,7 +14,8 @@ from typing import Any, Self
 from aiohttp import web
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-WAIT_LIMIT = 60.0  #: seconds
+from tests.support.waiting import WAIT_LIMIT
+
 SECRET = "whsec_" + "ZmF1bHRzLW9ubHktc2VjcmV0LW9mLXRoaXJ0eS10d28="
 
 

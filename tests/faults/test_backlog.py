@@ -18,8 +18,9 @@ from scheduling import dispatch
 from scheduling.dispatch import oldest_message_at, publication_headers
 from scheduling.ledger.transitions import AGE_UNKNOWN
 from scheduling.models import Touch
-from tests.faults.brokers import WAIT_LIMIT, RabbitNode, missing_for_rabbitmq
+from tests.faults.brokers import RabbitNode, missing_for_rabbitmq
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.waiting import WAIT_LIMIT
 
 
 def test_oldest_message_at_returns_publication_time(valkey: redis.Redis) -> None:

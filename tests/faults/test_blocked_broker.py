@@ -15,7 +15,8 @@ from kombu import Connection
 from config.local.processes import wait_until
 from scheduling.broker_health import accepts_messages, broker_alarm
 from tests.faults.brokers import RabbitNode, missing_for_rabbitmq, rabbitmq
-from tests.faults.fault_stack import WAIT_LIMIT, FaultStack, Run, run_fault_stack
+from tests.faults.fault_stack import FaultStack, Run, run_fault_stack
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = [
     pytest.mark.rabbitmq,

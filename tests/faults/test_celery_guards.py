@@ -20,8 +20,9 @@ from kombu import Connection, Exchange
 from config.celery.queues import TopicQueues, declared_queues, queue_of_routing_key
 from scheduling.queue_names import CORE_QUEUES, RPA_QUEUES
 from tests.faults.brokers import RabbitNode, RedisServer, missing_for_rabbitmq, redis_server
-from tests.faults.fault_stack import WAIT_LIMIT, FaultStack
+from tests.faults.fault_stack import FaultStack
 from tests.faults.workers import Program, worker
+from tests.support.waiting import WAIT_LIMIT
 
 CORE = ",".join(CORE_QUEUES)
 RPA = ",".join(RPA_QUEUES)

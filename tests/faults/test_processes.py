@@ -13,8 +13,9 @@ import psutil
 
 from config.local.processes import send_signal
 from tests.faults.fault_injection import FAULTS
-from tests.faults.fault_stack import SETTLED_WITHIN, WAIT_LIMIT, FaultStack, Run
+from tests.faults.fault_stack import SETTLED_WITHIN, FaultStack, Run
 from tests.faults.workers import worker
+from tests.support.waiting import WAIT_LIMIT
 
 UnderLoad = Callable[..., AbstractContextManager[Run]]
 HERD = 600  #: touches; six windows

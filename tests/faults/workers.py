@@ -14,8 +14,7 @@ from pathlib import Path
 
 from config.environment import ROOT
 from config.local.processes import wait_until
-
-READY_WITHIN = 180.0
+from tests.support.waiting import WAIT_LIMIT
 
 
 @dataclass
@@ -31,14 +30,14 @@ class Program:
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
 
-    def await_log(self, text: str, timeout: float = READY_WITHIN, *, times: int = 1) -> None:
+    def await_log(self, text: str, timeout: float = WAIT_LIMIT, *, times: int = 1) -> None:
         wait_until(lambda: self.log.count(text) >= times or self.process.poll() is not None, timeout)
         assert self.log.count(text) >= times, f"{text!r} is not in the log (exit {self.process.poll()}):\n{self.log}"
 
     def await_ready(self) -> None:
         self.await_log(" ready.")
 
-    def await_exit(self, timeout: float = READY_WITHIN) -> int:
+    def await_exit(self, timeout: float = WAIT_LIMIT) -> int:
         """The exit code."""
         try:
             return self.process.wait(timeout)
@@ -51,7 +50,7 @@ class Program:
     def kill(self) -> None:
         """Main process and children, at once."""
         os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(READY_WITHIN)
+        self.process.wait(WAIT_LIMIT)
 
 
 @contextmanager
@@ -75,7 +74,7 @@ def celery(environment: Mapping[str, str], *words: str, app: str = "config", log
                 process.wait(40)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(READY_WITHIN)
+        process.wait(WAIT_LIMIT)
 
 
 @contextmanager

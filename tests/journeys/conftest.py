@@ -16,12 +16,12 @@ from pytest_django.live_server_helper import LiveServer
 from config.local.processes import wait_until
 from scheduling.management.commands.bootstrap import Command
 from tests.support.chromium import OpenPage, launch_chromium
+from tests.support.waiting import WAIT_LIMIT_MS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
 WIDE, NARROW = 1400, 390  #: px
-WAIT_LIMIT = 90_000  #: ms; a machine that stalls is no page that does not come
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -56,7 +56,7 @@ def ops(chromium: Browser, site_url: str) -> Iterator[OpenPage]:
         context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
         contexts.append(context)
         add_cookies(context, site_url, language, get_member(group))
-        context.set_default_timeout(WAIT_LIMIT)
+        context.set_default_timeout(WAIT_LIMIT_MS)
         record_csp_violations(context, violations)
         return context.new_page()
 

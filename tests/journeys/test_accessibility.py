@@ -14,10 +14,11 @@ from django.contrib.auth.models import User
 from django.urls import reverse
 from pytest_django.live_server_helper import LiveServer
 
-from tests.journeys.conftest import WAIT_LIMIT, WIDE, add_cookies, list_overflows, record_csp_violations
+from tests.journeys.conftest import WIDE, add_cookies, list_overflows, record_csp_violations
 from tests.security import admin_pages
 from tests.security.admin_pages import page_addresses
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.waiting import WAIT_LIMIT_MS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -94,7 +95,7 @@ def read_pages(
 ) -> list[str]:  # fmt: skip
     """Return what is wrong. The menu of the side is the same on every page and is read on the first one."""
     context = chromium.new_context(viewport={"width": WIDE, "height": 900}, reduced_motion="reduce")
-    context.set_default_timeout(WAIT_LIMIT)
+    context.set_default_timeout(WAIT_LIMIT_MS)
     add_cookies(context, url, language, user)
     context.add_init_script(files("axe_playwright_python").joinpath("axe.min.js").read_text())
     wrong: list[str] = []

@@ -10,6 +10,7 @@ from pytest_django.live_server_helper import LiveServer
 from tests.support.chromium import OpenPage, open_sections
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.screenshots import save_screenshot
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -54,7 +55,7 @@ def test_editor_joins_nodes_and_second_message_follows(
     # It comes to pass.
     record_ends()
     deliver(record_event("service.completed", data={"order_no": "A1"}).task_ids)
-    assert wait_until(lambda: record_ends() or Node.objects.get(key="reminder").touches.exists(), 60)
+    assert wait_until(lambda: record_ends() or Node.objects.get(key="reminder").touches.exists(), WAIT_LIMIT)
     (task_id,) = Touch.objects.filter(node=reminder).values_list("pk", flat=True)
     deliver([task_id])
     page.goto(f"{live_server.url}/admin/scheduling/touch/{task_id}/change/")

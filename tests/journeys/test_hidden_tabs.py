@@ -32,12 +32,12 @@ from sessions.store import stats
 from sessions.store.sessions import live_store
 from tests.sessions.websocket.web_processes import process, web
 from tests.support.chromium import find_chromium
+from tests.support.waiting import WAIT_LIMIT
 
 #: Chromium throttles in turns of a minute, which no test can shorten. That timers run in a worker, which it never
 #: throttles, is the subject of tests/sessions/websocket/test_chat_page.py.
 pytestmark = [pytest.mark.browser, pytest.mark.campaign, pytest.mark.django_db(transaction=True)]
 
-WAIT_LIMIT = 90
 #: Chromium starts to throttle a page that is hidden for 5 minutes; here for a second.
 FLAGS = ["--enable-features=IntensiveWakeUpThrottling:grace_period_seconds/1", "--headless=new", "--no-first-run"]
 THROTTLED = 35  #: seconds between two turns of a page's timer: longer than a page of this test may be silent

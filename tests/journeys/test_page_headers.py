@@ -8,8 +8,9 @@ import pytest
 from django.urls import reverse
 from pytest_django.live_server_helper import LiveServer
 
-from tests.journeys.conftest import WAIT_LIMIT, record_csp_violations
+from tests.journeys.conftest import record_csp_violations
 from tests.support.chromium import OpenPage
+from tests.support.waiting import WAIT_LIMIT_MS
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -24,7 +25,7 @@ def test_scripts_of_the_back_office_run_under_its_policy(ops: OpenPage, live_ser
 @pytest.mark.parametrize("path", ["/u/no-token", "/demo/chat/", "/api/v1/docs"])
 def test_public_pages_follow_content_security_policy(chromium: Any, live_server: LiveServer, path: str) -> None:
     context, violations = chromium.new_context(), []
-    context.set_default_timeout(WAIT_LIMIT)
+    context.set_default_timeout(WAIT_LIMIT_MS)
     record_csp_violations(context, violations)
     page = context.new_page()
     answer = page.goto(f"{live_server.url}{path}", wait_until="networkidle")

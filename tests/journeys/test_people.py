@@ -13,9 +13,10 @@ from django.utils.timezone import now
 
 from scheduling.identity import totp
 from scheduling.management.commands.bootstrap import Command
-from tests.journeys.conftest import WAIT_LIMIT, add_cookies
+from tests.journeys.conftest import add_cookies
 from tests.support.chromium import OpenPage
 from tests.support.screenshots import save_screenshot
+from tests.support.waiting import WAIT_LIMIT_MS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -41,7 +42,7 @@ def new_page(chromium: Browser, site_url: str) -> Iterator[Callable[..., Page]]:
         context = chromium.new_context(viewport={"width": width, "height": 900})
         contexts.append(context)
         add_cookies(context, site_url, "zh-hans")
-        context.set_default_timeout(WAIT_LIMIT)
+        context.set_default_timeout(WAIT_LIMIT_MS)
         return context.new_page()
 
     yield new_page

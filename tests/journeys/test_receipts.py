@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pytest_django.live_server_helper import LiveServer
 
-from tests.journeys.conftest import WAIT_LIMIT
 from tests.support.chromium import OpenPage
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.screenshots import save_screenshot
+from tests.support.waiting import WAIT_LIMIT, WAIT_LIMIT_MS
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -35,11 +35,11 @@ def test_opened_link_is_followed_and_bounced_address_is_enabled_again(
     Customer.objects.create(user_id="ann", addresses={"email": "ann@example.com"})
     (task_id,) = record_event().task_ids
     deliver([task_id])
-    assert wait_until(lambda: Touch.objects.get(pk=task_id).state == "delivered", 60)
+    assert wait_until(lambda: Touch.objects.get(pk=task_id).state == "delivered", WAIT_LIMIT)
 
     # The customer opens the link in a browser of its own.
     customer = page.context.browser.new_context(user_agent="Mozilla/5.0 (iPhone) MicroMessenger/8.0")
-    customer.set_default_timeout(WAIT_LIMIT)
+    customer.set_default_timeout(WAIT_LIMIT_MS)
     opened = customer.new_page()
     opened.goto(f"{live_server.url}/l/{make_link_token(task_id, 0)}")
     assert opened.url == target

@@ -24,13 +24,13 @@ from scheduling.models import FailedTask
 from tests.journeys.conftest import visit_layouts
 from tests.support.chromium import OpenPage
 from tests.support.screenshots import save_screenshot
+from tests.support.waiting import WAIT_LIMIT, WAIT_LIMIT_MS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
-RUNS_LIMIT = 180  #: seconds for some runs, one after the other: each starts Python twice
 #: It reports progress, waits for its file, and ends with the code in the shop's file.
 COMMAND = """
 import json, pathlib, sys, time
@@ -130,7 +130,7 @@ def test_shop_jobs_run_and_are_cancelled_from_browser(
     assert Job.objects.filter(payload={"day": "today"}, source="admin: ops").count() == 2
 
     # Its page follows the run without being asked.
-    assert wait_until(Job.objects.filter(state="running").exists, RUNS_LIMIT)
+    assert wait_until(Job.objects.filter(state="running").exists, WAIT_LIMIT)
     running = Job.objects.get(state="running")  # of two unserved ones, either comes first
     open_admin_page(page, "rpa_tasks_job_change", running.pk)
     page.wait_for_selector(".at-progress:has-text('第 4 页，共 10 页')")
@@ -154,7 +154,7 @@ def test_shop_jobs_run_and_are_cancelled_from_browser(
 
     # A running job is cancelled.
     # What runs would be held as well.
-    assert wait_until(lambda: not Job.objects.exclude(state="succeeded").exists(), RUNS_LIMIT)
+    assert wait_until(lambda: not Job.objects.exclude(state="succeeded").exists(), WAIT_LIMIT)
     market.hold()
     run_now(page, open_admin_page, "s4")
     doomed = Job.objects.get(shop__shop_id="s4")
@@ -195,7 +195,7 @@ def test_failed_jobs_of_one_cause_are_retried(
     page.wait_for_selector(".at-figure:has-text('已发布') b:text-is('3')")
     open_admin_page(page, "rpa_tasks_job_changelist", query="?state__exact=")
     page.wait_for_function(
-        "document.querySelectorAll('#result_list .at-tag.danger').length === 3", timeout=RUNS_LIMIT * 1000
+        "document.querySelectorAll('#result_list .at-tag.danger').length === 3", timeout=WAIT_LIMIT_MS
     )
 
     page.click("#nav-sidebar-apps >> text=失败任务")
@@ -212,7 +212,7 @@ def test_failed_jobs_of_one_cause_are_retried(
     page.wait_for_selector("#changelist")
     assert not FailedTask.objects.filter(state="open").exists()
     again = Job.objects.filter(retry_of__isnull=False, state="succeeded")
-    assert wait_until(lambda: again.count() == 3, RUNS_LIMIT)
+    assert wait_until(lambda: again.count() == 3, WAIT_LIMIT)
 
 
 def test_jobs_in_hidden_tab_request_nothing(

@@ -28,13 +28,13 @@ from tests.sessions.websocket.web_processes import web
 from tests.support.chromium import OpenPage
 from tests.support.screenshots import save_screenshot
 from tests.support.thread_servers import serving_in_thread
+from tests.support.waiting import WAIT_LIMIT
 
 if TYPE_CHECKING:
     from playwright.sync_api import APIResponse, Page, Route, WebSocket
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
-WAIT_LIMIT = 90
 PASTE = """() => {
     const data = new DataTransfer();
     data.setData("text/plain", "-8个字");
@@ -56,7 +56,7 @@ def node(settings: Settings, monkeypatch: pytest.MonkeyPatch, valkey: redis.Redi
     folder = Path(tempfile.mkdtemp(prefix="pool-"))
     settings.AFTERTOUCH_STATE_DIR, settings.AFTERTOUCH_NODE = folder, "exec-1"
     extend_time_limits(monkeypatch)
-    monkeypatch.setattr(take_over_host, "CONNECTED_WITHIN", 2.0 * WAIT_LIMIT)
+    monkeypatch.setattr(take_over_host, "CONNECTED_WITHIN", WAIT_LIMIT)
     ExecutionNode.objects.create(name="exec-1", seen_at=now() + timedelta(hours=1), started_at=now(), slots=3)
     host = TakeOverHost()
     host.start()

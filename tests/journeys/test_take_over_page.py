@@ -16,11 +16,11 @@ from pytest_django.live_server_helper import LiveServer
 from config.local.processes import wait_until
 from rpa_tasks.models import Platform, Shop, TakeOver
 from tests.support.chromium import OpenPage
+from tests.support.waiting import WAIT_LIMIT
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, WebSocketRoute
 
-WAIT_LIMIT = 90
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 

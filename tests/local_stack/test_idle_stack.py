@@ -25,6 +25,7 @@ from config.settings.logging import WithoutPasses
 from rpa_tasks.tasks import publish_for_shops
 from scheduling import metrics
 from scheduling.tasks import deliver, dispatch_due
+from tests.support.waiting import WAIT_LIMIT
 
 LONG_AGO = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -33,7 +34,7 @@ LONG_AGO = datetime(2026, 3, 1, tzinfo=UTC)
 def scheduler(transactional_db: None, valkey: redis.Redis) -> Iterator[LeaderScheduler]:
     made = LeaderScheduler(app=app)
     # The lock of the test before goes with its backend, some time after its connection was closed.
-    assert wait_until(lambda: bool(made._holds_lock()), 60)
+    assert wait_until(lambda: bool(made._holds_lock()), WAIT_LIMIT)
     yield made
     made.close()
 

@@ -18,8 +18,8 @@ import pytest
 from benchmarks.nginx import find_nginx
 from config.environment import ROOT
 from config.local.processes import is_alive, wait_until
+from tests.support.waiting import WAIT_LIMIT
 
-WAIT_LIMIT = 240.0
 SAMPLE = """
 import subprocess
 import sys

@@ -27,8 +27,7 @@ from config.local.isolated import RunningStack, running_stack
 from config.local.processes import is_alive, processes_with_variable, wait_until
 from config.local.stack import PROGRAMS, Foreground, Program, StackError, refuse_older_tables, stop_time_limit
 from tests.support.stack import copy_migrated_tables
-
-WAIT_LIMIT = 180.0
+from tests.support.waiting import WAIT_LIMIT
 
 
 @pytest.fixture(scope="module")

@@ -28,9 +28,9 @@ from scheduling.models import (
 )
 from scheduling.operations.commands import create_api_key
 from tests.rpa_tasks.admin.conftest import Market
-from tests.scheduling.api.serving import WAIT_LIMIT
 from tests.security.test_admin_rights import rows
 from tests.support.matrix import MatrixBuilder
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

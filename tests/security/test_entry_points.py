@@ -16,8 +16,8 @@ from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver, reverse
 from pytest_django import Settings
 
-from tests.scheduling.api.serving import WAIT_LIMIT
 from tests.support.tables import each_row
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("static_root")]
 

@@ -15,7 +15,7 @@ from django.urls import reverse
 from pytest_django import Settings
 
 from config.celery.application import require_flower_login
-from tests.scheduling.api.serving import WAIT_LIMIT
+from tests.support.waiting import WAIT_LIMIT
 
 
 def test_flower_without_login_does_not_start() -> None:

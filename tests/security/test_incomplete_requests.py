@@ -15,8 +15,9 @@ import pytest
 from pytest_django import DjangoDbBlocker
 
 from config.http_protocol import DISCARD_LIMIT, HEAD_LIMIT
-from tests.scheduling.api.serving import WAIT_LIMIT, serving
+from tests.scheduling.api.serving import serving
 from tests.support.tables import each_row
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HEAD_WITHIN, BODY_WITHIN = 5.0, 10.0  #: seconds, here

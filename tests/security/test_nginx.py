@@ -33,7 +33,8 @@ from config.local.processes import select_port
 from rpa_tasks.models import ExecutionNode, Shop, TakeOver
 from rpa_tasks.models import Platform as RpaPlatform
 from scheduling.models import FailedLogin
-from tests.scheduling.api.serving import WAIT_LIMIT, eventually, run_concurrently, serving
+from tests.scheduling.api.serving import eventually, run_concurrently, serving
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

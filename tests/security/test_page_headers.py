@@ -15,7 +15,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from scheduling.web.middleware import NOT_A_PAGE
-from tests.scheduling.api.serving import WAIT_LIMIT
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("static_root")]
 

@@ -24,8 +24,8 @@ from sessions.store.client import Server, StoreUnavailable
 from tests.faults.brokers import missing_for_rabbitmq
 from tests.faults.workers import worker
 from tests.security.tls_servers import Authority, tls_rabbitmq, tls_redis, tls_sentinel
+from tests.support.waiting import WAIT_LIMIT
 
-WAIT_LIMIT = 180.0
 PASSWORD = "hid&den@1"
 ENCODED = "hid%26den%401"
 WEB = "user web on >" + PASSWORD + " ~* &* +@all"

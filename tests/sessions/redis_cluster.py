@@ -12,11 +12,11 @@ import redis
 
 from config.local.processes import select_port, wait_until
 from tests.faults.brokers import RedisServer, redis_server
+from tests.support.waiting import WAIT_LIMIT
 
 PRIMARIES, SLOTS = 3, 16_384
 NODE_TIMEOUT = 3_000  #: ms until a node without an answer counts as failed, while nodes join and after a kill
 PATIENCE = 120_000  #: the same between: nodes of an overloaded machine stall, and a fail-over would fail the test
-START_LIMIT = 180.0
 
 
 @dataclass
@@ -99,11 +99,11 @@ def _join(made: ClusterUnderTest) -> None:
     for node in made.nodes[1:]:
         bus = made.ask(node, "CONFIG GET", "cluster-port")["cluster-port"]
         made.ask(first, "CLUSTER", "MEET", "127.0.0.1", node.port, bus)
-    known = wait_until(lambda: all(_knows_all(made, node) for node in made.nodes), START_LIMIT)
+    known = wait_until(lambda: all(_knows_all(made, node) for node in made.nodes), WAIT_LIMIT)
     assert known, "the nodes do not find each other"
     for number, node in enumerate(made.nodes[PRIMARIES:]):
         made.ask(node, "CLUSTER", "REPLICATE", made.id_of(made.nodes[number]))
-    assert wait_until(made.agrees, START_LIMIT), "the cluster is not complete"
+    assert wait_until(made.agrees, WAIT_LIMIT), "the cluster is not complete"
     made.set_node_timeout(PATIENCE)
 
 

@@ -32,9 +32,9 @@ from sessions.store.sessions import Store
 from sessions.websocket.connection import FrameRequest, FrameWriter
 from tests.sessions.conftest import Chats
 from tests.sessions.redis_cluster import SLOTS, ClusterUnderTest
+from tests.support.waiting import WAIT_LIMIT
 
 NOWHERE = "127.0.0.1:1"
-WAIT_LIMIT = 180.0
 
 
 def slot_of(key: str) -> int:

@@ -28,9 +28,9 @@ from sessions.store.client import Server, StoreUnavailable
 from tests.sessions.conftest import Chats
 from tests.sessions.refusing_server import refuse_writes
 from tests.sessions.test_presence import silence_question
+from tests.support.waiting import WAIT_LIMIT
 
 SECOND = timedelta(seconds=1)
-WAIT_LIMIT = 180.0
 LONG = timedelta(minutes=10)  #: longer than a slow machine stalls, so that nothing is found twice
 
 

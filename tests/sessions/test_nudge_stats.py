@@ -24,10 +24,11 @@ from sessions.policy import Policy
 from sessions.store import calls, stats
 from sessions.store import client as keys
 from sessions.store.calls import ClaimedSilence
-from tests.scheduling.api.serving import WAIT_LIMIT, eventually
+from tests.scheduling.api.serving import eventually
 from tests.scheduling.core.conftest import deliver
 from tests.sessions.conftest import Chats
 from tests.support.matrix import MatrixBuilder
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -19,9 +19,9 @@ from sessions.store.sessions import COUNTED, Store
 from tests.sessions import stopped_clock
 from tests.sessions.conftest import ALWAYS, LEASE, Chats
 from tests.sessions.stopped_clock import StoppedClockServer
+from tests.support.waiting import WAIT_LIMIT
 
 Answer = TypeVar("Answer")
-WAIT_LIMIT = 180  #: seconds
 
 chats = stopped_clock.chats  # threads that stall outlive leases and deadlines of a clock that runs
 

@@ -25,10 +25,11 @@ from sessions.policy import PolicySet
 from sessions.rates import Every
 from sessions.store import client as keys
 from sessions.store import stats
-from tests.scheduling.api.serving import WAIT_LIMIT, database_url
+from tests.scheduling.api.serving import database_url
 from tests.sessions.conftest import Chats
 from tests.sessions.test_presence import silence_question
 from tests.support.matrix import MatrixBuilder
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db
 

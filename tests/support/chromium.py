@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 from rpa_tasks.browsers.launch import NoProgram, find_program
+from tests.support.waiting import WAIT_LIMIT_MS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
-
-START_LIMIT = 180_000  #: ms; an overloaded machine takes longer than Playwright's half minute
 
 
 class OpenPage(Protocol):
@@ -46,7 +45,7 @@ def launch_chromium() -> Iterator[Browser]:
         with sync_playwright() as playwright:
             root = os.geteuid() == 0
             args = ["--no-sandbox"] if root else []
-            browser = playwright.chromium.launch(executable_path=path, args=args, timeout=START_LIMIT)
+            browser = playwright.chromium.launch(executable_path=path, args=args, timeout=WAIT_LIMIT_MS)
             yield browser
             browser.close()
     finally:

@@ -13,9 +13,9 @@ from django.db import connection, transaction
 
 from config.local.processes import wait_until
 from scheduling import sql
+from tests.support.waiting import WAIT_LIMIT
 
 Answer = TypeVar("Answer")
-WAIT_LIMIT = 60  #: seconds
 
 
 class Race(Protocol):

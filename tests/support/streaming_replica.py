@@ -21,8 +21,7 @@ from config.environment import environment
 from config.local.processes import PLAIN_ENVIRONMENT, wait_until
 from config.local.servers import Postgres, binaries, server_account
 from scheduling import replica
-
-WITHIN = 60  #: seconds
+from tests.support.waiting import WAIT_LIMIT
 
 
 class Standby(Postgres):
@@ -58,7 +57,7 @@ class Standby(Postgres):
 
     def pause(self) -> None:
         self.ask("SELECT pg_wal_replay_pause()")
-        wait_until(lambda: self.ask("SELECT pg_get_wal_replay_pause_state()") == ("paused",), WITHIN, 0.05)
+        wait_until(lambda: self.ask("SELECT pg_get_wal_replay_pause_state()") == ("paused",), WAIT_LIMIT, 0.05)
 
     def resume(self) -> None:
         self.ask("SELECT pg_wal_replay_resume()")
@@ -72,7 +71,7 @@ class Standby(Postgres):
             cursor.execute("SELECT pg_current_wal_insert_lsn()::text")
             (position,) = cursor.fetchone()
         reached = f"SELECT pg_last_wal_replay_lsn() >= '{position}'::pg_lsn"
-        assert wait_until(lambda: self.ask(reached) == (True,), WITHIN, 0.05)
+        assert wait_until(lambda: self.ask(reached) == (True,), WAIT_LIMIT, 0.05)
 
 
 @contextmanager
@@ -85,7 +84,7 @@ def streaming_replica(monkeypatch: pytest.MonkeyPatch) -> Iterator[Standby]:
     monkeypatch.setattr(replica, "PROBE_EVERY", 0.0)
     monkeypatch.setattr(replica, "REST", 0.0)
     # A stalled machine does not make the replica unusable. The last commit may be old when other work moves the log.
-    monkeypatch.setattr(replica, "PROBE_TIMEOUT", float(WITHIN))
+    monkeypatch.setattr(replica, "PROBE_TIMEOUT", WAIT_LIMIT)
     monkeypatch.setattr(settings, "AFTERTOUCH_REPLICA_LAG_LIMIT", timedelta(minutes=10))
     monkeypatch.setattr(replica, "replica_watch", replica.ReplicaWatch())
     # Django's tests forbid databases that a test does not name, and it can only name those that exist before it.

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from rpa_tasks.models import Job
 from tests.rpa_tasks.api.conftest import Market
 from tests.scheduling.api.generated_requests import OPERATIONS, check_generated_requests
-from tests.scheduling.api.serving import WAIT_LIMIT, Client
+from tests.scheduling.api.serving import Client
 from tests.support.tables import each_row
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

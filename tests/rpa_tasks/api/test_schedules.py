@@ -41,11 +41,12 @@ from scheduling.errors import InvalidInput
 from scheduling.models import FailedTask
 from scheduling.operations.periodic_rows import RowEntry
 from tests.rpa_tasks.api.conftest import Market
-from tests.scheduling.api.serving import WAIT_LIMIT, run_concurrently
+from tests.scheduling.api.serving import run_concurrently
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
 from tests.support.integrations import replace_sockets
 from tests.support.second_connection import act_on_second_connection
 from tests.support.tables import each_row
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 plain = pytest.mark.django_db()  #: for a test that commits nothing

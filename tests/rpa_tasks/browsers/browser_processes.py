@@ -18,13 +18,13 @@ from config.environment import ROOT
 from rpa_tasks.browsers import chromium, devtools, pool, registry, upkeep
 from rpa_tasks.browsers.browser_processes import MARKER, read_command_line
 from rpa_tasks.supervisor.processes import all_processes, read_environment, read_process
+from tests.support.waiting import WAIT_LIMIT
 
 if TYPE_CHECKING:  # also imported by processes that run no tests
     import pytest
 
-WAIT_LIMIT = 60.0  #: seconds for a machine that does other things, too
 
-
+BROWSER_LIMIT = 30.0  #: seconds; some tests wait until it is over
 #: How long a browser may take before this process gives it up.
 LIMITS = (
     (pool, "ALIVE_WITHIN"), (chromium, "START_TIMEOUT"), (devtools, "TIMEOUT"), (devtools, "CLOSE_TIMEOUT"),
@@ -37,7 +37,7 @@ LIMITS = (
 def extend_time_limits(monkeypatch: pytest.MonkeyPatch | None = None) -> None:
     """A browser that only waits for a processor is none that hangs. Without `monkeypatch` until the process ends."""
     for module, name in LIMITS:
-        (monkeypatch.setattr if monkeypatch else setattr)(module, name, WAIT_LIMIT / 2)
+        (monkeypatch.setattr if monkeypatch else setattr)(module, name, BROWSER_LIMIT)
 
 
 def suspend_browser(pid: int, monkeypatch: pytest.MonkeyPatch, *, limit: float = 1.0) -> None:
@@ -72,7 +72,7 @@ class AcquiringProcess:
 
     def read_reply(self) -> dict[str, Any]:
         assert self.process.stdout
-        assert select.select([self.process.stdout], [], [], 3 * WAIT_LIMIT)[0], "the holder says nothing"
+        assert select.select([self.process.stdout], [], [], WAIT_LIMIT)[0], "the holder says nothing"
         return dict(json.loads(self.process.stdout.readline()))
 
     def request(self, word: str) -> dict[str, Any]:

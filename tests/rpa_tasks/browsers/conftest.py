@@ -27,7 +27,6 @@ from rpa_tasks.takeover import host as take_over_host
 from rpa_tasks.takeover.host import TakeOverHost
 from tests.rpa_tasks.browsers.browser_elsewhere import Elsewhere
 from tests.rpa_tasks.browsers.browser_processes import (
-    WAIT_LIMIT,
     AcquiringProcess,
     eventually,
     extend_time_limits,
@@ -41,6 +40,7 @@ from tests.scheduling.api.serving import database_url
 from tests.sessions.websocket.web_processes import web
 from tests.support.chromium import find_chromium
 from tests.support.thread_servers import serving_in_thread
+from tests.support.waiting import WAIT_LIMIT
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def pool(state: Path) -> Iterator[Path]:
     find_chromium()
     yield state
     # A take-over ends half a minute after its last operator has left.
-    eventually(lambda: upkeep.end_unused() == 0, "browsers are still in use", within=3 * WAIT_LIMIT)
+    eventually(lambda: upkeep.end_unused() == 0, "browsers are still in use", within=WAIT_LIMIT)
     upkeep.end_unrecorded()
     eventually(lambda: not list_pool_processes(state), "processes are left over")
 
@@ -172,7 +172,7 @@ def shop(pool: Path, valkey: redis.Redis, transactional_db: None, settings: Sett
 def host(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Iterator[TakeOverHost]:
     """Host the take-overs of this process. An operator may come late: web processes start during a test."""
     for name in ("CONNECTED_WITHIN", "CONNECT_LIMIT"):
-        monkeypatch.setattr(take_over_host, name, 3 * WAIT_LIMIT)
+        monkeypatch.setattr(take_over_host, name, WAIT_LIMIT)
     host = TakeOverHost()
     host.start()
     yield host
@@ -216,7 +216,7 @@ def start_maintainer(pool: Path) -> Iterator[Callable[[], subprocess.Popen[bytes
     for process in started:
         assert process.stdin
         process.stdin.close()
-        process.wait(3 * WAIT_LIMIT)
+        process.wait(WAIT_LIMIT)
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from pytest_django import Settings
 from rpa_tasks.browsers import upkeep
 from rpa_tasks.browsers.browser_processes import memory_by_session, read_command_line
 from rpa_tasks.browsers.pool import AcquiredBrowser
-from tests.rpa_tasks.browsers.browser_processes import WAIT_LIMIT, AcquiringProcess, list_pool_processes
+from tests.rpa_tasks.browsers.browser_processes import AcquiringProcess, list_pool_processes
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.browser
 Acquire = Callable[..., AcquiredBrowser]
@@ -31,7 +32,7 @@ def test_concurrent_runs_share_slots_exclusively(
         for _ in range(6)
     ]
     most = 0
-    ends_at = time.monotonic() + 10 * WAIT_LIMIT
+    ends_at = time.monotonic() + 3 * WAIT_LIMIT
     while any(racer.process.poll() is None for racer in racers):
         assert time.monotonic() < ends_at, "they do not come to an end"
         most = max(most, len(_browsers(pool)))

@@ -15,15 +15,9 @@ from rpa_tasks.browsers import devtools, registry
 from rpa_tasks.browsers.launch import BROWSER_WAIT, PROFILE_BUSY, NoBrowser
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.browsers.registry import Lock
-from tests.rpa_tasks.browsers.browser_processes import (
-    WAIT_LIMIT,
-    AcquiringProcess,
-    find_record,
-    is_gone,
-    read_slot_states,
-    visit,
-)
+from tests.rpa_tasks.browsers.browser_processes import AcquiringProcess, find_record, is_gone, read_slot_states, visit
 from tests.rpa_tasks.browsers.conftest import Site
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.browser
 Acquire = Callable[..., AcquiredBrowser]

@@ -17,8 +17,9 @@ from rpa_tasks.browsers import devtools, registry, upkeep
 from rpa_tasks.browsers.launch import BROWSER_FAILED, LaunchSettings, NoBrowser
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from tests.rpa_tasks.browsers.browser_elsewhere import Elsewhere
-from tests.rpa_tasks.browsers.browser_processes import WAIT_LIMIT, find_record, is_gone, kill, read_slot_states, visit
+from tests.rpa_tasks.browsers.browser_processes import find_record, is_gone, kill, read_slot_states, visit
 from tests.rpa_tasks.browsers.conftest import Site
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.browser
 Acquire = Callable[..., AcquiredBrowser]

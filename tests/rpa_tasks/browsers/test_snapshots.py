@@ -8,8 +8,9 @@ import pytest
 
 from rpa_tasks.browsers import devtools
 from rpa_tasks.browsers.pool import AcquiredBrowser
-from tests.rpa_tasks.browsers.browser_processes import WAIT_LIMIT, visit
+from tests.rpa_tasks.browsers.browser_processes import visit
 from tests.rpa_tasks.browsers.conftest import Site
+from tests.support.waiting import WAIT_LIMIT
 
 LIMIT = 1_000_000
 pytestmark = pytest.mark.browser

@@ -19,7 +19,6 @@ from rpa_tasks.outcomes import RunOutcome, Verdict
 from scheduling import sql
 from scheduling.models import FailedTask
 
-WAIT_LIMIT = 60  #: seconds
 EVERY = ("high", "normal", "low")
 
 

@@ -15,8 +15,9 @@ from rpa_tasks.channel import THREADS, Rpa
 from rpa_tasks.models import Job
 from scheduling.channels.base import Delivered, Message
 from scheduling.ids import new_id
-from tests.rpa_tasks.core.conftest import WAIT_LIMIT, Market
+from tests.rpa_tasks.core.conftest import Market
 from tests.support.second_connection import count_lock_waits
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 MANY = 40  # more than a loop's own threads
@@ -31,7 +32,7 @@ def job_table_lock() -> Iterator[threading.Event]:
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute(f"LOCK TABLE {Job._meta.db_table} IN EXCLUSIVE MODE")
             holds.set()
-            opens.wait(2 * WAIT_LIMIT)
+            opens.wait(WAIT_LIMIT)
         connection.close()
 
     holder = threading.Thread(target=hold)
@@ -55,10 +56,10 @@ def test_send_limits_threads_while_jobs_cannot_be_stored(market: Market, job_tab
     one had a connection of its own."""
     market.flow()
     market.shop()
-    channel = Rpa({"platform": "pdd", "task_type": "sync_order", "shop_id": "s1"}, timedelta(seconds=2 * WAIT_LIMIT))
+    channel = Rpa({"platform": "pdd", "task_type": "sync_order", "shop_id": "s1"}, timedelta(seconds=WAIT_LIMIT))
 
     async def story() -> list[Any]:
-        deadline = datetime.now(UTC) + timedelta(seconds=2 * WAIT_LIMIT)
+        deadline = datetime.now(UTC) + timedelta(seconds=WAIT_LIMIT)
         sending = [asyncio.create_task(channel.send(message(number), deadline)) for number in range(MANY)]
         try:
             async with asyncio.timeout(WAIT_LIMIT):

@@ -27,9 +27,9 @@ from tests.rpa_tasks.core.conftest import EVERY, Market
 from tests.rpa_tasks.core.test_runner import TABLE, script
 from tests.support.second_connection import Race
 from tests.support.thread_servers import serving_in_thread
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
-WAIT_LIMIT = 60  #: seconds
 
 
 class BrowserElsewhere(BaseHTTPRequestHandler):

@@ -36,12 +36,12 @@ from rpa_tasks.worker.runner import unpack_text
 from scheduling.models import FailedTask
 from tests.rpa_tasks.core.conftest import Market
 from tests.support.second_connection import Race
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 EVERY = ("high", "normal", "low")
 TABLE = {"transient": [70], "business": [65], "session": [77], "platform": [75]}
-WAIT_LIMIT = 120  #: seconds
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import multiprocessing
 
 from rpa_tasks.worker.node import Flag
+from tests.support.waiting import WAIT_LIMIT
 
 FORK = multiprocessing.get_context("fork")
-WAIT_LIMIT = 60
 
 
 def test_stop_flag_reaches_child_processes_although_one_was_killed_in_its_look() -> None:

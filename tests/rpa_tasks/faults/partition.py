@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit, urlunsplit
 
-WAIT_LIMIT = 120  #: seconds
+from tests.support.waiting import WAIT_LIMIT
 
 
 @dataclass

@@ -20,8 +20,8 @@ from config.local.processes import is_alive, processes_with_variable
 from tests.faults.workers import Program, worker
 from tests.rpa_tasks.faults.effect_log import Effect, EffectLog
 from tests.support.stack import StackUnderTest, run_stack
+from tests.support.waiting import WAIT_LIMIT
 
-WAIT_LIMIT = 180.0
 ACT = ["{python}", "-I", str(Path(__file__).with_name("logging_command.py")), "{param}"]
 TIERS = "high,normal,low"
 #: Times of a node whose leases no fault ends: a process of a loaded machine may stall for a minute.

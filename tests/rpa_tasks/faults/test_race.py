@@ -11,9 +11,9 @@ from typing import Any
 from tests.rpa_tasks.faults.effect_log import Effect, find_overlaps, max_concurrency
 from tests.rpa_tasks.faults.rpa_cluster import PATIENT, Market, RpaCluster, run_publisher
 from tests.support.stack import read_seed
+from tests.support.waiting import WAIT_LIMIT
 
 DESKS, SHOPS, SLOTS, EACH = 8, 50, 4, 30
-WITHIN = 360.0
 
 
 def orders(market: Market, chance: random.Random, publisher: int) -> list[tuple[str, dict[str, Any]]]:
@@ -60,7 +60,7 @@ def test_concurrent_publishers_and_nodes_run_each_job_once(
         receipts = [*held, *(receipt for each in answers for receipt in each)]
         published_in = time.monotonic() - began_at
         tasks = sorted({receipt["task"] for receipt in receipts})
-        rpa_cluster.wait(lambda: not rpa_cluster.unsettled(tasks), f"all jobs end (seed {seed})", WITHIN, 0.2)
+        rpa_cluster.wait(lambda: not rpa_cluster.unsettled(tasks), f"all jobs end (seed {seed})", 1.5 * WAIT_LIMIT, 0.2)
         took = time.monotonic() - began_at
 
     effects = market.log.effects()

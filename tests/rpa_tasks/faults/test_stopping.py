@@ -9,13 +9,13 @@ from tests.rpa_tasks.faults.effect_log import find_overlaps
 from tests.rpa_tasks.faults.in_flight import start_jobs
 from tests.rpa_tasks.faults.rpa_cluster import RpaCluster
 
-WAIT_LIMIT = 2.0
+STOP_LIMIT = 2.0
 
 
 def test_stopped_worker_returns_idempotent_job_and_ends_other(
     rpa_cluster: RpaCluster, report_line: Callable[[str], None]
 ) -> None:
-    times = {"STOP_TIME_LIMIT": WAIT_LIMIT}
+    times = {"STOP_TIME_LIMIT": STOP_LIMIT}
     with rpa_cluster.node("leaving", times=times) as leaving:
         running = start_jobs(rpa_cluster)
         later = running.market.publish(running.market.shops[0], "once", payload={})
@@ -41,7 +41,7 @@ def test_stopped_worker_returns_idempotent_job_and_ends_other(
     first, second = running.market.log.of(running.again)
     assert (first.ended, first.key == second.key, second.lease > first.lease) == (None, True, True)
     assert not find_overlaps(running.market.log.effects())
-    assert sent_back_after >= WAIT_LIMIT
+    assert sent_back_after >= STOP_LIMIT
     report_line(
         f"SIGTERM of the worker · idempotent: sent back after {sent_back_after:.1f} s, no attempt burnt, run again "
         f"under its key; the other finished; exit 0 after {exited_after:.1f} s; no process left"

@@ -22,8 +22,7 @@ from examples.demo_shop.market import Market
 from examples.demo_shop.site import Server, SiteRequest, SiteResponse, handle_request
 from rpa_tasks.flow_sdk.flow import open_browser
 from tests.support.chromium import find_chromium
-
-WAIT_LIMIT = 150.0  #: seconds; three runs at once start three drivers of Playwright on a machine that is busy
+from tests.support.waiting import WAIT_LIMIT
 
 
 class Site:

@@ -15,6 +15,7 @@ from rpa_tasks.outcomes import CommandResult, ExitCause
 from rpa_tasks.supervisor.client import RunSpec, Started, SupervisedCommand
 from rpa_tasks.supervisor.processes import Process, all_processes, read_process
 from rpa_tasks.worker.runner import make_run_directory
+from tests.support.waiting import WAIT_LIMIT
 
 #: Leaves its parent, its session and its environment. Its argument identifies it.
 HIDES = """
@@ -50,7 +51,7 @@ def test_killed_supervisor_leaves_no_hidden_descendant(kind: str, tmp_path: Path
     with SupervisedCommand(order) as supervised:
         while not isinstance(event := supervised.next_event(1), Started):
             assert not isinstance(event, CommandResult), event
-        assert wait_until(lambda: find_hidden_processes(word), 120)
+        assert wait_until(lambda: find_hidden_processes(word), WAIT_LIMIT)
         command = read_process(event.pid)
         assert command
         os.kill(command.parent, signal.SIGKILL)

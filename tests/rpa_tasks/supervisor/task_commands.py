@@ -23,8 +23,8 @@ from rpa_tasks.outcomes import CommandResult
 from rpa_tasks.supervisor import processes
 from rpa_tasks.supervisor.client import Event, Progress, RunSpec, Started, SupervisedCommand
 from rpa_tasks.supervisor.runs import LEASE_NO, SHOP, STATE_DIR, TASK_ID
+from tests.support.waiting import WAIT_LIMIT
 
-WAIT_LIMIT = 120.0
 LONG = 1000.0  #: seconds: no limit of a command ends before the test, unless the test sets it
 
 #: Leaves its parent, its session and its group, and then writes its file.

@@ -14,7 +14,6 @@ from rpa_tasks.supervisor.protocol import clock
 from tests.rpa_tasks.supervisor.task_commands import (
     DAEMON,
     LONG,
-    WAIT_LIMIT,
     TaskCommands,
     eventually,
     is_alive,
@@ -26,6 +25,7 @@ from tests.rpa_tasks.supervisor.task_commands import (
     wait_for_message,
     wait_for_start,
 )
+from tests.support.waiting import WAIT_LIMIT
 
 READY = """echo '{"progress": 0, "message": "ready"}';"""
 STUBBORN = f"trap '' TERM; {READY} while :; do sleep 0.05; done"

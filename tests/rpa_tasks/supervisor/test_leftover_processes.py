@@ -19,7 +19,6 @@ from tests.rpa_tasks.supervisor.task_commands import (
     DAEMON,
     FORGER,
     SANDBOXES,
-    WAIT_LIMIT,
     TaskCommands,
     eventually,
     is_alive,
@@ -27,6 +26,7 @@ from tests.rpa_tasks.supervisor.task_commands import (
     wait_for_message,
     wait_for_start,
 )
+from tests.support.waiting import WAIT_LIMIT
 
 Start = Callable[..., subprocess.Popen[bytes]]
 

@@ -8,7 +8,8 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 
 from config.urls import api as described
-from tests.scheduling.api.serving import WAIT_LIMIT, Client
+from tests.scheduling.api.serving import Client
+from tests.support.waiting import WAIT_LIMIT
 
 EXAMPLES = 10  #: an operation
 OPERATIONS = [

@@ -20,8 +20,8 @@ import requests
 from django.db import connection
 
 from config.environment import ROOT, environment
+from tests.support.waiting import WAIT_LIMIT
 
-WAIT_LIMIT = 180  #: seconds after which a test that waits for something gives up
 NOWHERE = "redis://127.0.0.1:1/0"
 
 

@@ -21,7 +21,8 @@ from scheduling.api.auth import ApiKeyCache, RateLimits
 from scheduling.ids import new_id
 from scheduling.models import ApiKey, Customer, DeliveryReceipt, Event
 from scheduling.operations.commands import create_api_key
-from tests.scheduling.api.serving import NOWHERE, WAIT_LIMIT, Client, cloud_event, eventually, run_concurrently
+from tests.scheduling.api.serving import NOWHERE, Client, cloud_event, eventually, run_concurrently
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

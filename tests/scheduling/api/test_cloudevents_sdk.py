@@ -11,7 +11,8 @@ from cloudevents.v1.conversion import to_binary, to_dict, to_structured
 from cloudevents.v1.http import CloudEvent
 
 from scheduling.models import Event
-from tests.scheduling.api.serving import WAIT_LIMIT, Client
+from tests.scheduling.api.serving import Client
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 DATA = {"chat_id": "c1", "title": "资料"}

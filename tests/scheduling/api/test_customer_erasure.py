@@ -66,9 +66,10 @@ from sessions.store.calls import SESSION_LIFETIME, ClaimedSilence
 from sessions.store.inbox import START, Post, live_inbox
 from sessions.store.sessions import live_store
 from sessions.store.stats import session_snapshot
-from tests.scheduling.api.serving import WAIT_LIMIT, Client, cloud_event
+from tests.scheduling.api.serving import Client, cloud_event
 from tests.scheduling.core.conftest import deliver_when_due
 from tests.support.second_connection import act_behind_locks
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SECRETS = ("ann-7731", "安妮亚", "ann7731", "紫金路", "%E5%AE%89%E5%A6%AE%E4%BA%9A")

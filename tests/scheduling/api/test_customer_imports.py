@@ -8,8 +8,9 @@ import pytest
 import requests
 
 from scheduling.models import Customer, CustomerImport
-from tests.scheduling.api.serving import WAIT_LIMIT, Client
+from tests.scheduling.api.serving import Client
 from tests.scheduling.imports.conftest import finish, make_lines, read_names
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

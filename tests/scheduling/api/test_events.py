@@ -13,9 +13,10 @@ import requests
 
 from scheduling.api.events import BATCH, STRUCTURED
 from scheduling.models import Customer, Event, Touch
-from tests.scheduling.api.serving import WAIT_LIMIT, Client, cloud_event, run_concurrently
+from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
 from tests.support.matrix import MatrixBuilder
 from tests.support.tables import each_row
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -15,7 +15,7 @@ from scheduling.api import events
 from scheduling.ids import new_id
 from scheduling.planning import request_metrics
 from scheduling.planning.ingest import GroupCommit, NewEvent, Receipt
-from tests.scheduling.api.serving import WAIT_LIMIT
+from tests.support.waiting import WAIT_LIMIT
 
 GIVEN = [NewEvent("shop", "e1", "x", "ann"), NewEvent("shop", "e2", "x", "ann")]
 

@@ -15,7 +15,7 @@ from django.db import OperationalError
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
 from scheduling.planning.ingest import DatabaseUnavailable, GroupCommit, IngestOverloaded, NewEvent, Receipt
-from tests.scheduling.api.serving import WAIT_LIMIT
+from tests.support.waiting import WAIT_LIMIT
 
 
 class Book:

@@ -20,7 +20,8 @@ from scheduling.planning.ingest import (
     Receipt,
     record_and_publish,
 )
-from tests.scheduling.api.serving import WAIT_LIMIT, Client, cloud_event, database_url, eventually
+from tests.scheduling.api.serving import Client, cloud_event, database_url, eventually
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.processes]
 

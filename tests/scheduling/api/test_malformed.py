@@ -15,8 +15,9 @@ from pytest_django import DjangoDbBlocker
 
 from scheduling.models import ApiKey, Customer, Event, EventType
 from scheduling.operations import commands
-from tests.scheduling.api.serving import WAIT_LIMIT, Client, cloud_event
+from tests.scheduling.api.serving import Client, cloud_event
 from tests.support.tables import each_row
+from tests.support.waiting import WAIT_LIMIT
 
 MANY = "application/cloudevents-batch+json"
 MEGABYTE = 1_048_576

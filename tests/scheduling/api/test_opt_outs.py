@@ -11,9 +11,10 @@ import requests
 
 from scheduling.channels.email import make_token
 from scheduling.models import Customer, CustomerChange
-from tests.scheduling.api.serving import WAIT_LIMIT, Client, cloud_event, run_concurrently
+from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
 from tests.scheduling.core.conftest import pass_time
 from tests.scheduling.imports.conftest import import_file, read_refused
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

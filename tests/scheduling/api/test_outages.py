@@ -18,7 +18,8 @@ from django.test import RequestFactory
 from scheduling.api.auth import THREADS, ApiKeyAuth, Principal, api_key_cache, in_database_thread
 from scheduling.models import Customer, Event
 from scheduling.operations.commands import create_api_key
-from tests.scheduling.api.serving import WAIT_LIMIT, Client, Gate, cloud_event, eventually, run_concurrently
+from tests.scheduling.api.serving import Client, Gate, cloud_event, eventually, run_concurrently
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.processes]
 

@@ -14,8 +14,9 @@ from pytest_django import DjangoAssertNumQueries
 
 from scheduling.channels.email import make_token
 from scheduling.models import Customer
-from tests.scheduling.api.serving import WAIT_LIMIT, Client, cloud_event, eventually
+from tests.scheduling.api.serving import Client, cloud_event, eventually
 from tests.support.tables import each_row
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("static_root")]
 

@@ -35,8 +35,8 @@ from scheduling.models import (
     Template,
     TemplateText,
 )
-from tests.scheduling.core.conftest import WAIT_LIMIT
 from tests.support.tables import each_row
+from tests.support.waiting import WAIT_LIMIT
 
 Apply = Callable[..., str]
 HOOK = "https://192.0.2.7.example.org/hook"

@@ -23,7 +23,7 @@ from scheduling.policy.matrix import delay_for
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
 from scheduling.templating import render_message
 from sessions.models import SilencePolicy
-from tests.scheduling.core.conftest import WAIT_LIMIT
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db
 

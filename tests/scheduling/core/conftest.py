@@ -28,8 +28,7 @@ from scheduling.models import ChannelConfig, HarassmentRule, Node, Template, Tou
 from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannel, FakeChannelState
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.matrix import MatrixBuilder, RecordEvent
-
-WAIT_LIMIT = 60  #: seconds after which a test that waits for something gives up
+from tests.support.waiting import WAIT_LIMIT
 
 
 @contextmanager

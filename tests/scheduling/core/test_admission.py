@@ -28,10 +28,11 @@ from scheduling.ids import new_id
 from scheduling.ledger.touches import TouchLedger
 from scheduling.models import ChannelConfig, HarassmentRule, Node, Pause, Touch
 from scheduling.operations import commands
-from tests.scheduling.core.conftest import WAIT_LIMIT, Shop, deliver_when_due, fall_due, make_quiet_now, pass_time, rows
+from tests.scheduling.core.conftest import Shop, deliver_when_due, fall_due, make_quiet_now, pass_time, rows
 from tests.scheduling.core.fake_channels import Died
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.touch_logs import list_verdicts
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -89,7 +90,7 @@ def deliver_due_until(ended: Callable[[], bool], *, threads: int = 2) -> None:
     for worker in workers:
         worker.start()
     try:
-        assert wait_until(ended, 4 * WAIT_LIMIT)
+        assert wait_until(ended, WAIT_LIMIT)
     finally:
         finished.set()
         for worker in workers:

@@ -19,9 +19,10 @@ from scheduling.delivery.due_batch import ANNOUNCE_STATEMENT, load_announced
 from scheduling.ledger.touches import touches
 from scheduling.ledger.transitions import WakeUp
 from scheduling.models import FailedTask
-from tests.scheduling.core.conftest import WAIT_LIMIT, Shop, deliver, fall_due, rows
+from tests.scheduling.core.conftest import Shop, deliver, fall_due, rows
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import SecondConnection
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -32,6 +32,7 @@ from tests.scheduling.core.programs import is_connected, program, waits_for_a_lo
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race, SecondConnection
 from tests.support.tables import each_row
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ANN = Actor("ann", reason="the receiver is back")
@@ -363,10 +364,10 @@ def test_bulk_worker_killed_in_batch_stores_nothing(
     with transaction.atomic():
         FailedTask.objects.select_for_update().get(pk=rows[3].pk)  # three are done, then it waits here
         with program(WORKING) as worker:
-            assert wait_until(lambda: second_connection(lambda: waits_for_a_lock("bulk")), 120)
+            assert wait_until(lambda: second_connection(lambda: waits_for_a_lock("bulk")), WAIT_LIMIT)
             second_connection(bulk_actions.continue_bulk_actions)  # no other worker runs it in that time
             worker.kill()
-    assert wait_until(lambda: not second_connection(lambda: is_connected("bulk")), 120)
+    assert wait_until(lambda: not second_connection(lambda: is_connected("bulk")), WAIT_LIMIT)
     row.refresh_from_db()
     assert (row.state, row.done, row.position, again()) == ("running", 0, None, [])
 

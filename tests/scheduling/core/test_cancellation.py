@@ -19,9 +19,10 @@ from scheduling.ids import new_id
 from scheduling.ledger import locks
 from scheduling.models import Customer, Event, Touch
 from scheduling.planning.ingest import NewEvent, record_events
-from tests.scheduling.core.conftest import WAIT_LIMIT, Shop, deliver, deliver_when_due, fall_due, make_quiet_now
+from tests.scheduling.core.conftest import Shop, deliver, deliver_when_due, fall_due, make_quiet_now
 from tests.support.matrix import MatrixBuilder
 from tests.support.second_connection import act_on_second_connection, await_lock_waits
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -22,7 +22,6 @@ from scheduling.models import Customer, FailedTask, HarassmentRule, Holdout, Pau
 from scheduling.operations import commands, failed_tasks
 from scheduling.policy.guards import GuardVerdict
 from tests.scheduling.core.conftest import (
-    WAIT_LIMIT,
     Shop,
     deliver,
     deliver_when_due,
@@ -35,6 +34,7 @@ from tests.scheduling.core.conftest import (
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race
 from tests.support.touch_logs import list_verdicts
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 MANY, FEW = 64, 16

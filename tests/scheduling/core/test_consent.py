@@ -35,7 +35,6 @@ from sessions.store import stats
 from sessions.store.client import Server, StoreUnavailable
 from sessions.store.sessions import Store
 from tests.scheduling.core.conftest import (
-    WAIT_LIMIT,
     Shop,
     deliver,
     deliver_when_due,
@@ -48,6 +47,7 @@ from tests.scheduling.core.fake_channels import FakeChannelState
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -413,7 +413,7 @@ def test_note_sending_hang_does_not_stop_the_touch(silent_session: Silence, monk
     note, settled = presence.note_sending, threading.Event()
 
     def hang(noted: Any) -> None:
-        assert settled.wait(2 * WAIT_LIMIT)
+        assert settled.wait(WAIT_LIMIT)
         note(noted)
 
     monkeypatch.setattr(presence, "note_sending", hang)

@@ -23,21 +23,13 @@ from scheduling.ledger.touches import touches
 from scheduling.models import ChannelConfig, Community, FailedTask, HarassmentRule, Touch
 from scheduling.operations import commands
 from scheduling.policy.send_times import SPREAD
-from tests.scheduling.core.conftest import (
-    WAIT_LIMIT,
-    Shop,
-    deliver,
-    deliver_when_due,
-    expire_lease,
-    fall_due,
-    make_quiet_now,
-    rows,
-)
+from tests.scheduling.core.conftest import Shop, deliver, deliver_when_due, expire_lease, fall_due, make_quiet_now, rows
 from tests.scheduling.core.fake_channels import FakeChannel
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race, SecondConnection
 from tests.support.touch_logs import list_attempts
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)

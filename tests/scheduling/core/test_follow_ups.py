@@ -27,6 +27,7 @@ from tests.scheduling.core.conftest import deliver_when_due, held_by_second_conn
 from tests.scheduling.core.programs import is_connected, program
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race, SecondConnection
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 FREE = {"guard_cap": "ignore", "guard_dedupe": "ignore"}
@@ -304,10 +305,10 @@ def test_pass_killed_after_ingestion_records_once(
 ) -> None:
     deliver_when_due(*record_event().task_ids)
     with program(DYING) as dying:
-        assert wait_until(lambda: is_connected("dying", "Timeout"), 120)
+        assert wait_until(lambda: is_connected("dying", "Timeout"), WAIT_LIMIT)
         dying.kill()
     sql.rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dying'", {})
-    assert wait_until(lambda: not second_connection(lambda: is_connected("dying")), 120)
+    assert wait_until(lambda: not second_connection(lambda: is_connected("dying")), WAIT_LIMIT)
     assert find("reminder") == []
     record_all()
     assert len(find("reminder")) == 1

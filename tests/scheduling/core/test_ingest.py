@@ -24,9 +24,10 @@ from scheduling.models import Complaint, Customer, DelayRule, Event, EventType, 
 from scheduling.models.touch import WAITING
 from scheduling.planning import ingest
 from scheduling.planning.ingest import EarlyDispatch, NewEvent, Receipt, record_events
-from tests.scheduling.core.conftest import WAIT_LIMIT, deliver_when_due, pass_time, rows
+from tests.scheduling.core.conftest import deliver_when_due, pass_time, rows
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)

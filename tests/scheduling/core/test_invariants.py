@@ -17,8 +17,9 @@ from scheduling import dispatch
 from scheduling.channels.quota import QuotaGate
 from scheduling.delivery import pipeline
 from scheduling.models import Touch
-from tests.scheduling.core.conftest import WAIT_LIMIT, Shop, deliver, deliver_when_due, expire_lease, fall_due
+from tests.scheduling.core.conftest import Shop, deliver, deliver_when_due, expire_lease, fall_due
 from tests.support.tables import each_row
+from tests.support.waiting import WAIT_LIMIT
 
 PURE = ("policy.matrix", "policy.rollout", "policy.guards", "policy.specs", "errors")
 

@@ -29,9 +29,10 @@ from scheduling.operations.failed_tasks import Actor
 from scheduling.planning import own_events
 from scheduling.planning.ingest import NewEvent, Receipt, record_events
 from scheduling.planning.rescheduling import move_waiting
-from tests.scheduling.core.conftest import LATER, WAIT_LIMIT, fall_due
+from tests.scheduling.core.conftest import LATER, fall_due
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import act_and_close, act_behind_locks, await_lock_waits
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 USERS = [f"user-{number}" for number in range(10)]

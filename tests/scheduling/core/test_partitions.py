@@ -21,10 +21,11 @@ from scheduling.models import Complaint, EndMark, FailedTask, Touch
 from scheduling.models.touch_log import MOST_VERDICTS
 from scheduling.operations import retention
 from scheduling.policy.guards import HOLD, SEND, GuardVerdict
-from tests.scheduling.core.conftest import WAIT_LIMIT, deliver, fall_due
+from tests.scheduling.core.conftest import deliver, fall_due
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race, act_behind_locks
 from tests.support.tables import each_row
+from tests.support.waiting import WAIT_LIMIT
 
 LEASE = timedelta(seconds=45)
 OLD = Partition(f"{ENDED}_20250106", datetime(2025, 1, 6, tzinfo=UTC), datetime(2025, 1, 13, tzinfo=UTC))

@@ -15,10 +15,11 @@ from scheduling import sql
 from scheduling.ids import new_id
 from scheduling.models import Community, Customer, Event, Node, Touch
 from scheduling.planning.ingest import NewEvent, Receipt, record_events
-from tests.scheduling.core.conftest import WAIT_LIMIT, held_by_second_connection
+from tests.scheduling.core.conftest import held_by_second_connection
 from tests.support.matrix import MatrixBuilder
 from tests.support.second_connection import Race, await_lock_waits
 from tests.support.tables import each_row
+from tests.support.waiting import WAIT_LIMIT
 
 committed = pytest.mark.django_db(transaction=True)
 REFERRED = {"scheduling_customer": Customer, "scheduling_event": Event, "scheduling_node": Node}

@@ -28,6 +28,7 @@ from tests.scheduling.core.programs import is_connected, program, waits_for_a_lo
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race, SecondConnection
+from tests.support.waiting import WAIT_LIMIT
 
 LEASE = timedelta(seconds=45)
 rolled_back, committed = pytest.mark.django_db, pytest.mark.django_db(transaction=True)
@@ -265,9 +266,9 @@ def test_retention_killed_in_a_batch_deletes_nothing(
     with transaction.atomic():
         Complaint.objects.select_for_update().get(pk=complaint.pk)  # the pass has locked the touches and waits here
         with program(FORGETTING) as forgetting:
-            assert wait_until(lambda: second_connection(lambda: waits_for_a_lock("forgetting")), 120)
+            assert wait_until(lambda: second_connection(lambda: waits_for_a_lock("forgetting")), WAIT_LIMIT)
             forgetting.kill()
-    assert wait_until(lambda: not second_connection(lambda: is_connected("forgetting")), 120)
+    assert wait_until(lambda: not second_connection(lambda: is_connected("forgetting")), WAIT_LIMIT)
     assert Touch.objects.count() == 2
 
     assert retention.delete_expired_rows()["scheduling_touch_ended_rest"] == 2

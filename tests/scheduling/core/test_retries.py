@@ -29,12 +29,13 @@ from scheduling.models import (
 )
 from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import Actor
-from tests.scheduling.core.conftest import WAIT_LIMIT, deliver, deliver_when_due, expire_lease, fall_due, rows, sendings
+from tests.scheduling.core.conftest import deliver, deliver_when_due, expire_lease, fall_due, rows, sendings
 from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannelState
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race, SecondConnection
 from tests.support.touch_logs import list_attempts
+from tests.support.waiting import WAIT_LIMIT
 
 ANN = Actor("ann")
 

@@ -19,11 +19,12 @@ from scheduling.delivery import pipeline, sender
 from scheduling.delivery.outgoing import DeliveryResult
 from scheduling.delivery.sender import settle_results
 from scheduling.models import ChannelConfig, Community, FailedTask, Touch
-from tests.scheduling.core.conftest import WAIT_LIMIT, deliver_when_due, fall_due, rows
+from tests.scheduling.core.conftest import deliver_when_due, fall_due, rows
 from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannel, FakeChannelState
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.touch_logs import list_attempts
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

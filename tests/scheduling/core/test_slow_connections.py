@@ -19,9 +19,10 @@ from scheduling.channels.base import Quota, channel_kinds
 from scheduling.channels.webhook import Webhook
 from scheduling.delivery.outgoing import HeldSlot
 from scheduling.models import ChannelConfig
-from tests.scheduling.core.conftest import WAIT_LIMIT, fall_due
+from tests.scheduling.core.conftest import fall_due
 from tests.scheduling.core.test_admission import all_delivered, deliver_due_until
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -15,8 +15,9 @@ from scheduling.delivery import pipeline
 from scheduling.delivery.sender import sender
 from scheduling.models import ChannelConfig, Customer, Touch
 from tests.scheduling.channels.relays import RelayServer, SmtpDialog
-from tests.scheduling.core.conftest import WAIT_LIMIT, fall_due, rows
+from tests.scheduling.core.conftest import fall_due, rows
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 A_FEW = 4  #: at once: they are all with the relay long before the time of the first one is up

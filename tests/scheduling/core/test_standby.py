@@ -13,13 +13,14 @@ from django_celery_beat.models import PeriodicTasks
 from config.celery import app
 from config.celery.beat_scheduler import LeaderScheduler
 from config.local.processes import wait_until
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def await_lead(beat: LeaderScheduler) -> None:
     """The lock of another beat goes with its backend, some time after its connection was closed."""
-    assert wait_until(lambda: bool(beat._holds_lock()), 60)
+    assert wait_until(lambda: bool(beat._holds_lock()), WAIT_LIMIT)
 
 
 def make_passes_due(*beats: LeaderScheduler) -> None:

@@ -12,8 +12,9 @@ from django.db import OperationalError, connection
 from scheduling import tasks
 from scheduling.delivery.sender import sender
 from scheduling.models import FailedTask, Touch
-from tests.scheduling.core.conftest import WAIT_LIMIT, fall_due
+from tests.scheduling.core.conftest import fall_due
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

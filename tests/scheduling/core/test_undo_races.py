@@ -23,6 +23,7 @@ from scheduling.operations.undo import UNDO_WINDOW
 from tests.scheduling.core.conftest import LATER, deliver, held_by_second_connection
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race, act_on_second_connection, count_lock_waits
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -139,7 +140,7 @@ def test_undone_switch_off_locks_no_touches_while_it_waits(switched_off: Callabl
         if number:
             return switched_off()
         try:
-            assert wait_until(lambda: act_on_second_connection(waits_or_polls), 60)
+            assert wait_until(lambda: act_on_second_connection(waits_or_polls), WAIT_LIMIT)
             return len(act_on_second_connection(lambda: sql.rows(free, {})))
         finally:
             finish.set()

@@ -10,9 +10,10 @@ from django.db import IntegrityError, OperationalError, connection, transaction
 
 from scheduling.models import Node, Template
 from scheduling.models.versioned import lock_for_write
-from tests.scheduling.core.conftest import WAIT_LIMIT, deliver_when_due
+from tests.scheduling.core.conftest import deliver_when_due
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race
+from tests.support.waiting import WAIT_LIMIT
 
 
 @pytest.mark.django_db(transaction=True)

@@ -41,6 +41,7 @@ from tests.scheduling.imports.conftest import (
 )
 from tests.support.second_connection import Race, SecondConnection
 from tests.support.tables import each_row
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -410,10 +411,10 @@ def test_worker_killed_in_a_batch_stores_nothing_of_it(second_connection: Second
     with transaction.atomic():
         Customer.objects.select_for_update().get(user_id="user-14")
         with start_worker(row) as worker:
-            assert wait_until(lambda: second_connection(lambda: waits_for_a_lock("import")), 120)
+            assert wait_until(lambda: second_connection(lambda: waits_for_a_lock("import")), WAIT_LIMIT)
             assert not second_connection(lambda: run_import_batch(row.pk))  # no other worker runs it in that time
             worker.kill()
-    assert wait_until(lambda: not second_connection(lambda: is_connected("import")), 120)
+    assert wait_until(lambda: not second_connection(lambda: is_connected("import")), WAIT_LIMIT)
     row.refresh_from_db()
     assert (row.counts["running"]["lines"], Customer.objects.count()) == (10, 11)
 

@@ -19,6 +19,7 @@ from scheduling.models import Customer, CustomerChange, CustomerImport, Customer
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
 from tests.scheduling.imports.conftest import check, finish, import_file, make_lines, read_names, read_refused, undo
 from tests.support.second_connection import Race, SecondConnection
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HEADER = "user_id,name,level,addresses.email,addresses.phone,attributes.a:number,attributes.b,tags\n"
@@ -234,9 +235,9 @@ while import_batches.run_import_batch(sys.argv[1]):
     with transaction.atomic():
         Customer.objects.select_for_update().get(pk=twelfth.customer_id)
         with program(text, str(row.pk), stdout=subprocess.PIPE) as worker:
-            assert wait_until(lambda: second_connection(lambda: waits_for_a_lock("undo")), 120)
+            assert wait_until(lambda: second_connection(lambda: waits_for_a_lock("undo")), WAIT_LIMIT)
             worker.kill()
-    assert wait_until(lambda: not second_connection(lambda: is_connected("undo")), 120)
+    assert wait_until(lambda: not second_connection(lambda: is_connected("undo")), WAIT_LIMIT)
     row.refresh_from_db()
     assert row.counts["undoing"]["restored"] == 10
 

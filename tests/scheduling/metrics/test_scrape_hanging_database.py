@@ -19,8 +19,8 @@ from pytest_django import Settings
 from rpa_tasks.models import Platform
 from scheduling.db_timeouts import Deadline
 from scheduling.monitoring import collectors, queues
-from tests.scheduling.api.serving import WAIT_LIMIT
 from tests.scheduling.metrics.test_collectors import read_cluster_metrics
+from tests.support.waiting import WAIT_LIMIT
 
 OF_THE_DATABASE = {
     "aftertouch_touches", "aftertouch_touches_oldest_overdue_seconds", "aftertouch_failed_tasks_open",

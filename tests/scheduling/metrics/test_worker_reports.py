@@ -19,8 +19,8 @@ from tests.faults.test_celery_guards import envelope
 from tests.faults.workers import Program, worker
 from tests.scheduling.api.serving import database_url
 from tests.scheduling.metrics.test_collectors import broker_is, read_cluster_metrics
+from tests.support.waiting import WAIT_LIMIT
 
-WAIT_LIMIT = 120
 QUICK = "tests.faults.misbehaving_app"  #: reports every half second
 
 

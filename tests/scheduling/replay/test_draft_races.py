@@ -15,7 +15,8 @@ from scheduling.models import AuditEntry, ConfigDraft, HarassmentRule, Node
 from scheduling.operations.failed_tasks import Actor
 from tests.support.drafts import replay_draft
 from tests.support.matrix import MatrixBuilder
-from tests.support.second_connection import WAIT_LIMIT, Race, act_and_close, act_behind_locks, await_lock_waits
+from tests.support.second_connection import Race, act_and_close, act_behind_locks, await_lock_waits
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -31,14 +31,14 @@ from tests.scheduling.core.conftest import deliver
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.scheduling.webhooks.conftest import note_changes, pass_time, send_all
 from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.waiting import WAIT_LIMIT
 
 Subscribe = Callable[..., WebhookSubscription]
-WAIT_LIMIT = 60
 
 
 def collect_all(count: int) -> list[WebhookMessage]:
     """Collect until there are as many messages: an end is read when no earlier transaction runs."""
-    for _ in range(WAIT_LIMIT * 50):
+    for _ in range(int(WAIT_LIMIT) * 50):
         while collect_messages():
             pass
         if WebhookMessage.objects.count() >= count:

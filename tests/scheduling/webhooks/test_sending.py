@@ -41,6 +41,7 @@ from tests.scheduling.webhooks.conftest import (
     verify,
     write_waiting,
 )
+from tests.support.waiting import WAIT_LIMIT
 
 Subscribe = Callable[..., WebhookSubscription]
 MANY, IN_FLIGHT = 200, 20
@@ -293,7 +294,7 @@ def test_running_sender_claims_nothing_after_a_stop(subscribe: Subscribe, receiv
     with _sending(hook, receiver) as sender:
         pause_endpoint(hook)
         sent = WebhookMessage.objects.filter(attempt__gt=0).count()
-        assert wait_until(lambda: count_states().get("delivered", 0) >= len(receiver.calls), 60)
+        assert wait_until(lambda: count_states().get("delivered", 0) >= len(receiver.calls), WAIT_LIMIT)
         sender.finish(60)
     assert len(receiver.calls) <= sent + IN_FLIGHT < MANY
     assert count_states() == {"delivered": len(receiver.calls), "waiting": MANY - len(receiver.calls)}
@@ -305,7 +306,7 @@ def test_running_sender_sends_to_a_new_address(subscribe: Subscribe, receiver: S
         hook.config = {"url": moved.url, "secret": SECOND_SECRET}
         hook.save()
         sent = WebhookMessage.objects.filter(attempt__gt=0).count()
-        assert wait_until(lambda: count_states() == {"delivered": MANY}, 60)
+        assert wait_until(lambda: count_states() == {"delivered": MANY}, WAIT_LIMIT)
         assert len(receiver.calls) <= sent + IN_FLIGHT < MANY
         assert len(moved.calls) == MANY - len(receiver.calls)
         assert verify(moved.calls[0], moved.calls[0].raw, SECOND_SECRET) == moved.calls[0].json

@@ -28,8 +28,8 @@ from sessions.store.stats import running_watchers
 from tests.faults.brokers import RedisServer, Sentinels
 from tests.sessions.redis_cluster import ClusterUnderTest
 from tests.support.stack import StackUnderTest, run_stack
+from tests.support.waiting import WAIT_LIMIT
 
-WAIT_LIMIT = 240.0
 THRESHOLD = 2.0  #: seconds, of the policy
 #: As configured: product and tests store them again on a flushed server.
 POLICIES = PolicySet({"default": Policy(timedelta(seconds=THRESHOLD))})

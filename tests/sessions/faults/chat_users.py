@@ -17,9 +17,9 @@ import aiohttp
 
 from examples.chat_client import ConnectionEnded, SessionClient
 from sessions import tokens
+from tests.support.waiting import WAIT_LIMIT
 
 HOUR = 3600.0
-STARTED_WITHIN = 240.0
 
 
 class RoamingClient(SessionClient):
@@ -92,7 +92,7 @@ class ChatUsers:
         self._ready, self._hushed, self._hush, self._over = (threading.Event() for _ in range(4))
         self._thread = threading.Thread(target=self._run, name="crowd")
         self._thread.start()
-        if not self._ready.wait(STARTED_WITHIN):
+        if not self._ready.wait(WAIT_LIMIT):
             self.__exit__()
             raise AssertionError("not everybody is connected")
         self._raise_failure()
@@ -106,7 +106,7 @@ class ChatUsers:
     def stop_talking(self) -> None:
         """Wait until the last message of every user is acknowledged."""
         self._hush.set()
-        if not self._hushed.wait(STARTED_WITHIN):
+        if not self._hushed.wait(WAIT_LIMIT):
             waiting = [person for person in self.users if not person.is_answered]
             raise AssertionError(f"{len(waiting)} people wait for acknowledgements: {waiting[:3]}")
         self._raise_failure()

@@ -16,10 +16,11 @@ from config.local.processes import wait_until
 from tests.faults.brokers import Sentinels, sentinels
 from tests.sessions.faults.chat_load import ChatTraffic, count
 from tests.sessions.faults.chat_results import Count
-from tests.sessions.faults.chat_stack import WAIT_LIMIT, ChatStack, Program, run_chat_stack
+from tests.sessions.faults.chat_stack import ChatStack, Program, run_chat_stack
 from tests.sessions.faults.chat_users import ChatUsers
 from tests.sessions.redis_cluster import ClusterUnderTest, redis_cluster
 from tests.support.stack import read_seed
+from tests.support.waiting import WAIT_LIMIT
 
 
 @pytest.fixture(

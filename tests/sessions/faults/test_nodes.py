@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pytest
 import requests
 
-from tests.sessions.faults.chat_stack import WAIT_LIMIT, ChatStack, Program
+from tests.sessions.faults.chat_stack import ChatStack, Program
 from tests.sessions.faults.chat_users import ChatUser
 from tests.sessions.faults.conftest import RunUnderLoad
 from tests.sessions.faults.shifted_clock import set_clock
+from tests.support.waiting import WAIT_LIMIT
 
 RESTARTS = 1012
 

@@ -19,8 +19,9 @@ from sessions.detection.watcher import LEASE
 from sessions.store import client, stats
 from sessions.store.client import Server
 from tests.sessions.faults.chat_load import ChatTraffic, list_timer_starts
-from tests.sessions.faults.chat_stack import WAIT_LIMIT, ChatStack, Program
+from tests.sessions.faults.chat_stack import ChatStack, Program
 from tests.sessions.faults.conftest import LoadChats
+from tests.support.waiting import WAIT_LIMIT
 
 ChatLoad = Callable[..., AbstractContextManager[tuple[ChatTraffic, random.Random]]]
 

@@ -13,8 +13,9 @@ from scheduling.management.commands.bootstrap import EVENT_TYPES
 from scheduling.models import EventType, Scope
 from scheduling.operations import commands
 from sessions.models import SilencePolicy
-from tests.scheduling.api.serving import WAIT_LIMIT, Client
+from tests.scheduling.api.serving import Client
 from tests.sessions.websocket.web_processes import Page, web
+from tests.support.waiting import WAIT_LIMIT
 
 
 @pytest.fixture

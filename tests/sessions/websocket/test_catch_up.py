@@ -15,8 +15,8 @@ from sessions.store.inbox import Entry, Inbox, Post
 from sessions.store.inbox import live_inbox as inbox
 from sessions.websocket import hub
 from sessions.websocket.consumer import SessionConsumer
-from tests.scheduling.api.serving import WAIT_LIMIT
 from tests.sessions.websocket.web_processes import token
+from tests.support.waiting import WAIT_LIMIT
 
 
 class Listening(SessionConsumer):

@@ -11,8 +11,9 @@ import pytest
 
 from examples.chat_client import ConnectionEnded, SessionClient
 from scheduling.models import Event
-from tests.scheduling.api.serving import WAIT_LIMIT, Gate, cloud_event
+from tests.scheduling.api.serving import Gate, cloud_event
 from tests.sessions.websocket.web_processes import Page, token
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture(autouse=True)
 def patient_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that reconnects because the machine stalls repeats messages."""
-    monkeypatch.setattr("examples.chat_client.ANSWER_TIMEOUT", float(WAIT_LIMIT))
+    monkeypatch.setattr("examples.chat_client.ANSWER_TIMEOUT", WAIT_LIMIT)
 
 
 async def new_token(role: str = "agent") -> str:
@@ -110,7 +111,7 @@ def test_client_repeats_messages_within_server_rate(address: str, initial_rows: 
     async def gateway() -> None:
         async with SessionClient(f"http://{address}", "s1", new_token) as chat:
             said = {await chat.message(f"while away {number}", seq=number) for number in range(80)}
-            async with asyncio.timeout(WAIT_LIMIT * 2):
+            async with asyncio.timeout(WAIT_LIMIT):
                 async for frame in chat:
                     said -= {frame["id"]} if frame["type"] == "ack" else set()
                     if not said:

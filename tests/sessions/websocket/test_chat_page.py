@@ -17,6 +17,7 @@ from tests.sessions.websocket.web_processes import process
 from tests.support.chromium import launch_chromium
 from tests.support.screenshots import save_screenshot
 from tests.support.thread_servers import serving_in_thread
+from tests.support.waiting import WAIT_LIMIT_MS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -25,7 +26,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 QUEUES = "ticks,long,touch.high,touch.normal,touch.low"
 WORKER = f"-m celery -A config worker -Q {QUEUES} -P threads -c 2 --without-gossip -l warning"
-SOON = 120_000  #: ms; silence comes after 5 s, on a busy machine later
 GUIDE = "#user .bubble.guide"
 
 
@@ -64,14 +64,14 @@ def visit(chromium: Browser, stack: str) -> Iterator[Callable[..., Page]]:
         contexts.append(
             chromium.new_context(color_scheme=scheme, viewport={"width": 1200, "height": 960}, locale=language)
         )
-        contexts[-1].set_default_timeout(SOON)
+        contexts[-1].set_default_timeout(WAIT_LIMIT_MS)
         tab = contexts[-1].new_page()
         tab.troubles = []
         tab.on("pageerror", lambda error: tab.troubles.append(str(error)))
         tab.on("console", lambda said: said.type == "error" and tab.troubles.append(said.text))
         tab.goto(url or stack)
         for side in ("#user", "#agent"):
-            tab.wait_for_selector(f"{side}[data-state=open]", timeout=SOON)
+            tab.wait_for_selector(f"{side}[data-state=open]", timeout=WAIT_LIMIT_MS)
         return tab
 
     yield visit
@@ -82,7 +82,7 @@ def visit(chromium: Browser, stack: str) -> Iterator[Callable[..., Page]]:
 def write(tab: Page, side: str, text: str) -> None:
     tab.fill(f"{side} input", text)
     tab.click(f"{side} form button")
-    tab.wait_for_selector(f"{side} .bubble.mine:not(.unsent) >> text={text}", timeout=SOON)
+    tab.wait_for_selector(f"{side} .bubble.mine:not(.unsent) >> text={text}", timeout=WAIT_LIMIT_MS)
 
 
 def session_of(tab: Page) -> str:
@@ -93,16 +93,16 @@ def test_silent_chat_gets_one_guide_message(visit: Callable[..., Page]) -> None:
     tab = visit()
     write(tab, "#user", "How long is delivery?")
     tab.wait_for_selector("#agent .bubble.theirs >> text=How long is delivery?")
-    tab.wait_for_selector("#standing[data-kind=unknown] >> text=the customer wrote last", timeout=SOON)
+    tab.wait_for_selector("#standing[data-kind=unknown] >> text=the customer wrote last", timeout=WAIT_LIMIT_MS)
     write(tab, "#agent", "Two days")
-    tab.wait_for_selector("#standing[data-kind=armed]", timeout=SOON)
+    tab.wait_for_selector("#standing[data-kind=armed]", timeout=WAIT_LIMIT_MS)
     second = visit(tab.url)
     second.wait_for_selector("#user .bubble.mine >> text=How long is delivery?")
     for each in (tab, second):
         each.click("#silence")
     for each in (tab, second):
-        each.wait_for_selector(GUIDE, timeout=SOON)
-        each.wait_for_selector("#timeline .entry.delivered", timeout=SOON)
+        each.wait_for_selector(GUIDE, timeout=WAIT_LIMIT_MS)
+        each.wait_for_selector("#timeline .entry.delivered", timeout=WAIT_LIMIT_MS)
         each.wait_for_selector("#timeline .entry.silent")
     assert "Are you still there?" in tab.inner_text(GUIDE)
     save_screenshot(tab, "demo-chat", full_page=True, animations="disabled")
@@ -116,7 +116,7 @@ def test_silent_chat_gets_one_guide_message(visit: Callable[..., Page]) -> None:
     # Writing ends the silence; a new one gets a message of its own.
     write(tab, "#user", "Still here")
     write(tab, "#agent", "Anything else?")
-    tab.locator(GUIDE).nth(1).wait_for(timeout=SOON)
+    tab.locator(GUIDE).nth(1).wait_for(timeout=WAIT_LIMIT_MS)
     assert second.locator(GUIDE).count() <= 2
 
 
@@ -124,11 +124,11 @@ def test_transfer_pauses_silence_until_agent_writes(visit: Callable[..., Page]) 
     tab = visit()
     write(tab, "#user", "Hello")
     tab.click("[data-sign=transfer]")
-    tab.wait_for_selector("#standing[data-kind=paused]", timeout=SOON)
+    tab.wait_for_selector("#standing[data-kind=paused]", timeout=WAIT_LIMIT_MS)
     write(tab, "#agent", "I am your new agent")
-    tab.wait_for_selector("#standing[data-kind=armed]", timeout=SOON)
+    tab.wait_for_selector("#standing[data-kind=armed]", timeout=WAIT_LIMIT_MS)
     tab.click("#silence")  # not before: without pings the timer runs for 5 s only, and a slow page would miss it
-    tab.wait_for_selector(GUIDE, timeout=SOON)
+    tab.wait_for_selector(GUIDE, timeout=WAIT_LIMIT_MS)
     armed_for = Event.objects.get(type="session.silent").data
     assert armed_for["tag"] == "demo"
 
@@ -137,14 +137,14 @@ def test_both_sides_have_a_timer_and_a_reason(visit: Callable[..., Page]) -> Non
     tab = visit()
     tab.select_option("#tag", "demo-sla")
     tab.wait_for_url("**tag=demo-sla**")
-    tab.wait_for_selector("#user[data-state=open]", timeout=SOON)
+    tab.wait_for_selector("#user[data-state=open]", timeout=WAIT_LIMIT_MS)
     write(tab, "#user", "Is anyone there?")
-    tab.wait_for_selector("#standing[data-kind=armed] >> text=Waiting for an agent", timeout=SOON)
-    tab.wait_for_selector("#why >> text=policy demo-sla", timeout=SOON)
-    tab.wait_for_selector("#timeline .entry.silent >> text=step 1", timeout=SOON)
+    tab.wait_for_selector("#standing[data-kind=armed] >> text=Waiting for an agent", timeout=WAIT_LIMIT_MS)
+    tab.wait_for_selector("#why >> text=policy demo-sla", timeout=WAIT_LIMIT_MS)
+    tab.wait_for_selector("#timeline .entry.silent >> text=step 1", timeout=WAIT_LIMIT_MS)
     write(tab, "#agent", "Yes")
-    tab.wait_for_selector("#standing[data-kind=armed] >> text=Waiting for the customer", timeout=SOON)
-    tab.wait_for_selector("#why >> text=policy demo", timeout=SOON)
+    tab.wait_for_selector("#standing[data-kind=armed] >> text=Waiting for the customer", timeout=WAIT_LIMIT_MS)
+    tab.wait_for_selector("#why >> text=policy demo", timeout=WAIT_LIMIT_MS)
 
 
 def test_page_after_lost_connection_shows_missed_messages(stack: str, visit: Callable[..., Page], gate: Gate) -> None:
@@ -153,15 +153,15 @@ def test_page_after_lost_connection_shows_missed_messages(stack: str, visit: Cal
     other = visit(f"{stack}?{urlsplit(tab.url).query}")
     tab.click("#silence")
     gate.shut()
-    tab.wait_for_selector("#user:not([data-state=open])", timeout=SOON)
+    tab.wait_for_selector("#user:not([data-state=open])", timeout=WAIT_LIMIT_MS)
     write(other, "#agent", "While you were away")
     other.click("#silence")
-    other.wait_for_selector(GUIDE, timeout=SOON)
+    other.wait_for_selector(GUIDE, timeout=WAIT_LIMIT_MS)
     assert tab.locator("#user .bubble").count() == 1
     gate.open()
-    tab.wait_for_selector("#user[data-state=open]", timeout=SOON)
-    tab.wait_for_selector("#user .bubble.theirs >> text=While you were away", timeout=SOON)
-    tab.wait_for_selector(GUIDE, timeout=SOON)
+    tab.wait_for_selector("#user[data-state=open]", timeout=WAIT_LIMIT_MS)
+    tab.wait_for_selector("#user .bubble.theirs >> text=While you were away", timeout=WAIT_LIMIT_MS)
+    tab.wait_for_selector(GUIDE, timeout=WAIT_LIMIT_MS)
     assert tab.locator("#user .bubble").count() == 3
 
 
@@ -305,7 +305,7 @@ def test_chat_page_in_chinese_fits_and_loads_nothing_external(visit: Callable[..
     tab = visit(language="zh-CN", scheme="dark")
     write(tab, "#user", "你好")
     write(tab, "#agent", "您好")
-    tab.wait_for_selector("#timeline .entry.armed", timeout=SOON)
+    tab.wait_for_selector("#timeline .entry.armed", timeout=WAIT_LIMIT_MS)
     assert "演示聊天" in tab.content()
     for width in (380, 1200):
         tab.set_viewport_size({"width": width, "height": 960})

@@ -17,9 +17,10 @@ from sessions.store import client as keys
 from sessions.store import inbox as inbox_module
 from sessions.store import sessions, stats
 from sessions.store.inbox import live_inbox as inbox
-from tests.scheduling.api.serving import WAIT_LIMIT, cloud_event, eventually
+from tests.scheduling.api.serving import cloud_event, eventually
 from tests.sessions.websocket.web_processes import Page, token
 from tests.support.tables import each_row
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -19,12 +19,12 @@ from scheduling.operations import commands
 from sessions.store.sessions import live_store
 from sessions.websocket import gateway
 from sessions.websocket.gateway import GatewayConsumer
-from tests.scheduling.api.serving import WAIT_LIMIT
 from tests.sessions.refusing_server import REFUSALS, refuse_writes
 from tests.sessions.websocket.test_catch_up import RecordedSocket
 from tests.sessions.websocket.test_limits import HeldWriter, held_writer, run, until
 from tests.sessions.websocket.web_processes import Page, address_of, listening, web_on
 from tests.support.tables import each_row
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 __all__ = ["held_writer"]

@@ -18,12 +18,13 @@ from sessions.detection import policies
 from sessions.models import SilencePolicy
 from sessions.store import client
 from sessions.store.inbox import live_inbox as inbox
-from tests.scheduling.api.serving import NOWHERE, WAIT_LIMIT, Client, eventually
+from tests.scheduling.api.serving import NOWHERE, Client, eventually
 from tests.sessions.conftest import Chats
 from tests.sessions.refusing_server import REFUSALS, refuse_writes
 from tests.sessions.websocket.test_consumer import deadline
 from tests.sessions.websocket.web_processes import Page, web
 from tests.support.tables import each_row
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -19,8 +19,8 @@ from sessions.websocket import connection, consumer, hub
 from sessions.websocket.connection import BURST, MOST_WAITING, RATE, Close, FrameRateLimiter, FrameWriter, SendQueue
 from sessions.websocket.consumer import SessionConsumer
 from sessions.websocket.hub import Hub, group_of
-from tests.scheduling.api.serving import WAIT_LIMIT
 from tests.sessions.websocket.test_catch_up import RecordedSocket, scope
+from tests.support.waiting import WAIT_LIMIT
 
 
 class Member:

@@ -16,8 +16,9 @@ from config.environment import environment
 from sessions.store.inbox import Post
 from sessions.store.inbox import live_inbox as inbox
 from sessions.websocket import hub
-from tests.scheduling.api.serving import WAIT_LIMIT, Gate
+from tests.scheduling.api.serving import Gate
 from tests.sessions.websocket.web_processes import Page, token, web
+from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

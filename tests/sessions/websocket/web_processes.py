@@ -19,7 +19,8 @@ from websockets.sync.client import ClientConnection, connect
 
 from config.environment import ROOT, environment
 from sessions import tokens
-from tests.scheduling.api.serving import WAIT_LIMIT, database_url
+from tests.scheduling.api.serving import database_url
+from tests.support.waiting import WAIT_LIMIT
 
 FLAGS = "--ws websockets-sansio --ws-max-size 65536 --ws-per-message-deflate false --timeout-graceful-shutdown 2"
 
