@@ -53,11 +53,14 @@ SECONDS: dict[str, float] = {
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """What `-n auto` means: as many as cores; none for tests picked by hand, or where all would share one Redis."""
+    """What `-n auto` means: as many as cores; none for tests picked by hand, or where all would share one Redis.
+
+    One more for `make processes`: half of its time its tests wait for programs that start or end.
+    """
     picked = config.option.keyword or config.args_source is not pytest.Config.ArgsSource.TESTPATHS
     if picked or environment().redis_url:
         return 0
-    return min(len(os.sched_getaffinity(0)), MOST)
+    return min(len(os.sched_getaffinity(0)) + (config.option.markexpr == "processes"), MOST)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
