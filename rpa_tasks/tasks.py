@@ -9,12 +9,14 @@ from celery import current_app, shared_task
 from rpa_tasks.jobs import dispatch, schedules
 from rpa_tasks.worker import runner
 from scheduling import sql
-from scheduling.tasks import RETRY_OPTIONS
 
 
-@shared_task(name="rpa_tasks.publish_for_shops", **RETRY_OPTIONS)
+@shared_task(name="rpa_tasks.publish_for_shops")
 def publish_for_shops(*given: Any, **order: Any) -> None:
-    """Publish a round now. Beat does not send this message, it publishes the rounds of stored schedules itself."""
+    """Publish a round now. Beat does not send this message, it publishes the rounds of stored schedules itself.
+
+    Never tried again: the round's instant is that of the try, so a second try would be a second round.
+    """
     schedules.publish_round(0, sql.now(), given, order)
 
 

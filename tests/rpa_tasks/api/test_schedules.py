@@ -414,6 +414,21 @@ def exceed_statement_timeout() -> OperationalError:
     return caught.value
 
 
+def test_round_sent_by_hand_is_not_tried_again(
+    market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs that ended since the lost answer would run a second time."""
+    tries, publish_round = [], schedules.publish_round
+
+    def lose_answer(*given: Any) -> None:
+        tries.append(publish_round(*given))
+        raise OperationalError("the connection was lost")
+
+    monkeypatch.setattr(schedules, "publish_round", lose_answer)
+    assert publish_for_shops.apply(kwargs=ORDER).state == "FAILURE"
+    assert [each.published for each in tries] == [Shop.objects.count()]
+
+
 def test_round_that_fails_stops_no_other_and_is_published_later(
     market: Market, valkey: redis.Redis, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
