@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
+from django.contrib.admin import apps as admin_apps
 from django.utils.translation import gettext_lazy as _
 
 
 class SchedulingConfig(AppConfig):
     name = "scheduling"
+    default = True
     verbose_name = _("Outreach")
 
     def ready(self) -> None:
@@ -22,3 +24,8 @@ class SchedulingConfig(AppConfig):
 
         allow_unknown_time_zones()
         quota_slots_freed.connect(pipeline.return_quota_slots)
+
+
+class BackOfficeConfig(admin_apps.AdminConfig):
+    default = False  # of the configurations of this module
+    default_site = "scheduling.web.back_office.BackOffice"

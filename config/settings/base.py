@@ -18,10 +18,10 @@ ALLOWED_HOSTS = ENV.django_allowed_hosts or ["localhost", "127.0.0.1", "[::1]"]
 CSRF_TRUSTED_ORIGINS = ENV.django_csrf_trusted_origins
 
 INSTALLED_APPS = [
-    "unfold",
+    "unfold.apps.BasicAppConfig",  # without a site of its own
     "unfold.contrib.filters",
     "unfold.contrib.simple_history",
-    "django.contrib.admin",
+    "scheduling.apps.BackOfficeConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
