@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -85,6 +86,11 @@ def keep_bytecode() -> None:
     """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+
+
+def pytest_collection_finish() -> None:
+    """Full collections of garbage search the modules and the tests again and again: a twentieth of a run's work."""
+    gc.freeze()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -64,13 +64,11 @@ def test_quorum_queues_deliver_due_touches_before_waiting_ones() -> None:
             _post(stack, key, "events", _event("signup.succeeded", WAITING))
             for shop in ("s1", "own"):
                 _post(stack, key, "rpa/jobs", {"shop_id": shop, "platform": "pdd", "task_type": "look", "payload": {}})
-            assert wait_until(lambda: _query_value(stack, DELIVERED) == WAITING + 1, WAIT_LIMIT, 0.2), stack.log(
-                "core"
-            )[-3000:]
+            delivered = wait_until(lambda: _query_value(stack, DELIVERED) == WAITING + 1, WAIT_LIMIT, 0.2)
+            assert delivered, stack.log("core")[-3000:]
             assert _query_value(stack, OVERTOOK), "what was due at once came after what was not due yet"
-            assert wait_until(lambda: _query_value(stack, SUCCEEDED) == 1, WAIT_LIMIT, 0.2), stack.log("execution")[
-                -3000:
-            ]
+            succeeded = wait_until(lambda: _query_value(stack, SUCCEEDED) == 1, WAIT_LIMIT, 0.2)
+            assert succeeded, stack.log("execution")[-3000:]
             home = _query_value(
                 stack, "SELECT 'n.' || replace(name, '.', ':') || '.normal' FROM rpa_tasks_executionnode"
             )

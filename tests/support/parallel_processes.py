@@ -30,7 +30,7 @@ SECONDS: dict[str, float] = {
     "tests/sessions/websocket/test_gateway.py": 11, "tests/sessions/websocket/test_outages.py": 6,
     "tests/smoke/test_running_stack.py": 35,
     # of `make processes`
-    "tests/deploy/test_containers.py": 8, "tests/deploy/test_keep_the_data.py": 87,
+    "tests/deploy/test_containers.py": 8,
     "tests/deploy/test_pgbouncer.py": 38, "tests/deploy/test_prometheus.py": 11,
     "tests/docs/test_walkthroughs.py": 103, "tests/journeys/test_accessibility.py": 175,
     "tests/journeys/test_bulk_actions.py": 12, "tests/journeys/test_clicks.py": 33,

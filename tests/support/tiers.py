@@ -13,13 +13,13 @@ from config.environment import ROOT
 #: Run by `make faults`: each fault once.
 FAULTS = (
     "tests/faults/", "tests/rpa_tasks/faults/", "tests/sessions/faults/",
+    "tests/deploy/test_keep_the_data.py",
     "tests/local_stack/test_process_cleanup.py",
     "tests/rpa_tasks/browsers/test_take_over_faults.py",
 )  # fmt: skip
 #: Run by `make processes`: stacks, supervisors, browsers, servers and programs of a test's own.
 PROCESSES = (
-    "tests/deploy/test_containers.py", "tests/deploy/test_keep_the_data.py", "tests/deploy/test_pgbouncer.py",
-    "tests/deploy/test_prometheus.py",
+    "tests/deploy/test_containers.py", "tests/deploy/test_pgbouncer.py", "tests/deploy/test_prometheus.py",
     "tests/deploy/test_redis_users.py", "tests/deploy/test_scraping.py", "tests/deploy/test_systemd.py",
     "tests/deploy/test_upgrade.py", "tests/deploy/test_watcher_metrics.py",
     "tests/docs/test_walkthroughs.py",

@@ -60,7 +60,7 @@ def test_customer_below_cap_may_be_sent_more(
     sent = send("a")
     answer = open_customer_page()
     assert answer.context["eligibility"]["open"]
-    assert answer.context["eligibility"]["rooms"] == ["1 of 3 in 1 day"]
+    assert answer.context["eligibility"]["usages"] == ["1 of 3 in 1 day"]
     again = format_instant(sent.reserved_at + timedelta(hours=72))
     assert read_node_rows(answer) == {
         "a": ("Would not be sent", "Same content sent recently", again),
