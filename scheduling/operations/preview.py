@@ -163,7 +163,7 @@ class CapUsage:
 @dataclass(frozen=True, slots=True)
 class Eligibility:
     answers: list[NodeVerdict]  #: of the enabled nodes, in the order of their keys
-    rooms: list[CapUsage]
+    usages: list[CapUsage]
 
     @property
     def is_open(self) -> bool:
@@ -196,12 +196,12 @@ def check_eligibility(who: CustomerSpec, now: datetime) -> Eligibility:
         verdict = guards.judge_touch(touch, context, now)
         reads_event = any(not row.field.startswith(CUSTOMER_FIELDS) for each in node.conditions for row in each.rows())
         answers.append(NodeVerdict(node, verdict, reads_event))
-    rooms = []
+    usages = []
     for rule in config.rules:
         if (rule.kind, rule.scope) == ("cap", "user"):
             taken = sum(
                 slot.counts and slot.at > now - rule.window and rule.covers(slot.node_id, slot.template_id)
                 for slot in slots
             )
-            rooms.append(CapUsage(rule, taken, rule.limit_for(who.level)))
-    return Eligibility(answers, rooms)
+            usages.append(CapUsage(rule, taken, rule.limit_for(who.level)))
+    return Eligibility(answers, usages)

@@ -279,7 +279,7 @@ class _EventBatch:
             }
             sql.execute(_NOTE_CUSTOMERS, parameters)
         for event in complaints:
-            task_id: UUID | None = None  # the complaint names no touch
+            task_id: UUID | None = None  # None: it names no touch
             with suppress(KeyError, ValueError):
                 task_id = UUID(str(event.data["task_id"]))
             parameters = {

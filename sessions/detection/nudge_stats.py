@@ -9,10 +9,10 @@ Two seconds are too short to compare two clocks. The store's clock measures the 
 right before the message, to the user's action. The database's clock measures the time from the mark right before that
 call, `sending_at`, to the delivery.
 
-The store keeps one field per session and a stream of signs per shard, at most 10,000 entries. A pass every ten
-seconds reads and trims the stream. The position is stored with the counts, so each sign counts once. A flushed store
-loses the signs of about the last minute and the future signs of messages already sent. The number sent comes from the
-database and is not lost. Gateways known only by expiring keys give no signs.
+The store keeps one field per session and a stream of signals per shard, at most 10,000 entries. A pass every ten
+seconds reads and trims the stream. The position is stored with the counts, so each signal counts once. A flushed store
+loses the signals of about the last minute and the future ones of messages already sent. The number sent comes from the
+database and is not lost. Gateways known only by expiring keys give no signals.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FALSE_WITHIN = timedelta(seconds=2)
 #: See `ends.WRITE_LAG`.
 WRITE_LAG = timedelta(seconds=1)
 SETTLED = timedelta(seconds=60)  #: after this time a message that was being sent is settled
-SENT, SIGNS = 20_000, 1_000  #: touches per pass; signs per shard and pass
+SENT, SIGNALS = 20_000, 1_000  #: touches per pass; signals per shard and pass
 RETENTION = timedelta(days=90)
 
 
@@ -59,21 +59,21 @@ def count_effects(store: Store | None = None) -> None:
     at = sql.now()
     before = NudgeMark.objects.get_or_create(pk=1, defaults={"counted_to": at, "ceiling": at})[0].signs_to
     try:
-        signs = _read_signals(store, before)
+        signals = _read_signals(store, before)
     except StoreUnavailable as error:
         log.warning("nudge_signals_not_read", error=str(error))
-        signs = []
+        signals = []
     with transaction.atomic():
         mark = NudgeMark.objects.select_for_update(skip_locked=True).filter(pk=1).first()
         if mark is None or mark.signs_to != before:
             return
         _count_sent(mark)
-        _count_signals(signs)
-        mark.signs_to = before | {str(each.shard): each.id for each in signs}
+        _count_signals(signals)
+        mark.signs_to = before | {str(each.shard): each.id for each in signals}
         mark.save()
         sql.execute("DELETE FROM chat_sessions_nudgetally WHERE at < now() - %(kept)s", {"kept": RETENTION})
-    if signs:
-        # Trim counted signs from the streams. The next pass repeats a failed trim.
+    if signals:
+        # Trim counted signals from the streams. The next pass repeats a failed trim.
         with suppress(StoreUnavailable):
             store.server.ask(
                 lambda pipe: [
@@ -84,24 +84,24 @@ def count_effects(store: Store | None = None) -> None:
 
 
 def _read_signals(store: Store, before: dict[str, str]) -> list[NudgeSignal]:
-    """Return the oldest signs that are not yet counted. Raises `StoreUnavailable`."""
+    """Return the oldest signals that are not yet counted. Raises `StoreUnavailable`."""
     (seconds, micros), *found = store.server.ask(
         lambda pipe: [
             pipe.time(),
-            *(pipe.xrange(client.SIGNS[shard], f"({before.get(str(shard), '0-0')}", "+", count=SIGNS)
+            *(pipe.xrange(client.SIGNS[shard], f"({before.get(str(shard), '0-0')}", "+", count=SIGNALS)
               for shard in range(client.SHARDS)),
         ]
     )  # fmt: skip
     until = seconds * 1000 + micros // 1000 - SETTLED // timedelta(milliseconds=1)
-    signs = []
+    signals = []
     for shard, entries in enumerate(found):
         for name, fields in entries:
             entry = decode_text(name)
             if int(entry.partition("-")[0]) <= until:
                 words = {decode_text(field): decode_text(value) for field, value in fields.items()}
                 typed = int(words["f"]) if words["f"] else None
-                signs.append(NudgeSignal(shard, entry, words["e"], words["k"], int(words["d"]), typed))
-    return signs
+                signals.append(NudgeSignal(shard, entry, words["e"], words["k"], int(words["d"]), typed))
+    return signals
 
 
 def _count_sent(mark: NudgeMark) -> None:
@@ -118,14 +118,14 @@ def _count_sent(mark: NudgeMark) -> None:
             mark.ceiling, mark.ceiling_xid = max(newest, until), own
 
 
-def _count_signals(signs: list[NudgeSignal]) -> None:
-    if not signs:
+def _count_signals(signals: list[NudgeSignal]) -> None:
+    if not signals:
         return
     words: dict[str, Any] = {
-        "silences": [each.silence for each in signs],
-        "kinds": [each.kind for each in signs],
-        "afters": [each.after_ms for each in signs],
-        "typed": [-1 if each.typed_ms is None else each.typed_ms for each in signs],
+        "silences": [each.silence for each in signals],
+        "kinds": [each.kind for each in signals],
+        "afters": [each.after_ms for each in signals],
+        "typed": [-1 if each.typed_ms is None else each.typed_ms for each in signals],
         "source": SOURCE,
         "too_soon": FALSE_WITHIN,
     }

@@ -194,11 +194,11 @@ def _describe_eligibility(found: Eligibility, customer: Customer) -> dict[str, A
         "open": found.is_open,
         "at": format_instant(found.opens_at) if found.opens_at else "",
         "wait": describe_duration(found.opens_at - now()) if found.opens_at and found.opens_at > now() else "",
-        "rooms": [
+        "usages": [
             gettext("%(taken)s of %(limit)s in %(span)s")
-            % {"taken": room.taken, "limit": room.limit, "span": describe_duration(room.rule.window)}
-            + describe_counted_kinds(room.rule.kinds)
-            for room in found.rooms
+            % {"taken": usage.taken, "limit": usage.limit, "span": describe_duration(usage.rule.window)}
+            + describe_counted_kinds(usage.rule.kinds)
+            for usage in found.usages
         ],
         "nodes": [_describe_node_verdict(each) for each in found.answers],
         "marketing_only": customer.opted_out,
