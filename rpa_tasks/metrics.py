@@ -15,7 +15,7 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rpa_tasks.jobs.ledger import NODE_SILENT, QUEUE_PREFIX, TIERS, jobs
+from rpa_tasks.jobs.ledger import NODE_SILENT, QUEUE_PREFIX, TIERS, job_ledger
 from rpa_tasks.jobs.shops import is_being_checked
 from rpa_tasks.models import LoginState, Shop
 from rpa_tasks.outcomes import Verdict
@@ -271,7 +271,7 @@ def measure_execution_nodes(deadline: Deadline) -> tuple[int, int]:
     """
     with deadline.limit_queries(settings.TIMEOUTS.metrics_statement):
         ((running, slots, queues, busy, seconds),) = sql.rows(_NODES, {"silent": NODE_SILENT})
-        startable = jobs.count_startable([*RPA_QUEUES, *queues], ageing=settings.AFTERTOUCH_RPA_AGEING)
+        startable = job_ledger.count_startable([*RPA_QUEUES, *queues], ageing=settings.AFTERTOUCH_RPA_AGEING)
     slots = slots if running else settings.AFTERTOUCH_RPA_SLOTS
     work = sum(count * (seconds or ASSUMED_RUN) / span for count, span in zip(startable, DRAIN_SECONDS, strict=True))
     needed = max(busy / BUSY_GOAL, busy + min(work, sum(startable)))

@@ -15,7 +15,8 @@ from scheduling import sql
 def publish_for_shops(*given: Any, **order: Any) -> None:
     """Publish a round now. Beat does not send this message, it publishes the rounds of stored schedules itself.
 
-    Never tried again: the round's instant is that of the try, so a second try would be a second round.
+    It is tried once: the round's instant is that of the try, so a second try would be a second round. A failure becomes
+    a failed task. Look at the jobs before you send it again.
     """
     schedules.publish_round(0, sql.now(), given, order)
 

@@ -1,15 +1,14 @@
-"""Register the app and its system checks."""
+"""Register the app with its system checks, and the site of the back office."""
 
 from __future__ import annotations
 
 from django.apps import AppConfig
-from django.contrib.admin import apps as admin_apps
+from django.contrib.admin import apps as admin_apps  # its `AdminConfig` would be a second default here
 from django.utils.translation import gettext_lazy as _
 
 
 class SchedulingConfig(AppConfig):
     name = "scheduling"
-    default = True
     verbose_name = _("Outreach")
 
     def ready(self) -> None:
@@ -27,5 +26,5 @@ class SchedulingConfig(AppConfig):
 
 
 class BackOfficeConfig(admin_apps.AdminConfig):
-    default = False  # of the configurations of this module
+    default = False  # "scheduling" among the apps means `SchedulingConfig`
     default_site = "scheduling.web.back_office.BackOffice"

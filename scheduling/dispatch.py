@@ -25,8 +25,8 @@ from scheduling import metrics, tracing
 from scheduling.batching import BackgroundBatcher
 from scheduling.broker_health import broker_alarm
 from scheduling.configuration import snapshot
-from scheduling.ledger.ends import record_failed_touches
-from scheduling.ledger.touches import touches
+from scheduling.ledger.failures import record_failed_touches
+from scheduling.ledger.touches import touch_ledger
 from scheduling.ledger.transitions import AGE_UNKNOWN, Settlement, WakeUp
 from scheduling.models import Attempt, Touch
 from scheduling.policy.specs import NodeSpec
@@ -57,7 +57,7 @@ def dispatch_due_touches() -> int:
     ends_at = time.monotonic() + LONGEST_DISPATCH
     dispatched, idle_looks = _dispatch_within(settings.AFTERTOUCH_HORIZON, ends_at), 0
     while idle_looks < IDLE_LOOKS:
-        wait = touches.seconds_until_due(timedelta(seconds=LONGEST_DISPATCH))
+        wait = touch_ledger.seconds_until_due(timedelta(seconds=LONGEST_DISPATCH))
         pause = max(wait or 0, POLL)
         if wait is None or broker_alarm.is_on() or time.monotonic() + pause > ends_at:
             break
@@ -75,7 +75,7 @@ def dispatch_waiting_touches() -> int:
 def _dispatch_within(horizon: timedelta, ends_at: float) -> int:
     dispatched = 0
     while not broker_alarm.is_on() and time.monotonic() < ends_at:
-        wakeups = touches.dispatch_due(
+        wakeups = touch_ledger.dispatch_due(
             horizon=horizon, limit=DISPATCH_LIMIT, window=settings.AFTERTOUCH_DISPATCH_WINDOW
         )
         publish_wakeups(wakeups)
@@ -115,7 +115,7 @@ def _repeat_until_empty(rescue: Callable[[], int]) -> int:
 
 
 def _requeue_lost_wakeups() -> int:
-    if broker_alarm.is_on() or not touches.has_expired_wakeups():
+    if broker_alarm.is_on() or not touch_ledger.has_expired_wakeups():
         return 0
     try:
         backlog = {
@@ -127,7 +127,7 @@ def _requeue_lost_wakeups() -> int:
         # Publishing would fail as well. The rows wait in the table until the broker is reachable.
         log.warning("broker_unreachable", error=str(error))
         return 0
-    rescued = _repeat_until_empty(lambda: touches.requeue_expired(trusted_since=backlog, limit=PASS_LIMIT))
+    rescued = _repeat_until_empty(lambda: touch_ledger.requeue_expired(trusted_since=backlog, limit=PASS_LIMIT))
     if rescued:
         log.info("wakeups_requeued", count=rescued)
     return rescued
@@ -141,7 +141,7 @@ def _rescue_expired_runs() -> int:
     an operator decides. Before it is sent again, the touch is judged again, also whether its channel has changed.
     """
     with transaction.atomic():
-        expired = touches.expired_runs(limit=PASS_LIMIT)
+        expired = touch_ledger.expired_runs(limit=PASS_LIMIT)
         if not expired:
             return 0
         nodes = snapshot.current().nodes
@@ -162,7 +162,7 @@ def _rescue_expired_runs() -> int:
                 lost[claim] = Attempt(
                     row.attempt, claim.lease_no, row.sending_at, outcome="unknown", reason="worker_lost"
                 )
-        touches.settle(settlements, attempts=lost)
+        touch_ledger.settle(settlements, attempts=lost)
         record_failed_touches([claim.task_id for claim, end in settlements.items() if end.state == "unknown"])
     metrics.count_lost_touches(sum(end.state == "unknown" for end in settlements.values()))
     log.warning("runs_rescued", count=len(settlements))
@@ -177,10 +177,10 @@ def resume_unpaused() -> int:
 
     An interrupted pass is safe: the next one continues.
     """
-    resumed = set(touches.paused_scopes()) - snapshot.current().paused
+    resumed = set(touch_ledger.paused_scopes()) - snapshot.current().paused
     changed, ends_at = 0, datetime.now(UTC) + LONGEST_PASS
     for scope in sorted(resumed):
-        while datetime.now(UTC) < ends_at and (count := touches.resume_paused(scope, spread=RESUME_SPREAD)):
+        while datetime.now(UTC) < ends_at and (count := touch_ledger.resume_paused(scope, spread=RESUME_SPREAD)):
             changed += count
     return changed
 

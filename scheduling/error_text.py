@@ -1,11 +1,16 @@
 """Texts of errors: English wherever they go, and what a page needs to print them in its reader's language.
 
 The code that raises an error imports `ErrorText` as `_`, so that makemessages finds the text.
+`find_error_line` finds the line of a program's output that states the error.
 """
 
 from __future__ import annotations
 
 from typing import Any, Self
+
+LONGEST_LINE = 300  #: characters of a returned line
+TRACEBACK = "Traceback (most recent call last):"
+GROUP_TRACEBACK = "+ Exception Group Traceback (most recent call last):"
 
 
 class ErrorText(str):
@@ -44,3 +49,23 @@ class ErrorText(str):
         return cls(
             template, **{name: cls.load(each) if isinstance(each, list) else each for name, each in values.items()}
         )
+
+
+def find_error_line(output: str) -> str:
+    """Return the decisive line: the error of the last traceback, else the last line that is not blank.
+
+    The error follows the indented frames. Its further lines, such as the call log of a browser, come after it.
+    """
+    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
+    starts = [number for number, line in enumerate(lines) if line.strip() in (TRACEBACK, GROUP_TRACEBACK)]
+    for start in reversed(starts):
+        indent = len(lines[start]) - len(lines[start].lstrip())
+        for line in lines[start + 1 :]:
+            if len(line) - len(line.lstrip()) <= indent:
+                return line.strip()[:LONGEST_LINE]
+    return lines[-1].strip()[:LONGEST_LINE] if lines else ""
+
+
+def has_more_lines(output: str) -> bool:
+    """Return whether the output has more than its error line."""
+    return output.strip() != find_error_line(output)

@@ -56,7 +56,10 @@ def connect_redis(url: str, *, timeout: float | None = None) -> Redis:
 
 
 def connect_nodes(url: str) -> list[Redis]:
-    """Create a client for each node that an address names. A probe makes no pauses and ends within `TIMEOUTS.probe`."""
+    """Create a client for each node that an address names.
+
+    Each wait for a node ends within `TIMEOUTS.probe`. No tries are repeated after a pause.
+    """
     timeout = settings.TIMEOUTS.probe
     if not is_cluster(url):
         return [connect_redis(url, timeout=timeout)]

@@ -133,14 +133,14 @@ class NudgeTally(models.Model):
 
 
 class NudgeMark(models.Model):
-    """Single row: the position up to which guide messages and signs of users are counted."""
+    """Single row: the position up to which guide messages and signals of users are counted."""
 
     counted_to = models.DateTimeField()
     #: Deliveries up to this instant may be counted after all transactions before `ceiling_xid` have ended. Earlier ones
     #: are then committed or will never exist.
     ceiling = models.DateTimeField()
     ceiling_xid = models.BigIntegerField(default=0)
-    #: Last counted entry of the stream of signs, by shard.
+    #: Last counted entry of the stream of signals, by shard.
     signs_to = models.JSONField(default=dict)
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ GOAL = 5.0
 
 
 def pick(bench: Bench) -> None:
-    from rpa_tasks.jobs.ledger import jobs
+    from rpa_tasks.jobs.ledger import job_ledger
     from rpa_tasks.models import Flow, Job, Lane, Platform, Run, Shop
     from scheduling.ledger.transitions import Settlement
 
@@ -33,17 +33,19 @@ def pick(bench: Bench) -> None:
         _fill_jobs(flow.pk, waiting)
         Shop.objects.filter(pk__in=[shop.pk for shop in shops[: BLOCKED // 2]]).update(paused=True)
         for _ in range(BLOCKED // 2):
-            jobs.pick(["high", "normal", "low"], node="busy", lease=timedelta(hours=1), ageing=timedelta(minutes=10))
+            job_ledger.pick(
+                ["high", "normal", "low"], node="busy", lease=timedelta(hours=1), ageing=timedelta(minutes=10)
+            )
         took = []
         for _ in range(PICKS):
             began_at = time.perf_counter()
-            found = jobs.pick(
+            found = job_ledger.pick(
                 ["high", "normal", "low"], node="bench", lease=timedelta(minutes=1), ageing=timedelta(minutes=10)
             )
             took.append((time.perf_counter() - began_at) * 1000)
             if found is None:
                 break
-            jobs.settle({found.claim: Settlement("succeeded")})
+            job_ledger.settle({found.claim: Settlement("succeeded")})
         for share in (50, 99):
             bench.figures.add(
                 "pick", f"{waiting:,} waiting: p{share}", percentile(took, share), "ms",

@@ -154,7 +154,7 @@ def _measure_costs(bench: Bench) -> None:
 def _measure_work(bench: Bench, node: Node, count: int) -> Costs:
     from scheduling.delivery import pipeline
     from scheduling.experiments.replay import choose_window
-    from scheduling.ledger.touches import touches
+    from scheduling.ledger.touches import touch_ledger
     from scheduling.monitoring.statistics import HourlyCache
 
     now = datetime.now(UTC)
@@ -162,7 +162,7 @@ def _measure_work(bench: Bench, node: Node, count: int) -> Costs:
     found: list[UUID] = []
 
     def dispatch() -> None:
-        while wakeups := touches.dispatch_due(horizon=timedelta(0), limit=1000, window=count):
+        while wakeups := touch_ledger.dispatch_due(horizon=timedelta(0), limit=1000, window=count):
             found.extend(each.task_id for each in wakeups)
 
     def deliver() -> None:

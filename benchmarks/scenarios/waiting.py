@@ -10,7 +10,7 @@ from django.db import connection, transaction
 from benchmarks import comparison, workload
 from benchmarks.environment import Bench
 from scheduling.dispatch import PASS_LIMIT
-from scheduling.ledger.touches import touches
+from scheduling.ledger.touches import touch_ledger
 
 GOAL_STATEMENT = 50.0
 GOAL_P99 = 60.0
@@ -38,7 +38,7 @@ def _measure_statement(bench: Bench, level: int, *, last: bool) -> None:
     plan = _explain() if last else ""
     for _ in range(STATEMENTS - 1):
         began_at = time.perf_counter()
-        handed_over = len(touches.dispatch_due(horizon=HORIZON, limit=PASS_LIMIT, window=2 * DUE))
+        handed_over = len(touch_ledger.dispatch_due(horizon=HORIZON, limit=PASS_LIMIT, window=2 * DUE))
         took = (time.perf_counter() - began_at) * 1000
         assert handed_over == PASS_LIMIT
         bench.figures.add("waiting", f"{level:,} waiting: dispatch {PASS_LIMIT:,}", took, "ms", goal=GOAL_STATEMENT)
@@ -61,7 +61,7 @@ def _explain() -> str:
 
     with transaction.atomic():
         with connection.execute_wrapper(note):
-            touches.dispatch_due(horizon=HORIZON, limit=PASS_LIMIT, window=2 * DUE)
+            touch_ledger.dispatch_due(horizon=HORIZON, limit=PASS_LIMIT, window=2 * DUE)
         transaction.set_rollback(True)
     with transaction.atomic(), connection.cursor() as cursor:
         statement, parameters = seen[0]

@@ -24,7 +24,7 @@ from config.celery.schedule import SCHEDULE
 from scheduling import metrics, sql
 from scheduling.app_integrations import ScheduledRound, scheduled_rounds
 from scheduling.errors import InvalidInput
-from scheduling.ledger.ends import record_unreadable_message
+from scheduling.ledger.failures import record_unreadable_message
 from scheduling.monitoring import alerts
 from scheduling.operations.periodic_rows import RowEntry, UnusableRow
 from scheduling.queue_names import TICK_QUEUES

@@ -191,7 +191,7 @@ def _record_failed_message(reason: str, body: Any, detail: str = "", queue: str 
     """Create a failed task in the worker's main process, then close the connection, which children would inherit."""
     from django.db import connection
 
-    from scheduling.ledger.ends import record_unreadable_message
+    from scheduling.ledger.failures import record_unreadable_message
 
     log.error("message_dead_lettered", reason=reason, detail=detail, queue=queue)
     try:

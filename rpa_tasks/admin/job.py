@@ -52,7 +52,7 @@ from scheduling.admin.lists import ListExportMixin, ReasonFilter
 from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.admin.touches.touch import SpanFilter
 from scheduling.admin.undo import create_undo_link
-from scheduling.error_lines import find_error_line, has_more_lines
+from scheduling.error_text import find_error_line, has_more_lines
 from scheduling.errors import AftertouchError
 from scheduling.models import WAITING, FailedTask, Pause, Priority
 from scheduling.monitoring.duration_text import describe_duration

@@ -29,11 +29,11 @@ from rpa_tasks.jobs.payloads import (
 from rpa_tasks.jobs.shops import is_login_check
 from rpa_tasks.models import DedupeWindow, Job, Run
 from scheduling import sql
-from scheduling.error_lines import find_error_line
 from scheduling.error_text import ErrorText as _
+from scheduling.error_text import find_error_line
 from scheduling.errors import Conflict, InvalidInput
 from scheduling.ids import new_id
-from scheduling.ledger.ends import failure_fingerprint
+from scheduling.ledger.failures import failure_fingerprint
 from scheduling.models import WAITING, FailedTask
 from scheduling.operations.failed_tasks import Actor, Republisher, Retry
 from scheduling.operations.undo import Reversal

@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 
 from rpa_tasks import metrics
 from rpa_tasks.jobs import breaker, dead_letters, shops, wakeups
-from rpa_tasks.jobs.ledger import jobs
+from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.models import Evidence, Job, LoginState, Run, Shop
 from rpa_tasks.outcomes import Verdict, retry_delay
 from scheduling import sql
@@ -70,7 +70,7 @@ def settle_run(job: Job, claim: Claim, ended: RunResult) -> bool:
             login_state=LoginState.NEEDED, login_lost_at=Now()
         ):
             log.warning("login_needed", shop=str(job.shop), platform=job.shop.platform.key)
-        jobs.settle({claim: settlement})
+        job_ledger.settle({claim: settlement})
         shops.record_checked_login(job, settlement)
         if settlement.state in ("failed", "unknown"):
             dead_letters.record_failed_job(job.pk)
@@ -153,7 +153,7 @@ def run_repair_passes() -> None:
 
 def dispatch_due_jobs() -> int:
     """Publish a wake-up message for each job that is due within the horizon, and return their number."""
-    found = jobs.dispatch_due(horizon=settings.AFTERTOUCH_HORIZON, limit=LIMIT)
+    found = job_ledger.dispatch_due(horizon=settings.AFTERTOUCH_HORIZON, limit=LIMIT)
     if found:
         wakeups.publish_wakeups(found)
     return len(found)
@@ -165,7 +165,7 @@ def wake_queues() -> dict[str, int]:
     This repairs a lost message, an opened gate or a node that came back. Returns the number of messages by queue.
     """
     woken: dict[str, int] = {}
-    for queue, lanes in jobs.startable(ageing=settings.AFTERTOUCH_RPA_AGEING).items():
+    for queue, lanes in job_ledger.startable(ageing=settings.AFTERTOUCH_RPA_AGEING).items():
         try:
             if oldest_message_at(queue) is not None:
                 continue
@@ -183,7 +183,7 @@ def rescue_expired_runs() -> int:
     and fails after the last retry. Any other started run ends as `unknown` and needs a decision by an operator.
     """
     with transaction.atomic():
-        expired = jobs.expired_runs(limit=LIMIT)
+        expired = job_ledger.expired_runs(limit=LIMIT)
         at = sql.now()  # the clock of this node may be ahead; due times use PostgreSQL's clock
         rescued = sum(_rescue_run(claim, began, at) for claim, began in expired)
     if expired:
@@ -197,7 +197,7 @@ def _rescue_run(claim: Claim, began: bool, at: datetime) -> bool:
         with transaction.atomic():
             row = Job.objects.select_related("flow", "shop").get(pk=str(claim.task_id))
             settlement = shops.settle_check(row, _rescue_settlement(row, began, at))
-            jobs.settle({claim: settlement})
+            job_ledger.settle({claim: settlement})
             if began:
                 record_lost_run(row, at)
             breaker.release_trial(claim.task_id)
@@ -236,7 +236,7 @@ def record_lost_run(row: Job, at: datetime) -> None:
 def cancel_retired_jobs() -> int:
     """Cancel waiting jobs whose shop, flow or platform is retired, with the reason `retired`."""
     found = sql.rows(_RETIRED, {"limit": LIMIT})
-    return len(jobs.cancel([task_id for (task_id,) in found], reason="retired")) if found else 0
+    return len(job_ledger.cancel([task_id for (task_id,) in found], reason="retired")) if found else 0
 
 
 # Two branches: with one OR over the three tables PostgreSQL reads the whole history of jobs every few seconds.

@@ -316,7 +316,7 @@ def _lane_parameters(ageing: timedelta) -> dict[str, object]:
     return {"ageing": ageing.total_seconds(), "home_lease": settings.AFTERTOUCH_RPA_HOME_LEASE}
 
 
-jobs = JobLedger(Job._meta.db_table, route="shop_id")
+job_ledger = JobLedger(Job._meta.db_table, route="shop_id")
 
 
 @contextmanager

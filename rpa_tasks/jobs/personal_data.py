@@ -18,7 +18,7 @@ from django.db import transaction
 from django.db.models import Q
 from django_celery_beat.models import PeriodicTask, PeriodicTasks
 
-from rpa_tasks.jobs.ledger import jobs
+from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.jobs.payloads import ERASED_KEY
 from rpa_tasks.models import Job
 from scheduling import sql
@@ -94,7 +94,7 @@ def _cancel_jobs(condition: str, given: dict[str, Any]) -> tuple[list[UUID], Era
     found = {task_id: stage for task_id, *stage in sql.rows(_FIND_JOBS.format(condition=condition), given)}
     waiting = [task_id for task_id, (state, _) in found.items() if state in ("scheduled", "queued")]
     own = [task_id for task_id in waiting if not found[task_id][1]]
-    cancelled = jobs.cancel(own, reason=anonymization.REASON) if own else set()
+    cancelled = job_ledger.cancel(own, reason=anonymization.REASON) if own else set()
     if len(cancelled) < len(waiting) or any(state == "running" for state, _ in found.values()):
         return list(found), ErasureDelayed("a job that names the customer runs, or waits for further requests too")
     return list(found), None

@@ -19,7 +19,7 @@ from django.db import transaction
 from django.db.models.functions import Now
 
 from rpa_tasks.jobs import payloads
-from rpa_tasks.jobs.ledger import jobs
+from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.jobs.payloads import (
     PAYLOAD_KEY,
     RESERVED_KEY_PREFIX,
@@ -147,7 +147,7 @@ def request_cancel(task_id: UUID, *, by: str, wait: bool = True) -> str:
             if not wait and Job.objects.filter(pk=task_id).exists():
                 raise Conflict(_("Another transaction changes the job %(task_id)s now.", task_id=task_id))
             raise NotFound(_("There is no job %(task_id)s.", task_id=task_id))
-        if jobs.cancel([task_id], reason=f"by:{by}"):
+        if job_ledger.cancel([task_id], reason=f"by:{by}"):
             return "cancelled"
         if Job.objects.filter(pk=task_id, state="running").update(cancel_requested_at=Now()):
             return "cancel_requested"

@@ -29,7 +29,7 @@ from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser
 from rpa_tasks.flow_sdk.discovery import FLOWS_VARIABLE
 from rpa_tasks.jobs import wakeups
 from rpa_tasks.jobs.dispatch import RunResult, settle_run
-from rpa_tasks.jobs.ledger import Pick, jobs, renew_in_background
+from rpa_tasks.jobs.ledger import Pick, job_ledger, renew_in_background
 from rpa_tasks.models import Job, ParamStyle
 from rpa_tasks.outcomes import CommandResult, ExitCause, RunOutcome, Verdict, judge
 from rpa_tasks.supervisor import command
@@ -121,7 +121,9 @@ def run_startable_jobs(queues: Sequence[str]) -> int:
     ran = 0
     with acquire_run_slot() as number:
         while number is not None and not stopping.is_set():
-            pick = jobs.pick(queues, node=settings.AFTERTOUCH_NODE, lease=LEASE, ageing=settings.AFTERTOUCH_RPA_AGEING)
+            pick = job_ledger.pick(
+                queues, node=settings.AFTERTOUCH_NODE, lease=LEASE, ageing=settings.AFTERTOUCH_RPA_AGEING
+            )
             if pick is None:
                 break
             JobRun(pick).execute()
@@ -200,7 +202,7 @@ class JobRun:
             )
         dirty = True
         try:
-            jobs.pin_to_node(self.pick, node=settings.AFTERTOUCH_NODE)
+            job_ledger.pin_to_node(self.pick, node=settings.AFTERTOUCH_NODE)
             yield
             dirty = not self.claim_valid
         finally:
@@ -220,7 +222,7 @@ class JobRun:
                 return self._result_without_start(Verdict(RunOutcome.DEFERRED, reason), detail=str(error))
             if self.browser and flow.clear_cookies:  # a run that cannot start keeps the login
                 self.browser.clear_cookies()
-            if not self.renew_lease() or self.job.pk not in jobs.mark_sending([claim]):
+            if not self.renew_lease() or self.job.pk not in job_ledger.mark_sending([claim]):
                 self.claim_valid = False
                 return self._result_without_start(Verdict(RunOutcome.DEFERRED, "stale"))
             ending = self._watch(order)
@@ -271,7 +273,7 @@ class JobRun:
         """Renew the lease. Returns False if the claim is stale or PostgreSQL is unavailable."""
         asked_at = clock()
         try:
-            self.claim_valid = jobs.renew(self.pick.claim, lease=LEASE)
+            self.claim_valid = job_ledger.renew(self.pick.claim, lease=LEASE)
         except sql.UNAVAILABLE_ERRORS as error:
             log.warning("lease_not_renewed", task_id=str(self.job.pk), error=str(error))
             close_old_connections()
@@ -289,7 +291,7 @@ class JobRun:
         try:
             progress = self.progress
             news = (progress.fraction, progress.message) if progress else ()
-            cancelled = jobs.note_progress(self.pick.claim, *news)
+            cancelled = job_ledger.note_progress(self.pick.claim, *news)
         except sql.UNAVAILABLE_ERRORS:
             close_old_connections()
             return ""

@@ -1,13 +1,15 @@
 """Count messages per target over all workers, in Redis and by the Redis clock.
 
 Vendors block a robot that exceeds its quota, so no Redis means no grant. `acquire` counts what is sent (`quota.lua`)
-and guarantees the limits. `reserve` plans (`quota_plan.lua`): each touch waits for a slot of its own. The keys of a
-target share a hash tag. A target's name is a hash, because robot URLs are secrets. A flush of Redis forgets all counts,
-also those of the day and the month, which start in the server's time zone (`TIME_ZONE`).
+and guarantees the limits. `reserve` plans (`quota_plan.lua`): each touch waits for a slot of its own. A granted slot
+moves with its message (`HeldSlot`). The keys of a target share a hash tag. A target's name is a hash, because robot
+URLs are secrets. A flush of Redis forgets all counts, also those of the day and the month, which start in the server's
+time zone (`TIME_ZONE`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -51,6 +53,7 @@ UNAVAILABLE_DELAY = timedelta(seconds=5)  #: delay before the next query after R
 LOWEST_PRIORITY = 2
 NEAR_SLOT = timedelta(seconds=4)  #: the sender waits for a slot this near; shorter than the deadline of a batch
 MARGIN = timedelta(milliseconds=200)  #: added to each window: evenly granted messages may arrive unevenly
+FRESH = MARGIN.total_seconds() / 2  #: seconds; the margin covers such a delay, so that the slot stays where it is
 MICROSECOND = timedelta(microseconds=1)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -305,3 +308,32 @@ def _parse_waits(reply: Any, requests: Sequence[SlotRequest]) -> list[timedelta 
     if not isinstance(reply, list):
         return [UNAVAILABLE_DELAY * (1 + random.random()) for _ in requests]  # noqa: S311
     return [timedelta(microseconds=wait) if wait >= 0 else None for wait in map(int, reply)]
+
+
+@dataclass(slots=True)
+class HeldSlot:
+    """The granted slot of a message that is not sent yet. It is moved to the instant at which the message is sent.
+
+    A slot counts from its grant, and a slow name server, connection or TLS handshake delays the request. Without the
+    move, a receiver could get delayed messages together with those of the next window, more than its quota.
+    """
+
+    gate: QuotaGate
+    quotas: Sequence[Quota | CalendarQuota]
+    target_key: str
+    slot: int
+    counted_at: float  #: monotonic time, not after the grant
+
+    async def renew(self) -> None:
+        """Move a slot that is more than 0.1 s old to now. Wait while its receiver has no place for it.
+
+        The caller has a time limit. A message of a minute's quota waits only if its grant is a minute old.
+        """
+        if not any(isinstance(each, Quota) for each in self.quotas):
+            return
+        while (asked_at := time.monotonic()) - self.counted_at > FRESH:
+            moved, wait = await asyncio.to_thread(self.gate.move, self.quotas, self.target_key, self.slot)
+            if moved:
+                self.slot, self.counted_at = moved, asked_at
+                return
+            await asyncio.sleep(wait.total_seconds())

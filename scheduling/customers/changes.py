@@ -185,7 +185,7 @@ class _CustomersInserted(Exception):
 
 
 def _lock_or_insert(user_ids: Sequence[str]) -> dict[str, StoredCustomer]:
-    ids = {user_id: spec.id for user_id, spec in locks.lock_users(user_ids).items()}
+    ids = {user_id: spec.id for user_id, spec in locks.lock_customers_by_user_id(user_ids).items()}
     unknown = [user_id for user_id in user_ids if user_id not in ids]
     inserted = locks.insert_customers(dict.fromkeys(unknown, (None, None))) if unknown else {}
     if len(inserted) < len(unknown):

@@ -184,7 +184,7 @@ def request_erasure(user_id: str, *, actor: str) -> CustomerErasure:
     """
     digest = digest_user_id(user_id)
     with transaction.atomic():
-        locked = locks.lock_users([user_id])
+        locked = locks.lock_customers_by_user_id([user_id])
         if not locked:
             past = CustomerErasure.objects.filter(digest=digest).first()
             if past is None:
@@ -270,7 +270,7 @@ def _erase_batch(erasure_id: UUID) -> bool:
         erasure = mine.filter(pk=erasure_id, state=State.RUNNING).first()
         if erasure is None or erasure.customer is None:
             return False
-        locks.lock_users([erasure.customer.user_id])
+        locks.lock_customers_by_user_id([erasure.customer.user_id])
         if anonymization.cancel_unsent(erasure.customer.pk):
             return False
         counts: Counter[str] = Counter(erasure.counts)

@@ -251,7 +251,8 @@ def undo_changes(row: CustomerImport) -> tuple[Counter[str], list[KeptValue], bo
         found = found.filter(pk__lt=row.undo_position)
     changes = list(found.order_by("-pk")[:BATCH])
     users = {each.customer_id: each.customer.user_id for each in changes}
-    locked = {spec.id for spec in locks.lock_users(list(users.values())).values()}  # without erased customers
+    # Without erased customers.
+    locked = {spec.id for spec in locks.lock_customers_by_user_id(list(users.values())).values()}
     at = sql.now()
     stored = {each.id: each for each in read_locked([key for key in users if key in locked])}
     later = _read_later_changes(row, changes)

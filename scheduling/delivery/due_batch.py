@@ -26,7 +26,7 @@ from scheduling.delivery import presence
 from scheduling.delivery.presence import PresenceQuestion
 from scheduling.delivery.routing import Route, Target, find_disabled_targets, load_community_targets
 from scheduling.ledger import locks
-from scheduling.ledger.touches import LockedTouch, touches
+from scheduling.ledger.touches import LockedTouch, touch_ledger
 from scheduling.ledger.transitions import Claim, WakeUp
 from scheduling.planning import earlier_events
 from scheduling.planning.earlier_events import CountedEvent
@@ -285,11 +285,11 @@ def lock(announced: Announcement, config: Snapshot) -> DueBatch | None:
     if not announced.touches:
         return None
     task_ids = list(announced.touches)
-    customers = locks.lock_customers(task_ids)
+    customers = locks.lock_customers_of_touches(task_ids)
     if config.counts_communities:
         locks.lock_communities(task_ids)
     clock = time.monotonic()
-    locked, locked_at = touches.lock_due(task_ids)
+    locked, locked_at = touch_ledger.lock_due(task_ids)
     if locked_at is None:
         return None
     due, rest = _join_events(locked, announced)
@@ -416,7 +416,7 @@ def _load_retries(history: CustomerHistory, due: Sequence[Due], config: Snapshot
     retries = [row for row in due if row.is_retry]
     if retries:
         repeated = [row.task_id for row in retries]
-        history.with_unknown_outcome = touches.with_unknown_outcome(repeated)
+        history.with_unknown_outcome = touch_ledger.with_unknown_outcome(repeated)
         if history.with_unknown_outcome:
             doubtful = [row for row in retries if row.task_id in history.with_unknown_outcome]
             channels = [config.nodes[row.node_id].channel for row in doubtful]

@@ -1,54 +1,18 @@
-"""Define the values that pass from judging to the sender and from the sender to settling.
-
-A quota slot counts from its grant. A slow name server, connection or TLS handshake delays the request. Without a
-correction its receiver would get more messages in a window than its quota: delayed ones together with those of the next
-window. So a held slot is moved to the instant at which its message is sent.
-"""
+"""Define the values that pass from judging to the sender and from the sender to settling."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from scheduling.channels.base import CalendarQuota, Channel, Message, Outcome, Quota
-from scheduling.channels.quota import MARGIN, QuotaGate
+from scheduling.channels.base import Channel, Message, Outcome
+from scheduling.channels.quota import HeldSlot
 from scheduling.delivery.links import rewrite_links
 from scheduling.delivery.presence import PresenceQuestion
 from scheduling.ledger.touches import Sending
 from scheduling.ledger.transitions import Claim
 from scheduling.policy.guards import GuardVerdict
 from scheduling.policy.specs import ChannelSpec
-
-FRESH = MARGIN.total_seconds() / 2  #: seconds of delay that the margin of each window covers; costs no call of Redis
-
-
-@dataclass(slots=True)
-class HeldSlot:
-    """The granted slot of a message that is not sent yet."""
-
-    gate: QuotaGate
-    quotas: Sequence[Quota | CalendarQuota]
-    target_key: str
-    slot: int
-    counted_at: float  #: monotonic time, not after the grant
-
-    async def renew(self) -> None:
-        """Move a slot that is more than 0.1 s old to now. Wait while its receiver has no place for it.
-
-        The caller has a time limit. A message of a minute's quota never waits, unless its grant is as old.
-        """
-        if not any(isinstance(each, Quota) for each in self.quotas):
-            return
-        while (asked_at := time.monotonic()) - self.counted_at > FRESH:
-            moved, wait = await asyncio.to_thread(self.gate.move, self.quotas, self.target_key, self.slot)
-            if moved:
-                self.slot, self.counted_at = moved, asked_at
-                return
-            await asyncio.sleep(wait.total_seconds())
-
 
 LEASE = timedelta(seconds=45)
 BATCH_DEADLINE = timedelta(seconds=20)  #: after the claim; a delivery that has not started by then is released

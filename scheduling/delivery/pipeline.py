@@ -55,8 +55,8 @@ from scheduling.delivery.sender import (
     sender,
 )
 from scheduling.dispatch import publish_touches
-from scheduling.ledger.ends import record_failed_touches
-from scheduling.ledger.touches import FreedSlot, TouchDecision, touches
+from scheduling.ledger.failures import record_failed_touches
+from scheduling.ledger.touches import FreedSlot, TouchDecision, touch_ledger
 from scheduling.ledger.transitions import Content, Settlement
 from scheduling.models.encrypted import Unreadable
 from scheduling.policy import guards
@@ -112,9 +112,13 @@ def _settle_without_attempt(task_id: UUID, end: Settlement) -> list[UUID]:
 
     Return the claimed id, or nothing if the claim failed.
     """
-    claims = touches.claim([task_id], lease=LEASE)
-    end = keep_outcome_unknown(end) if touches.with_unknown_outcome([task_id]) else end._replace(releases_cap_slot=True)
-    touches.settle(dict.fromkeys(claims, end))
+    claims = touch_ledger.claim([task_id], lease=LEASE)
+    end = (
+        keep_outcome_unknown(end)
+        if touch_ledger.with_unknown_outcome([task_id])
+        else end._replace(releases_cap_slot=True)
+    )
+    touch_ledger.settle(dict.fromkeys(claims, end))
     return [claim.task_id for claim in claims]
 
 
@@ -126,9 +130,9 @@ def _deliver_batch(task_ids: Sequence[UUID], waits: LaneWaits) -> None:
         locked = due_batch.lock(announced, config)
         batch, deferred = admit_batch(locked, slots, waits) if locked else (None, {})
         if deferred:
-            touches.defer(deferred)
+            touch_ledger.defer(deferred)
         judged = judge_batch(batch) if batch else []
-        decisions = _settle(batch, judged) if batch and judged else {}
+        decisions = _write_decisions(batch, judged) if batch and judged else {}
     judged = [each for alike in decisions.values() for each in alike]
     settled = {each.row.task_id for each in judged}
     rest = [*batch.rest, *(each.wakeup for each in batch.due if each.task_id not in settled)] if batch else []
@@ -148,10 +152,10 @@ def _deliver_batch(task_ids: Sequence[UUID], waits: LaneWaits) -> None:
     publish_touches(rest, config.nodes)  # at once, without waiting for its lease; the lease covers a lost message
     if len(judged) + len(rest) + len(deferred) < len(task_ids):
         # Premature wake-ups, which a node with a fast clock caused.
-        publish_touches(touches.premature_wakeups(task_ids), config.nodes)
+        publish_touches(touch_ledger.premature_wakeups(task_ids), config.nodes)
 
 
-def _settle(batch: DueBatch, judged: Sequence[Judged]) -> Decided:
+def _write_decisions(batch: DueBatch, judged: Sequence[Judged]) -> Decided:
     """Write claim and state of each touch, the verdicts, and the failed tasks. Return what was written.
 
     A touch whose node is off stays unchanged if the configuration has changed since: an undo of the switch would not
@@ -160,7 +164,7 @@ def _settle(batch: DueBatch, judged: Sequence[Judged]) -> Decided:
     decisions: Decided = {}
     for each in judged:
         decisions.setdefault(TouchDecision(each.settlement, each.verdict), []).append(each)
-    written = touches.write_decisions(
+    written = touch_ledger.write_decisions(
         {decision: [each.row.task_id for each in alike] for decision, alike in decisions.items()},
         at=batch.locked_at,
         lease=LEASE,
@@ -453,11 +457,13 @@ def _prepare_send(batch: DueBatch, row: Due, candidate: Candidate, verdict: Guar
             row.task_id, batch.locked_at, template.content_type, counts, False, until, row.node_id, template.id
         )
         batch.history.add_cap_slot(row, slot)
-    return Judged(row, verdict, _claim(*content), _build_delivery(batch, row, message, route, candidate))
+    return Judged(
+        row, verdict, _build_send_settlement(*content), _build_delivery(batch, row, message, route, candidate)
+    )
 
 
 @lru_cache(maxsize=1024)
-def _claim(content_type: str, template_id: int, version: int, counts: bool) -> Settlement:
+def _build_send_settlement(content_type: str, template_id: int, version: int, counts: bool) -> Settlement:
     """Return one object for all touches with the same content: they are compared when they are stored together."""
     return Settlement("running", content=Content(content_type, template_id, version, counts))
 

@@ -28,13 +28,13 @@ from django.db import close_old_connections, connections, transaction
 from scheduling import batching, metrics, sql, tracing
 from scheduling.channels.base import Delivered, Outcome, Permanent, Quotas, Transient, Unknown
 from scheduling.channels.http_client import before_first_byte
-from scheduling.channels.quota import NEAR_SLOT, Grant, QuotaGate, SlotRequest, receiver_key
+from scheduling.channels.quota import NEAR_SLOT, Grant, HeldSlot, QuotaGate, SlotRequest, receiver_key
 from scheduling.delivery import presence, routing
 from scheduling.delivery.lanes import ReceiverLanes, report_lanes
-from scheduling.delivery.outgoing import LEASE, Deferred, Delivery, DeliveryResult, HeldSlot, SendRefused, Untried
+from scheduling.delivery.outgoing import LEASE, Deferred, Delivery, DeliveryResult, SendRefused, Untried
 from scheduling.delivery.routing import lane_key, target_digest
-from scheduling.ledger.ends import record_failed_touches
-from scheduling.ledger.touches import Stop, touches
+from scheduling.ledger.failures import record_failed_touches
+from scheduling.ledger.touches import Stop, touch_ledger
 from scheduling.ledger.transitions import Claim, Settlement
 from scheduling.models import Attempt
 from scheduling.policy.guards import (
@@ -238,7 +238,7 @@ class Sender:
             margin = max(delivery.spec.timeout for delivery in rest) + timedelta(seconds=2)
             if any(delivery.question for delivery in rest):
                 margin += timedelta(seconds=NOTE_WAIT)
-            stops = touches.mark_sending([delivery.sending for delivery in rest], margin=margin)
+            stops = touch_ledger.mark_sending([delivery.sending for delivery in rest], margin=margin)
             permits |= {
                 task_id: SendRefused(_verdict_for_stop(stop)) if stop else None for task_id, stop in stops.items()
             }
@@ -448,7 +448,7 @@ def _settle_results(results: Sequence[DeliveryResult]) -> None:
         ends = {delivery.claim: settlement_of(delivery, result) for delivery, result in results}
         refused = {delivery.claim: result.verdict for delivery, result in results if isinstance(result, SendRefused)}
         attempts = {each.claim: _attempt(each, result) for each, result in results if not isinstance(result, Untried)}
-        settled = touches.settle(ends, attempts=attempts, verdicts=refused)
+        settled = touch_ledger.settle(ends, attempts=attempts, verdicts=refused)
         valid = [each for each in results if each[0].claim in settled]
         record_failed_touches([each.claim.task_id for each, _ in valid if ends[each.claim].state in FAILED_ENDS])
         disable_targets(results)

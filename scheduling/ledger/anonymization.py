@@ -14,7 +14,7 @@ from urllib.parse import quote, quote_plus
 from uuid import UUID
 
 from scheduling import sql
-from scheduling.ledger.touches import touches
+from scheduling.ledger.touches import touch_ledger
 from scheduling.models.customer import CustomerErasure, digest_user_id
 
 REASON = "by:erasure"
@@ -87,7 +87,7 @@ def build_json_search(column: str) -> str:
 def cancel_unsent(customer_id: int) -> int:
     """Cancel the unsent touches of a locked customer. Return how many are still being sent."""
     unsent = [row[0] for row in sql.rows(_UNSENT, {"customer": customer_id})]
-    return len(unsent) - len(touches.cancel(unsent, reason=REASON)) if unsent else 0
+    return len(unsent) - len(touch_ledger.cancel(unsent, reason=REASON)) if unsent else 0
 
 
 def anonymize_touches(event_ids: Sequence[UUID]) -> tuple[list[UUID], list[UUID]]:

@@ -36,9 +36,9 @@ def insert_customers(activity: Mapping[str, Activity]) -> dict[str, int]:
     return dict(rows)
 
 
-def lock_customers(task_ids: Sequence[UUID]) -> dict[int, CustomerSpec]:
+def lock_customers_of_touches(task_ids: Sequence[UUID]) -> dict[int, CustomerSpec]:
     """Lock the customers of these touches in the order of their ids and return them by id."""
-    rows = sql.rows(_LOCK_CUSTOMERS, {"ids": sql.UuidArray(task_ids)})
+    rows = sql.rows(_LOCK_CUSTOMERS_OF_TOUCHES, {"ids": sql.UuidArray(task_ids)})
     return {row[0]: CustomerSpec(*row) if row[-1] else CustomerSpec(*row[:-1]) for row in rows}
 
 
@@ -66,9 +66,9 @@ def load_profiles(customer_ids: Iterable[int]) -> dict[int, Profile]:
     return {customer_id: read_profile(attributes, tags) for customer_id, attributes, tags in rows}
 
 
-def lock_users(user_ids: Sequence[str]) -> dict[str, CustomerSpec]:
+def lock_customers_by_user_id(user_ids: Sequence[str]) -> dict[str, CustomerSpec]:
     """Lock the stored customers with these user ids. Return them by user id."""
-    rows = sql.rows(_LOCK_USERS, {"user_ids": user_ids})
+    rows = sql.rows(_LOCK_CUSTOMERS_BY_USER_ID, {"user_ids": user_ids})
     columns = ("id", "user_id", "level", "locale", "timezone", "last_active_at", "conversation_at")
     return {row[1]: CustomerSpec(**dict(zip(columns, row, strict=True))) for row in rows}
 
@@ -138,7 +138,7 @@ RETURNING user_id, id
 
 # A touch that runs now may be waiting again before the claim. Its customer is therefore locked too, and Presence is
 # asked about it. No touch is claimed without its customer's lock.
-_LOCK_CUSTOMERS = """
+_LOCK_CUSTOMERS_OF_TOUCHES = """
 SELECT id, user_id, name, level, locale, timezone, opted_out, last_active_at, conversation_at,
        NULLIF(addresses, '{}')
 FROM scheduling_customer WHERE id = ANY(ARRAY(
@@ -153,7 +153,7 @@ SELECT customer_id, attributes, tags FROM scheduling_customerprofile WHERE custo
 """
 
 # A join: if the plan was made while the table was small, `= ANY` would compare each row with each user id.
-_LOCK_USERS = """
+_LOCK_CUSTOMERS_BY_USER_ID = """
 SELECT c.id, c.user_id, c.level, c.locale, c.timezone, c.last_active_at, c.conversation_at
 FROM unnest(%(user_ids)b::text[]) AS u(user_id) JOIN scheduling_customer AS c ON c.user_id = u.user_id
 ORDER BY c.id FOR NO KEY UPDATE OF c

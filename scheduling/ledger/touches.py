@@ -425,7 +425,7 @@ WITH mine AS MATERIALIZED (
 SELECT task_id, stop, scope, version, conversation_at FROM judged
 """
 
-touches = TouchLedger("scheduling_touch_live", route="node_id")
+touch_ledger = TouchLedger("scheduling_touch_live", route="node_id")
 
 
 # --- statements that settle -------------------------------------------------------------------------------------------
@@ -617,7 +617,7 @@ def insert_retry(
     old = Touch.objects.select_related("node").get(pk=str(old_id))
     reserved_at = Now() if as_new else old.reserved_at
     if reserved_at and not as_new:
-        touches.release_cap_slot(old.task_id)
+        touch_ledger.release_cap_slot(old.task_id)
     Touch.objects.create(
         task_id=task_id,
         root_id=task_id if as_new or edited else old.root_id,

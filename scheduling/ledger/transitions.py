@@ -1,4 +1,4 @@
-"""Move ledger rows between states. No other code does.
+"""Move ledger rows between states. Only `Ledger` and its two subclasses, of touches and of jobs, do.
 
 Every method is one statement. Time is the database's `statement_timestamp()`. A statement that waited for a lock in an
 older transaction therefore still sees the present.
@@ -13,7 +13,7 @@ The fence: a claim increments `lease_no`, and every later write names the number
 claim is lost. `attempt` is no fence, because a deferral or a manual retry changes it.
 
 Touches and jobs have a ledger each. That of touches replaces `dispatch_due`, `settle` and `cancel`, and claims a whole
-batch with its verdicts (`touches.write_decisions`). That of jobs adds the pick (`rpa_tasks.jobs.ledger`).
+batch with its verdicts (`TouchLedger.write_decisions`). That of jobs adds the pick (`rpa_tasks.jobs.ledger`).
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ def _cancel_row(task_id: UUID, actor: Actor) -> None:
 
 def _lock_customers_first(task_ids: Sequence[UUID]) -> Sequence[UUID]:
     """Lock the customers of these touches before the touches, as every writer does."""
-    locks.lock_customers(task_ids)
+    locks.lock_customers_of_touches(task_ids)
     return task_ids
 
 

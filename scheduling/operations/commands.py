@@ -21,7 +21,7 @@ from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, InvalidInput, NotFound
 from scheduling.ids import new_id
 from scheduling.ledger import locks
-from scheduling.ledger.touches import insert_retry, touches
+from scheduling.ledger.touches import insert_retry, touch_ledger
 from scheduling.models import (
     WAITING,
     ApiKey,
@@ -62,7 +62,7 @@ def cancel_one_touch(task_id: UUID, *, actor: str, wait: bool = True) -> None:
     state = None
     for _try in range(2):  # between the two statements a worker may return the touch for a retry
         with transaction.atomic():
-            if touches.cancel([task_id], reason=f"by:{actor}", wait=wait):
+            if touch_ledger.cancel([task_id], reason=f"by:{actor}", wait=wait):
                 if wait:  # a bulk action has one entry for all its rows
                     record_action("cancelled", (Touch._meta.label_lower, task_id), actor=actor)
                 return

@@ -33,7 +33,7 @@ from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, ErrorCollector, InvalidInput, NotFound
 from scheduling.ids import new_id
 from scheduling.ledger import deletion
-from scheduling.ledger.touches import insert_retry, touches
+from scheduling.ledger.touches import insert_retry, touch_ledger
 from scheduling.models import FailedTask, FailedTaskComment, Touch
 from scheduling.policy.specs import EventSpec, template_for
 from scheduling.strict_text import find_unstorable_text, is_same_json
@@ -253,7 +253,7 @@ def resolve_failed_task(failed_id: UUID, actor: Actor, *, delivered: bool) -> No
             failed_id, State.RESOLVED_DELIVERED if delivered else State.RESOLVED_NOT_DELIVERED, actor, (State.OPEN,)
         )
         if not delivered and row.origin == FailedTask.Origin.TOUCH and row.task_id:
-            touches.release_cap_slot(row.task_id)
+            touch_ledger.release_cap_slot(row.task_id)
 
 
 def ignore_failed_task(failed_id: UUID, actor: Actor) -> None:

@@ -72,7 +72,7 @@ def remove_samples() -> dict[str, int]:
         Conflict: a worker is sending some of the touches; nothing was deleted.
     """
     with transaction.atomic():
-        locked = locks.lock_users(sorted(_find_samples().values_list("user_id", flat=True)))
+        locked = locks.lock_customers_by_user_id(sorted(_find_samples().values_list("user_id", flat=True)))
         customers = {"ids": [spec.id for spec in locked.values()]}
         events = [
             row[0] for row in sql.rows("SELECT id FROM scheduling_event WHERE customer_id = ANY(%(ids)s)", customers)

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from scheduling import sql
 from scheduling.configuration.snapshot import Snapshot
-from scheduling.ledger.touches import touches
+from scheduling.ledger.touches import touch_ledger
 from scheduling.policy import matrix
 from scheduling.policy.specs import EventSpec, NodeSpec
 
@@ -53,7 +53,7 @@ class Cancellation:
                     reasons.setdefault(touch.task_id, event.type)
         for kind in sorted(set(reasons.values())):
             obsolete = [task_id for task_id, why in reasons.items() if why == kind]
-            touches.cancel(obsolete, reason=f"event:{kind}", wait=False)
+            touch_ledger.cancel(obsolete, reason=f"event:{kind}", wait=False)
 
     def apply_to_planned(self, planned: list[Planned]) -> list[Planned]:
         """Return the planned touches to store. `reasons` names those to store as cancelled."""
@@ -116,7 +116,7 @@ class Cancellation:
                     self.reasons[task_id] = f"restarted:{event.type}"
                     continue
                 stored = [other.task_id for other in unsent.get(key, ()) if other.stored]
-                touches.cancel(stored, reason=f"restarted:{event.type}", wait=False)
+                touch_ledger.cancel(stored, reason=f"restarted:{event.type}", wait=False)
                 for other in unsent.get(key, ()):
                     if not other.stored:
                         self.reasons[other.task_id] = f"restarted:{event.type}"

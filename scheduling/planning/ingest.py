@@ -143,7 +143,7 @@ class _EventBatch:
 
     def lock_customers(self) -> None:
         user_ids = sorted({event.user_id for event in self.events})
-        self.customers = locks.lock_users(user_ids)
+        self.customers = locks.lock_customers_by_user_id(user_ids)
         unknown = {user_id for user_id in user_ids if user_id not in self.customers}
         if not unknown:
             return
@@ -279,7 +279,7 @@ class _EventBatch:
             }
             sql.execute(_NOTE_CUSTOMERS, parameters)
         for event in complaints:
-            task_id: UUID | None = None  # None: it names no touch
+            task_id: UUID | None = None  # stays None for a complaint that names no touch
             with suppress(KeyError, ValueError):
                 task_id = UUID(str(event.data["task_id"]))
             parameters = {

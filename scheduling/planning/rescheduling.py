@@ -30,7 +30,7 @@ from scheduling.configuration.snapshot import (
     timing_spec,
 )
 from scheduling.ledger import locks
-from scheduling.ledger.touches import touches
+from scheduling.ledger.touches import touch_ledger
 from scheduling.models import WAITING, EventType, Node, Touch
 from scheduling.planning.earlier_events import CountedEvent, count_before
 from scheduling.policy.matrix import collect_facts, find_due_time
@@ -203,8 +203,8 @@ def move_waiting(nodes: Sequence[NodeSpec], rules: DelayRulesSpec, within: timed
             if batch:
                 with transaction.atomic():
                     task_ids = [each.task_id for each in batch]
-                    locks.lock_customers(task_ids)  # before the touches, as in every writer
-                    touches.reschedule(task_ids, [each.due_at for each in batch], expires_after=node.expires_after)
+                    locks.lock_customers_of_touches(task_ids)  # before the touches, as in every writer
+                    touch_ledger.reschedule(task_ids, [each.due_at for each in batch], expires_after=node.expires_after)
             moved += _count_moves(batch)
     return moved
 

@@ -12,6 +12,6 @@ class BackOffice(UnfoldAdminSite):  # type: ignore[misc]
     def get_app_list(self, request: HttpRequest, app_label: str | None = None) -> list[dict[str, Any]]:
         """Return the models of one app, and none without `app_label`.
 
-        Each page would build the list of all models, a tenth of its time. The menu, overview and search replace it.
+        Each page would build the list of all models, 6 ms. The menu, the overview and the search replace it.
         """
         return super().get_app_list(request, app_label) if app_label else []

@@ -77,7 +77,7 @@ def count_effects(store: Store | None = None) -> None:
         with suppress(StoreUnavailable):
             store.server.ask(
                 lambda pipe: [
-                    pipe.xtrim(client.SIGNS[int(shard)], minid=name, approximate=False)
+                    pipe.xtrim(client.SIGNALS[int(shard)], minid=name, approximate=False)
                     for shard, name in mark.signs_to.items()
                 ]
             )
@@ -88,7 +88,7 @@ def _read_signals(store: Store, before: dict[str, str]) -> list[NudgeSignal]:
     (seconds, micros), *found = store.server.ask(
         lambda pipe: [
             pipe.time(),
-            *(pipe.xrange(client.SIGNS[shard], f"({before.get(str(shard), '0-0')}", "+", count=SIGNALS)
+            *(pipe.xrange(client.SIGNALS[shard], f"({before.get(str(shard), '0-0')}", "+", count=SIGNALS)
               for shard in range(client.SHARDS)),
         ]
     )  # fmt: skip
@@ -129,7 +129,7 @@ def _count_signals(signals: list[NudgeSignal]) -> None:
         "source": SOURCE,
         "too_soon": FALSE_WITHIN,
     }
-    sql.execute(_SIGNS, words)
+    sql.execute(_SIGNALS, words)
 
 
 def recent_tallies(span: timedelta = timedelta(hours=24)) -> list[NudgeTally]:
@@ -186,23 +186,23 @@ GROUP BY 1, 2, 3
 {_ADD}
 """  # noqa: S608  constants
 
-_SIGNS = f"""
-WITH sign AS (
+_SIGNALS = f"""
+WITH signal AS (
     SELECT * FROM unnest(%(silences)b::text[], %(kinds)b::text[], %(afters)b::bigint[], %(typed)b::bigint[])
-        WITH ORDINALITY AS sign (silence, kind, after, typed, number)
+        WITH ORDINALITY AS signal (silence, kind, after, typed, number)
 ), judged AS (
-    SELECT DISTINCT ON (sign.number) {_BUCKET} AS at, {_POLICY}, sign.kind, sign.after,
-        nullif(sign.typed, -1) AS typed,
+    SELECT DISTINCT ON (signal.number) {_BUCKET} AS at, {_POLICY}, signal.kind, signal.after,
+        nullif(signal.typed, -1) AS typed,
         extract(epoch FROM %(too_soon)s + greatest(last.ended_at - touch.sending_at, interval '0')) * 1000 AS bound
-    FROM sign
-    JOIN scheduling_event AS event ON event.source = %(source)s AND event.event_id = sign.silence
+    FROM signal
+    JOIN scheduling_event AS event ON event.source = %(source)s AND event.event_id = signal.silence
     CROSS JOIN LATERAL (
         SELECT settled_at, sending_at, attempts FROM scheduling_touch_ended
         WHERE event_id = event.id AND state = 'delivered' ORDER BY settled_at DESC LIMIT 1
     ) AS touch
     CROSS JOIN LATERAL touch_attempts(touch.attempts) AS last
     WHERE last.outcome = 'delivered'
-    ORDER BY sign.number, last.ended_at DESC
+    ORDER BY signal.number, last.ended_at DESC
 ), counted AS (
     SELECT at, policy, version, count(*) FILTER (WHERE kind = 'm' AND least(after, typed) > bound) AS answered,
         count(*) FILTER (WHERE after <= bound AND (kind = 't' OR typed IS NULL)) AS "false"

@@ -5,7 +5,7 @@
 -- KEYS[4]  {shard}:active    sorted set: user id by last frame, ms: customers whose activity is to be stored
 -- KEYS[5]  {shard}:paused    sorted set: session id by last frame, ms: those that tool, transfer or queue pauses
 -- KEYS[6]  {shard}:counts    hash: how many sessions are armed (a:<policy>) and paused (p:<policy>)
--- KEYS[7]  {shard}:signs     stream: what users did right after guide messages (fields: see `sign`)
+-- KEYS[7]  {shard}:signs     stream: what users did right after guide messages (fields: see `signal`)
 -- KEYS[8]  {shard}:pauses:<day>  hash: number of customers' pauses as <place in PAUSE_ENDS>:<policy>
 -- KEYS[9]  {shard}:idle      sorted set: session id by when it lost its timer, ms (prelude)
 -- KEYS[10…] {shard}:s:<id>   hash, one key a frame: the session of that frame
@@ -70,7 +70,7 @@ end
 -- Record the user's first typing and first message within ten minutes of a guide message.
 --   e the silence of the guide message (session:arming) · k m or t · d time after the guide message, ms · f for a
 --   message: time from the guide message to the first typing, ms, '' for none
-local function sign(key, id, kind, mark)
+local function signal(key, id, kind, mark)
   local armed_at, at, typed = mark:match('^(%d+):(%d+):(%d*)$')
   local after = whole(math.max(0, now - at))
   local late, message = after + 0 > ANSWERED_WITHIN, kind == 'message'
@@ -175,10 +175,10 @@ local function note(key, what, user, chat, seq, tags)
       put('f', now)
       if held[1] then call('HDEL', key, 's', 'x', 'n', 'm', 'y', 'h', 'j') end
       if kind == 'typing' then put('m', '1') end
-      -- A message that may be on its way is the last one. If it is not sent, its signs count for nothing.
+      -- A message that may be on its way is the last one. If it is not sent, its signals count for nothing.
       local reserved = guided[2] and guided[2]:match('([^\n]*)\n$')
       if reserved then call('HSET', key, 'z', reserved) end
-      if reserved or held[15] then sign(key, id, kind, reserved or held[15]) end
+      if reserved or held[15] then signal(key, id, kind, reserved or held[15]) end
     else
       if not by_user then put('v', now) end
       -- A silence that the agent answered before its guide message was sent does not count as a guide message. One that

@@ -42,7 +42,7 @@ local function policies_of(policies, tags)
   return found[1], found[2]
 end
 
--- For how long after a guide message the user's signs are recorded, ms; and how many unread signs a shard keeps.
+-- For how long after a guide message the user's signals are recorded, ms; and how many unread signals a shard keeps.
 local ANSWERED_WITHIN, MOST_SIGNS = 600000, 10000
 
 -- ms; well below the time for which sessions are kept.

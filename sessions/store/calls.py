@@ -64,7 +64,7 @@ def _note_activity(
     shard: int, frames: Sequence[Frame], numbers: Sequence[int], stored: Collection[int], repeated: Collection[int]
 ) -> Call:
     names = [client.DUE[shard], client.INFLIGHT[shard], client.POLICIES[shard], client.ACTIVE[shard]]
-    names += [client.PAUSED[shard], client.COUNTS[shard], client.SIGNS[shard]]
+    names += [client.PAUSED[shard], client.COUNTS[shard], client.SIGNALS[shard]]
     names += [pauses_key(shard, days_ago=0), client.IDLE[shard]]
     prefix = client.SESSION[shard]
     words: list[Any] = [
@@ -240,7 +240,7 @@ def note_sending(silences: Sequence[Silence], sent: Sequence[bool]) -> list[Call
     return [
         (
             client.NOTE_SENDING,
-            [client.SIGNS[shard], *_session_keys(shard, [silences[number] for number in numbers])],
+            [client.SIGNALS[shard], *_session_keys(shard, [silences[number] for number in numbers])],
             [
                 len(client.SESSION[shard]),
                 to_milliseconds(TYPED_LATELY),

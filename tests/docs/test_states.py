@@ -13,11 +13,11 @@ from django.db import transaction
 from django.utils.timezone import now
 
 from config.environment import ROOT
-from rpa_tasks.jobs.ledger import jobs
+from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.models import Flow, Job, JobState, Platform, Shop
 from scheduling.errors import Conflict
 from scheduling.ids import new_id
-from scheduling.ledger.touches import TouchDecision, insert_retry, touches
+from scheduling.ledger.touches import TouchDecision, insert_retry, touch_ledger
 from scheduling.ledger.transitions import Claim, Ledger, Settlement
 from scheduling.models import FailedTask, LedgerRow, Touch, TouchState
 from scheduling.operations import failed_tasks
@@ -92,12 +92,12 @@ def job(db: None) -> UUID:
 
 def test_touch_moves_match_the_drawing(touch: UUID) -> None:
     ends = set(TouchState.values) - {"scheduled", "queued", "running"}
-    assert read_drawing("A touch") == (collect_moves(touches, Touch, touch, TouchState.values), ends)
+    assert read_drawing("A touch") == (collect_moves(touch_ledger, Touch, touch, TouchState.values), ends)
 
 
 def test_job_moves_match_the_drawing(job: UUID) -> None:
     ends = set(JobState.values) - {"scheduled", "queued", "running"}
-    assert read_drawing("A job") == (collect_moves(jobs, Job, job, JobState.values), ends)
+    assert read_drawing("A job") == (collect_moves(job_ledger, Job, job, JobState.values), ends)
 
 
 def test_write_decisions_moves_match_the_drawing(touch: UUID) -> None:
@@ -106,7 +106,7 @@ def test_write_decisions_moves_match_the_drawing(touch: UUID) -> None:
     for state in ("running", *(after for before, after in arrows if before == "running")):
         set_state(Touch, touch, "queued")
         decision = TouchDecision(Settlement(state, due_at=now()), GuardVerdict("send"))
-        touches.write_decisions({decision: [touch]}, at=now(), lease=LEASE)
+        touch_ledger.write_decisions({decision: [touch]}, at=now(), lease=LEASE)
         row = Touch.objects.get(pk=touch)
         assert (row.state, row.lease_no) == (state, 8)
 

@@ -9,7 +9,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils.timezone import now
 
-from scheduling.ledger.touches import touches as ledger
+from scheduling.ledger.touches import touch_ledger
 from scheduling.models import (
     ChannelConfig,
     Customer,
@@ -68,7 +68,7 @@ def test_removal_while_a_sample_is_being_sent_changes_nothing(matrix: MatrixBuil
     before = count_rows()
     sample = Touch.objects.filter(customer__user_id__startswith="sample-")[0].pk
     Touch.objects.filter(pk=sample).update(state="queued", due_at=now(), lease_until=now() + timedelta(minutes=1))
-    (claim,) = ledger.claim([sample], lease=timedelta(minutes=1))
+    (claim,) = touch_ledger.claim([sample], lease=timedelta(minutes=1))
     with pytest.raises(CommandError, match="1 sample touches are being sent"):
         run("remove")
     assert count_rows() == before

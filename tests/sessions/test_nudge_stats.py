@@ -160,12 +160,12 @@ def test_false_window_starts_at_delivery(guide: Guide, chats: Chats, monkeypatch
     for session, after in (("s1", 2_250), ("s2", 2_251)):
         claim = guide.silence(session)
         guide.send(claim, takes=timedelta(milliseconds=250))
-        sign = {"e": f"{session}:{claim.armed_at}", "k": "m", "d": after, "f": ""}
-        chats.store.server.client.xadd(keys.SIGNS[keys.shard_of(session)], sign)
+        signal = {"e": f"{session}:{claim.armed_at}", "k": "m", "d": after, "f": ""}
+        chats.store.server.client.xadd(keys.SIGNALS[keys.shard_of(session)], signal)
     assert guide.tally() == {"default": (2, 1, 1)}
 
 
-def test_signs_are_timed_from_send(guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signals_are_timed_from_send(guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message waited 20 s in the lane of a busy receiver. Its answer came 10 s after it."""
     monkeypatch.setattr(nudge_stats, "FALSE_WITHIN", timedelta(seconds=2))
     guide.send(guide.silence(), waits=timedelta(seconds=20))
@@ -288,12 +288,12 @@ def test_flushed_store_loses_only_uncounted_answers(guide: Guide, chats: Chats) 
     assert guide.tally() == {"default": (3, 2, 0)}
 
 
-def test_counted_signs_are_trimmed(guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counted_signals_are_trimmed(guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
     claim = guide.silence()
     guide.send(claim)
     chats.user()
     client = chats.store.server.client
-    stream = keys.SIGNS[keys.shard_of("s1")]
+    stream = keys.SIGNALS[keys.shard_of("s1")]
     assert client.xlen(stream) == 1
     pipe = client.pipeline(transaction=False)
     for _ in range(3_000):
@@ -305,7 +305,7 @@ def test_counted_signs_are_trimmed(guide: Guide, chats: Chats, monkeypatch: pyte
     assert guide.tally() == {"default": (1, 0, 1)}
 
 
-def test_sign_waits_for_settled_message(guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_waits_for_settled_message(guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nudge_stats, "SETTLED", timedelta(seconds=60))
     claim = guide.silence()
     chats.deliver(claim)

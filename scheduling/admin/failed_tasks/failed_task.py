@@ -54,7 +54,7 @@ from scheduling.admin.lists import ColumnFilter, ListExportMixin, ReasonFilter
 from scheduling.admin.page_reads import count_within
 from scheduling.admin.shown_values import describe_instant, find_address, format_instant
 from scheduling.admin.touches.touch import SpanFilter
-from scheduling.error_lines import find_error_line, has_more_lines
+from scheduling.error_text import find_error_line, has_more_lines
 from scheduling.errors import AftertouchError, InvalidInput
 from scheduling.ids import first_id_at, reveal_odd_characters
 from scheduling.models import ChannelConfig, FailedTask

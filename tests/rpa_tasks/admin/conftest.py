@@ -13,7 +13,7 @@ from django.utils.timezone import now
 
 from rpa_tasks.jobs import wakeups
 from rpa_tasks.jobs.dead_letters import record_failed_job
-from rpa_tasks.jobs.ledger import jobs
+from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.jobs.publish import PublishRequest, Receipt, publish_job
 from rpa_tasks.models import Evidence, Flow, Job, Lane, Platform, Run, Shop
 
@@ -59,7 +59,9 @@ class Market:
         """Return a job claimed by node n1 that reported progress."""
         self.publish(shop_id, **changes)
         Lane.objects.exclude(shop__shop_id=shop_id).update(last_served_at=now())
-        pick = jobs.pick(("high", "normal", "low"), node="n1", lease=timedelta(minutes=5), ageing=timedelta(hours=1))
+        pick = job_ledger.pick(
+            ("high", "normal", "low"), node="n1", lease=timedelta(minutes=5), ageing=timedelta(hours=1)
+        )
         assert pick is not None
         Job.objects.filter(pk=pick.claim.task_id).update(
             progress=progress, progress_message=message, sending_at=now() - timedelta(seconds=65)

@@ -427,6 +427,7 @@ def test_round_sent_by_hand_is_not_tried_again(
     monkeypatch.setattr(schedules, "publish_round", lose_answer)
     assert publish_for_shops.apply(kwargs=ORDER).state == "FAILURE"
     assert [each.published for each in tries] == [Shop.objects.count()]
+    assert FailedTask.objects.get().reason == "task_error"
 
 
 def test_round_that_fails_stops_no_other_and_is_published_later(

@@ -12,7 +12,7 @@ from django.utils.timezone import now
 from rpa_tasks.jobs import wakeups
 from rpa_tasks.jobs.dead_letters import record_failed_job
 from rpa_tasks.jobs.dispatch import RunResult, settle_run
-from rpa_tasks.jobs.ledger import Pick, jobs
+from rpa_tasks.jobs.ledger import Pick, job_ledger
 from rpa_tasks.jobs.publish import PublishRequest, Receipt, publish_job
 from rpa_tasks.models import ExecutionNode, Flow, Job, Platform, Shop
 from rpa_tasks.outcomes import RunOutcome, Verdict
@@ -40,7 +40,7 @@ class Market:
         return publish_job(PublishRequest(platform=platform, shop_id=shop_id, task_type=task_type, **changes))
 
     def pick(self, *queues: str, node: str = "n1", ageing: timedelta = timedelta(minutes=10)) -> Pick | None:
-        return jobs.pick(queues or EVERY, node=node, lease=timedelta(seconds=60), ageing=ageing)
+        return job_ledger.pick(queues or EVERY, node=node, lease=timedelta(seconds=60), ageing=ageing)
 
     def node(self, name: str = "n1", *queues: str, slots: int = 2, **changes: Any) -> ExecutionNode:
         """Report an execution node. Without other words it serves all shared queues."""

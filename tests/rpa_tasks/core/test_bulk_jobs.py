@@ -18,7 +18,7 @@ from pytest_django import Settings
 
 from config.local.processes import wait_until
 from rpa_tasks.jobs import dead_letters
-from rpa_tasks.jobs.ledger import jobs
+from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.jobs.queries import JOB_ACTIONS
 from rpa_tasks.jobs.schedules import publish_round
 from rpa_tasks.models import ExecutionNode, Job, Lane
@@ -98,7 +98,7 @@ def test_bulk_cancel_races_picks_and_settles(shops: Market, race: Race) -> None:
             return int(bulk_actions.run_batch(row.pk, LATER))
         settled = 0
         while pick := shops.pick(node=f"n{number}"):
-            settled += len(jobs.settle({pick.claim: Settlement("succeeded")}))
+            settled += len(job_ledger.settle({pick.claim: Settlement("succeeded")}))
         return settled
 
     succeeded = sum(race(4, act)[1:])
@@ -233,7 +233,7 @@ def test_bulk_actions_settle_and_schedule_do_not_deadlock(shops: Market, race: R
         else:
             for _ in range(10):
                 if pick := shops.pick(node=f"n{number}"):
-                    jobs.settle({pick.claim: Settlement("succeeded")})
+                    job_ledger.settle({pick.claim: Settlement("succeeded")})
 
     race(6, act)  # a deadlock would raise an error of PostgreSQL
 

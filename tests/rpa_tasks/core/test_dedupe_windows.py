@@ -10,7 +10,7 @@ import pytest
 from django.utils.timezone import now
 
 from rpa_tasks.jobs import payloads, schedules
-from rpa_tasks.jobs.ledger import jobs
+from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.jobs.payloads import add_period
 from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, publish_job, request_cancel
 from rpa_tasks.jobs.publish_many import publish_many
@@ -42,7 +42,7 @@ def shop(market: Market) -> None:
 def end_next_run(market: Market, outcome: RunOutcome = RunOutcome.SUCCEEDED) -> None:
     pick = market.pick()
     assert pick is not None
-    jobs.mark_sending([pick.claim])
+    job_ledger.mark_sending([pick.claim])
     assert market.settle(pick, outcome, "test")
 
 

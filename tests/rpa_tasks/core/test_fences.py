@@ -8,7 +8,7 @@ import pytest
 from django.utils.timezone import now
 
 from rpa_tasks.jobs import dispatch, publish
-from rpa_tasks.jobs.ledger import jobs
+from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.models import Breaker, Evidence, Job, LoginState, Run, Shop
 from rpa_tasks.outcomes import RunOutcome
 from scheduling.models import FailedTask
@@ -48,6 +48,6 @@ def test_mark_sending_after_cancel_starts_nothing(market: Market) -> None:
     task_id = market.publish().task_id
     pick = market.pick()
     publish.request_cancel(task_id, by="ann")
-    assert jobs.mark_sending([pick.claim]) == set()
+    assert job_ledger.mark_sending([pick.claim]) == set()
     assert market.settle(pick, "held", "stale")
     assert Job.objects.get().state == "cancelled"

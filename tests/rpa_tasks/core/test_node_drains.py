@@ -14,7 +14,7 @@ from pytest_django import Settings
 
 from rpa_tasks.admin.job import explain_waiting
 from rpa_tasks.jobs import shops, wakeups
-from rpa_tasks.jobs.ledger import jobs
+from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.jobs.nodes import NodeLoad, drain_node, measure_loads, resume_node
 from rpa_tasks.maintainer import housekeeping
 from rpa_tasks.maintainer.housekeeping import Housekeeping
@@ -59,7 +59,7 @@ def test_drained_node_picks_nothing_and_ends_what_runs(market: Market) -> None:
     assert not drain_node("n1", by="bob")
     market.publish("s2")
     assert market.pick(node="n1") is None
-    assert jobs.settle({running.claim: Settlement("succeeded")})
+    assert job_ledger.settle({running.claim: Settlement("succeeded")})
     assert market.pick(node="n2") is not None
     row = ExecutionNode.objects.get(name="n1")
     assert (row.drained_by, row.draining_at is not None) == ("ann", True)
@@ -101,11 +101,11 @@ def test_no_message_goes_to_the_queue_of_a_drained_node(market: Market, monkeypa
     wakeup = WakeUp(receipt.task_id, now(), 1, shop.pk)
     wakeups.publish_wakeups([wakeup])
     assert sent == ["n.n1.normal"]
-    assert jobs.startable(ageing=AGEING) == {"n.n1.normal": 1}
+    assert job_ledger.startable(ageing=AGEING) == {"n.n1.normal": 1}
     drain_node("n1", by="ann")
     wakeups.publish_wakeups([wakeup])
     assert sent == ["n.n1.normal"]
-    assert jobs.startable(ageing=AGEING) == {}
+    assert job_ledger.startable(ageing=AGEING) == {}
     found = wakeups.node_capacities()
     assert [wakeups.queue_capacity(queue, found) for queue in ("n.n1.normal", "normal")] == [0, 2]
 
@@ -186,7 +186,7 @@ def test_job_picked_before_the_drain_is_committed_ends(market: Market, second_co
         first = second_connection(lambda: market.pick(node="n1"))
     assert first is not None
     assert market.pick(node="n1") is None
-    assert jobs.settle({first.claim: Settlement("succeeded")})
+    assert job_ledger.settle({first.claim: Settlement("succeeded")})
 
 
 @pytest.mark.django_db(transaction=True)

@@ -12,7 +12,7 @@ from django.utils.timezone import now
 from pytest_django import Settings
 
 from rpa_tasks.jobs import wakeups
-from rpa_tasks.jobs.ledger import jobs
+from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.models import Breaker, ExecutionNode, Job, Lane, LoginState, Platform, Shop
 from scheduling import sql
 from scheduling.ledger.transitions import Settlement, WakeUp
@@ -28,7 +28,7 @@ def flow(market: Market) -> None:
 
 
 def end_run(pick: Any, state: str = "succeeded") -> None:
-    assert jobs.settle({pick.claim: Settlement(state)})
+    assert job_ledger.settle({pick.claim: Settlement(state)})
 
 
 def pick_shop_id(market: Market, *queues: str, **options: Any) -> str | None:
@@ -37,7 +37,7 @@ def pick_shop_id(market: Market, *queues: str, **options: Any) -> str | None:
 
 
 def startable() -> dict[str, int]:
-    return jobs.startable(ageing=timedelta(minutes=10))
+    return job_ledger.startable(ageing=timedelta(minutes=10))
 
 
 def test_pick_returns_one_job_per_shop(market: Market) -> None:
@@ -195,7 +195,7 @@ def preferred_node(market: Market) -> ExecutionNode:
     market.node("n2", *EVERY, "n.n2.high")
     market.publish(task_type="browse", priority=0)
     pick = market.pick(node="n1")
-    jobs.pin_to_node(pick, node="n1")
+    job_ledger.pin_to_node(pick, node="n1")
     end_run(pick)
     return node
 
@@ -240,7 +240,7 @@ def test_browser_job_without_wait_starts_on_first_node(market: Market, preferred
 
     assert startable() == {"high": 1}
     pick = market.pick(node="n2")
-    jobs.pin_to_node(pick, node="n2")
+    job_ledger.pin_to_node(pick, node="n2")
     assert Lane.objects.get().home == "n2"
 
 
@@ -290,7 +290,7 @@ def test_pin_to_node_by_stale_claim_changes_nothing(market: Market) -> None:
     end_run(stale)
     market.publish()
     market.pick(node="n2")
-    jobs.pin_to_node(stale, node="n1")
+    job_ledger.pin_to_node(stale, node="n1")
 
     assert Lane.objects.get().home == ""
 
@@ -300,7 +300,7 @@ def test_pick_rechecks_due_time_after_lock(market: Market) -> None:
     market.shop()
     receipt = market.publish()
     pick = market.pick()
-    assert jobs.settle({pick.claim: Settlement("scheduled", due_at=now() + timedelta(minutes=2))})
+    assert job_ledger.settle({pick.claim: Settlement("scheduled", due_at=now() + timedelta(minutes=2))})
 
     assert market.pick() is None
     assert Job.objects.get(pk=receipt.task_id).state == "scheduled"
@@ -371,7 +371,7 @@ def test_dispatch_skips_locked_job(market: Market, second_connection: SecondConn
 
     def dispatch() -> list[UUID]:
         with sql.limit_statement_time(5):
-            return [wakeup.task_id for wakeup in jobs.dispatch_due(horizon=timedelta(seconds=30))]
+            return [wakeup.task_id for wakeup in job_ledger.dispatch_due(horizon=timedelta(seconds=30))]
 
     with transaction.atomic():
         Job.objects.select_for_update().get(pk=locked)
@@ -385,10 +385,10 @@ def test_late_settlement_keeps_lane_of_current_holder(market: Market) -> None:
     stale = market.pick()
     with transaction.atomic():
         Job.objects.update(lease_until=now() - timedelta(seconds=1))
-        ((claim, sent),) = jobs.expired_runs()
-        jobs.settle({claim: Settlement("scheduled", due_at=now())})
+        ((claim, sent),) = job_ledger.expired_runs()
+        job_ledger.settle({claim: Settlement("scheduled", due_at=now())})
     assert not sent
     holder = market.pick()
 
-    assert not jobs.settle({stale.claim: Settlement("succeeded")})
+    assert not job_ledger.settle({stale.claim: Settlement("succeeded")})
     assert Lane.objects.get().task_id == holder.claim.task_id

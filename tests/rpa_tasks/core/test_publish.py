@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pytest_django import DjangoCaptureOnCommitCallbacks
 
-from rpa_tasks.jobs.ledger import jobs
+from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.jobs.publish import BacklogFull
 from rpa_tasks.models import Flow, Job
 from rpa_tasks.supervisor import command
@@ -127,9 +127,9 @@ def test_publish_with_kept_payload_checks_schema_of_new_job(market: Market) -> N
 def test_publish_during_retry_delay_merges_and_advances_job(market: Market) -> None:
     first = market.publish(payload={"page": 1})
     pick = market.pick()
-    jobs.mark_sending([pick.claim])
+    job_ledger.mark_sending([pick.claim])
     retry_at = now() + timedelta(seconds=120)
-    jobs.settle({pick.claim: Settlement("scheduled", "exit_1", due_at=retry_at)})
+    job_ledger.settle({pick.claim: Settlement("scheduled", "exit_1", due_at=retry_at)})
 
     second = market.publish(payload={"page": 1}, priority=0)
 
@@ -146,7 +146,7 @@ def test_publish_beside_retry_merges_into_unstarted_job(market: Market) -> None:
     pick = market.pick()
     second = market.publish()
     earlier = now() - timedelta(minutes=1)
-    jobs.settle({pick.claim: Settlement("scheduled", "exit_1", due_at=earlier)})
+    job_ledger.settle({pick.claim: Settlement("scheduled", "exit_1", due_at=earlier)})
 
     third = market.publish()
 
@@ -160,8 +160,8 @@ def test_publish_other_payload_into_started_retry_renews_key(market: Market, beg
     first = market.publish(payload={"text": "a"})
     pick = market.pick()
     if began:
-        jobs.mark_sending([pick.claim])
-    jobs.settle({pick.claim: Settlement("scheduled", "x", due_at=now())})
+        job_ledger.mark_sending([pick.claim])
+    job_ledger.settle({pick.claim: Settlement("scheduled", "x", due_at=now())})
 
     market.publish(payload={"text": "b"})
 
@@ -177,7 +177,7 @@ def test_concurrent_publishes_create_one_job_and_merge_into_its_retry(market: Ma
     assert Job.objects.get().requests == 16
 
     pick = market.pick()
-    jobs.settle({pick.claim: Settlement("scheduled", "x", due_at=now())})
+    job_ledger.settle({pick.claim: Settlement("scheduled", "x", due_at=now())})
     assert all(each.duplicate for each in race(16, lambda _: market.publish()))
     assert Job.objects.get().requests == 32
 

@@ -14,7 +14,7 @@ from django.utils.timezone import now
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rpa_tasks.jobs.ledger import jobs
+from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish_job, request_cancel
 from rpa_tasks.jobs.publish_many import PublishResult, publish_many
 from rpa_tasks.models import DedupeWindow, Flow, Job, Lane, Platform, Shop
@@ -205,7 +205,7 @@ def test_racing_batches_and_runs_keep_one_run_a_window(
             return publish_many(pdd(number))
         for _ in range(20):
             if pick := market.pick(node=f"n{number}"):
-                jobs.settle({pick.claim: Settlement("succeeded")})
+                job_ledger.settle({pick.claim: Settlement("succeeded")})
         return []
 
     answers = race(16, act)

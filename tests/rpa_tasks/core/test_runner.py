@@ -24,7 +24,7 @@ from rpa_tasks import isolation
 from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.launch import NoBrowser
 from rpa_tasks.jobs import dispatch
-from rpa_tasks.jobs.ledger import JobLedger, jobs
+from rpa_tasks.jobs.ledger import JobLedger, job_ledger
 from rpa_tasks.jobs.publish import request_cancel
 from rpa_tasks.maintainer import housekeeping
 from rpa_tasks.maintainer.housekeeping import Housekeeping
@@ -239,7 +239,7 @@ def test_job_of_a_lost_worker_is_repeated_only_where_that_is_safe(
     Job.objects.update(failures=failures)
     pick = market.pick()
     if began:
-        jobs.mark_sending([pick.claim])
+        job_ledger.mark_sending([pick.claim])
     Job.objects.update(lease_until=now() - timedelta(seconds=1))
 
     assert dispatch.rescue_expired_runs() == 1
@@ -316,7 +316,7 @@ def test_rescue_failure_of_one_job_keeps_the_others(
     market.shop("s2")
     fine = market.publish("s2", "act")
     for pick in (market.pick(), market.pick()):
-        jobs.mark_sending([pick.claim])
+        job_ledger.mark_sending([pick.claim])
     Job.objects.update(lease_until=now() - timedelta(seconds=1))
     note = dispatch.record_lost_run
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.utils.timezone import now
 
-from rpa_tasks.jobs.ledger import jobs
+from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.metrics import measure_execution_nodes
 from rpa_tasks.models import Job, Run, Shop
 from scheduling.db_timeouts import Deadline
@@ -74,4 +74,4 @@ def test_only_jobs_that_a_new_node_could_start_count(market: Market) -> None:
 
 
 def startable(*queues: str) -> list[int]:
-    return jobs.count_startable(["high", "normal", "low", *queues], ageing=timedelta(days=1))
+    return job_ledger.count_startable(["high", "normal", "low", *queues], ageing=timedelta(days=1))

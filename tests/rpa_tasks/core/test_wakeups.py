@@ -11,7 +11,7 @@ from celery import current_app
 from django.utils.timezone import now
 
 from rpa_tasks.jobs import dispatch, wakeups
-from rpa_tasks.jobs.ledger import jobs
+from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.models import ExecutionNode, Job
 from scheduling.ledger.transitions import Settlement, WakeUp
 from tests.rpa_tasks.core.conftest import Market
@@ -74,7 +74,7 @@ def test_publish_wakeups_with_busy_slots_sends_nothing(market: Market, queue: Qu
 def test_publish_wakeups_refills_slots_of_ended_runs(market: Market, queue: Queue, node: ExecutionNode) -> None:
     publish(market, 3)
     claims = [market.pick(QUEUE, node="n1").claim for _ in range(3)]
-    jobs.settle(dict.fromkeys(claims, Settlement("succeeded")))
+    job_ledger.settle(dict.fromkeys(claims, Settlement("succeeded")))
     wakeups.publish_wakeups(publish(market, 5, first=3))
 
     assert len(queue) == 3

@@ -16,7 +16,7 @@ from django.utils.timezone import localtime, now
 from pytest_django import Settings
 
 from scheduling.admin.failed_tasks import bulk_action
-from scheduling.ledger.ends import record_unreadable_message
+from scheduling.ledger.failures import record_unreadable_message
 from scheduling.models import BulkAction, Event, FailedTask, Touch
 from scheduling.operations import bulk_actions
 from scheduling.operations.bulk_actions import ROW_ACTIONS, matching_rows, read_filter

@@ -13,7 +13,7 @@ from django.test import Client
 from django.utils.timezone import now
 
 from scheduling.ids import new_id
-from scheduling.ledger.ends import record_failed_touches
+from scheduling.ledger.failures import record_failed_touches
 from scheduling.models import Event, FailedTask, Touch
 from scheduling.operations import failed_tasks, queries
 from tests.scheduling.admin.conftest import Url

@@ -10,7 +10,7 @@ from django.test import Client
 from django.utils.timezone import now
 
 from scheduling.admin.failed_tasks import failed_task
-from scheduling.ledger.ends import record_unreadable_message
+from scheduling.ledger.failures import record_unreadable_message
 from scheduling.models import FailedTask, Touch
 from tests.scheduling.admin.conftest import Url
 from tests.support.tables import each_row

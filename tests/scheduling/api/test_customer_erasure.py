@@ -34,7 +34,7 @@ from scheduling.customers.erasure import (
 from scheduling.delivery.routing import store_disabled_targets
 from scheduling.ids import new_id
 from scheduling.ledger.anonymization import Identity
-from scheduling.ledger.ends import record_unreadable_message
+from scheduling.ledger.failures import record_unreadable_message
 from scheduling.models import (
     BulkAction,
     ChannelConfig,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scheduling.ids import new_id
-from scheduling.ledger import ends
+from scheduling.ledger import failures
 from scheduling.models import BulkAction, FailedTask, Touch
 from scheduling.operations import bulk_actions
 from tests.scheduling.api.serving import Client
@@ -26,7 +26,7 @@ def fail(transactional_db: None, matrix: MatrixBuilder, record_event: Callable[.
     def fail(state: str = "failed", reason: str = "http_500", **changes: Any) -> FailedTask:
         (task_id,) = record_event(**changes).task_ids
         Touch.objects.filter(pk=task_id).update(state=state, reason=reason)
-        ends.record_failed_touches([task_id])
+        failures.record_failed_touches([task_id])
         return FailedTask.objects.get(task_id=task_id)
 
     return fail

@@ -16,7 +16,7 @@ from config.local.processes import wait_until
 from scheduling import sql
 from scheduling.delivery import due_batch, pipeline
 from scheduling.delivery.due_batch import ANNOUNCE_STATEMENT, load_announced
-from scheduling.ledger.touches import touches
+from scheduling.ledger.touches import touch_ledger
 from scheduling.ledger.transitions import WakeUp
 from scheduling.models import FailedTask
 from tests.scheduling.core.conftest import Shop, deliver, fall_due, rows
@@ -146,7 +146,7 @@ def test_deliver_halves_batch_after_idle_timeout(
     shop.node()
     ids = shop.plan(4)
     fall_due()
-    write, sizes = touches.write_decisions, []
+    write, sizes = touch_ledger.write_decisions, []
 
     def gone(pid: int) -> bool:
         with connection.cursor() as cursor:
@@ -169,7 +169,7 @@ def test_deliver_halves_batch_after_idle_timeout(
         connection.close()
         return False
 
-    monkeypatch.setattr(touches, "write_decisions", too_slow_for_many)
+    monkeypatch.setattr(touch_ledger, "write_decisions", too_slow_for_many)
     assert wait_until(deliver_or_reconnect, WAIT_LIMIT)  # as Celery does
 
     assert sorted(set(sizes)) == [1, 2, 4]
@@ -181,14 +181,14 @@ def test_deliver_halves_batch_after_idle_timeout(
 def edits(monkeypatch: pytest.MonkeyPatch, second_connection: SecondConnection) -> list[Any]:
     """Each is committed by another connection between a batch's judgement and its write."""
     waiting: list[Any] = []
-    write = touches.write_decisions
+    write = touch_ledger.write_decisions
 
     def edited_first(*settlements: Any, **conditions: Any) -> int:
         if waiting:
             second_connection(waiting.pop(0))
         return write(*settlements, **conditions)
 
-    monkeypatch.setattr(touches, "write_decisions", edited_first)
+    monkeypatch.setattr(touch_ledger, "write_decisions", edited_first)
     return waiting
 
 

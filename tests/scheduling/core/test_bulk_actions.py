@@ -21,7 +21,7 @@ from config.local.processes import wait_until
 from scheduling import sql
 from scheduling.errors import Conflict, InvalidInput
 from scheduling.ids import first_id_at, new_id
-from scheduling.ledger import ends
+from scheduling.ledger import failures
 from scheduling.models import BulkAction, FailedTask, Touch
 from scheduling.operations import bulk_actions, failed_tasks, retention
 from scheduling.operations.bulk_actions import ROW_ACTIONS
@@ -109,7 +109,7 @@ def test_bulk_failing_row_is_tried_once_and_stops_no_other(
     monkeypatch.setattr(bulk_actions, "BATCH", 1)
     rows = fail(3)
     FailedTask.objects.filter(pk=rows[1].pk).update(task_id=new_id())  # its touch cannot be found
-    ends.record_unreadable_message("not_json", b"x", queue="ticks")
+    failures.record_unreadable_message("not_json", b"x", queue="ticks")
 
     row = finish(bulk_actions.start_bulk_action("retry", {}, ANN))
 

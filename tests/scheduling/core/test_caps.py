@@ -16,7 +16,7 @@ from scheduling.channels.base import Delivered, Permanent, Transient, Unknown
 from scheduling.delivery import pipeline
 from scheduling.delivery.outgoing import LEASE
 from scheduling.delivery.sender import sender
-from scheduling.ledger.touches import TouchDecision, touches
+from scheduling.ledger.touches import TouchDecision, touch_ledger
 from scheduling.ledger.transitions import Claim, Content, Settlement
 from scheduling.models import Customer, FailedTask, HarassmentRule, Holdout, Pause, Touch
 from scheduling.operations import commands, failed_tasks
@@ -440,11 +440,11 @@ def make_outcome_unknown(task_id: UUID, shop: Shop, how: str) -> None:
         node = Touch.objects.get(pk=task_id).node
         content = Content("guide", node.template_id, 1, counts=True)
         with transaction.atomic():
-            ((due,), locked_at) = touches.lock_due([task_id])
+            ((due,), locked_at) = touch_ledger.lock_due([task_id])
             assert locked_at
             decision = TouchDecision(Settlement("running", content=content), GuardVerdict("send"))
-            touches.write_decisions({decision: [task_id]}, at=locked_at, lease=LEASE)
-        touches.mark_sending(sendings(Claim(due.task_id, due.lease_no)))
+            touch_ledger.write_decisions({decision: [task_id]}, at=locked_at, lease=LEASE)
+        touch_ledger.mark_sending(sendings(Claim(due.task_id, due.lease_no)))
         expire_lease(task_id)
         dispatch.rescue_lost_work()
     (row,) = rows([task_id])

@@ -24,7 +24,7 @@ from config.local.processes import select_port, wait_until
 from scheduling import dispatch
 from scheduling.delivery import lanes, pipeline, presence, sender
 from scheduling.errors import Conflict
-from scheduling.ledger.touches import touches
+from scheduling.ledger.touches import touch_ledger
 from scheduling.models import ChannelConfig, FailedTask, Node, Touch
 from scheduling.models.touch import WAITING
 from scheduling.operations import commands
@@ -379,13 +379,13 @@ def test_agent_answer_before_mark_gives_one_guide_message(
     silent_session: Silence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last question was answered, so the message goes out. The policy allows one until the user writes."""
-    mark, timers = touches.mark_sending, []
+    mark, timers = touch_ledger.mark_sending, []
 
     def agent_writes_first(*arguments: Any, **named: Any) -> Any:
         timers.append(silent_session.send_frame("agent"))
         return mark(*arguments, **named)
 
-    monkeypatch.setattr(touches, "mark_sending", agent_writes_first)
+    monkeypatch.setattr(touch_ledger, "mark_sending", agent_writes_first)
     assert silent_session.await_touch().state == "delivered"
     assert timers == [False]
     assert silent_session.await_nudge()
@@ -393,7 +393,7 @@ def test_agent_answer_before_mark_gives_one_guide_message(
 
 def test_unmarked_guide_message_keeps_its_reservation(silent_session: Silence, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its row was locked or its claim is lost, so another worker may send the message now."""
-    monkeypatch.setattr(touches, "mark_sending", lambda *_, **__: {})
+    monkeypatch.setattr(touch_ledger, "mark_sending", lambda *_, **__: {})
     row = silent_session.await_touch()
     assert (row.state, row.reason) == ("scheduled", "mark_failed")
     assert not silent_session.send_frame("agent"), "no timer of a second message runs"
@@ -433,7 +433,7 @@ def test_killed_worker_guide_message_is_not_counted(silent_session: Silence) -> 
     silent_session.await_touch()
     touch = silent_session.fall_silent()
     fall_due(touch)
-    assert touches.claim([touch], lease=sender.LEASE)
+    assert touch_ledger.claim([touch], lease=sender.LEASE)
     asked = parse_event_id(rows([touch])[0].event.event_id)
     assert silent_session.store.still_silent([asked], send_until=[now() + sender.LEASE])[1] == [True]
     Touch.objects.filter(pk=touch).update(state="scheduled", lease_until=None)
@@ -453,28 +453,28 @@ def claimed(matrix: MatrixBuilder, record_event: RecordEvent) -> Any:
     matrix.node()
     (task_id,) = record_event().task_ids
     fall_due(task_id)
-    (claim,) = touches.claim([task_id], lease=sender.LEASE)
+    (claim,) = touch_ledger.claim([task_id], lease=sender.LEASE)
     return claim
 
 
 def test_mark_sending_row_locked_by_cancel_does_not_wait(claimed: Any) -> None:
     """A wait would hold up every receiver, and after it the customer's consent would be that of before the wait."""
-    cancel = partial(touches.cancel, [claimed.task_id], reason="by:ann")
+    cancel = partial(touch_ledger.cancel, [claimed.task_id], reason="by:ann")
     with held_by_second_connection(cancel, commit=False):
-        assert touches.mark_sending(sendings(claimed)) == {}
+        assert touch_ledger.mark_sending(sendings(claimed)) == {}
     with held_by_second_connection(cancel, commit=True):
-        assert touches.mark_sending(sendings(claimed)) == {}
+        assert touch_ledger.mark_sending(sendings(claimed)) == {}
         assert rows([claimed.task_id])[0].state == "running", "it waited for the commit"
     assert rows([claimed.task_id])[0].state == "cancelled"
-    assert touches.mark_sending(sendings(claimed)) == {}
+    assert touch_ledger.mark_sending(sendings(claimed)) == {}
 
 
 def test_mark_sending_uncommitted_opt_out_does_not_wait(claimed: Any) -> None:
     """Who opts out has no answer yet. The mark does not wait for the customer's row. A cancel that failed is none."""
-    with held_by_second_connection(partial(touches.cancel, [claimed.task_id], reason="by:ann"), commit=False):
+    with held_by_second_connection(partial(touch_ledger.cancel, [claimed.task_id], reason="by:ann"), commit=False):
         pass
     with held_by_second_connection(partial(commands.update_customer, "ann", {"opted_out": True}), commit=True):
-        assert touches.mark_sending(sendings(claimed)) == {claimed.task_id: None}
+        assert touch_ledger.mark_sending(sendings(claimed)) == {claimed.task_id: None}
 
 
 def test_mark_sending_never_follows_acknowledged_opt_out(shop: Shop, race: Race) -> None:
@@ -483,7 +483,7 @@ def test_mark_sending_never_follows_acknowledged_opt_out(shop: Shop, race: Race)
     users = [f"user-{number}" for number in range(40)]
     ids = {user: shop.record_event(user=user).task_ids[0] for user in users}
     fall_due()
-    claims = {claim.task_id: claim for claim in touches.claim(list(ids.values()), lease=sender.LEASE)}
+    claims = {claim.task_id: claim for claim in touch_ledger.claim(list(ids.values()), lease=sender.LEASE)}
     asked = {user: sendings(claims[ids[user]]) for user in users}
     acknowledged: dict[str, datetime] = {}
     dice = random.Random(1)
@@ -494,7 +494,7 @@ def test_mark_sending_never_follows_acknowledged_opt_out(shop: Shop, race: Race)
                 commands.update_customer(user, {"opted_out": True})
                 acknowledged.setdefault(user, now())
             else:
-                touches.mark_sending(asked[user])
+                touch_ledger.mark_sending(asked[user])
 
     race(4, act)
 
@@ -514,19 +514,19 @@ def test_cancel_racing_mark_sending_has_one_winner(shop: Shop, race: Race, who: 
     fall_due()
     for user in users:  # with their slots, as delivery claims them
         Touch.objects.filter(pk=ids[user]).update(reserved_at=now())
-    claims = {claim.task_id: claim for claim in touches.claim(list(ids.values()), lease=sender.LEASE)}
+    claims = {claim.task_id: claim for claim in touch_ledger.claim(list(ids.values()), lease=sender.LEASE)}
     asked = {user: sendings(claims[ids[user]]) for user in users}
     marked: set[UUID] = set()
 
     def act(number: int) -> None:
         for user in users:
             if number == 0:
-                marked.update(touches.mark_sending(asked[user]))
+                marked.update(touch_ledger.mark_sending(asked[user]))
             elif who == "event":
                 shop.record_event("order.paid", user)
             else:
                 with transaction.atomic():
-                    touches.cancel([ids[user]], reason="by:ann")
+                    touch_ledger.cancel([ids[user]], reason="by:ann")
 
     race(2, act)
 

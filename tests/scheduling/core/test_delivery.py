@@ -19,7 +19,7 @@ from scheduling.delivery import due_batch, pipeline, presence
 from scheduling.delivery.outgoing import LEASE
 from scheduling.delivery.sender import sender
 from scheduling.ids import new_id
-from scheduling.ledger.touches import touches
+from scheduling.ledger.touches import touch_ledger
 from scheduling.models import ChannelConfig, Community, FailedTask, HarassmentRule, Touch
 from scheduling.operations import commands
 from scheduling.policy.send_times import SPREAD
@@ -231,7 +231,7 @@ def test_touch_rescued_around_its_lock_is_judged_in_full(
     presence_provider.said = {"ann": "answered"}
     fall_due(task_id)
     lose_worker(task_id)
-    lock_customers = due_batch.locks.lock_customers
+    lock_customers = due_batch.locks.lock_customers_of_touches
 
     def lock_beside_the_rescue(task_ids: Any) -> Any:
         if rescued == "before":
@@ -242,7 +242,7 @@ def test_touch_rescued_around_its_lock_is_judged_in_full(
         return locked
 
     with monkeypatch.context() as patch:
-        patch.setattr(due_batch.locks, "lock_customers", lock_beside_the_rescue)
+        patch.setattr(due_batch.locks, "lock_customers_of_touches", lock_beside_the_rescue)
         pipeline.deliver_touches([task_id])
     deliver([task_id])
 
@@ -252,7 +252,7 @@ def test_touch_rescued_around_its_lock_is_judged_in_full(
 
 def lose_worker(task_id: Any) -> None:
     """A worker claims it and is never seen again; its lease is over."""
-    assert touches.claim([task_id], lease=LEASE)
+    assert touch_ledger.claim([task_id], lease=LEASE)
     expire_lease(task_id)
 
 
@@ -339,14 +339,14 @@ def test_lost_database_connection_fails_no_touch(
     fall_due(waiting)
     connection.ensure_connection()
     pid = connection.connection.info.backend_pid
-    write = touches.write_decisions
+    write = touch_ledger.write_decisions
 
     def broken(decisions: Any, **conditions: Any) -> None:
         second_connection(lambda: terminate(pid))
         write(decisions, **conditions)
 
     with monkeypatch.context() as breaking:
-        breaking.setattr(touches, "write_decisions", broken)
+        breaking.setattr(touch_ledger, "write_decisions", broken)
         with pytest.raises(sql.UNAVAILABLE_ERRORS):
             pipeline.deliver_touches([waiting])
     connection.close()
@@ -371,7 +371,7 @@ def test_lost_connection_after_commit_delays_no_claimed_touch(
     shop.node(channel=hook)
     (task_id,) = shop.record_event().task_ids
     fall_due(task_id)
-    search = touches.premature_wakeups
+    search = touch_ledger.premature_wakeups
 
     def search_without_backend(task_ids: Any) -> Any:
         connection.ensure_connection()
@@ -379,7 +379,7 @@ def test_lost_connection_after_commit_delays_no_claimed_touch(
         second_connection(lambda: terminate(pid))
         return search(task_ids)
 
-    monkeypatch.setattr(touches, "premature_wakeups", search_without_backend)
+    monkeypatch.setattr(touch_ledger, "premature_wakeups", search_without_backend)
     with pytest.raises(sql.UNAVAILABLE_ERRORS):
         pipeline.deliver_touches([task_id, new_id()])
     connection.close()

@@ -12,7 +12,7 @@ from django.db.models import Max
 
 from scheduling import sql
 from scheduling.ledger import ends
-from scheduling.ledger.touches import touches
+from scheduling.ledger.touches import touch_ledger
 from scheduling.models import EndMark, Touch
 from tests.scheduling.api.serving import eventually
 from tests.scheduling.core.conftest import deliver_when_due, held_by_second_connection
@@ -66,7 +66,7 @@ def take_until(expected: int, act: Callable[[], list[UUID]] = take) -> list[UUID
 def test_reader_returns_each_end_once_in_order(waiting: Touches) -> None:
     first, second, third = waiting(3)
     deliver_when_due(second)
-    touches.cancel([first], reason="by:ann")
+    touch_ledger.cancel([first], reason="by:ann")
     assert take_until(2) == [second, first]
     deliver_when_due(third)
     assert take_until(1) == [third]
@@ -76,7 +76,7 @@ def test_reader_returns_each_end_once_in_order(waiting: Touches) -> None:
 def test_reader_continues_inside_one_instant(waiting: Touches) -> None:
     ids = waiting(7)
     with transaction.atomic():
-        touches.cancel(ids, reason="by:ann")
+        touch_ledger.cancel(ids, reason="by:ann")
         Touch.objects.update(settled_at=Touch.objects.aggregate(last=Max("settled_at"))["last"])
     assert take_until(7, lambda: take(most=2)) == sorted(ids)
 
@@ -84,7 +84,7 @@ def test_reader_continues_inside_one_instant(waiting: Touches) -> None:
 def test_end_committed_late_is_not_skipped(waiting: Touches) -> None:
     """Its time lies before one that is committed already."""
     late, early = waiting(2)
-    with held_by_second_connection(lambda: touches.cancel([late], reason="by:ann"), commit=True):
+    with held_by_second_connection(lambda: touch_ledger.cancel([late], reason="by:ann"), commit=True):
         deliver_when_due(early)
         for _ in range(3):
             assert take() == []
@@ -94,7 +94,7 @@ def test_end_committed_late_is_not_skipped(waiting: Touches) -> None:
 def test_end_of_latest_transaction_is_not_skipped(waiting: Touches) -> None:
     """No later transaction has ended, so snapshots end before its id."""
     (late,) = waiting(1)
-    with held_by_second_connection(lambda: touches.cancel([late], reason="by:ann"), commit=True):
+    with held_by_second_connection(lambda: touch_ledger.cancel([late], reason="by:ann"), commit=True):
         for _ in range(3):
             assert take() == []
     assert take_until(1) == [late]
@@ -102,7 +102,7 @@ def test_end_of_latest_transaction_is_not_skipped(waiting: Touches) -> None:
 
 def test_concurrent_readers_share_no_end(waiting: Touches, race: Race) -> None:
     ids = waiting(40)
-    touches.cancel(ids, reason="by:ann")
+    touch_ledger.cancel(ids, reason="by:ann")
     found = take_until(40, lambda: [each for part in race(4, lambda _: take(most=3)) for each in part])
     assert sorted(found) == sorted(ids)
 
@@ -112,7 +112,7 @@ def test_readers_have_marks_of_their_own(waiting: Touches) -> None:
     take(reader="other")
     since = sql.now()
     ids = waiting(2)
-    touches.cancel(ids, reason="by:ann")
+    touch_ledger.cancel(ids, reason="by:ann")
     assert sorted(take_until(2)) == sorted(ids)
     assert sorted(take_until(2, lambda: take(reader="other"))) == sorted(ids)
     assert take(reader="new") == []
@@ -131,5 +131,5 @@ def test_mark_of_another_server_skips_no_end(waiting: Touches, restored: bool) -
     else:
         EndMark.objects.update(settled_at=sql.now() + timedelta(hours=1), ceiling=sql.now() + timedelta(hours=1))
     ids = waiting(2)
-    touches.cancel(ids, reason="by:ann")
+    touch_ledger.cancel(ids, reason="by:ann")
     assert set(take_until(2)) == set(ids)

@@ -16,7 +16,7 @@ from scheduling import dispatch
 from scheduling.channels.base import Delivered, Unknown
 from scheduling.errors import Conflict
 from scheduling.ids import new_id
-from scheduling.ledger import ends
+from scheduling.ledger import failures
 from scheduling.models import ChannelConfig, Event, FailedTask, HarassmentRule, Node, Pause, Touch
 from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import Actor
@@ -210,7 +210,7 @@ def test_failed_task_action_stores_actor_and_reason(create_failed_task: CreateFa
 
 
 def test_unreadable_message_is_archived_not_retried() -> None:
-    ends.record_unreadable_message("not_json", b"\xff\x00", queue="touch.high")
+    failures.record_unreadable_message("not_json", b"\xff\x00", queue="touch.high")
     row = FailedTask.objects.get()
     with pytest.raises(Conflict, match="ignore or archive"):
         failed_tasks.retry_failed_task(row.pk, ANN)

@@ -16,7 +16,7 @@ from scheduling import sql
 from scheduling.customers import erasure
 from scheduling.ids import new_id
 from scheduling.ledger import ends, locks
-from scheduling.ledger.touches import touches
+from scheduling.ledger.touches import touch_ledger
 from scheduling.models import Customer, EndMark, Event, Node, Touch
 from scheduling.operations import commands
 from scheduling.operations.failed_tasks import Actor
@@ -89,7 +89,7 @@ def test_delivered_touch_plans_follow_up(journey: MatrixBuilder, record_event: R
 def test_end_of_other_node_and_other_state_plan_nothing(journey: MatrixBuilder, record_event: RecordEvent) -> None:
     journey.node("other", "order.paid", **FREE)
     deliver_when_due(*record_event("order.paid").task_ids)
-    touches.cancel(record_event().task_ids, reason="by:ann")
+    touch_ledger.cancel(record_event().task_ids, reason="by:ann")
     record_all()
     assert not Event.objects.filter(type__startswith="touch.").exists()
 
@@ -188,14 +188,14 @@ def test_depth_limit_suppresses_touch_and_ends_journey(
 def test_message_published_again_is_recorded_once_per_state(journey: MatrixBuilder, record_event: RecordEvent) -> None:
     journey.node("sorry", "touch.cancelled", from_nodes=["guide"], **FREE)
     (first,) = record_event().task_ids
-    touches.cancel([first], reason="by:ann")
+    touch_ledger.cancel([first], reason="by:ann")
     row = Touch.objects.get(pk=first)
     again = new_id()
     Touch.objects.create(
         task_id=again, root_id=first, retry_of=first, due_at=row.due_at, planned_at=row.due_at, event_id=row.event_id,
         node_id=row.node_id, node_version=1, customer_id=row.customer_id, expires_at=row.expires_at,
     )  # fmt: skip
-    touches.cancel([again], reason="by:ann")
+    touch_ledger.cancel([again], reason="by:ann")
     record_all()
     assert Event.objects.get(type="touch.cancelled").event_id == f"touch.cancelled:{first}"
     assert len(find("sorry")) == 1
@@ -258,7 +258,7 @@ def test_held_customer_delays_only_that_pass(
 ) -> None:
     settings.TIMEOUTS = replace(settings.TIMEOUTS, event_lock=0.05)
     deliver_when_due(*record_event().task_ids)
-    with held_by_second_connection(lambda: locks.lock_users(["ann"]), commit=False):
+    with held_by_second_connection(lambda: locks.lock_customers_by_user_id(["ann"]), commit=False):
         for _ in range(3):
             assert own_events.record_ends() == 0
     record_all()

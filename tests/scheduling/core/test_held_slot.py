@@ -11,8 +11,7 @@ from typing import cast
 import pytest
 
 from scheduling.channels.base import CalendarQuota, Quota
-from scheduling.channels.quota import QuotaGate
-from scheduling.delivery.outgoing import HeldSlot
+from scheduling.channels.quota import HeldSlot, QuotaGate
 
 MINUTE = Quota(20, timedelta(minutes=1))
 ZERO, MOMENT = timedelta(0), timedelta(milliseconds=1)

@@ -18,7 +18,7 @@ from scheduling import dispatch
 from scheduling.batching import BackgroundBatcher
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
-from scheduling.ledger.touches import touches
+from scheduling.ledger.touches import touch_ledger
 from scheduling.ledger.transitions import WakeUp
 from scheduling.models import Complaint, Customer, DelayRule, Event, EventType, Touch
 from scheduling.models.touch import WAITING
@@ -200,7 +200,7 @@ def test_intake_dispatches_a_bounded_number_ahead(
         ("due", "queued"): 8,
     }  # fmt: skip
     assert {each.task_id for each in published} == {row.pk for row in found if row.state == "queued"}
-    assert len(touches.dispatch_due(horizon=settings.AFTERTOUCH_HORIZON)) == 6, "the pass dispatches the others"
+    assert len(touch_ledger.dispatch_due(horizon=settings.AFTERTOUCH_HORIZON)) == 6, "the pass dispatches the others"
 
 
 def test_early_dispatch_has_room_again_when_touches_fall_due(settings: Settings) -> None:
@@ -301,7 +301,7 @@ def test_cancel_event_keeps_touch_being_sent(download: Callable[..., Receipt], r
     download(occurred_at=now() - DAY)
     Touch.objects.update(due_at=now() - HOUR)
     task_id = Touch.objects.get(node__key="guide").pk
-    touches.claim([task_id], lease=MINUTE)
+    touch_ledger.claim([task_id], lease=MINUTE)
     Touch.objects.filter(pk=task_id).update(sending_at=now())
     record_event("order.paid")
     assert rows([task_id])[0].state == "running"

@@ -15,7 +15,7 @@ from django.utils.timezone import now
 from pytest_django import Settings
 
 from scheduling import dispatch, sql
-from scheduling.ledger.touches import touches
+from scheduling.ledger.touches import touch_ledger
 from scheduling.ledger.transitions import AGE_UNKNOWN, Claim, Settlement, WakeUp
 from scheduling.models import Touch
 from tests.scheduling.core.conftest import held_by_second_connection, sendings
@@ -41,7 +41,7 @@ def waiting(matrix: MatrixBuilder, record_event: RecordEvent) -> Waiting:
 
 
 def claim_one(task_id: UUID) -> Claim:
-    (claim,) = touches.claim([task_id], lease=LEASE)
+    (claim,) = touch_ledger.claim([task_id], lease=LEASE)
     return claim
 
 
@@ -52,7 +52,7 @@ def expire_lease(*task_ids: UUID) -> None:
 def test_concurrent_claims_have_one_winner(waiting: Waiting, race: Race) -> None:
     (task_id,) = waiting(1)
 
-    assert sum(race(16, lambda _: len(touches.claim([task_id], lease=LEASE)))) == 1
+    assert sum(race(16, lambda _: len(touch_ledger.claim([task_id], lease=LEASE)))) == 1
     assert Touch.objects.get().lease_no == 1
 
 
@@ -61,7 +61,7 @@ def test_concurrent_dispatches_return_each_row_once(waiting: Waiting, race: Race
 
     def take(_: int) -> list[UUID]:
         taken: list[UUID] = []
-        while wakeups := touches.dispatch_due(horizon=HORIZON, limit=7):
+        while wakeups := touch_ledger.dispatch_due(horizon=HORIZON, limit=7):
             taken += [wakeup.task_id for wakeup in wakeups]
         return taken
 
@@ -73,8 +73,16 @@ def test_dispatch_skips_locked_row(waiting: Waiting) -> None:
     locked, free = waiting(2)
     lock = lambda: Touch.objects.select_for_update().get(pk=locked)  # noqa: E731
     with held_by_second_connection(lock, commit=True), sql.limit_statement_time(5):
-        assert [wakeup.task_id for wakeup in touches.dispatch_due(horizon=HORIZON)] == [free]
-    assert [wakeup.task_id for wakeup in touches.dispatch_due(horizon=HORIZON)] == [locked]
+        assert [wakeup.task_id for wakeup in touch_ledger.dispatch_due(horizon=HORIZON)] == [free]
+    assert [wakeup.task_id for wakeup in touch_ledger.dispatch_due(horizon=HORIZON)] == [locked]
+
+
+def test_delivery_skips_locked_row(waiting: Waiting) -> None:
+    """It holds locks of customers, and who holds the touch may wait for one of these."""
+    locked, free = waiting(2)
+    lock = lambda: Touch.objects.select_for_update().get(pk=locked)  # noqa: E731
+    with held_by_second_connection(lock, commit=True), sql.limit_statement_time(5):
+        assert [row.task_id for row in touch_ledger.lock_due([locked, free])[0]] == [free]
 
 
 def test_stale_claim_settles_nothing(waiting: Waiting) -> None:
@@ -82,26 +90,26 @@ def test_stale_claim_settles_nothing(waiting: Waiting) -> None:
     stale = claim_one(task_id)
     expire_lease(task_id)
     with transaction.atomic():
-        ((lapsed, _),) = touches.expired_runs()
-        touches.settle({lapsed: Settlement("scheduled", due_at=now())})
+        ((lapsed, _),) = touch_ledger.expired_runs()
+        touch_ledger.settle({lapsed: Settlement("scheduled", due_at=now())})
     fresh = claim_one(task_id)
 
-    assert touches.settle({stale: Settlement("delivered")}) == set()
-    assert touches.mark_sending(sendings(stale)) == {}
-    assert not touches.renew(stale, lease=LEASE)
+    assert touch_ledger.settle({stale: Settlement("delivered")}) == set()
+    assert touch_ledger.mark_sending(sendings(stale)) == {}
+    assert not touch_ledger.renew(stale, lease=LEASE)
     both = {stale: Settlement("failed", "smtp_550"), fresh: Settlement("delivered")}
-    assert touches.settle(both) == {fresh}, "the ids alone do not tell them apart"
+    assert touch_ledger.settle(both) == {fresh}, "the ids alone do not tell them apart"
     assert Touch.objects.get().state == "delivered"
 
 
 def test_early_claim_is_empty_and_owes_a_wakeup(waiting: Waiting) -> None:
     """Also where it is due as the worker asks what was early: it came a few milliseconds too soon."""
     (task_id,) = waiting(1, seconds=20)
-    touches.dispatch_due(horizon=HORIZON)
+    touch_ledger.dispatch_due(horizon=HORIZON)
 
-    assert touches.claim([task_id], lease=LEASE) == []
+    assert touch_ledger.claim([task_id], lease=LEASE) == []
     for _ in ("early", "due"):
-        (wakeup,) = touches.premature_wakeups([task_id])
+        (wakeup,) = touch_ledger.premature_wakeups([task_id])
         assert wakeup.task_id == task_id
         assert wakeup.due_at > now()
         Touch.objects.update(due_at=Now())
@@ -111,27 +119,27 @@ def test_lost_wakeup_returns_with_doubled_lease(waiting: Waiting) -> None:
     (task_id,) = waiting(1)
     waits = []
     for _ in range(3):
-        touches.dispatch_due(horizon=HORIZON)
+        touch_ledger.dispatch_due(horizon=HORIZON)
         row = Touch.objects.get()
         assert row.lease_until is not None
         assert row.queued_at is not None
         waits.append(round((row.lease_until - row.queued_at).total_seconds()))
         expire_lease(task_id)
-        assert touches.requeue_expired(trusted_since={}) == 1
+        assert touch_ledger.requeue_expired(trusted_since={}) == 1
         assert Touch.objects.get().state == "scheduled"
     assert waits == [10, 20, 40]
 
 
 def test_wakeup_behind_backlog_is_not_repeated(waiting: Waiting) -> None:
     (task_id,) = waiting(1)
-    touches.dispatch_due(horizon=HORIZON)
+    touch_ledger.dispatch_due(horizon=HORIZON)
     expire_lease(task_id)
 
     before = row_version(task_id)
 
-    assert touches.requeue_expired(trusted_since={1: now() - timedelta(minutes=5)}) == 0
+    assert touch_ledger.requeue_expired(trusted_since={1: now() - timedelta(minutes=5)}) == 0
     assert row_version(task_id) == before, "a backlog costs no writes"
-    assert touches.requeue_expired(trusted_since={0: now() - timedelta(minutes=5)}) == 1, "its own queue is empty"
+    assert touch_ledger.requeue_expired(trusted_since={0: now() - timedelta(minutes=5)}) == 1, "its own queue is empty"
     assert Touch.objects.get().state == "scheduled"
 
 
@@ -151,32 +159,32 @@ def pass_time_for_touch(seconds: int) -> None:
 def test_wakeup_of_unknown_age_is_trusted_two_minutes(waiting: Waiting) -> None:
     """A lost one would else wait until the queue is empty, which in a mass mailing takes hours."""
     waiting(1, seconds=25)
-    touches.dispatch_due(horizon=HORIZON)
+    touch_ledger.dispatch_due(horizon=HORIZON)
     for seconds, state in ((130, "queued"), (20, "scheduled")):  # 105 and 125 seconds past due
         pass_time_for_touch(seconds)
-        assert touches.requeue_expired(trusted_since={1: AGE_UNKNOWN}) == int(state == "scheduled")
+        assert touch_ledger.requeue_expired(trusted_since={1: AGE_UNKNOWN}) == int(state == "scheduled")
         assert Touch.objects.get().state == state
 
 
 def test_long_backlog_repeats_few_wakeups(waiting: Waiting) -> None:
     waiting(1)
-    assert len(touches.dispatch_due(horizon=HORIZON)) == 1
+    assert len(touch_ledger.dispatch_due(horizon=HORIZON)) == 1
     repeated = 0
     for _ in range(120):  # an hour
         pass_time_for_touch(30)
-        touches.requeue_expired(trusted_since={1: AGE_UNKNOWN})
-        repeated += len(touches.dispatch_due(horizon=HORIZON))
+        touch_ledger.requeue_expired(trusted_since={1: AGE_UNKNOWN})
+        repeated += len(touch_ledger.dispatch_due(horizon=HORIZON))
     assert repeated == 4
 
 
 def test_cancel_and_mark_of_a_claim_exclude_each_other(waiting: Waiting) -> None:
     first, second = waiting(2)
     marked, called_off = claim_one(first), claim_one(second)
-    touches.mark_sending(sendings(marked))
+    touch_ledger.mark_sending(sendings(marked))
 
-    assert touches.cancel([first, second], reason="by:ann") == {second}
+    assert touch_ledger.cancel([first, second], reason="by:ann") == {second}
 
-    assert touches.mark_sending(sendings(called_off)) == {}
+    assert touch_ledger.mark_sending(sendings(called_off)) == {}
     row = Touch.objects.get(pk=second)
     assert (row.state, row.reason, row.attempt, row.lease_until) == ("cancelled", "by:ann", 0, None)
 
@@ -184,9 +192,9 @@ def test_cancel_and_mark_of_a_claim_exclude_each_other(waiting: Waiting) -> None
 def test_mark_sending_marks_once_with_enough_lease(waiting: Waiting) -> None:
     (task_id,) = waiting(1)
     claim = claim_one(task_id)
-    assert touches.mark_sending(sendings(claim), margin=timedelta(minutes=1)) == {}
-    assert touches.mark_sending(sendings(claim)) == {task_id: None}
-    assert touches.mark_sending(sendings(claim)) == {}
+    assert touch_ledger.mark_sending(sendings(claim), margin=timedelta(minutes=1)) == {}
+    assert touch_ledger.mark_sending(sendings(claim)) == {task_id: None}
+    assert touch_ledger.mark_sending(sendings(claim)) == {}
     assert Touch.objects.get().attempt == 1
 
 
@@ -194,22 +202,22 @@ def test_resume_paused_spreads_due_times(waiting: Waiting) -> None:
     """But not beyond the expiry of a touch, and later due times stay."""
     later, *task_ids = waiting(30)
     mortal = task_ids[:8]
-    for claim in touches.claim(task_ids, lease=LEASE):
-        touches.settle({claim: Settlement("scheduled", "paused", paused_by="all")})
+    for claim in touch_ledger.claim(task_ids, lease=LEASE):
+        touch_ledger.settle({claim: Settlement("scheduled", "paused", paused_by="all")})
     tomorrow, soon = now() + timedelta(days=1), now() + timedelta(minutes=2)
-    touches.settle({claim_one(later): Settlement("scheduled", "paused", due_at=tomorrow, paused_by="all")})
+    touch_ledger.settle({claim_one(later): Settlement("scheduled", "paused", due_at=tomorrow, paused_by="all")})
     Touch.objects.filter(pk__in=mortal).update(expires_at=soon)
-    assert touches.dispatch_due(horizon=timedelta(days=2)) == []
-    assert touches.paused_scopes() == ["all"]
+    assert touch_ledger.dispatch_due(horizon=timedelta(days=2)) == []
+    assert touch_ledger.paused_scopes() == ["all"]
 
-    assert touches.resume_paused("all", spread=timedelta(minutes=10)) == 30
+    assert touch_ledger.resume_paused("all", spread=timedelta(minutes=10)) == 30
 
     due = dict(Touch.objects.values_list("pk", "due_at"))
     assert due.pop(later) == tomorrow
     assert max(due[task_id] for task_id in mortal) < soon
     assert max(due.values()) - min(due.values()) > timedelta(minutes=2)
     assert max(due.values()) < now() + timedelta(minutes=10)
-    assert touches.paused_scopes() == []
+    assert touch_ledger.paused_scopes() == []
 
 
 # --- bounded dispatch -------------------------------------------------------------------------------------------------
@@ -219,14 +227,14 @@ def test_dispatch_holds_back_due_touches_beyond_window(waiting: Waiting) -> None
     task_ids = waiting(12)
     Touch.objects.filter(pk__in=task_ids[:3]).update(priority=0)
 
-    first = touches.dispatch_due(window=5)
+    first = touch_ledger.dispatch_due(window=5)
     assert sorted(wakeup.priority for wakeup in first) == [0, 0, 0, 1, 1, 1, 1, 1]
-    assert touches.dispatch_due(window=5) == []
+    assert touch_ledger.dispatch_due(window=5) == []
 
     claimed = [wakeup.task_id for wakeup in first if wakeup.priority == 1][:2]
-    assert len(touches.claim(claimed, lease=LEASE)) == 2
-    assert len(touches.dispatch_due(window=5)) == 2
-    assert touches.seconds_until_due(timedelta(0)) is not None, "two are held back"
+    assert len(touch_ledger.claim(claimed, lease=LEASE)) == 2
+    assert len(touch_ledger.dispatch_due(window=5)) == 2
+    assert touch_ledger.seconds_until_due(timedelta(0)) is not None, "two are held back"
 
 
 def test_dispatch_takes_important_and_early_touches_first(waiting: Waiting) -> None:
@@ -234,7 +242,7 @@ def test_dispatch_takes_important_and_early_touches_first(waiting: Waiting) -> N
     Touch.objects.filter(pk__in=task_ids[4:]).update(priority=0)
     Touch.objects.filter(pk=task_ids[3]).update(due_at=now() - timedelta(minutes=5))
 
-    order = [touches.dispatch_due(limit=1)[0].task_id for _ in range(3)]
+    order = [touch_ledger.dispatch_due(limit=1)[0].task_id for _ in range(3)]
     assert set(order[:2]) == set(task_ids[4:])
     assert order[2] == task_ids[3]
 
@@ -245,7 +253,7 @@ def test_dispatch_ahead_is_bounded_for_each_moment(waiting: Waiting) -> None:
     Touch.objects.filter(pk__in=herd).update(due_at=now() + timedelta(seconds=20))
 
     for expected in (4, 0):
-        found = {wakeup.task_id for wakeup in touches.dispatch_due(horizon=HORIZON, window=8)}
+        found = {wakeup.task_id for wakeup in touch_ledger.dispatch_due(horizon=HORIZON, window=8)}
         assert len(found & set(herd)) == expected
         assert found >= set(later if expected else ())
 
@@ -253,10 +261,10 @@ def test_dispatch_ahead_is_bounded_for_each_moment(waiting: Waiting) -> None:
 def test_old_wakeups_do_not_fill_the_window(waiting: Waiting) -> None:
     """A flushed broker loses a whole window. The rest need not wait until its leases expire."""
     waiting(8)
-    assert len(touches.dispatch_due(window=4)) == 4
+    assert len(touch_ledger.dispatch_due(window=4)) == 4
     ago = now() - timedelta(seconds=11)
     Touch.objects.filter(state="queued").update(queued_at=ago, due_at=ago)
-    assert len(touches.dispatch_due(window=4)) == 4
+    assert len(touch_ledger.dispatch_due(window=4)) == 4
 
 
 def test_touches_dispatched_by_intake_do_not_fill_the_window(waiting: Waiting) -> None:
@@ -265,7 +273,7 @@ def test_touches_dispatched_by_intake_do_not_fill_the_window(waiting: Waiting) -
     Touch.objects.filter(pk__in=fresh).update(
         state="queued", queued_at=F("created_at"), lease_until=now() + timedelta(seconds=10), wakeups=1
     )
-    assert {wakeup.task_id for wakeup in touches.dispatch_due(window=2)} == set(older)
+    assert {wakeup.task_id for wakeup in touch_ledger.dispatch_due(window=2)} == set(older)
 
 
 def test_dispatch_pass_without_claims_ends(waiting: Waiting, settings: Settings) -> None:
@@ -279,7 +287,7 @@ def test_concurrent_dispatches_share_the_window(waiting: Waiting, race: Race) ->
     waiting(30)
 
     def take(_: int) -> list[UUID]:
-        return [wakeup.task_id for _ in range(4) for wakeup in touches.dispatch_due(window=10, limit=3)]
+        return [wakeup.task_id for _ in range(4) for wakeup in touch_ledger.dispatch_due(window=10, limit=3)]
 
     found = [each for part in race(4, take) for each in part]
     assert len(found) == len(set(found)) == Touch.objects.filter(state="queued").count()
@@ -296,7 +304,7 @@ def test_dispatch_pass_continues_while_workers_claim(
 
     def claim(wakeups: list[WakeUp]) -> None:
         published.extend(wakeup.task_id for wakeup in wakeups)
-        touches.claim([wakeup.task_id for wakeup in wakeups], lease=LEASE)
+        touch_ledger.claim([wakeup.task_id for wakeup in wakeups], lease=LEASE)
 
     monkeypatch.setattr(dispatch, "publish_wakeups", claim)
     assert dispatch.dispatch_due_touches() == 12

@@ -21,7 +21,7 @@ from scheduling.delivery import pipeline
 from scheduling.errors import AftertouchError
 from scheduling.ids import new_id
 from scheduling.ledger import locks
-from scheduling.ledger.touches import touches
+from scheduling.ledger.touches import touch_ledger
 from scheduling.models import Community, Customer, FailedTask, HarassmentRule, Node, Touch
 from scheduling.models.touch import WAITING
 from scheduling.operations import bulk_actions, commands
@@ -199,8 +199,8 @@ def _cancel_by_events_during(first: UUID, then: UUID, act: Callable[[], object])
     with ThreadPoolExecutor(1) as pool:
         with transaction.atomic():
             list(Customer.objects.select_for_update(no_key=True))
-            touches.cancel([first], reason="event:a")
+            touch_ledger.cancel([first], reason="event:a")
             acting = pool.submit(act_and_close, act)
             await_lock_waits()
-            touches.cancel([then], reason="event:b")
+            touch_ledger.cancel([then], reason="event:b")
         acting.result(WAIT_LIMIT)

@@ -15,7 +15,7 @@ from django.utils.timezone import now
 from scheduling import sql
 from scheduling.ledger import ends, partitions
 from scheduling.ledger.partitions import ENDED, REST, Partition
-from scheduling.ledger.touches import TouchDecision, touches
+from scheduling.ledger.touches import TouchDecision, touch_ledger
 from scheduling.ledger.transitions import Claim, Settlement
 from scheduling.models import Complaint, EndMark, FailedTask, Touch
 from scheduling.models.touch_log import MOST_VERDICTS
@@ -55,7 +55,7 @@ def delivered(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[...,
     def deliver(count: int, at: datetime | None = None) -> list[UUID]:
         ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(count)]
         fall_due(*ids)
-        touches.settle({claim: Settlement("delivered") for claim in touches.claim(ids, lease=LEASE)})
+        touch_ledger.settle({claim: Settlement("delivered") for claim in touch_ledger.claim(ids, lease=LEASE)})
         if at:
             Touch.objects.filter(pk__in=ids).update(settled_at=at)
         return ids
@@ -73,7 +73,7 @@ def claim(matrix: MatrixBuilder, record_event: RecordEvent) -> Claim:
     (task_id,) = record_event().task_ids
     fall_due(task_id)
     assert find_part(task_id) == "scheduling_touch_live"
-    (claim,) = touches.claim([task_id], lease=LEASE)
+    (claim,) = touch_ledger.claim([task_id], lease=LEASE)
     return claim
 
 
@@ -82,7 +82,7 @@ def claim(matrix: MatrixBuilder, record_event: RecordEvent) -> Claim:
 def test_touch_moves_to_the_partition_of_its_end_with_all_columns(state: str, claim: Claim) -> None:
     before = Touch.objects.values().get()
 
-    touches.settle({claim: Settlement(state, "why")})
+    touch_ledger.settle({claim: Settlement(state, "why")})
 
     after = Touch.objects.values().get()
     changed = {name for name in before if before[name] != after[name]}
@@ -95,8 +95,8 @@ def test_touch_moves_to_the_partition_of_its_end_with_all_columns(state: str, cl
 def test_cancel_that_waits_for_settled_touch_finds_none(claim: Claim) -> None:
     """An UPDATE across partitions would fail here: the row was moved to another partition."""
     (cancelled,) = act_behind_locks(
-        lambda: touches.settle({claim: Settlement("delivered")}),
-        lambda: touches.cancel([claim.task_id], reason="late"),
+        lambda: touch_ledger.settle({claim: Settlement("delivered")}),
+        lambda: touch_ledger.cancel([claim.task_id], reason="late"),
     )
     assert cancelled == set()
     assert Touch.objects.get().state == "delivered"
@@ -104,7 +104,7 @@ def test_cancel_that_waits_for_settled_touch_finds_none(claim: Claim) -> None:
 
 @committed
 def test_racing_settlements_end_touch_once(claim: Claim, race: Race) -> None:
-    settled = race(8, lambda number: touches.settle({claim: Settlement("delivered", str(number))}))
+    settled = race(8, lambda number: touch_ledger.settle({claim: Settlement("delivered", str(number))}))
 
     assert sorted(map(len, settled)) == [0] * 7 + [1]
     assert Touch.objects.count() == 1
@@ -120,10 +120,10 @@ def test_touch_keeps_first_and_latest_verdicts(matrix: MatrixBuilder, record_eve
     verdicts = [GuardVerdict(SEND), *(GuardVerdict(HOLD, "cap", observed=str(number)) for number in range(55))]
     for verdict in verdicts:
         Touch.objects.filter(pk=task_id).update(due_at=now() - LEASE)
-        (locked,), at = touches.lock_due([task_id])
+        (locked,), at = touch_ledger.lock_due([task_id])
         assert at is not None
         decision = TouchDecision(Settlement("scheduled", verdict.rule), verdict)
-        touches.write_decisions({decision: [locked.task_id]}, at=at, lease=LEASE)
+        touch_ledger.write_decisions({decision: [locked.task_id]}, at=at, lease=LEASE)
 
     kept = Touch.objects.get().verdicts
     assert len(kept) == MOST_VERDICTS

@@ -21,13 +21,13 @@ from django.utils.timezone import now
 from psycopg._queries import PostgresQuery
 from psycopg.adapt import Transformer
 
-from rpa_tasks.jobs.ledger import jobs
+from rpa_tasks.jobs.ledger import job_ledger
 from scheduling import sql
 from scheduling.configuration import snapshot
 from scheduling.delivery import due_batch
 from scheduling.ids import first_id_at
 from scheduling.ledger import locks, partitions
-from scheduling.ledger.touches import Sending, TouchDecision, touches
+from scheduling.ledger.touches import Sending, TouchDecision, touch_ledger
 from scheduling.ledger.transitions import AGE_UNKNOWN, Claim, Content, Ledger, Settlement
 from scheduling.models import Customer, Event, Touch
 from scheduling.monitoring import collectors, complaint_stats, statistics, wanted_numbers
@@ -99,13 +99,13 @@ def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
         return lambda: sql.rows(statement, parameters)
 
     by_key = {
-        "claim": lambda: touches.claim(ids.waiting, lease=LEASE),
-        "mark_sending": lambda: touches.mark_sending(sendings),
-        "cancel, not waiting": lambda: touches.cancel(ids.waiting, reason="by:ann", wait=False),
-        "write_decisions": lambda: touches.write_decisions(decisions, at=now(), lease=LEASE),
-        "in_doubt": lambda: touches.with_unknown_outcome(ids.waiting),
-        "lock_due": lambda: touches.lock_due(ids.waiting),
-        "lock_customers": lambda: locks.lock_customers(ids.waiting),
+        "claim": lambda: touch_ledger.claim(ids.waiting, lease=LEASE),
+        "mark_sending": lambda: touch_ledger.mark_sending(sendings),
+        "cancel, not waiting": lambda: touch_ledger.cancel(ids.waiting, reason="by:ann", wait=False),
+        "write_decisions": lambda: touch_ledger.write_decisions(decisions, at=now(), lease=LEASE),
+        "in_doubt": lambda: touch_ledger.with_unknown_outcome(ids.waiting),
+        "lock_due": lambda: touch_ledger.lock_due(ids.waiting),
+        "lock_customers_of_touches": lambda: locks.lock_customers_of_touches(ids.waiting),
         "announced": lambda: due_batch.load_announced(ids.waiting, most_bytes=10_000),
     }
     return {name: (act, {KEY}) for name, act in by_key.items()} | {
@@ -131,8 +131,8 @@ def test_touch_statements_use_their_indexes(matrix: MatrixBuilder, record_event:
         for statistics in fill("scheduling_touch", task_id, {"event_id": "gen_random_uuid()"}, scale=scale):
             ids = Ids("scheduling_touch")
             wanted = of_touches(ids)
-            wanted |= {name: (act, {KEY}) for name, act in of_ledger(touches, ids).items()}
-            of_passes = by_own_index(touches, "touch")
+            wanted |= {name: (act, {KEY}) for name, act in of_ledger(touch_ledger, ids).items()}
+            of_passes = by_own_index(touch_ledger, "touch")
             if statistics in (NEVER, EMPTY):  # all that fit look alike; autovacuum may make the first the second
                 wanted["community_slots"][1].add("touch_history")
                 of_passes["dispatch_due"][1].add("touch_waiting")
@@ -156,8 +156,8 @@ def test_statements_of_passes_and_metrics_bound_their_index(matrix: MatrixBuilde
     since, until = now() - timedelta(hours=1), now()
     received = {"first": first_id_at(since), "next": first_id_at(until), "since": since}
     due: dict[str, Callable[[], Any]] = {
-        "dispatch": lambda: touches.dispatch_due(horizon=timedelta(seconds=30)),
-        "next due": lambda: touches.seconds_until_due(timedelta(seconds=30)),
+        "dispatch": lambda: touch_ledger.dispatch_due(horizon=timedelta(seconds=30)),
+        "next due": lambda: touch_ledger.seconds_until_due(timedelta(seconds=30)),
         "metrics": lambda: sql.rows(collectors._WAITING, most),
         "due within": lambda: statistics.count_due_within(timedelta(hours=1)),
         "overdue": statistics.count_overdue,
@@ -290,10 +290,10 @@ def test_job_statements_use_their_indexes(matrix: MatrixBuilder) -> None:
     with rolled_back():
         for statistics in fill("rpa_tasks_job", task_id, {}, scale=4):
             ids = Ids("rpa_tasks_job")
-            wanted = by_own_index(jobs, "rpa_job")
+            wanted = by_own_index(job_ledger, "rpa_job")
             wanted["expired_runs"][1].add("rpa_one_run_a_shop")
-            wanted["mark_sending"] = (partial(jobs.mark_sending, ids.claims), {JOB_KEY})
-            wanted |= {name: (act, {JOB_KEY}) for name, act in of_ledger(jobs, ids).items()}
+            wanted["mark_sending"] = (partial(job_ledger.mark_sending, ids.claims), {JOB_KEY})
+            wanted |= {name: (act, {JOB_KEY}) for name, act in of_ledger(job_ledger, ids).items()}
             wrong = wrong_plans("rpa_tasks_job", wanted)
             assert not wrong, _format_plans(statistics, wrong)
 

@@ -27,7 +27,7 @@ from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Tra
 from scheduling.delivery import pipeline
 from scheduling.delivery.outgoing import Delivery, DeliveryResult
 from scheduling.delivery.sender import sender, settle_results
-from scheduling.ledger.touches import touches
+from scheduling.ledger.touches import touch_ledger
 from scheduling.models import ChannelConfig, FailedTask, Node, Pause, TemplateText, Touch
 from scheduling.models.touch import WAITING
 from scheduling.operations import commands, failed_tasks
@@ -91,7 +91,7 @@ class PromptSender:
         self.lanes = sender().lanes
 
     def submit(self, parcels: list[Delivery]) -> None:
-        stood = touches.mark_sending([parcel.sending for parcel in parcels])
+        stood = touch_ledger.mark_sending([parcel.sending for parcel in parcels])
         results: list[DeliveryResult] = []
         for parcel in parcels:
             if parcel.claim.task_id in stood:
@@ -259,7 +259,7 @@ class RandomLifecycles(RuleBasedStateMachine):
     def _a_worker_takes_one_and_vanishes(self, user: str, place: int) -> None:
         waiting = self.waiting()
         if waiting:
-            touches.claim([waiting[place % len(waiting)]], lease=timedelta(seconds=45))
+            touch_ledger.claim([waiting[place % len(waiting)]], lease=timedelta(seconds=45))
 
     def _a_message_comes_twice(self, user: str, place: int) -> None:
         pipeline.deliver_touches(list(Touch.objects.exclude(state__in=WAITING).values_list("pk", flat=True)))

@@ -17,7 +17,7 @@ from pytest_django import Settings
 from config.local.processes import wait_until
 from scheduling import sql, tasks
 from scheduling.ids import first_id_at, new_id
-from scheduling.ledger.touches import touches
+from scheduling.ledger.touches import touch_ledger
 from scheduling.ledger.transitions import Settlement
 from scheduling.models import Complaint, Event, FailedTask, HarassmentRule, Touch
 from scheduling.operations import failed_tasks, retention
@@ -55,7 +55,7 @@ def _old_id() -> UUID:
 def end_touches(*task_ids: UUID) -> None:
     """As a worker that has delivered them, within the transaction of the test."""
     fall_due(*task_ids)
-    touches.settle({claim: Settlement("delivered") for claim in touches.claim(list(task_ids), lease=LEASE)})
+    touch_ledger.settle({claim: Settlement("delivered") for claim in touch_ledger.claim(list(task_ids), lease=LEASE)})
     Touch.objects.filter(pk__in=task_ids).update(reserved_at=F("settled_at"))
 
 

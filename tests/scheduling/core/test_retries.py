@@ -16,7 +16,7 @@ from scheduling import dispatch
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient
 from scheduling.delivery import pipeline
 from scheduling.delivery.outgoing import LEASE
-from scheduling.ledger.touches import touches
+from scheduling.ledger.touches import touch_ledger
 from scheduling.models import (
     ChannelConfig,
     Community,
@@ -187,8 +187,8 @@ def test_attempt_in_doubt_is_not_repeated_by_a_channel_that_became_idempotent(
     hook.idempotent = False
     hook.save()
     fall_due(hook_touch)
-    (claim,) = touches.claim([hook_touch], lease=LEASE)
-    assert touches.mark_sending(sendings(claim)) == {hook_touch: None}
+    (claim,) = touch_ledger.claim([hook_touch], lease=LEASE)
+    assert touch_ledger.mark_sending(sendings(claim)) == {hook_touch: None}
     hook.idempotent = True
     hook.save()
     expire_lease(hook_touch)
@@ -204,7 +204,7 @@ def test_attempt_in_doubt_is_not_repeated_on_a_channel_that_changed_before_its_c
     fake_channel: FakeChannelState, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """I8: the message went to the channel of its verdict."""
-    other, mark_sending = create_fake_channel(), touches.mark_sending
+    other, mark_sending = create_fake_channel(), touch_ledger.mark_sending
 
     def change_first(*arguments: Any, **options: Any) -> Any:
         node = Node.objects.get()
@@ -212,7 +212,7 @@ def test_attempt_in_doubt_is_not_repeated_on_a_channel_that_changed_before_its_c
         node.save()
         return mark_sending(*arguments, **options)
 
-    monkeypatch.setattr(touches, "mark_sending", change_first)
+    monkeypatch.setattr(touch_ledger, "mark_sending", change_first)
     receiver.script = ["hang_up"]
     deliver_when_due(hook_touch)
     monkeypatch.undo()
@@ -239,9 +239,9 @@ def test_attempt_in_doubt_at_each_try_ends_as_unknown(hook_touch: UUID, receiver
 def lose_worker(task_id: UUID, *, sending: bool) -> None:
     """A worker claims it, may start to send, and vanishes."""
     fall_due(task_id)
-    (claim,) = touches.claim([task_id], lease=LEASE)
+    (claim,) = touch_ledger.claim([task_id], lease=LEASE)
     if sending:
-        assert touches.mark_sending(sendings(claim)) == {task_id: None}
+        assert touch_ledger.mark_sending(sendings(claim)) == {task_id: None}
     assert dispatch.rescue_lost_work() == (0, 0), "its lease still runs"
     expire_lease(task_id)
     assert dispatch.rescue_lost_work() == (0, 1)
@@ -304,7 +304,7 @@ def test_concurrent_rescues_decide_once(hook_touch: UUID, hook: ChannelConfig, r
     hook.idempotent = False
     hook.save()
     fall_due(hook_touch)
-    touches.mark_sending(sendings(*touches.claim([hook_touch], lease=LEASE)))
+    touch_ledger.mark_sending(sendings(*touch_ledger.claim([hook_touch], lease=LEASE)))
     expire_lease(hook_touch)
     assert sum(runs for _, runs in race(4, lambda number: dispatch.rescue_lost_work())) == 1
     assert FailedTask.objects.count() == 1
@@ -449,13 +449,13 @@ def test_touch_rescued_before_send_is_not_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """I3: between the claim and `mark_sending` the process pauses for longer than its lease."""
-    mark_sending = touches.mark_sending
+    mark_sending = touch_ledger.mark_sending
 
     def stolen_first(*claims: Any, **margin: Any) -> Any:
         second_connection(lambda: (expire_lease(fake_touch), dispatch.rescue_lost_work()))
         return mark_sending(*claims, **margin)
 
-    monkeypatch.setattr(touches, "mark_sending", stolen_first)
+    monkeypatch.setattr(touch_ledger, "mark_sending", stolen_first)
     deliver([fake_touch])
 
     assert fake_channel.received == []

@@ -74,13 +74,13 @@ def test_chunk_margin_covers_its_slowest_channel(
 ) -> None:
     """A lease that ends during the call would let another worker send it as well."""
     margins: list[timedelta] = []
-    real = sender.touches.mark_sending
+    real = sender.touch_ledger.mark_sending
 
     def mark_sending(sendings: Any, *, margin: timedelta) -> Any:
         margins.append(margin)
         return real(sendings, margin=margin)
 
-    monkeypatch.setattr(sender.touches, "mark_sending", mark_sending)
+    monkeypatch.setattr(sender.touch_ledger, "mark_sending", mark_sending)
     matrix.node("quick", channel=create_fake_channel("quick", timeout=timedelta(seconds=5)))
     matrix.node("slow", trigger="other", channel=create_fake_channel("slow", timeout=timedelta(seconds=15)))
     both = [*record_event().task_ids, *record_event("other", "bob").task_ids]
@@ -139,8 +139,8 @@ def marking_threads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[threading.Thr
         found.append((threading.current_thread(), _session()))
         return stood
 
-    real = sender.touches.mark_sending
-    monkeypatch.setattr(sender.touches, "mark_sending", mark_sending)
+    real = sender.touch_ledger.mark_sending
+    monkeypatch.setattr(sender.touch_ledger, "mark_sending", mark_sending)
     return found
 
 

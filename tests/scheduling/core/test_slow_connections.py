@@ -16,8 +16,8 @@ from pytest_django import Settings
 
 from config.local.processes import wait_until
 from scheduling.channels.base import Quota, channel_kinds
+from scheduling.channels.quota import HeldSlot
 from scheduling.channels.webhook import Webhook
-from scheduling.delivery.outgoing import HeldSlot
 from scheduling.models import ChannelConfig
 from tests.scheduling.core.conftest import fall_due
 from tests.scheduling.core.test_admission import all_delivered, deliver_due_until

@@ -18,7 +18,7 @@ from django.db import transaction
 from config.environment import ROOT
 from scheduling.channels.base import Delivered, Permanent, Transient
 from scheduling.ids import new_id
-from scheduling.ledger.touches import touches
+from scheduling.ledger.touches import touch_ledger
 from scheduling.models import Event
 from scheduling.operations.commands import pause_scope, resume_scope
 from scheduling.planning.ingest import NewEvent, record_events
@@ -120,7 +120,7 @@ def test_log_follows_each_event_to_the_end_of_its_touch(
     pause_scope("node:guide")
     deliver_when_due(task_id)
     resume_scope("node:guide")
-    assert touches.resume_paused("node:guide", spread=timedelta(0))
+    assert touch_ledger.resume_paused("node:guide", spread=timedelta(0))
     deliver_when_due(task_id)
     assert ends(grep(again.hex)) == [
         stored, ("touches_settled", "scheduled", "paused"), ("touches_settled", "suppressed", "dedupe"),

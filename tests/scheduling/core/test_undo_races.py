@@ -120,7 +120,7 @@ def switched_off(touch: UUID, record_event: RecordEvent, ann: Actor) -> Callable
 
 def suppress(touch: UUID) -> None:
     """As a worker does that has read the node as off."""
-    locks.lock_customers([touch])
+    locks.lock_customers_of_touches([touch])
     sql.execute(
         "UPDATE scheduling_touch SET state = 'suppressed', reason = 'node_disabled', settled_at = now(),"
         " lease_until = NULL, queued_at = NULL WHERE task_id = %(id)s", {"id": touch},

@@ -18,7 +18,7 @@ from kombu import Connection
 
 from config.celery.application import app
 from scheduling.ids import new_id
-from scheduling.ledger.touches import touches
+from scheduling.ledger.touches import touch_ledger
 from scheduling.models import CustomerErasure, EndMark, FailedTask, Pause, Touch
 from scheduling.monitoring import collectors
 from tests.support.matrix import MatrixBuilder
@@ -48,7 +48,7 @@ def test_unread_ends_and_rest_are_reported(matrix: MatrixBuilder, record_event: 
     at = now() - timedelta(seconds=400)
     EndMark.objects.create(reader="webhooks", settled_at=at, task_id=new_id(), ceiling=at)
     matrix.node(delay=timedelta(days=1))
-    touches.cancel(record_event().task_ids, reason="test")
+    touch_ledger.cancel(record_event().task_ids, reason="test")
     Touch.objects.update(settled_at=now() - timedelta(days=4000))
 
     found = read_cluster_metrics()

@@ -18,7 +18,7 @@ from rpa_tasks.models import Flow, Job, LoginState, Platform, Shop
 from scheduling import sql
 from scheduling.customers import erasure
 from scheduling.customers.erasure import continue_erasures, request_erasure
-from scheduling.ledger.ends import record_unreadable_message
+from scheduling.ledger.failures import record_unreadable_message
 from scheduling.models import CustomerErasure, EndMark, FailedTask, WebhookFact, WebhookMessage, WebhookSubscription
 from scheduling.operations.commands import pause_scope, resume_scope
 from scheduling.operations.failed_tasks import Actor, ignore_failed_task

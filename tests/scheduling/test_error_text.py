@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduling.error_lines import find_error_line, has_more_lines
+from scheduling.error_text import find_error_line, has_more_lines
 from tests.support.tables import each_row
 
 TRACEBACK = """open page 4
