@@ -16,7 +16,8 @@ if TYPE_CHECKING:  # plug-ins are imported before the apps are ready
 class MatrixBuilder:
     """One stage, one log channel, a cap of 3 a day, 72 hours of dedupe, and nodes on demand.
 
-    Its own rows have no history: that takes six statements a row. Templates and nodes have theirs.
+    Its own rows have no history, which takes six statements a row: their first edit lists no changes. Templates and
+    nodes have theirs.
     """
 
     def __init__(self) -> None:

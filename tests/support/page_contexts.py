@@ -1,7 +1,7 @@
 """Keep the contexts that views give to their templates, and not those of each included template and each widget.
 
 Django's test client copies the context of each template that is drawn: a form of the back office draws hundreds. No
-test reads those of an included or a parent template, which are that of the page with a few names more.
+test reads the others. Those of included and parent templates add few names to that of the page.
 """
 
 from __future__ import annotations
