@@ -92,8 +92,10 @@ class Versioned(Checked):
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Save the row; increment `version` if a field has changed."""
         with transaction.atomic():
-            stored = lock_for_write(type(self)._default_manager.all())
-            before: dict[str, Any] | None = stored.filter(pk=self.pk).values().first()  # type: ignore[assignment]
+            before: dict[str, Any] | None = None
+            if self.pk is not None:
+                stored = lock_for_write(type(self)._default_manager.all())
+                before = stored.filter(pk=self.pk).values().first()  # type: ignore[assignment]
             if before:
                 after = {field.attname: getattr(self, field.attname) for field in self._meta.concrete_fields}
                 if not all(is_same_json(before[name], value) for name, value in after.items() if name != "version"):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # plug-ins are imported before the apps are ready
 class MatrixBuilder:
     """One stage, one log channel, a cap of 3 a day, 72 hours of dedupe, and nodes on demand.
 
-    Its own rows have no history, which takes six statements a row: their first edit lists no changes. Templates and
+    Its own rows have no history, which takes five statements a row: their first edit lists no changes. Templates and
     nodes have theirs.
     """
 

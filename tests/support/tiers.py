@@ -6,9 +6,13 @@ exceptions are the smoke tests in tests/smoke. A test has the tier of its folder
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from config.environment import ROOT
+
+MAKE_TEST = "not (processes or faults or campaign)"  #: see Makefile
 
 #: Run by `make faults`: each fault once.
 FAULTS = (
@@ -56,6 +60,14 @@ PROOFS = (
 def pytest_configure() -> None:
     gone = [path for path in (*FAULTS, *PROCESSES, *PROOFS) if not (ROOT / path).exists()]
     assert not gone, f"tests/support/tiers.py names {gone}"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make test` imports no module of another tier."""
+    if config.option.markexpr != MAKE_TEST or ROOT not in collection_path.parents:
+        return None
+    path = collection_path.relative_to(ROOT).as_posix() + ("/" if collection_path.is_dir() else "")
+    return True if path.startswith((*FAULTS, *PROCESSES)) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by `-m`
