@@ -494,7 +494,10 @@ OWN: tuple[type[Section], ...] = (
     Channels, Templates, Communities, Calendars, Stages, Nodes, DelayRules, HarassmentRules, GlobalHoldout, Webhooks,
 )  # fmt: skip
 #: Sections of the public format whose app may not be installed.
-RESERVED = {"silence_policies": "sessions", "platforms": "rpa_tasks", "flows": "rpa_tasks", "shops": "rpa_tasks"}
+RESERVED = {
+    "silence_policies": "sessions", "campaigns": "sessions",
+    "platforms": "rpa_tasks", "flows": "rpa_tasks", "shops": "rpa_tasks",
+}  # fmt: skip
 
 
 @cache

@@ -283,7 +283,8 @@ def test_apply_reports_all_errors_of_the_first_wrong_section(refusal_of: Refused
 
 def test_section_of_missing_app_names_the_app(refusal_of: Refused, settings: Settings) -> None:
     settings.CONFIG_SECTIONS = []
-    assert refusal_of("shops: []")[0] == "shops: this section needs app “rpa_tasks”, which is not installed"
+    for name, app in (("shops", "rpa_tasks"), ("campaigns", "sessions")):
+        assert refusal_of(f"{name}: []")[0] == f"{name}: this section needs app “{app}”, which is not installed"
 
 
 def test_apply_missing_file_is_reported(db: None) -> None:
