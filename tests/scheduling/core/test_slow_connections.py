@@ -15,6 +15,7 @@ import pytest
 from pytest_django import Settings
 
 from config.local.processes import wait_until
+from scheduling.channels import http_client
 from scheduling.channels.base import Quota, channel_kinds
 from scheduling.channels.quota import HeldSlot
 from scheduling.channels.webhook import Webhook
@@ -42,6 +43,7 @@ class LateReceiver(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         self.arrivals: list[float] = []
+        self.serving = threading.Thread(target=self.serve_forever, daemon=True)
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -71,16 +73,19 @@ class LateReceiver(ThreadingHTTPServer):
     def accept(self) -> None:
         for filler in self._fillers:
             filler.close()
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        self.serving.start()
 
 
 @pytest.fixture
-def late_receiver(_sending: None, settings: Settings) -> Iterator[LateReceiver]:
+def late_receiver(_sending: None, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[LateReceiver]:
+    """It accepts once all connect. A connection that ended before would be missing for ever: the receiver rests."""
+    monkeypatch.setattr(http_client, "CONNECT_TIMEOUT", 20.0)  # as long as a channel's
     settings.CHANNELS = settings.CHANNELS | {"robot": "tests.scheduling.core.test_slow_connections.Robot"}
     channel_kinds.cache_clear()
     with LateReceiver() as receiver:
         yield receiver
-        receiver.shutdown()
+        if receiver.serving.is_alive():  # else the test failed before, and `shutdown` waits for ever
+            receiver.shutdown()
 
 
 def test_slow_connections_do_not_bring_messages_of_two_windows_together(
