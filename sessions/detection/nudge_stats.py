@@ -39,7 +39,7 @@ FALSE_WITHIN = timedelta(seconds=2)
 #: See `ends.WRITE_LAG`.
 WRITE_LAG = timedelta(seconds=1)
 SETTLED = timedelta(seconds=60)  #: after this time a message that was being sent is settled
-SENT, SIGNALS = 20_000, 1_000  #: touches per pass; signals per shard and pass
+MOST_SENT, MOST_SIGNALS = 20_000, 1_000  #: touches per pass; signals per shard and pass
 RETENTION = timedelta(days=90)
 
 
@@ -88,7 +88,7 @@ def _read_signals(store: Store, before: dict[str, str]) -> list[NudgeSignal]:
     (seconds, micros), *found = store.server.ask(
         lambda pipe: [
             pipe.time(),
-            *(pipe.xrange(client.SIGNALS[shard], f"({before.get(str(shard), '0-0')}", "+", count=SIGNALS)
+            *(pipe.xrange(client.SIGNALS[shard], f"({before.get(str(shard), '0-0')}", "+", count=MOST_SIGNALS)
               for shard in range(client.SHARDS)),
         ]
     )  # fmt: skip
@@ -111,7 +111,7 @@ def _count_sent(mark: NudgeMark) -> None:
         mark.ceiling, mark.ceiling_xid = max(newest, mark.counted_to), own
     if oldest >= mark.ceiling_xid:
         span = {"after": mark.counted_to, "until": mark.ceiling}
-        ((until,),) = sql.rows(_CEILING, {**span, "most": SENT})
+        ((until,),) = sql.rows(_CEILING, {**span, "most": MOST_SENT})
         sql.execute(_SENT, {**span, "until": until, "source": SOURCE, "type": SILENT})
         mark.counted_to = until
         if until == mark.ceiling:

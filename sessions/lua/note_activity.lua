@@ -80,7 +80,7 @@ local function signal(key, id, kind, mark)
     put('z', armed_at .. ':' .. at .. ':' .. after)
   end
   if not late and (message or (kind == 'typing' and typed == '')) then
-    call('XADD', KEYS[7], 'MAXLEN', '~', MOST_SIGNS, '*', 'e', id .. ':' .. armed_at, 'k', kind:sub(1, 1),
+    call('XADD', KEYS[7], 'MAXLEN', '~', MOST_SIGNALS, '*', 'e', id .. ':' .. armed_at, 'k', kind:sub(1, 1),
       'd', after, 'f', message and typed or '')
   end
 end

@@ -17,7 +17,7 @@ local function count(key, armed_at, held)
     counted = counted + 1
     if held[4] == '1' and now - (held[5] or 0) <= ARGV[3] + 0 then
       typed = '0'
-      redis.call('XADD', KEYS[1], 'MAXLEN', '~', MOST_SIGNS, '*', 'e', key:sub(ARGV[2] + 1) .. ':' .. armed_at,
+      redis.call('XADD', KEYS[1], 'MAXLEN', '~', MOST_SIGNALS, '*', 'e', key:sub(ARGV[2] + 1) .. ':' .. armed_at,
         'k', 't', 'd', '0', 'f', '')
     end
   end

@@ -43,7 +43,7 @@ local function policies_of(policies, tags)
 end
 
 -- For how long after a guide message the user's signals are recorded, ms; and how many unread signals a shard keeps.
-local ANSWERED_WITHIN, MOST_SIGNS = 600000, 10000
+local ANSWERED_WITHIN, MOST_SIGNALS = 600000, 10000
 
 -- ms; well below the time for which sessions are kept.
 local LONGEST = 46800000
