@@ -88,6 +88,17 @@ def copy_rows(sql: str, records: list[tuple[Any, ...]], types: Sequence[str] = (
             stream.write_row(record)
 
 
+def parallel_rows(**arrays: str) -> str:
+    """Return, for `FROM`, the rows of parallel arrays, given by the parameter's name and the type of its elements.
+
+    Join the rows of a batch with it, not with `unnest` alone. PostgreSQL expects ten rows of arrays that it does not
+    know. It then compares each row with each: 250,000 comparisons for 500 touches, 200 ms instead of 2. An empty series
+    makes it expect 1,000 rows, for which it makes a hash table.
+    """
+    columns = ", ".join(f"unnest(%({name})b::{kind}[])" for name, kind in arrays.items())
+    return f"ROWS FROM ({columns}, generate_series(1, (SELECT 0)))"
+
+
 class UuidArray:
     """The ids of a batch as a `uuid[]`, written as `%(name)b` in half of psycopg's time."""
 

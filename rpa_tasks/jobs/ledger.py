@@ -243,7 +243,7 @@ class JobLedger(Ledger):
             for row in sql.rows(
                 f"""
                 UPDATE {self.table} AS row SET sending_at = statement_timestamp(), attempt = row.attempt + 1
-                FROM unnest(%(ids)b::uuid[], %(lease_nos)b::int[]) AS v(task_id, lease_no)
+                FROM {sql.parallel_rows(ids="uuid", lease_nos="int")} AS v(task_id, lease_no)
                 WHERE row.task_id = ANY(%(ids)b) AND row.task_id = v.task_id
                   AND COALESCE(row.state, '') = 'running' AND row.lease_no = v.lease_no
                   AND row.sending_at IS NULL AND row.lease_until > statement_timestamp()

@@ -358,10 +358,10 @@ WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued') 
 FOR NO KEY UPDATE SKIP LOCKED
 """
 
-_DEFER = """
+_DEFER = f"""
 UPDATE scheduling_touch_live AS row
 SET state = 'scheduled', reason = v.reason, due_at = v.due_at, wakeups = 0, lease_until = NULL
-FROM unnest(%(ids)b::uuid[], %(reasons)b::text[], %(due)b::timestamptz[]) AS v(task_id, reason, due_at)
+FROM {sql.parallel_rows(ids="uuid", reasons="text", due="timestamptz")} AS v(task_id, reason, due_at)
 WHERE row.task_id = v.task_id AND row.task_id = ANY(%(ids)b)
 """
 
@@ -389,11 +389,11 @@ _CANCELLABLE_AT_ONCE = """
 
 # A row that another transaction has locked is skipped. After a wait PostgreSQL reads only that row again. The customer
 # and the pauses joined with it would be as of before the wait.
-_MARK_SENDING = """
+_MARK_SENDING = f"""
 WITH mine AS MATERIALIZED (
     SELECT t.task_id, t.customer_id, v.way, v.marketing, v.event_at
-    FROM unnest(%(ids)b::uuid[], %(lease_nos)b::int[], %(ways)b::int[], %(marketing)b::bool[],
-                %(event_ats)b::timestamptz[]) AS v(task_id, lease_no, way, marketing, event_at)
+    FROM {sql.parallel_rows(ids="uuid", lease_nos="int", ways="int", marketing="bool", event_ats="timestamptz")}
+        AS v(task_id, lease_no, way, marketing, event_at)
     JOIN scheduling_touch_live AS t ON t.task_id = v.task_id
     WHERE t.task_id = ANY(%(ids)b) AND COALESCE(t.state, '') = 'running' AND t.lease_no = v.lease_no
       AND t.sending_at IS NULL
@@ -443,11 +443,11 @@ def _compose_settling(matched: str, changes: Mapping[str, str]) -> str:
     return f"""
 kept AS (
     UPDATE scheduling_touch_live AS row SET {assigned} FROM v
-    WHERE {matched} AND v.state IN ('scheduled', 'running')
+    WHERE {matched} AND NOT v.ends
     RETURNING row.task_id, row.lease_no
 ), moved AS (
     DELETE FROM scheduling_touch_live AS row USING v
-    WHERE {matched} AND v.state NOT IN ('scheduled', 'running')
+    WHERE {matched} AND v.ends
     RETURNING {_compose_moved(changes)}
 ), ended AS (
     INSERT INTO scheduling_touch_ended ({columns}) SELECT {columns} FROM moved
@@ -464,7 +464,7 @@ _ADD_VERDICT = f"""CASE WHEN v.verdict IS NULL THEN row.verdicts WHEN row.verdic
     WHEN jsonb_array_length(row.verdicts) < {MOST_VERDICTS} THEN row.verdicts || v.verdict
     ELSE (row.verdicts - 1) || v.verdict END"""
 # The clock of the write, after the transaction has its id: readers of ends rely on this order. A lock may have waited.
-_SETTLED_AT = "CASE WHEN v.state NOT IN ('scheduled', 'running') THEN clock_timestamp() END"
+_SETTLED_AT = "CASE WHEN v.ends THEN clock_timestamp() END"
 
 # An earlier attempt, or the touch that this one repeats, may have had its effect. Written with EXISTS, PostgreSQL would
 # read all ended touches into a hash table. `strict` keeps the path from looking into the entries.
@@ -503,14 +503,14 @@ _BATCH_MATCHED = f"""row.task_id = v.task_id AND row.task_id = ANY(%(ids)b)
     ))"""
 WRITE_DECISIONS = f"""
 WITH v AS MATERIALIZED (
-    SELECT v.*, d.*
-    FROM unnest(%(ids)b::uuid[], %(numbers)b::int[]) AS v(task_id, decision),
-        unnest(%(states)b::text[], %(reasons)b::text[], %(due)b::timestamptz[], %(paused_by)b::text[],
-               %(frees)b::bool[], %(types)b::text[], %(templates)b::bigint[], %(versions)b::int[],
-               %(counts)b::bool[], %(verdicts)b::text[]::jsonb[])
-            WITH ORDINALITY AS d(state, reason, due_at, paused_by, frees_slot, content_type, template_id,
-                                 template_version, counts, verdict, number)
-    WHERE d.number = v.decision
+    SELECT v.task_id, d.*, d.state NOT IN ('scheduled', 'running') AS ends
+    FROM {sql.parallel_rows(ids="uuid", numbers="int")} AS v(task_id, decision)
+    LEFT JOIN unnest(%(states)b::text[], %(reasons)b::text[], %(due)b::timestamptz[], %(paused_by)b::text[],
+                     %(frees)b::bool[], %(types)b::text[], %(templates)b::bigint[], %(versions)b::int[],
+                     %(counts)b::bool[], %(verdicts)b::text[]::jsonb[])
+        WITH ORDINALITY AS d(state, reason, due_at, paused_by, frees_slot, content_type, template_id,
+                             template_version, counts, verdict, number)
+        ON d.number = v.decision
 ), {_compose_settling(_BATCH_MATCHED, _BATCH_CHANGES)}
 SELECT (SELECT count(*) FROM kept) + (SELECT count(*) FROM moved)
 """
@@ -529,12 +529,15 @@ _SETTLE_CHANGES = {
 }
 _SETTLE_MATCHED = """row.task_id = v.task_id AND row.task_id = ANY(%(ids)b)
     AND COALESCE(row.state, '') = 'running' AND row.lease_no = v.lease_no"""
+_ENDS = sql.parallel_rows(
+    ids="uuid", lease_nos="int", states="text", reasons="text", due="timestamptz", paused_by="text", frees="bool",
+    verdicts="text", attempts="text",
+)  # fmt: skip
 SETTLE = f"""
 WITH v AS MATERIALIZED (
-    SELECT * FROM unnest(%(ids)b::uuid[], %(lease_nos)b::int[], %(states)b::text[], %(reasons)b::text[],
-                         %(due)b::timestamptz[], %(paused_by)b::text[], %(frees)b::bool[],
-                         %(verdicts)b::text[]::jsonb[], %(attempts)b::text[]::jsonb[])
-        AS v(task_id, lease_no, state, reason, due_at, paused_by, frees_slot, verdict, attempt)
+    SELECT task_id, lease_no, state, reason, due_at, paused_by, frees_slot, verdict::jsonb, attempt::jsonb,
+           state NOT IN ('scheduled', 'running') AS ends
+    FROM {_ENDS} AS v(task_id, lease_no, state, reason, due_at, paused_by, frees_slot, verdict, attempt)
 ), {_compose_settling(_SETTLE_MATCHED, _SETTLE_CHANGES)}
 SELECT task_id, lease_no FROM kept UNION ALL SELECT task_id, lease_no FROM moved
 """

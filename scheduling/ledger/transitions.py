@@ -219,9 +219,7 @@ class Ledger:
                 SET state = v.state, reason = v.reason, paused_by = v.paused_by, lease_until = NULL, wakeups = 0,
                     due_at = COALESCE(v.due_at, row.due_at),
                     settled_at = CASE WHEN v.state <> 'scheduled' THEN statement_timestamp() END
-                FROM unnest(%(ids)b::uuid[], %(lease_nos)b::int[], %(states)b::text[], %(reasons)b::text[],
-                            %(due)b::timestamptz[], %(paused_by)b::text[])
-                    AS v(task_id, lease_no, state, reason, due_at, paused_by)
+                FROM {_ENDS} AS v(task_id, lease_no, state, reason, due_at, paused_by)
                 WHERE row.task_id = ANY(%(ids)b) AND row.task_id = v.task_id
                   AND COALESCE(row.state, '') = 'running' AND row.lease_no = v.lease_no
                 RETURNING row.task_id, row.lease_no
@@ -294,16 +292,14 @@ class Ledger:
         return sql.execute(
             f"""
             WITH waiting AS MATERIALIZED (
-                SELECT row.task_id, v.due_at
-                FROM {self.table} AS row JOIN unnest(%(ids)b::uuid[], %(due)b::timestamptz[]) AS v(task_id, due_at)
-                    USING (task_id)
-                WHERE row.task_id = ANY(%(ids)b) AND COALESCE(row.state, '') IN ('scheduled', 'queued')
-                ORDER BY row.task_id FOR UPDATE OF row
+                SELECT task_id FROM {self.table}
+                WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued')
+                ORDER BY task_id FOR UPDATE
             )
             UPDATE {self.table} AS row
-            SET state = 'scheduled', lease_until = NULL, wakeups = 0, due_at = waiting.due_at,
-                planned_at = waiting.due_at
-            FROM waiting WHERE row.task_id = waiting.task_id AND row.task_id = ANY(%(ids)b)
+            SET state = 'scheduled', lease_until = NULL, wakeups = 0, due_at = v.due_at, planned_at = v.due_at
+            FROM {sql.parallel_rows(ids="uuid", due="timestamptz")} AS v(task_id, due_at)
+            WHERE row.task_id = v.task_id AND row.task_id = ANY(ARRAY(SELECT task_id FROM waiting))
             """,
             {"ids": list(task_ids), "due": list(due)},
         )
@@ -356,6 +352,10 @@ def fetch_wakeups(statement: str, parameters: dict[str, Any]) -> list[WakeUp]:
     """Run a statement that returns id, due time, priority and route of rows."""
     return [WakeUp(*row) for row in sql.rows(statement, parameters)]
 
+
+_ENDS = sql.parallel_rows(
+    ids="uuid", lease_nos="int", states="text", reasons="text", due="timestamptz", paused_by="text"
+)  # fmt: skip
 
 _REQUEUE_EXPIRED = """
 WITH lost AS MATERIALIZED (
