@@ -91,9 +91,12 @@ def copy_rows(sql: str, records: list[tuple[Any, ...]], types: Sequence[str] = (
 def parallel_rows(**arrays: str) -> str:
     """Return, for `FROM`, the rows of parallel arrays, given by the parameter's name and the type of its elements.
 
-    Join the rows of a batch with it, not with `unnest` alone. PostgreSQL expects ten rows of arrays that it does not
-    know. It then compares each row with each: 250,000 comparisons for 500 touches, 200 ms instead of 2. An empty series
-    makes it expect 1,000 rows, for which it makes a hash table.
+    Use it, not `unnest` alone, where the rows meet another batch and no index joins them. PostgreSQL expects ten rows
+    of arrays that it does not know. If it expects few rows on the other side too, it compares each row with each:
+    250,000 comparisons for 500 touches. It expects 1,000 rows of a series whose end it does not know; the sub-select
+    hides that this one is empty. With 1,000 rows it makes a hash table.
+
+    The series adds an empty column, so name the columns after `AS v`, and write no `v.*`.
     """
     columns = ", ".join(f"unnest(%({name})b::{kind}[])" for name, kind in arrays.items())
     return f"ROWS FROM ({columns}, generate_series(1, (SELECT 0)))"

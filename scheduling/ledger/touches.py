@@ -529,7 +529,7 @@ _SETTLE_CHANGES = {
 }
 _SETTLE_MATCHED = """row.task_id = v.task_id AND row.task_id = ANY(%(ids)b)
     AND COALESCE(row.state, '') = 'running' AND row.lease_no = v.lease_no"""
-_ENDS = sql.parallel_rows(
+_SETTLED_ROWS = sql.parallel_rows(
     ids="uuid", lease_nos="int", states="text", reasons="text", due="timestamptz", paused_by="text", frees="bool",
     verdicts="text", attempts="text",
 )  # fmt: skip
@@ -537,7 +537,7 @@ SETTLE = f"""
 WITH v AS MATERIALIZED (
     SELECT task_id, lease_no, state, reason, due_at, paused_by, frees_slot, verdict::jsonb, attempt::jsonb,
            state NOT IN ('scheduled', 'running') AS ends
-    FROM {_ENDS} AS v(task_id, lease_no, state, reason, due_at, paused_by, frees_slot, verdict, attempt)
+    FROM {_SETTLED_ROWS} AS v(task_id, lease_no, state, reason, due_at, paused_by, frees_slot, verdict, attempt)
 ), {_compose_settling(_SETTLE_MATCHED, _SETTLE_CHANGES)}
 SELECT task_id, lease_no FROM kept UNION ALL SELECT task_id, lease_no FROM moved
 """

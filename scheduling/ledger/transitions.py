@@ -219,7 +219,7 @@ class Ledger:
                 SET state = v.state, reason = v.reason, paused_by = v.paused_by, lease_until = NULL, wakeups = 0,
                     due_at = COALESCE(v.due_at, row.due_at),
                     settled_at = CASE WHEN v.state <> 'scheduled' THEN statement_timestamp() END
-                FROM {_ENDS} AS v(task_id, lease_no, state, reason, due_at, paused_by)
+                FROM {_SETTLED_ROWS} AS v(task_id, lease_no, state, reason, due_at, paused_by)
                 WHERE row.task_id = ANY(%(ids)b) AND row.task_id = v.task_id
                   AND COALESCE(row.state, '') = 'running' AND row.lease_no = v.lease_no
                 RETURNING row.task_id, row.lease_no
@@ -353,7 +353,7 @@ def fetch_wakeups(statement: str, parameters: dict[str, Any]) -> list[WakeUp]:
     return [WakeUp(*row) for row in sql.rows(statement, parameters)]
 
 
-_ENDS = sql.parallel_rows(
+_SETTLED_ROWS = sql.parallel_rows(
     ids="uuid", lease_nos="int", states="text", reasons="text", due="timestamptz", paused_by="text"
 )  # fmt: skip
 
