@@ -107,6 +107,7 @@ class Cancellation:
             {self.customers[event.user_id] for event, _, _ in repeating}, {each.node.id for _, each, _ in repeating}
         )
         dropped: set[UUID] = set()
+        restarted: dict[str, list[UUID]] = defaultdict(list)  #: stored touches by the type of the new event
         revoked = _find_revoked(unsent, [each.node for _, each, _ in repeating if each.node.on_repeat == "keep"])
         for event, each, task_id in repeating:
             key = (self.customers[event.user_id], each.node.id)
@@ -115,10 +116,10 @@ class Cancellation:
                 if any(other.happened_at > event.occurred_at for other in unsent.get(key, ())):
                     self.reasons[task_id] = f"restarted:{event.type}"
                     continue
-                stored = [other.task_id for other in unsent.get(key, ()) if other.stored]
-                touch_ledger.cancel(stored, reason=f"restarted:{event.type}", wait=False)
                 for other in unsent.get(key, ()):
-                    if not other.stored:
+                    if other.stored:
+                        restarted[event.type].append(other.task_id)
+                    else:
                         self.reasons[other.task_id] = f"restarted:{event.type}"
                 unsent[key] = [planned_now]
             elif waiting := [
@@ -128,6 +129,8 @@ class Cancellation:
                 self.kept_touches.setdefault(event.id, []).extend(waiting)
             else:
                 unsent[key] = [planned_now]
+        for kind, task_ids in restarted.items():
+            touch_ledger.cancel(task_ids, reason=f"restarted:{kind}", wait=False)
         return [row for row in planned if row[2] not in dropped]
 
 

@@ -11,6 +11,7 @@ from uuid import UUID
 
 import pytest
 from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 from pytest_django import Settings
 
@@ -354,6 +355,19 @@ def test_on_repeat_restart_keeps_the_touch_of_the_latest_event(matrix: MatrixBui
     )
     assert states(second) == [("waiting", "")]
     assert states(first, late) == [("cancelled", "restarted:material.downloaded")] * 2
+
+
+def test_on_repeat_restart_of_a_batch_is_one_statement(matrix: MatrixBuilder) -> None:
+    """Each planned touch was a statement of its own, under the locks of all customers of the batch."""
+    matrix.node(on_repeat="restart", delay=HOUR)
+    users = [f"u{number}" for number in range(9)]
+    first = record_events([new(user=user) for user in users])
+    with CaptureQueriesContext(connection) as statements:
+        second = record_events([new(user=user) for user in [*users, "another"]])
+
+    assert sum("'cancelled'" in each["sql"] for each in statements) == 1
+    assert states(*first) == [("cancelled", "restarted:material.downloaded")] * 9
+    assert states(*second) == [("waiting", "")] * 10
 
 
 @pytest.mark.parametrize("how", ["keep", "restart"])
