@@ -345,6 +345,12 @@ class Job(LedgerRow):
                 name="rpa_job_heads",
                 condition=Q(state__in=WAITING, paused_by=""),
             ),
+            # For the job that waits with a key, and those of a retired flow.
+            models.Index(
+                fields=["flow", "shop", "dedupe_key"],
+                name="rpa_job_keys",
+                condition=Q(state__in=WAITING, paused_by=""),
+            ),
             # For the jobs that are late.
             models.Index(
                 fields=["deadline"],

@@ -37,17 +37,19 @@ QUEUE_PREFIX = """
 
 # Lanes on which a job could start now, each with the oldest due job of each tier. A lane costs three index probes,
 # however many jobs wait. A busy, held, paused or logged-out shop costs none. `bound` is true for a tier whose queue the
-# shop's preferred node serves, if that is another node. Only jobs without a browser start here in that case. A draining
-# node gets no lane. A logged-out shop has a lane for the job that checks its login, `only_job`.
+# shop's preferred node serves, if that is another node. Only jobs without a browser start here in that case: such a
+# tier costs a walk over its jobs if the platform has flows without a browser, and nothing otherwise. A draining node
+# gets no lane. A logged-out shop has a lane for the job that checks its login, `only_job`.
 _LANES = """
     SELECT lane.shop_id, lane.lease_no, home.name AS home, home.queues AS home_queues, home.drains AS home_drains,
-           lane.last_served_at, platform.id AS platform_id, platform.probes, oldest.*, queue.*,
+           lane.last_served_at, platform.id AS platform_id, platform.probes, platform.browserless, oldest.*, queue.*,
            CASE WHEN shop.login_state <> 'ok' THEN lane.check_id END AS only_job,
            ARRAY[{bound}] AS bound, {ranks} AS rank
     FROM rpa_tasks_lane AS lane
     JOIN rpa_tasks_shop AS shop ON shop.id = lane.shop_id
     JOIN (
-        SELECT platform.*, breaker.open_until IS NOT NULL AS probes
+        SELECT platform.*, breaker.open_until IS NOT NULL AS probes,
+               ARRAY(SELECT id FROM rpa_tasks_flow WHERE platform_id = platform.id AND NOT needs_browser) AS browserless
         FROM rpa_tasks_platform AS platform
         JOIN rpa_tasks_breaker AS breaker ON breaker.platform_id = platform.id
         WHERE NOT platform.paused AND platform.retired_at IS NULL
@@ -76,13 +78,12 @@ _LANES = """
       )
       AND COALESCE({names}) IS NOT NULL
 """
-#: Whether a job needs no browser. The array depends on no row: PostgreSQL reads it once per statement, on demand.
-_BROWSERLESS = "job.flow_id = ANY(ARRAY(SELECT id FROM rpa_tasks_flow WHERE NOT needs_browser))"
 _BOUND = "CASE WHEN home.name <> %(node)s::text THEN home.queues ? (prefix || tiers[{place}]) ELSE false END"
 # A logged-out shop costs a probe for its check by the primary key: `COALESCE` hides the heads of its backlog from
 # PostgreSQL, which would look for the check among them.
 _OLDEST = """
-               CASE WHEN %(queues)b::text[] IS NULL OR prefix || tiers[{place}] = ANY(%(queues)b::text[]) THEN
+               CASE WHEN (%(queues)b::text[] IS NULL OR prefix || tiers[{place}] = ANY(%(queues)b::text[]))
+                         AND (NOT {bound} OR platform.browserless <> '{{}}') THEN
                    CASE WHEN shop.login_state = 'ok' THEN (
                        SELECT job.due_at FROM rpa_tasks_job AS job
                        WHERE job.shop_id = lane.shop_id AND job.state IN ('scheduled', 'queued') AND {starts}
@@ -94,7 +95,7 @@ _OLDEST = """
                    ) END
                END AS {name}"""
 _STARTS = """job.priority = {tier} AND job.paused_by = '' AND job.due_at <= statement_timestamp()
-                         AND (NOT {bound} OR {browserless})"""
+                         AND (NOT {bound} OR job.flow_id = ANY(platform.browserless))"""
 #: Each `ageing` of waiting raises a job by one tier, at most to the highest.
 _RANK = (
     "CASE WHEN oldest.{name} IS NOT NULL THEN GREATEST(0, {tier} - floor("
@@ -107,7 +108,8 @@ LANES = _LANES.format(
         _OLDEST.format(
             place=tier + 1,
             name=name,
-            starts=_STARTS.format(tier=tier, bound=_BOUND.format(place=tier + 1), browserless=_BROWSERLESS),
+            bound=_BOUND.format(place=tier + 1),
+            starts=_STARTS.format(tier=tier, bound=_BOUND.format(place=tier + 1)),
         )
         for tier, name in TIERS.items()
     ),
@@ -135,7 +137,7 @@ WITH free AS MATERIALIZED (
     CROSS JOIN LATERAL (SELECT * FROM ({CHOICE}) AS tier ORDER BY rank, due_at LIMIT 1) AS choice
     JOIN rpa_tasks_job AS job ON job.shop_id = oldest.shop_id AND job.priority = choice.tier
         AND job.state IN ('scheduled', 'queued') AND job.paused_by = '' AND job.due_at = choice.due_at
-        AND (NOT oldest.bound[choice.tier + 1] OR {_BROWSERLESS})
+        AND (NOT oldest.bound[choice.tier + 1] OR job.flow_id = ANY(oldest.browserless))
         AND (oldest.only_job IS NULL OR job.task_id = oldest.only_job) LIMIT 1
 ), claimed AS (
     UPDATE rpa_tasks_job AS row

@@ -17,7 +17,7 @@ from rpa_tasks.jobs.ledger import LANES
 from rpa_tasks.jobs.publish import PublishRequest, publish_job
 from rpa_tasks.jobs.publish_many import publish_many
 from rpa_tasks.jobs.shops import check_login
-from rpa_tasks.models import Flow, Job, Platform, Shop
+from rpa_tasks.models import Flow, Job, Lane, Platform, Shop
 from scheduling import sql
 from scheduling.models.touch import RARE
 from tests.rpa_tasks.core.conftest import Market
@@ -125,6 +125,19 @@ def test_pick_reads_at_most_one_job_of_each_tier(jobs_with_history: None, market
     assert 1 <= sum(read) <= 3
     pick = market.pick()
     assert Job.objects.get(pk=pick.claim.task_id).flow.task_type == ("sync_order" if login == "ok" else "check_login")
+
+
+def test_pick_reads_no_job_of_a_shop_that_another_node_serves(jobs_with_history: None, market: Market) -> None:
+    """Every pick of any other node read the whole backlog of such a shop, in search of a job without a browser."""
+    Flow.objects.update(needs_browser=True)
+    Job.objects.filter(state="succeeded", pk__in=Job.objects.filter(state="succeeded")[:200]).update(state="scheduled")
+    market.node("n1")
+    Lane.objects.update(home="n1")
+    given = {"queues": None, "node": "n2", "ageing": 600.0, "home_lease": timedelta(minutes=2)}
+
+    assert not list(explain(LANES, given))
+    Flow.objects.update(needs_browser=False)
+    assert list(explain(LANES, given))
 
 
 def explain(statement: str, parameters: Any) -> Iterator[dict[str, Any]]:
