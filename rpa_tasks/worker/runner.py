@@ -144,20 +144,19 @@ class JobRun:
     settled: bool = False
     job: Job = field(init=False)
     browser: AcquiredBrowser | None = None
+    may_have_started: bool = False  #: the command; nothing else of this claim starts one
     progress: Progress | None = None
     stopped_at: float = 0.0
 
     def execute(self) -> None:
-        rows = Job.objects.select_related("shop__platform", "flow__platform").annotate(at=Now())
-        self.job = rows.get(pk=self.pick.claim.task_id)
-        self.started_at = self.job.at
+        self._load_job()
         try:
             ended = self._run()
         except Exception as error:
             log.exception("run_execution_failed", task_id=str(self.job.pk))
-            # As for a lost worker, the outcome depends on whether the command had started.
-            began = Job.objects.filter(pk=self.job.pk, sending_at__isnull=False).exists()
-            outcome = RunOutcome.UNKNOWN if began and not self.job.flow.idempotent else RunOutcome.TRANSIENT
+            # PostgreSQL may be unavailable, so it is not asked whether the command has started.
+            uncertain = self.may_have_started and not self.job.flow.idempotent
+            outcome = RunOutcome.UNKNOWN if uncertain else RunOutcome.TRANSIENT
             ended = self._result_without_start(
                 Verdict(outcome, "internal_error"), detail=f"{type(error).__name__}: {error}"
             )
@@ -165,6 +164,26 @@ class JobRun:
             self._settle(ended)
 
     # --- the steps ----------------------------------------------------------------------------------------------
+
+    def _load_job(self) -> None:
+        """Load the job. While PostgreSQL is unavailable, retry for as long as the lease may be valid.
+
+        A run that starts late is harmless: its command starts only after a renewal of the lease.
+        """
+        rows = Job.objects.select_related("shop__platform", "flow__platform").annotate(at=Now())
+        gives_up_at = time.monotonic() + SETTLE_TIME_LIMIT
+        while True:
+            try:
+                self.job = rows.get(pk=self.pick.claim.task_id)
+            except sql.UNAVAILABLE_ERRORS as error:
+                log.warning("job_not_loaded", task_id=str(self.pick.claim.task_id), error=str(error))
+                connection.close()
+                if time.monotonic() > gives_up_at:
+                    raise
+                time.sleep(1)
+            else:
+                self.started_at = self.job.at
+                return
 
     def _run(self) -> RunResult:
         # What an earlier run of this shop left on this node is ended first.
@@ -225,6 +244,7 @@ class JobRun:
             if not self.renew_lease() or self.job.pk not in job_ledger.mark_sending([claim]):
                 self.claim_valid = False
                 return self._result_without_start(Verdict(RunOutcome.DEFERRED, "stale"))
+            self.may_have_started = True
             ending = self._watch(order)
         verdict = judge(ending, exit_codes=flow.exit_codes, idempotent=flow.idempotent, needs_result=flow.needs_result)
         evidence: dict[str, bytes] = {}

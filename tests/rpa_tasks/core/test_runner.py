@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from django.conf import settings
-from django.db import DataError, OperationalError
+from django.db import DataError, OperationalError, connection
 from django.utils.timezone import now
 from pytest_django import Settings
 
@@ -578,3 +578,51 @@ def test_successful_run_is_settled_before_browser_release(
 
     assert Job.objects.get().state == "succeeded"
     assert Lane.objects.get().task_id is None
+
+
+@pytest.mark.parametrize(
+    ("step", "committed", "state", "reason"),
+    [
+        ("pick", True, "succeeded", ""),
+        ("mark_sending", False, "scheduled", "internal_error"),
+        ("mark_sending", True, "scheduled", "internal_error"),
+        ("pin_to_node", False, "scheduled", "internal_error"),
+    ],
+)
+def test_run_that_loses_its_connection_is_settled(
+    run_script: Callable[..., Job],
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    committed: bool,
+    state: str,
+    reason: str,
+) -> None:
+    """PostgreSQL fails over, before or after the commit of a step. No command has started: the job may be repeated."""
+    real = getattr(JobLedger, step)
+
+    def lose_connection(*given: Any, **named: Any) -> Any:
+        monkeypatch.setattr(JobLedger, step, real)
+        found = real(*given, **named) if committed else None
+        connection.connection.close()
+        return found if step == "pick" else real(*given, **named)
+
+    monkeypatch.setattr(JobLedger, step, lose_connection)
+    monkeypatch.setattr(runner, "acquire_browser", lambda *_, **__: SimpleNamespace(release=lambda dirty: None))
+    job = run_script("pass", run=False, idempotent=False, needs_browser=step == "pin_to_node")
+    assert runner.run_startable_jobs(EVERY) == 1
+
+    job.refresh_from_db()
+    assert (job.state, job.reason) == (state, reason)
+    assert Lane.objects.get().task_id is None
+
+
+def test_error_after_the_start_of_a_command_leaves_its_outcome_unknown(
+    run_script: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(runner, "judge", fail)
+    job = run_script("pass", idempotent=False)
+
+    assert (job.state, job.reason) == ("unknown", "internal_error")
