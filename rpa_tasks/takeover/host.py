@@ -232,7 +232,7 @@ class Relay:
 
 
 POLL_INTERVAL = 0.5  #: seconds between looks for new take-overs and requested ends
-RETRY_AFTER = 5.0  #: seconds after an error of PostgreSQL
+RETRY_AFTER = 5.0  #: seconds after an error
 RENEW_INTERVAL = 10.0  #: seconds
 GIVE_UP_AFTER = 30.0  #: seconds without a renewal; the browser is released before the lease ends
 ACQUIRE_LIMIT = timedelta(seconds=30)  #: the operator waits for it
@@ -253,7 +253,8 @@ class TakeOverHost:
         """End all take-overs of this process and wait for them."""
         self._stopping.set()
         ends_at = time.monotonic() + STOP_WITHIN
-        for thread in [self._thread, *self._hosted.values()]:
+        self._thread.join(STOP_WITHIN)  # first: it may have just noted a thread that cannot start
+        for thread in list(self._hosted.values()):
             thread.join(max(0.0, ends_at - time.monotonic()))
 
     def _look(self) -> None:
@@ -268,9 +269,16 @@ class TakeOverHost:
                 for row in rows.exclude(pk__in=list(self._hosted)).select_related("shop__platform"):
                     thread = threading.Thread(target=self._host, args=(row,), name=f"take-over-{row.pk}", daemon=True)
                     self._hosted[row.pk] = thread
-                    thread.start()
+                    try:
+                        thread.start()
+                    except RuntimeError:
+                        del self._hosted[row.pk]
+                        raise
             except sql.UNAVAILABLE_ERRORS as error:
                 log.warning("take_overs_not_read", error=type(error).__name__)
+                wait = RETRY_AFTER
+            except Exception:  # without this thread the node hosts no take-over
+                log.exception("take_overs_not_hosted")
                 wait = RETRY_AFTER
         connection.close()
 
