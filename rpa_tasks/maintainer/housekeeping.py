@@ -128,8 +128,11 @@ class OldProfiles:
             return False
         at, ends_at = sql.now(), time.monotonic() + isolation.DELETE_FOR
         for folder in _unneeded_profiles():
-            if _is_old(folder, at) and (_delete_profile(folder, at, ends_at) or time.monotonic() >= ends_at):
-                return True
+            try:
+                if _is_old(folder, at) and (_delete_profile(folder, at, ends_at) or time.monotonic() >= ends_at):
+                    return True
+            except OSError as error:  # a full disk, or a directory or a link that its browser put in place of a file
+                log.warning("profile_not_deleted", profile=folder.name, error=str(error))
         self._looked_at = time.monotonic()
         return False
 
@@ -141,14 +144,17 @@ def _unneeded_profiles() -> list[Path]:
     homes = {name.removeprefix(".") for name in os.listdir(registry.homes_dir())}
     for name in sorted({*os.listdir(registry.profiles_dir()), *homes}):
         folder = registry.profiles_dir() / name
-        if name in needed:
-            (folder / UNNEEDED_MARK).unlink(missing_ok=True)
-            continue
-        if has_home := any(path.is_dir() for path in _home_paths(name)):
-            with suppress(OSError):
-                folder.mkdir(mode=0o700, exist_ok=True)
-        if has_home or (folder.is_dir() and set(os.listdir(folder)) - {registry.LOCK}):
-            found.append(folder)
+        try:
+            if name in needed:
+                (folder / UNNEEDED_MARK).unlink(missing_ok=True)
+                continue
+            if has_home := any(path.is_dir() for path in _home_paths(name)):
+                with suppress(OSError):
+                    folder.mkdir(mode=0o700, exist_ok=True)
+            if has_home or (folder.is_dir() and set(os.listdir(folder)) - {registry.LOCK}):
+                found.append(folder)
+        except OSError as error:  # its browser can put a directory in the mark's place
+            log.warning("profile_not_read", profile=name, error=str(error))
     return found
 
 
@@ -171,19 +177,21 @@ def _home_paths(name: str) -> tuple[Path, Path]:
 
 
 def _is_old(folder: Path, at: datetime) -> bool:
-    """Return whether this node has known for `KEPT_FOR` that the profile is not needed. The first look notes it."""
+    """Return whether this node has known for `KEPT_FOR` that the profile is not needed. The first look notes it.
+
+    Raises: `OSError`.
+    """
     try:
         return at - datetime.fromisoformat(registry.read_own(folder / UNNEEDED_MARK).decode()) > KEPT_FOR
     except (OSError, ValueError, TypeError):  # its browser can write the file
-        with suppress(OSError):  # on a full disk, where the deletion of other profiles must go on
-            registry.write_own(folder / UNNEEDED_MARK, at.isoformat())
+        registry.write_own(folder / UNNEEDED_MARK, at.isoformat())
         return False
 
 
 def _delete_profile(folder: Path, at: datetime, ends_at: float) -> bool:
     """Delete the profile with the shop's home, except its lock file.
 
-    Without that file two later processes could hold different locks: the old file and a new one.
+    Without that file two later processes could hold different locks: the old file and a new one. Raises `OSError`.
     """
     lock = Lock(folder / registry.LOCK)
     if not lock.try_acquire():

@@ -99,6 +99,24 @@ def test_mark_without_a_time_zone_is_written_again() -> None:
     assert (list_names(odd), list_names(old)) == (WHOLE | {UNNEEDED_MARK}, {".lock"})
 
 
+@pytest.mark.parametrize("name", [".lock", UNNEEDED_MARK])
+@pytest.mark.parametrize("is_link", [True, False])
+@pytest.mark.parametrize("is_needed", [True, False])
+def test_odd_file_of_one_profile_keeps_no_other(name: str, is_link: bool, is_needed: bool) -> None:
+    """A browser can put a link or a directory in the place of each file in its profile."""
+    if is_needed:
+        shop("a")
+    odd, old = profile("pdd-a", left=LONG), profile("pdd-b", left=LONG)
+    (odd / name).unlink()
+    if is_link:
+        (odd / name).symlink_to("elsewhere")
+    else:
+        (odd / name).mkdir()
+    assert OldProfiles().delete_one()
+    assert list_names(old) == {".lock"}
+    assert list_names(odd) >= WHOLE - {name}
+
+
 def home(profile_id: str) -> Path:
     """HOME of a shop's commands, as a flow can leave it: deep, and closed."""
     folder = registry.homes_dir() / registry.directory_name(profile_id)
