@@ -113,8 +113,7 @@ class KeptFiles:
         self._made += 1  # a folder for each file: two may have the same name
         folder = self._create_folder(f"upload-{self._made}", self._descriptor)
         try:
-            made = os.open(name, _CREATE, 0o600, dir_fd=folder)
-            os.fchown(made, self._owner.st_uid, self._owner.st_gid)
+            made = self._open_for_browser(name, _CREATE, folder)
         finally:
             os.close(folder)
         return IncomingFile(str(self.folder / f"upload-{self._made}" / name), made, size)
@@ -142,8 +141,16 @@ class KeptFiles:
 
     def _create_folder(self, name: str, above: int) -> int:
         os.mkdir(name, 0o700, dir_fd=above)
-        made = os.open(name, _OPEN_FOLDER, dir_fd=above)
-        os.fchown(made, self._owner.st_uid, self._owner.st_gid)
+        return self._open_for_browser(name, _OPEN_FOLDER, above)
+
+    def _open_for_browser(self, name: str, flags: int, above: int) -> int:
+        """Open a file or folder and give it to the browser's user. Raises `OSError`."""
+        made = os.open(name, flags, 0o600, dir_fd=above)
+        try:
+            os.fchown(made, self._owner.st_uid, self._owner.st_gid)
+        except OSError:
+            os.close(made)
+            raise
         return made
 
 

@@ -233,6 +233,25 @@ def test_discarded_upload_frees_its_bytes_also_if_it_was_complete(state: Path) -
         assert Path(file.path).stat().st_size == 0
 
 
+def test_file_that_cannot_be_given_to_the_browser_leaves_no_descriptor(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: int) -> None:
+        raise PermissionError
+
+    give = os.fchown
+    kept = KeptFiles(registry.profile_dir("pdd-s1"), 7)
+    with kept.opened():
+        before = os.listdir("/proc/self/fd")
+        monkeypatch.setattr(os, "fchown", fail)
+        with pytest.raises(PermissionError):
+            kept.create("a.txt", 6)  # its folder fails
+        monkeypatch.setattr(os, "fchown", lambda made, *owner: (fail if os.path.isfile(made) else give)(made, *owner))
+        with pytest.raises(PermissionError):
+            kept.create("a.txt", 6)
+        assert os.listdir("/proc/self/fd") == before
+
+
 def test_files_of_the_browser_are_read_without_links(state: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("x")
