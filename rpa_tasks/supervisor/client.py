@@ -101,8 +101,6 @@ class SupervisedCommand:
         self._in = self._out = -1
         self._overdue_at = time.monotonic() + order.timeout + order.hard_after + OVERDUE_AFTER
         line = order.line()
-        # If the supervisor process is killed, its adopted processes become ours instead of init's.
-        self._adopted_before = adopt_orphans()
         try:
             # Start it without our terminal and environment. The markers of its run are in its command line.
             marks = [f"{name}={order.env[name]}" for name in MARKERS if name in order.env]
@@ -119,6 +117,9 @@ class SupervisedCommand:
             log.exception("supervisor_not_started")
             self._ending = CommandResult(ExitCause.NOT_STARTED, error="supervisor_not_started", tail=str(error))
             return
+        # If the supervisor process is killed, its adopted processes become ours instead of init's. It has none before
+        # its order.
+        self._adopted_before = adopt_orphans()
         guard = processes.read_process(self._process.pid)
         self._began = guard.started if guard else 0
         assert self._process.stdin is not None

@@ -17,6 +17,7 @@ from config.environment import ROOT
 from rpa_tasks.outcomes import CommandResult, ExitCause
 from rpa_tasks.supervisor.client import Progress, Started, SupervisedCommand
 from rpa_tasks.supervisor.output import LOG_KEPT
+from rpa_tasks.supervisor.processes import adopt_orphans
 from tests.rpa_tasks.supervisor.task_commands import TaskCommands, read_to_end, run_to_end, wait_for_start
 
 #: The supervisor's peak memory, reported by the command.
@@ -117,11 +118,13 @@ def test_too_long_arguments_and_missing_directory_are_named(task: TaskCommands) 
 
 
 def test_supervisor_that_cannot_start_is_reported(task: TaskCommands, monkeypatch: pytest.MonkeyPatch) -> None:
+    adopt_orphans(False)
     monkeypatch.setattr(sys, "executable", str(task.folder / "gone"))
     with SupervisedCommand(task.order("/bin/true")) as supervised:
         ending = supervised.next_event(0)
     assert isinstance(ending, CommandResult)
     assert (ending.ended, ending.error) == (ExitCause.NOT_STARTED, "supervisor_not_started")
+    assert not adopt_orphans(False), "orphans of other programs would stay zombies of this process"
 
 
 def test_progress_is_rate_limited_and_last_value_arrives(task: TaskCommands) -> None:
