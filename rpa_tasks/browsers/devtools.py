@@ -53,6 +53,10 @@ class NoAnswer(Exception):
     """The browser did not answer in time, or gave an odd answer, as another program does."""
 
 
+class Refused(NoAnswer):
+    """The browser answered in time that it does not carry out the command."""
+
+
 T = TypeVar("T")
 
 
@@ -150,12 +154,13 @@ def ask(connection: ClientConnection, method: str, *, timeout: float | None = No
         connection.send(json.dumps({"id": 1, "method": method, "params": params}))
         while True:
             answer = _member(_parse_answer(connection.recv(timeout=max(0.0, ends_at - time.monotonic()))), dict)
-            if answer.get("id") == 1:  # else it is an event
+            # Else it is an event. An error without an id is the answer to a command that the browser cannot parse.
+            if answer.get("id") == 1 or "error" in answer:
                 break
     except (OSError, ValueError, WebSocketException) as error:
         raise NoAnswer(f"{method}: {error!r}") from error
     if "error" in answer:
-        raise NoAnswer(f"{method}: {answer['error']!r}")
+        raise Refused(f"{method}: {answer['error']!r}")
     return _member(answer, dict, "result")
 
 

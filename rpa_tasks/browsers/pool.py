@@ -230,7 +230,10 @@ def _wait_for_exit(pid: int, seconds: float) -> None:
 
 
 def restore_session_cookies(record: Record) -> None:
-    """Restore the cookies in the profile's new browser. A cookie that it already has is newer and stays."""
+    """Restore the cookies in the profile's new browser. A cookie that it already has is newer and stays.
+
+    Raises `NoBrowser` if the browser does not answer: the end of a used one overwrites the only copy of a login.
+    """
 
     def key_of(cookie: dict[str, Any]) -> tuple[str, str, str]:
         return cookie["name"], cookie["domain"], cookie["path"]
@@ -242,9 +245,11 @@ def restore_session_cookies(record: Record) -> None:
             devtools.send_command(record.port, record.path, "Storage.setCookies", cookies=missing)
     except FileNotFoundError:
         return
-    except (OSError, ValueError, TypeError, LookupError, RecursionError, devtools.NoAnswer) as error:
+    except (OSError, ValueError, TypeError, LookupError, RecursionError, devtools.Refused) as error:
         # Programs of the shop can write the file.
         log.warning("session_cookies_lost", profile=record.profile, error=str(error))
+    except devtools.NoAnswer as error:
+        raise NoBrowser(BROWSER_FAILED, f"Session cookies were not restored: {error}") from error
 
 
 def session_cookies(profile_id: str) -> Path:
@@ -418,7 +423,7 @@ def start_in_slot(slot: Slot, profile_id: str, shop: str, launch: LaunchSettings
         now = time.time()
         slot.write(replace(running, launch=launch.fingerprint, started_at=now, last_used_at=now))
     except (NoBrowser, OSError):
-        slot.empty("did not start")
+        slot.empty("did not start")  # its record has no port yet, so the stored session cookies stay
         raise
     log.info("browser_started", slot=slot.number, profile=profile_id, port=running.port, address=address)
     return slot.record

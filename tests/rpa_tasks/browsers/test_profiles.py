@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import pytest
 from pytest_django import Settings
 
-from rpa_tasks.browsers import registry
+from rpa_tasks.browsers import devtools, pool, registry
+from rpa_tasks.browsers.launch import BROWSER_FAILED, LaunchSettings, NoBrowser
 from rpa_tasks.browsers.pool import AcquiredBrowser
-from tests.rpa_tasks.browsers.browser_processes import cookies, kill, visit
+from rpa_tasks.browsers.registry import Record
+from tests.rpa_tasks.browsers.browser_processes import cookies, kill, read_slot_states, suspend_browser, visit
 from tests.rpa_tasks.browsers.conftest import Site
 
 pytestmark = pytest.mark.browser
@@ -54,6 +57,44 @@ def test_cleared_cookies_are_not_restored(acquire: Acquire, site: Site) -> None:
     borrowed.release()
 
     assert "passing" not in cookies(acquire("s1").port)
+
+
+def test_browser_that_restores_no_login_does_not_start(
+    acquire: Acquire, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    borrowed = acquire("s1")
+    visit(borrowed.port, f"{site.url}/login", site)
+    borrowed.release(dirty=True)
+    start = pool.start_browser
+
+    def start_and_suspend(record: Record, launch: LaunchSettings) -> Record:
+        running = start(record, launch)
+        patch.setattr(devtools, "TIMEOUT", 1.0)
+        suspend_browser(running.pid, patch)
+        return running
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "start_browser", start_and_suspend)
+        with pytest.raises(NoBrowser) as refused:
+            acquire("s1")
+    assert refused.value.reason == BROWSER_FAILED
+    assert read_slot_states() == {}
+    assert cookies(acquire("s1").port) == {"lasting": "1", "passing": "1"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[",
+        json.dumps([{"name": "n", "value": "v", "domain": "", "path": "/"}]),
+        f'[{{"name": "n", "value": {"[" * 400}{"]" * 400}, "domain": "a.example", "path": "/"}}]',
+    ],
+    ids=["no JSON", "refused", "too deep for the browser"],
+)
+def test_bad_file_of_cookies_prevents_no_start(acquire: Acquire, text: str) -> None:
+    """Programs of the shop can write it."""
+    pool.session_cookies("s1").write_text(text)
+    assert cookies(acquire("s1").port) == {}
 
 
 def test_browser_environment_contains_no_worker_secret(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
