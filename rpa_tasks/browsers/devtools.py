@@ -108,9 +108,9 @@ def open_tab(port: int, url: str, *, timeout: float | None = None) -> str:
     return _member(_parse_answer(answer), str, "id")
 
 
-def _close_tab(port: int, tab: str) -> None:
+def _close_tab(port: int, tab: str, *, timeout: float | None = None) -> None:
     with suppress(NoAnswer):
-        _request_http(port, f"/json/close/{tab}", TIMEOUT)
+        _request_http(port, f"/json/close/{tab}", TIMEOUT if timeout is None else timeout)
 
 
 def reset_to_blank_page(port: int) -> bool:
@@ -122,10 +122,12 @@ def reset_to_blank_page(port: int) -> bool:
     if [tab.url for tab in open_tabs] == ["about:blank"]:
         return True
     open_tab(port, "about:blank")  # first: a browser without a page may exit
+    ends_at = time.monotonic() + CLOSE_TIMEOUT  # for all together: an odd browser lists thousands
     for tab in open_tabs:
-        _close_tab(port, tab.id)
+        if (left := ends_at - time.monotonic()) <= 0:
+            break
+        _close_tab(port, tab.id, timeout=left)
     old = {tab.id for tab in open_tabs}
-    ends_at = time.monotonic() + CLOSE_TIMEOUT
     while not (closed := old.isdisjoint(tab.id for tab in list_tabs(port))) and time.monotonic() < ends_at:
         time.sleep(0.02)
     return closed
@@ -152,11 +154,13 @@ def ask(connection: ClientConnection, method: str, *, timeout: float | None = No
     ends_at = time.monotonic() + (TIMEOUT if timeout is None else timeout)
     try:
         connection.send(json.dumps({"id": 1, "method": method, "params": params}))
-        while True:
-            answer = _member(_parse_answer(connection.recv(timeout=max(0.0, ends_at - time.monotonic()))), dict)
+        while (left := ends_at - time.monotonic()) > 0:  # a frame that already waits is received whatever the timeout
+            answer = _member(_parse_answer(connection.recv(timeout=left)), dict)
             # Else it is an event. An error without an id is the answer to a command that the browser cannot parse.
             if answer.get("id") == 1 or "error" in answer:
                 break
+        else:
+            raise NoAnswer(f"{method}: only events in time")
     except (OSError, ValueError, WebSocketException) as error:
         raise NoAnswer(f"{method}: {error!r}") from error
     if "error" in answer:
