@@ -13,6 +13,7 @@ from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
+from threading import Timer
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
@@ -262,7 +263,17 @@ def take_snapshot(port: int, *, timeout: float, limit: int) -> Snapshot:
 
 def _request_http(port: int, path: str, timeout: float, *, method: str = "GET") -> bytes:
     connection = HTTPConnection(HOST, port, timeout=timeout)
+
+    def end_answer(connected: socket.socket) -> None:
+        with suppress(OSError):  # it has just ended
+            connected.shutdown(socket.SHUT_RDWR)
+
+    ender: Timer | None = None
     try:
+        connection.connect()
+        # The timeout of a socket limits one read. An answer that arrives byte by byte takes many.
+        ender = Timer(timeout, end_answer, [connection.sock])
+        ender.start()
         connection.request(method, path)
         response = connection.getresponse()
         if response.status != 200:
@@ -271,4 +282,6 @@ def _request_http(port: int, path: str, timeout: float, *, method: str = "GET") 
     except (OSError, HTTPException, ValueError) as error:
         raise NoAnswer(f"{path}: {error!r}") from error
     finally:
+        if ender:
+            ender.cancel()
         connection.close()

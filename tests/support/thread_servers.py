@@ -1,15 +1,15 @@
-"""Serve HTTP from a thread of the test's process."""
+"""Serve connections from a thread of the test's process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import HTTPServer
+from socketserver import BaseServer
 from threading import Thread
 
 
 @contextmanager
-def serving_in_thread(server: HTTPServer) -> Iterator[None]:
+def serving_in_thread(server: BaseServer) -> Iterator[None]:
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:

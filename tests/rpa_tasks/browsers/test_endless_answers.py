@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any, cast
 
 import pytest
@@ -61,3 +64,32 @@ def test_many_tabs_that_do_not_close_share_one_limit(monkeypatch: pytest.MonkeyP
         began = time.monotonic()
         assert not devtools.reset_to_blank_page(server.server_address[1])
         assert time.monotonic() - began < LONG / 2
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nX: "
+BODY = b"HTTP/1.1 200 OK\r\n\r\n127.0.0.1 "
+
+
+@pytest.fixture(params=[HEAD, BODY], ids=["in the head", "in the body"])
+def trickling_port(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A program whose answer goes on with one byte after the other."""
+
+    class Trickle(BaseRequestHandler):
+        def handle(self) -> None:
+            ends_at = time.monotonic() + LONG
+            with suppress(OSError):
+                self.request.sendall(request.param)
+                while time.monotonic() < ends_at:
+                    self.request.sendall(b" ")
+                    time.sleep(SHORT / 10)
+
+    server = ThreadingTCPServer((devtools.HOST, 0), Trickle)
+    with serving_in_thread(server):
+        yield server.server_address[1]
+
+
+def test_slow_answer_of_browser_has_one_limit(trickling_port: int) -> None:
+    began = time.monotonic()
+    with pytest.raises(devtools.NoAnswer):
+        devtools.websocket_path(trickling_port, timeout=SHORT)
+    assert time.monotonic() - began < LONG / 2
