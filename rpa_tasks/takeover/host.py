@@ -86,7 +86,7 @@ class Relay:
                 self._address,
                 proxy=None,
                 compression=None,
-                max_size=None,
+                max_size=devtools.LONGEST_ANSWER,  # a browser elsewhere may be any program
                 open_timeout=CONNECT_LIMIT,
                 close_timeout=0.2,
             ) as socket:

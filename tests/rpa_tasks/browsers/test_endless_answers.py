@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import BaseRequestHandler, ThreadingTCPServer
+from threading import Thread
 from typing import Any, cast
 
 import pytest
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
+from websockets.sync.server import ServerConnection, serve
 
 from rpa_tasks.browsers import devtools
+from rpa_tasks.browsers.registry import BUSY, Record
+from rpa_tasks.models import TakeOver, TakeOverEnd
+from rpa_tasks.takeover import host
 from tests.support.thread_servers import serving_in_thread
 
 SHORT = 0.5  #: seconds; limit of a question
@@ -93,3 +100,22 @@ def test_slow_answer_of_browser_has_one_limit(trickling_port: int) -> None:
     with pytest.raises(devtools.NoAnswer):
         devtools.websocket_path(trickling_port, timeout=SHORT)
     assert time.monotonic() - began < LONG / 2
+
+
+@pytest.mark.usefixtures("state", "valkey")
+def test_too_long_message_ends_a_take_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devtools, "LONGEST_ANSWER", 1_000)
+    monkeypatch.setattr(host, "CONNECTED_WITHIN", LONG / 2)  # then it ends for want of an operator
+
+    def send_long_event(connection: ServerConnection) -> None:
+        with suppress(ConnectionClosed):
+            connection.send(json.dumps({"method": "Page.unknown", "params": {"text": "x" * 1_000}}))
+            for _ in connection:  # no command is answered
+                pass
+
+    row = TakeOver(pk=1, key=bytes(32))
+    with serve(send_long_event, devtools.HOST, 0) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        browser = Record(slot=1, state=BUSY, profile="s1", port=server.socket.getsockname()[1], path="/", remote=True)
+        relay = host.Relay(row, browser, lambda: None)
+        assert asyncio.run(relay.relay(asyncio.Event())) == TakeOverEnd.BROWSER_LOST
