@@ -76,10 +76,14 @@ class Slot:
         return self._lock.held
 
     def try_acquire(self) -> bool:
-        """Try to take the slot and read its record."""
+        """Try to take the slot and read its record. Raises `OSError`; the slot is not taken then."""
         if not self._lock.try_acquire():
             return False
-        self.record = registry.read_record(self.number)
+        try:
+            self.record = registry.read_record(self.number)
+        except BaseException:
+            self._lock.release()
+            raise
         return True
 
     def write(self, record: Record) -> None:

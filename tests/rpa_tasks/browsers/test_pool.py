@@ -13,7 +13,7 @@ from pytest_django import Settings
 
 from rpa_tasks.browsers import devtools, registry
 from rpa_tasks.browsers.launch import BROWSER_WAIT, PROFILE_BUSY, NoBrowser
-from rpa_tasks.browsers.pool import AcquiredBrowser
+from rpa_tasks.browsers.pool import AcquiredBrowser, Slot
 from rpa_tasks.browsers.registry import Lock
 from tests.rpa_tasks.browsers.browser_processes import AcquiringProcess, find_record, is_gone, read_slot_states, visit
 from tests.rpa_tasks.browsers.conftest import Site
@@ -130,6 +130,16 @@ def test_pages_left_by_run_are_closed(acquire: Acquire, site: Site) -> None:
     again = acquire("s1")
     assert again.warm
     assert [page.url for page in devtools.list_tabs(again.port)] == ["about:blank"]
+
+
+def test_slot_whose_record_cannot_be_read_is_not_locked(state: Path) -> None:
+    registry.slot_record(1).mkdir()  # stands for an error of the disk
+    with pytest.raises(IsADirectoryError):
+        Slot(1).try_acquire()
+    registry.slot_record(1).rmdir()
+    again = Slot(1)
+    assert again.try_acquire()
+    again.release()
 
 
 def test_removed_slot_is_not_used(acquire: Acquire, settings: Settings) -> None:
