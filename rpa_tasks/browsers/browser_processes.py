@@ -212,4 +212,5 @@ def release_singleton(profile: Path) -> None:
         if chromium_made_it and folder.parent == Path(tempfile.gettempdir()) and not folder.is_symlink():
             shutil.rmtree(folder, ignore_errors=True)
     for name in SINGLETON_FILES:
-        (profile / name).unlink(missing_ok=True)
+        with suppress(OSError):  # a program of the shop can put a directory in its place
+            (profile / name).unlink()

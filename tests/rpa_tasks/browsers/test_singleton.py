@@ -35,3 +35,14 @@ def test_release_singleton_deletes_only_chromium_folder(
 
     assert (tmp_path / folder / "file").exists() == stays
     assert not any((profile / name).is_symlink() for name in SINGLETON_FILES)
+
+
+def test_release_singleton_leaves_what_is_no_file(tmp_path: Path) -> None:
+    """Programs of the shop can write a directory there. The end of a browser must not fail at it."""
+    (tmp_path / "SingletonLock").symlink_to("a-container-that-is-gone-1")
+    (tmp_path / "SingletonSocket").mkdir()
+    (tmp_path / "SingletonCookie").symlink_to("1")
+
+    release_singleton(tmp_path)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["SingletonSocket"]
