@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -42,15 +43,16 @@ EMPTY = "empty"
 def end_unfit() -> None:
     """End browsers whose worker process was killed, whose end was not proven before, or that are used up."""
     for slot, record in unused_slots_in(BUSY, QUARANTINED, IDLE):
-        why = {BUSY: "its user died", QUARANTINED: "quarantined"}.get(record.state) or recycling_reason(record)
-        if why and slot.empty(why) and record.state == QUARANTINED:
-            log.info("slot_freed", slot=slot.number)
+        with skip_if_failing(slot.number):
+            why = {BUSY: "its user died", QUARANTINED: "quarantined"}.get(record.state) or recycling_reason(record)
+            if why and slot.empty(why) and record.state == QUARANTINED:
+                log.info("slot_freed", slot=slot.number)
 
 
 def end_unrecorded() -> None:
     """End browsers of this node without a record: it was deleted by hand, or lost on a full disk."""
     for number in marked_slots(str(registry.browsers_dir().resolve())):
-        with lock_unused_slot(number) as slot:
+        with skip_if_failing(number), lock_unused_slot(number) as slot:
             if slot and slot.record is None:
                 end_browser(Record(slot=number, state=BUSY), "no record")
 
@@ -64,11 +66,12 @@ def check_idle() -> None:
     for slot, record in unused_slots_in(IDLE):
         if abs(time.time() - record.checked_at) < CHECK_INTERVAL:
             continue
-        if why := _health_problem(record):
-            log.warning("browser_unhealthy", slot=record.slot, profile=record.profile, why=why)
-            slot.empty(why)
-        else:
-            slot.write(replace(record, checked_at=time.time()))
+        with skip_if_failing(slot.number):
+            if why := _health_problem(record):
+                log.warning("browser_unhealthy", slot=record.slot, profile=record.profile, why=why)
+                slot.empty(why)
+            else:
+                slot.write(replace(record, checked_at=time.time()))
 
 
 def _health_problem(record: Record) -> str:
@@ -97,23 +100,34 @@ def end_surplus() -> None:
         or (rank >= settings.AFTERTOUCH_RPA_WARM_BROWSERS and record.last_used_at < stale)
     }
     for slot, record in unused_slots_in(IDLE):
-        if slot.number in surplus and record in idle:  # not used since
-            slot.empty("idle")
+        with skip_if_failing(slot.number):
+            if slot.number in surplus and record in idle:  # not used since
+                slot.empty("idle")
 
 
 def end_unused() -> int:
     """End all unused browsers after the end of the worker. Returns how many browsers remain."""
     for slot, _ in unused_slots_in(IDLE, BUSY, QUARANTINED):
-        slot.empty("the worker ended")
+        with skip_if_failing(slot.number):
+            slot.empty("the worker ended")
     return len(records_in(IDLE, BUSY))
 
 
 def unused_slots_in(*states: str) -> Iterator[tuple[Slot, Record]]:
     """Yield the unused slots in these states with their records, each locked during its turn."""
     for record in records_in(*states):
-        with lock_unused_slot(record.slot) as slot:
+        with skip_if_failing(record.slot), lock_unused_slot(record.slot) as slot:
             if slot and slot.record and slot.record.state in states:
                 yield slot, slot.record
+
+
+@contextmanager
+def skip_if_failing(slot: int) -> Iterator[None]:
+    """Log an `OSError` at one slot, so that the loop reaches the later ones. The next pass tries again."""
+    try:
+        yield
+    except OSError as error:
+        log.warning("slot_skipped", slot=slot, error=str(error))
 
 
 class WarmShop(NamedTuple):

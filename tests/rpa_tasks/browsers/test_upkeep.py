@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from pytest_django import Settings
 
 from rpa_tasks.browsers import devtools, pool, registry, upkeep
-from rpa_tasks.browsers.browser_processes import read_command_line
+from rpa_tasks.browsers.browser_processes import MARKER, read_command_line
 from rpa_tasks.browsers.launch import LaunchSettings
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.supervisor.processes import all_processes
@@ -178,6 +181,43 @@ def test_check_idle_removes_dead_browser(acquire: Acquire) -> None:
     kill(borrowed.pid)
     upkeep.check_idle()
     assert read_slot_states() == {}
+
+
+@pytest.mark.parametrize("step", [upkeep.end_unfit, upkeep.check_idle, upkeep.end_surplus, upkeep.end_unused])
+@pytest.mark.parametrize("failing", ["lock", "record"])
+def test_error_at_one_slot_does_not_stop_the_later_ones(
+    state: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch, step: Callable[[], object], failing: str
+) -> None:
+    settings.AFTERTOUCH_RPA_WARM_BROWSERS = 0
+    delete = registry.delete_record
+
+    def delete_other(slot: int) -> None:
+        if slot == 1:
+            raise OSError(errno.EROFS, "Read-only file system")
+        delete(slot)
+
+    for slot in (1, 2):
+        registry.write_record(registry.Record(slot=slot, state=registry.IDLE, profile=f"s{slot}"))
+    if failing == "lock":
+        registry.slot_lock(1).mkdir()  # stands for an error of the disk
+    else:
+        monkeypatch.setattr(registry, "delete_record", delete_other)
+    step()
+    assert set(read_slot_states()) == {"s1"}
+
+
+def test_error_at_one_unrecorded_browser_does_not_stop_the_later_ones(state: Path) -> None:
+    registry.slot_lock(1).mkdir()  # stands for an error of the disk
+    with (
+        subprocess.Popen(["/bin/sleep", "1000"], env={MARKER: registry.slot_marker(1)}) as first,
+        subprocess.Popen(["/bin/sleep", "1000"], env={MARKER: registry.slot_marker(2)}) as second,
+    ):
+        try:
+            upkeep.end_unrecorded()
+            assert (first.poll(), second.wait(30)) == (None, -signal.SIGTERM)
+        finally:
+            first.kill()
+            second.kill()
 
 
 def test_describe_slots_returns_each_slot(acquire: Acquire) -> None:
