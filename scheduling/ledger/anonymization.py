@@ -169,6 +169,7 @@ _EMPTY_FAILED = """
 UPDATE scheduling_failedtask AS f
 SET detail = '', difference = NULL, payload = jsonb_build_object('node', f.payload -> 'node'),
     state = CASE WHEN f.state IN ('open', 'ignored') THEN 'archived' ELSE f.state END,
+    acted_at = COALESCE(f.acted_at, statement_timestamp()), -- retention counts from it
     attempts = COALESCE((SELECT jsonb_agg(a || '{"detail": ""}') FROM jsonb_array_elements(f.attempts) AS a), '[]')
 """
 _DELETE_COMMENTS = "DELETE FROM scheduling_failedtaskcomment WHERE failed_task_id = ANY(%(ids)b)"

@@ -197,6 +197,7 @@ def test_erased_customer_leaves_no_personal_data_and_an_anonymous_history(ann: C
     assert not PeriodicTask.objects.get(name="hers").enabled
     assert sorted(Touch.objects.values_list("state", flat=True)) == ["cancelled", "delivered", "failed", "suppressed"]
     assert set(FailedTask.objects.exclude(pk=other.pk).values_list("state", flat=True)) == {"archived"}
+    assert not FailedTask.objects.filter(state="archived", acted_at=None).exists(), "retention would keep it for ever"
     assert Event.objects.get().user_id == Customer.objects.get().user_id
 
 
