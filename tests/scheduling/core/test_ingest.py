@@ -21,7 +21,7 @@ from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
 from scheduling.ledger.touches import touch_ledger
 from scheduling.ledger.transitions import WakeUp
-from scheduling.models import Complaint, Customer, DelayRule, Event, EventType, Touch
+from scheduling.models import Complaint, Customer, CustomerChange, DelayRule, Event, EventType, Touch
 from scheduling.models.touch import WAITING
 from scheduling.planning import ingest
 from scheduling.planning.ingest import EarlyDispatch, NewEvent, Receipt, record_events
@@ -389,6 +389,15 @@ def test_conversation_time_never_goes_back(matrix: MatrixBuilder, record_event: 
     record_event("conversation.started", occurred_at=latest)
     record_event("conversation.started", occurred_at=latest - HOUR)
     assert Customer.objects.get().conversation_at == latest
+
+
+def test_complaint_of_an_opted_out_customer_shows_the_former_state(
+    matrix: MatrixBuilder, record_event: RecordEvent
+) -> None:
+    """The history, which the customer may get as an export, said that marketing had been allowed until then."""
+    Customer.objects.create(user_id="ann", opted_out=True, opted_out_at=now())
+    record_event("complaint.received")
+    assert CustomerChange.objects.get().before == {"opted_out": True}
 
 
 def test_delay_uses_activity_before_the_event(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
