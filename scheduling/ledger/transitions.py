@@ -284,26 +284,6 @@ class Ledger:
             )
         }
 
-    def move(self, task_ids: Sequence[UUID], due: Sequence[datetime]) -> int:
-        """Set a new due time for waiting rows. Return the number of moved rows.
-
-        A wake-up already published for the old time is premature or has no effect.
-        """
-        return sql.execute(
-            f"""
-            WITH waiting AS MATERIALIZED (
-                SELECT task_id FROM {self.table}
-                WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued')
-                ORDER BY task_id FOR UPDATE
-            )
-            UPDATE {self.table} AS row
-            SET state = 'scheduled', lease_until = NULL, wakeups = 0, due_at = v.due_at, planned_at = v.due_at
-            FROM {sql.parallel_rows(ids="uuid", due="timestamptz")} AS v(task_id, due_at)
-            WHERE row.task_id = v.task_id AND row.task_id = ANY(ARRAY(SELECT task_id FROM waiting))
-            """,
-            {"ids": list(task_ids), "due": list(due)},
-        )
-
     def resume_paused(self, scope: str, *, spread: timedelta, limit: int = 5000) -> int:
         """Resume up to `limit` rows that `scope` had paused. Return their number.
 

@@ -17,7 +17,7 @@ from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.models import Flow, Job, JobState, Platform, Shop
 from scheduling.errors import Conflict
 from scheduling.ids import new_id
-from scheduling.ledger.touches import TouchDecision, insert_retry, touch_ledger
+from scheduling.ledger.touches import TouchDecision, TouchLedger, insert_retry, touch_ledger
 from scheduling.ledger.transitions import Claim, Ledger, Settlement
 from scheduling.models import FailedTask, LedgerRow, Touch, TouchState
 from scheduling.operations import failed_tasks
@@ -55,7 +55,8 @@ def moves(ledger: Ledger, task_id: UUID, ends: list[str]) -> Iterator[Callable[[
     yield lambda: ledger.claim([task_id], lease=LEASE)
     yield lambda: ledger.expired_runs()
     yield lambda: ledger.cancel([task_id], reason="test")
-    yield lambda: ledger.move([task_id], [now()])
+    if isinstance(ledger, TouchLedger):
+        yield lambda: ledger.reschedule([task_id], [now()], expires_after=LEASE)
     yield lambda: ledger.resume_paused("all", spread=SOON)
     for state in ["scheduled", *ends]:
         yield lambda state=state: ledger.settle({Claim(task_id, 7): Settlement(state, due_at=now())})  # type: ignore[misc]

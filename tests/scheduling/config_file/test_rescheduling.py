@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.core.management import call_command
 from pytest_django import DjangoAssertNumQueries, Settings
 
+from scheduling.ledger import locks
 from scheduling.models import Customer, EventType, HarassmentRule, Holdout, Node, Touch
 from scheduling.planning import rescheduling
 
@@ -87,6 +89,21 @@ def test_move_waiting_skips_started_and_retried_and_shortens_no_deferral(
         apply(base_config.replace("15m", delay), "--move-waiting")
         assert {delay_of(each) for each in (running, ended, tried, again)} == {2 * HOUR}
         assert delay_of(held) == held_for
+
+
+def test_move_waiting_leaves_a_touch_that_is_tried_before_its_lock(
+    apply: Apply, base_config: str, start_touch: Callable[..., Touch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its retry went three days late, or before the time that its receiver had named."""
+    tried, lock = start_touch("ann", HOUR / 4), locks.lock_customers_of_touches
+
+    def lock_after_a_try(task_ids: Sequence[UUID]) -> object:
+        Touch.objects.filter(pk=tried.pk).update(attempt=1)
+        return lock(task_ids)
+
+    monkeypatch.setattr(locks, "lock_customers_of_touches", lock_after_a_try)
+    apply(base_config.replace("15m", "5h"), "--move-waiting")
+    assert delay_of(tried) == 2 * HOUR
 
 
 def test_move_waiting_batches_cover_all(

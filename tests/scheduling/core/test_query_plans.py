@@ -71,7 +71,6 @@ def of_ledger(ledger: Ledger, ids: Ids) -> dict[str, Callable[[], Any]]:
         "settle": lambda: ledger.settle(ids.ended),
         "renew": lambda: ledger.renew(ids.claims[0], lease=LEASE),
         "cancel": lambda: ledger.cancel(ids.waiting, reason="by:ann"),
-        "move": lambda: ledger.move(ids.waiting, [now()] * len(ids.waiting)),
     }
 
 
@@ -105,6 +104,7 @@ def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
         "cancel, not waiting": lambda: touch_ledger.cancel(ids.waiting, reason="by:ann", wait=False),
         "write_decisions": lambda: touch_ledger.write_decisions(decisions, at=now(), lease=LEASE),
         "in_doubt": lambda: touch_ledger.with_unknown_outcome(ids.waiting),
+        "reschedule": lambda: touch_ledger.reschedule(ids.waiting, [now()] * len(ids.waiting), expires_after=LEASE),
         "defer": lambda: touch_ledger.defer(dict.fromkeys(ids.waiting, ("quota", now()))),
         "lock_due": lambda: touch_ledger.lock_due(ids.waiting),
         "lock_customers_of_touches": lambda: locks.lock_customers_of_touches(ids.waiting),
