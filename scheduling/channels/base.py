@@ -59,6 +59,7 @@ class Transient:
     detail: str = ""
     retry_after: timedelta | None = None
     status: int | None = None
+    asked: bool = True  #: False: this process had no free connection to the host, which is no attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ class NotSent(Failure):
     """No byte of the request was written: no name, no connection, no TLS, or no time left."""
 
     def outcome(self) -> Transient:
-        return Transient(self.reason, self.detail)
+        return Transient(self.reason, self.detail, asked=self.reason != "busy")
 
 
 class NoAnswer(Failure):

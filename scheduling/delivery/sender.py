@@ -300,6 +300,12 @@ class Sender:
             log.exception("channel_call_failed", channel=delivery.spec.key)
             outcome = Unknown("channel_error", f"{type(error).__name__}: {error}"[:500])
         delivery.ended_at = time.monotonic()
+        if isinstance(outcome, Transient) and not outcome.asked:
+            # Hundreds of robots share the connections to their vendor. None of their retries is used up, and the
+            # circuit breaker learns nothing of the receiver.
+            at = self.lanes.reserve_instant(delivery.receiver, delivery.ended_at, delivery.priority)
+            self._release(delivery, Deferred("target_busy", timedelta(seconds=at - delivery.ended_at)))
+            return
         self.lanes.end_call(delivery.receiver, outcome, delivery.ended_at, delivery.started_at)
         if delivery.channel.quotas and isinstance(outcome, Transient) and outcome.retry_after:
             # The vendor throttles this robot. The other touches of the robot need not fail one by one.

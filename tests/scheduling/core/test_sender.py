@@ -13,7 +13,7 @@ from django.conf import settings
 from django.db import OperationalError, connection
 
 from config.local.processes import wait_until
-from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
+from scheduling.channels.base import Delivered, Message, NotSent, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.quota import QuotaGate
 from scheduling.delivery import pipeline, sender
 from scheduling.delivery.outgoing import DeliveryResult
@@ -194,6 +194,23 @@ def test_sender_finish_ends_threads_and_connection(
     ((thread, session),) = marking_threads
     assert not thread.is_alive()
     assert wait_until(lambda: not _lives(session), WAIT_LIMIT)
+
+
+def test_touch_without_free_connection_uses_up_no_retry(
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
+    fake_channel: FakeChannelState,
+) -> None:
+    """It failed after its last retry although no request of it had ever been sent."""
+    matrix.node(channel=create_fake_channel("robot", retry_delays=[60]))
+    (task_id,) = record_event().task_ids
+    answers: list[Outcome] = [NotSent("busy").outcome()] * 5 + [Delivered()]
+    fake_channel.play = lambda message: answers.pop(0)
+    while answers:
+        (row,) = deliver_when_due(task_id)
+        assert (row.state, row.reason) == (("scheduled", "target_busy") if answers else ("delivered", ""))
+    assert [each.outcome for each in list_attempts(pk=task_id)] == ["delivered"]
 
 
 # --- two rows of channels that lead to one robot ---------------------------------------------------------------------
