@@ -134,7 +134,11 @@ class Store:
         wanted = [
             calls.claim_silent(shards[at], [decode_text(each) for each in answers[at][3:]], lease) for at in found
         ]
-        for number, answer in zip(found, self._run_available(wanted), strict=True):
+        try:
+            claimed = self._run(wanted, partly=True)
+        except StoreUnavailable:
+            claimed = [None] * len(wanted)
+        for number, answer in zip(found, claimed, strict=True):
             answers[number] = answer
         answers = [answer for answer in answers if answer]
         if not answers:

@@ -820,6 +820,14 @@ def test_confirm_after_lost_policies_restores_them(chats: Chats) -> None:
     assert chats.store.confirm(claims) == 1
 
 
+def test_claim_after_lost_policies_restores_them(chats: Chats) -> None:
+    """The silence waited until a frame reached its shard. If all clients were silent, none did."""
+    chats.user()
+    chats.pass_time(61)
+    chats.store.server.client.delete(*keys.POLICIES)
+    assert len(chats.claim()) == 1
+
+
 def test_round_instants_are_stored_as_integers(chats: Chats) -> None:
     """Lua writes 1800000000000000 as 1.8e+15 where it is let."""
     chats.user()
