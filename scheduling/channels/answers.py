@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from http import HTTPStatus
 from typing import Any, ClassVar
 
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
@@ -41,7 +42,8 @@ class Refusal:
 class CodedAnswers:
     """The base of channels whose vendor answers with codes. Code 0 is delivered, a listed code follows the table.
 
-    An unreadable answer is unknown. Paths lead into the answer: `Response.SendStatusSet.0.Code`.
+    An unreadable answer is unknown, and so is an unlisted code with a status of 500 or more. Paths lead into the
+    answer: `Response.SendStatusSet.0.Code`.
     """
 
     code_fields: ClassVar[tuple[str, ...]]  #: paths of the result code; the first present one counts
@@ -63,8 +65,11 @@ class CodedAnswers:
         refusal = self.refusal(code, said)
         if refusal is not None:
             return refusal.outcome(code, said, response)
-        # An unlisted code is a refusal too. The retry schedule determines whether a retry helps.
         detail = excerpt(f"未知的返回码（{code}：{said}）")
+        if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            # The vendor failed on its own side, maybe after it had accepted the message.
+            return Unknown("vendor_other", detail)
+        # An unlisted code is a refusal too. The retry schedule determines whether a retry helps.
         return Transient("vendor_other", detail, parse_retry_after(response), response.status)
 
     def find_code(self, answer: Mapping[str, Any]) -> Code | None:

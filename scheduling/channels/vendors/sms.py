@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from yarl import URL
 
-from scheduling.channels.answers import Refusal
+from scheduling.channels.answers import Code, Refusal
 from scheduling.channels.base import InvalidSetting, Message, Quota, Quotas
 from scheduling.channels.markup import BadContent
 from scheduling.channels.robots import encode_json
@@ -152,6 +152,7 @@ class AliyunSms(SmsChannel):
         "Throttling.User": Refusal("接口调用太频繁", timedelta(seconds=5)),
         "Throttling": Refusal("接口调用太频繁", timedelta(seconds=5)),
         "ServiceUnavailable": Refusal("服务暂不可用", timedelta(seconds=10)),
+        "InternalError": Refusal("阿里云内部错误，是否送出未知", unclear=True),
     }  # fmt: skip
 
     def request(self, message: Message, token: str, now: datetime) -> VendorRequest:
@@ -263,6 +264,13 @@ class TencentSms(SmsChannel):
             "x-tc-region": self.settings["region"] or "ap-guangzhou",
         }
         return VendorRequest(f"{self.base}/", body, headers)
+
+    def find_code(self, answer: Mapping[str, Any]) -> Code | None:
+        # Any sub-code of InternalError leaves open whether the message was sent, also one that is not listed. The
+        # reason has a listed code only: its length and its characters are known.
+        code = super().find_code(answer)
+        is_internal = isinstance(code, str) and code.startswith("InternalError")
+        return "InternalError" if is_internal and code not in self.refusals else code
 
     def read_report(self, given: Mapping[str, Any], now: datetime) -> VendorReport | None:
         return build_sms_report(

@@ -135,6 +135,23 @@ async def test_robot_vendor_codes_determine_outcome(
     assert getattr(outcome, "reason", "") == reason
 
 
+@each_row(
+    "robot, verdict, kind, reason",
+    [
+        (WeCom, {"errcode": 777, "errmsg": "new"}, Unknown, "vendor_other"),
+        (WeCom, {"errcode": 93004, "errmsg": ""}, Permanent, "vendor_93004"),
+        (DingTalk, {"errcode": 777, "errmsg": "new"}, Unknown, "vendor_other"),
+        (Feishu, {"code": 777, "msg": "new"}, Unknown, "vendor_other"),
+    ],
+)
+async def test_robot_code_with_server_error_is_unknown_unless_listed(
+    robot: type[Robot], verdict: dict[str, Any], kind: type, reason: str
+) -> None:
+    outcome = await sent(robot, always(reply(500, json.dumps(verdict).encode())))
+
+    assert (type(outcome), getattr(outcome, "reason", "")) == (kind, reason)
+
+
 @every
 async def test_robot_error_detail_can_be_stored(robot: type[Robot]) -> None:
     body = b'{"errcode":31,"code":31,"errmsg":"\\u0000\\ud800' + b"x" * 5000 + b'","msg":"\\ud800"}'

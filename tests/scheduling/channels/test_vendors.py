@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -394,6 +395,7 @@ async def test_tencent_sms_is_signed_and_filled() -> None:
         ("isv.BUSINESS_LIMIT_CONTROL", "触发天级流控Permits:10", Transient, timedelta(days=1)),
         ("isv.MOBILE_NUMBER_ILLEGAL", "号码格式错误", Permanent, None),
         ("isp.SYSTEM_ERROR", "系统错误", Unknown, None),
+        ("InternalError", "The request processing has failed", Unknown, None),
         ("isv.NEW_CODE", "?", Transient, None),
     ],
 )
@@ -409,6 +411,7 @@ async def test_aliyun_code_determines_outcome(code: str, text: str, expected: ty
     [
         ("FailedOperation.PhoneNumberInBlacklist", Permanent, True),
         ("InternalError.Timeout", Unknown, False),
+        ("InternalError.NewCode", Unknown, False),
         ("InvalidParameterValue.NewCode", Transient, False),
     ],
 )
@@ -419,6 +422,35 @@ async def test_tencent_code_determines_outcome(code: str, expected: type, gone: 
     outcome = await sent(TencentSms, TencentServer(SECRET, verdict=verdict))
     assert isinstance(outcome, expected), outcome
     assert getattr(outcome, "disable_target", False) is gone
+
+
+@each_row(
+    "kind, verdict, reason",
+    [
+        (AliyunSms, {"Code": "InternalError", "Message": "failed"}, "vendor_InternalError"),
+        (AliyunSms, {"Code": "NewCode", "Message": "failed"}, "vendor_other"),
+        (TencentSms, {"Response": {"Error": {"Code": "NewCode", "Message": "failed"}}}, "vendor_other"),
+        (
+            TencentSms,
+            {"Response": {"Error": {"Code": "InternalError.New", "Message": "failed"}}},
+            "vendor_InternalError",
+        ),
+    ],
+)
+@each_row("status", [500, 502, 503])
+async def test_sms_error_code_with_server_error_is_unknown(
+    kind: type[VendorChannel], verdict: dict[str, Any], reason: str, status: int
+) -> None:
+    outcome = await sent(kind, always(reply(status, json.dumps(verdict).encode())))
+    assert isinstance(outcome, Unknown), outcome
+    assert outcome.reason == reason
+    assert "failed" in outcome.detail
+
+
+async def test_sms_listed_refusal_with_server_error_follows_the_table() -> None:
+    busy = json.dumps({"Code": "ServiceUnavailable", "Message": "busy"}).encode()
+    outcome = await sent(AliyunSms, always(reply(503, busy)))
+    assert (type(outcome), getattr(outcome, "retry_after", None)) == (Transient, timedelta(seconds=10))
 
 
 @each_row("form", ["p@ss/word+1&2", "p%40ss%2Fword%2B1%262", "cEBzcy93b3JkKzEmMg"])
