@@ -54,7 +54,7 @@ class CodedAnswers:
 
     def judge(self, response: Response) -> Outcome:
         """Return the outcome of the vendor's response."""
-        answer = parse_answer(response)
+        answer = parse_answer(response) or {}
         code = self.find_code(answer)
         if code is None:
             by_status = judge_status(response, repeatable=False)
@@ -84,13 +84,13 @@ class CodedAnswers:
         return self.refusals.get(code)
 
 
-def parse_answer(response: Response) -> Mapping[str, Any]:
-    """Return the JSON object of a complete response, or an empty one."""
+def parse_answer(response: Response) -> Mapping[str, Any] | None:
+    """Return the JSON object of a complete response, or None if the body is something else or was cut."""
     try:
         answer = json.loads(response.body)
     except (ValueError, RecursionError):
-        return {}
-    return answer if response.complete and isinstance(answer, dict) else {}
+        return None
+    return answer if response.complete and isinstance(answer, dict) else None
 
 
 def read_vendor_id(answer: Mapping[str, Any], path: str) -> str:

@@ -398,7 +398,7 @@ class VendorChannel(CodedAnswers):
 
     def read_token(self, response: Response) -> Token:
         """Return the token of an answer. Raises `TokenRefused`."""
-        answer = parse_answer(response)
+        answer = parse_answer(response) or {}
         text = read_path(answer, self.token_field)
         if not isinstance(text, str) or not 0 < len(text) <= MAX_TOKEN or not text.isascii() or not text.isprintable():
             # The detail shows no other values: one may be the token, under another name.

@@ -431,8 +431,9 @@ class DeclaredHttp(VendorChannel):
         by_status = judge_status(response, repeatable=message.repeatable)
         if not isinstance(by_status, Delivered):
             return by_status
-        if self._success is None or self._success.holds(answer):
-            return replace(by_status, vendor_id=read_vendor_id(answer, self.id_field))
+        # The condition is not asked about an unreadable answer: `absent` would hold there.
+        if self._success is None or (answer is not None and self._success.holds(answer)):
+            return replace(by_status, vendor_id=read_vendor_id(answer or {}, self.id_field))
         if not answer:
             return Unknown("garbled", response.excerpt)
         # An unlisted code is a refusal too. The retry schedule determines whether a retry helps.

@@ -296,7 +296,7 @@ class WeComApp(WeComVendor):
     def judge_for(self, message: Message, response: Response) -> Outcome:
         """Judge by the code and by the lists of receivers without the message, which an answer of code 0 may have."""
         outcome = self.judge(response)
-        answer = parse_answer(response)
+        answer = parse_answer(response) or {}
         address = str(message.target["address"]).lower()
         if isinstance(outcome, Delivered):
             if address in str(answer.get("invaliduser") or "").lower().split("|"):
@@ -420,7 +420,7 @@ async def _fetch(channel: WeChatService, access: str, asked: Mapping[str, str]) 
         )  # fmt: skip
         outcome = channel.judge(response)
         if isinstance(outcome, Delivered):
-            return parse_answer(response)
+            return parse_answer(response) or {}
         if attempt or not isinstance(outcome, Transient) or outcome.reason != TOKEN_EXPIRED:
             raise SyncFailed(outcome.reason)
         access = await channel.get_token(LONGEST_SYNC / 2, access)

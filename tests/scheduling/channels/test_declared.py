@@ -163,6 +163,28 @@ async def test_declared_answer_determines_outcome(verdict: Any, expected: Outcom
         assert outcome == expected
 
 
+@each_row(
+    "verdict, expected",
+    [
+        (b"", Unknown("garbled", "")),
+        (b"<html>", Unknown("garbled", "<html>")),
+        (b"[]", Unknown("garbled", "[]")),
+        (b'{"id": 1', Unknown("garbled", '{"id": 1')),
+        (b'{"id": 1}' + b" " * 70_000, None),  # readable, but the rest is cut
+        (b"{}", Delivered("{}", 200)),  # an object, although an empty one
+        (b'{"id": 1}', Delivered('{"id": 1}', 200)),
+        (b'{"error": "new"}', Transient("vendor_other", '{"error": "new"}', None, 200)),
+    ],
+)
+async def test_declared_absent_field_counts_in_a_readable_answer_only(verdict: bytes, expected: Outcome | None) -> None:
+    changes = {"success": {"field": "error", "op": "absent"}, "code_field": "", "errors": None}
+    outcome = await sent(Api(verdict), changes)
+    if expected is None:
+        assert (type(outcome), getattr(outcome, "reason", "")) == (Unknown, "garbled")
+    else:
+        assert outcome == expected
+
+
 async def test_declared_truth_value_is_a_code() -> None:
     changes = {"success": None, "code_field": "ok", "errors": [{"code": False, "then": "permanent"}]}
     outcome = await sent(Api({"ok": False}), changes)
