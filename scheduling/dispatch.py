@@ -43,7 +43,7 @@ DISPATCH_LIMIT = 5_000  #: touches per statement
 POLL = 0.1  #: seconds between two looks at a backlog; the window holds more than workers take in this time
 IDLE_LOOKS = 5  #: without a claim in between, after which a pass ends: its process may be the one that would claim
 RESUME_SPREAD = timedelta(minutes=2)
-LONGEST_PASS = timedelta(seconds=4)  #: below the interval of the tick, so that passes do not accumulate
+LONGEST_PASS = 4.0  #: seconds; below the interval of the tick, so that passes do not accumulate
 LONGEST_DISPATCH = 4.8  #: seconds; the next pass begins soon after, so that a backlog does not pause
 
 
@@ -97,7 +97,8 @@ def rescue_lost_work() -> tuple[int, int]:
     Return the number of touches and of runs.
     """
     resume_unpaused()
-    return _requeue_lost_wakeups(), _repeat_until_empty(_rescue_expired_runs)
+    runs = _repeat_until_empty(_rescue_expired_runs)  # first: it needs no broker
+    return _requeue_lost_wakeups(), runs
 
 
 def _repeat_until_empty(rescue: Callable[[], int]) -> int:
@@ -106,11 +107,11 @@ def _repeat_until_empty(rescue: Callable[[], int]) -> int:
     A flushed broker loses all dispatched touches. One thousand per tick would never catch up with the touches that fall
     due.
     """
-    rescued, ends_at = 0, datetime.now(UTC) + LONGEST_PASS / 2
+    rescued, ends_at = 0, time.monotonic() + LONGEST_PASS / 2
     while True:
         count = rescue()
         rescued += count
-        if count < PASS_LIMIT or datetime.now(UTC) >= ends_at:
+        if count < PASS_LIMIT or time.monotonic() >= ends_at:
             return rescued
 
 
@@ -178,9 +179,9 @@ def resume_unpaused() -> int:
     An interrupted pass is safe: the next one continues.
     """
     resumed = set(touch_ledger.paused_scopes()) - snapshot.current().paused
-    changed, ends_at = 0, datetime.now(UTC) + LONGEST_PASS
+    changed, ends_at = 0, time.monotonic() + LONGEST_PASS
     for scope in sorted(resumed):
-        while datetime.now(UTC) < ends_at and (count := touch_ledger.resume_paused(scope, spread=RESUME_SPREAD)):
+        while time.monotonic() < ends_at and (count := touch_ledger.resume_paused(scope, spread=RESUME_SPREAD)):
             changed += count
     return changed
 
@@ -280,22 +281,26 @@ def oldest_message_at(queue: str) -> datetime | None:
     RabbitMQ does not show waiting messages: the result is `AGE_UNKNOWN` if its queue is not empty.
 
     Raises:
-        OperationalError: the broker is unreachable.
+        OperationalError: the broker is unreachable, or refuses the question.
     """
     with current_app.connection_for_read() as connection:
-        connection.ensure_connection(max_retries=1, timeout=settings.TIMEOUTS.broker_age)
-        channel = connection.default_channel
-        if hasattr(channel, "client"):
-            # kombu adds the prefix only to commands that it uses itself; LINDEX is not one of them.
-            raw = channel.client.lindex(f"{channel.global_keyprefix}{queue}", -1)
-            instant = read_publication_time(raw) if raw else None
-            # Subtract a margin: the clock of the publishing node may be a second ahead of PostgreSQL's clock.
-            return instant - timedelta(seconds=2) if instant else None
         try:
-            waiting = channel.queue_declare(queue, passive=True).message_count
-        except connection.channel_errors:
-            return None
-        return AGE_UNKNOWN if waiting else None
+            connection.ensure_connection(max_retries=1, timeout=settings.TIMEOUTS.broker_age)
+            channel = connection.default_channel
+            if hasattr(channel, "client"):
+                # kombu adds the prefix only to commands that it uses itself; LINDEX is not one of them.
+                raw = channel.client.lindex(f"{channel.global_keyprefix}{queue}", -1)
+                instant = read_publication_time(raw) if raw else None
+                # Subtract a margin: the clock of the publishing node may be a second ahead of PostgreSQL's clock.
+                return instant - timedelta(seconds=2) if instant else None
+            try:
+                waiting = channel.queue_declare(queue, passive=True).message_count
+            except connection.channel_errors:
+                return None
+            return AGE_UNKNOWN if waiting else None
+        except (*connection.connection_errors, *connection.channel_errors) as error:
+            # Those of redis-py and amqp have no class in common that callers could name.
+            raise OperationalError(str(error)) from error
 
 
 def read_publication_time(raw: bytes) -> datetime | None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from uuid import uuid4
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import UUID, uuid4
 
+import amqp
 import pytest
 import redis
 from django.utils.timezone import now
 from kombu import Connection, Queue
+from kombu.exceptions import OperationalError
+from kombu.transport import memory
 
 from config.celery.application import app
 from config.celery.beat_scheduler import TickBacklog
@@ -44,6 +50,81 @@ def test_oldest_message_at_unreadable_item_is_none(valkey: redis.Redis) -> None:
     valkey.lpush("mq:touch.low", json.dumps([1]))
     assert oldest_message_at("touch.high") is None
     assert oldest_message_at("touch.low") is None
+
+
+@pytest.fixture
+def without_lindex(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process uses the broker as a user who may not read waiting messages."""
+    valkey.acl_setuser("writer", enabled=True, nopass=True, keys=["*"], channels=["*"], commands=["+@all", "-lindex"])
+    own = urlsplit(app.conf.broker_url)
+    monkeypatch.setenv("CELERY_BROKER_URL", own._replace(netloc=f"writer:any@{own.hostname}:{own.port}").geturl())
+    yield
+    valkey.acl_deluser("writer")
+
+
+def test_oldest_message_at_refused_by_redis_is_unreachable(without_lindex: None) -> None:
+    with pytest.raises(OperationalError, match="permission"):
+        oldest_message_at("touch.high")
+
+
+@pytest.mark.parametrize("error", [redis.ConnectionError("reset"), redis.TimeoutError("stalled")])
+def test_oldest_message_at_failed_redis_is_unreachable(
+    error: Exception, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis.Redis, "lindex", fail_with(error))
+    with pytest.raises(OperationalError, match=str(error)):
+        oldest_message_at("touch.high")
+
+
+def test_oldest_message_at_closed_amqp_connection_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The errors of amqp are no `OSError`. The memory transport names the same ones as the one for RabbitMQ."""
+    monkeypatch.setenv("CELERY_BROKER_URL", "memory://")
+    monkeypatch.setattr(memory.Channel, "queue_declare", fail_with(amqp.ConnectionForced("shutdown")))
+    with pytest.raises(OperationalError, match="shutdown"):
+        oldest_message_at("touch.high")
+
+
+def fail_with(error: Exception) -> Any:
+    def fail(*arguments: Any, **more: Any) -> Any:
+        raise error
+
+    return fail
+
+
+@pytest.mark.django_db(transaction=True)
+def test_lost_runs_are_rescued_without_age_of_messages(
+    matrix: MatrixBuilder, record_event: RecordEvent, without_lindex: None
+) -> None:
+    """Their workers are dead, whatever waits in the queues."""
+    matrix.node()
+    run, wakeup = (record_event(user=user).task_ids[0] for user in ("ann", "bob"))
+    ago = now() - timedelta(minutes=3)
+    Touch.objects.update(wakeups=1, lease_no=1, due_at=ago, queued_at=ago, lease_until=ago)
+    Touch.objects.filter(pk=run).update(state="running")
+    Touch.objects.filter(pk=wakeup).update(state="queued")
+
+    assert dispatch.rescue_lost_work() == (0, 1)
+    assert _states() == {run: "scheduled", wakeup: "queued"}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_lost_runs_are_rescued_before_wakeups(
+    matrix: MatrixBuilder, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No error of the broker, of any kind, keeps them `running`."""
+    matrix.node()
+    (run,) = record_event().task_ids
+    ago = now() - timedelta(minutes=3)
+    Touch.objects.update(state="running", lease_no=1, lease_until=ago)
+    monkeypatch.setattr(dispatch, "_requeue_lost_wakeups", fail_with(RuntimeError("unforeseen")))
+
+    with pytest.raises(RuntimeError):
+        dispatch.rescue_lost_work()
+    assert _states() == {run: "scheduled"}
+
+
+def _states() -> dict[UUID, str]:
+    return dict(Touch.objects.values_list("pk", "state"))
 
 
 needs_rabbitmq = pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")

@@ -291,6 +291,27 @@ def test_rescue_returns_everything_in_one_pass(
         assert set(Touch.objects.values_list("state", flat=True)) == {"scheduled"}
 
 
+def test_rescue_continues_when_node_clock_steps(
+    matrix: MatrixBuilder, record_event: RecordEvent, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step forwards ended each pass early, and a step backwards let it take as long as the step."""
+    monkeypatch.setattr(dispatch, "PASS_LIMIT", 2)
+    matrix.node()
+    lost = [record_event(user=f"user-{number}").task_ids[0] for number in range(5)]
+    Touch.objects.update(state="running", lease_no=1, lease_until=now())
+    expire_lease(*lost)
+    real = dispatch._rescue_expired_runs
+
+    with time_machine.travel(now(), tick=True) as clock:
+
+        def rescue() -> int:
+            clock.shift(timedelta(hours=1))
+            return real()
+
+        monkeypatch.setattr(dispatch, "_rescue_expired_runs", rescue)
+        assert dispatch.rescue_lost_work() == (0, 5)
+
+
 def test_rescue_uses_database_time_for_lost_run(hook_touch: UUID) -> None:
     """By the clock of a node that is ahead it would wait for as long."""
     Touch.objects.update(state="running", lease_no=1, lease_until=now())
