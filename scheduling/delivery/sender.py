@@ -55,7 +55,9 @@ log = structlog.get_logger(__name__)
 
 CHUNK = 500
 SETTLE_INTERVAL = 0.1
-NOTE_WAIT = 0.5  #: seconds that marked deliveries wait for Presence to count them; the margin of the lease covers it
+#: seconds that marked deliveries wait for Presence to count them, and throttled ones for Redis to mute the robot; the
+#: margin of the lease covers it
+NOTE_WAIT = 0.5
 SHORTEST_QUOTA_WAIT = timedelta(milliseconds=10)
 THROTTLE_THREADS = 2  #: threads that store a vendor's throttling in Redis for all workers
 
@@ -154,7 +156,7 @@ class Sender:
             for marking in (self._plain, self._asking):
                 marking.thread.submit(connections.close_all)
                 marking.thread.shutdown()
-            self._throttle_threads.shutdown()
+            self._throttle_threads.shutdown(cancel_futures=True)  # a Redis that hangs does not delay the end
         return drained
 
     # --- in the sending thread ------------------------------------------------------------------------------------
@@ -310,7 +312,8 @@ class Sender:
         if delivery.channel.quotas and isinstance(outcome, Transient) and outcome.retry_after:
             # The vendor throttles this robot. The other touches of the robot need not fail one by one.
             receiver = receiver_key(delivery.channel, delivery.message)
-            await self._run_in(self._throttle_threads, self.quotas.throttle, receiver, outcome.retry_after)
+            muting = self._run_in(self._throttle_threads, self.quotas.throttle, receiver, outcome.retry_after)
+            await asyncio.wait({muting}, timeout=NOTE_WAIT)  # the result must be stored before its lease ends
         self._release(delivery, outcome)
 
     def _release(self, delivery: Delivery, result: Outcome | Deferred | SendRefused) -> None:

@@ -126,6 +126,31 @@ def test_failed_settlement_is_repeated(
     assert (tries, Touch.objects.get().state) == ([1, 1, 1], "delivered")
 
 
+def test_hanging_redis_does_not_delay_throttled_result(
+    robot: ScriptedReceiver, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many wait for the same threads. When their leases end, certain refusals become `unknown`."""
+    asked, answers = threading.Event(), threading.Event()
+
+    def throttle(*arguments: Any) -> bool:
+        asked.set()
+        return answers.wait(WAIT_LIMIT)
+
+    monkeypatch.setattr(sender.sender().quotas, "throttle", throttle)
+    robot.script = [{"errcode": 130101, "errmsg": "send too fast"}]
+    (text,) = record_event("text", "ann", chat_id="c1").task_ids
+    fall_due(text)
+    pipeline.deliver_touches([text])
+    assert asked.wait(WAIT_LIMIT)
+
+    settled = sender.sender().drain(WAIT_LIMIT / 2)
+    answers.set()
+
+    assert settled
+    row = Touch.objects.get(pk=text)
+    assert (row.state, row.reason) == ("scheduled", "vendor_130101")
+
+
 # --- threads ---------------------------------------------------------------------------------------------------------
 
 
