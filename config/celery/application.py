@@ -152,7 +152,7 @@ def freeze_gc(**_: Any) -> None:
 
 @worker_process_shutdown.connect
 def drain_sender(**_: Any) -> None:
-    """Settle sent touches before a child process exits. The leases return the others."""
+    """Settle sent touches before a child process exits, and return waiting ones. Leases return what remains."""
     from scheduling.delivery.outgoing import BATCH_DEADLINE
     from scheduling.delivery.sender import sender
     from scheduling.webhooks import TIMEOUT, outbox_sender

@@ -180,6 +180,11 @@ class ReceiverLanes:
         """Return the lane of a delivery that is held."""
         return self._lanes[receiver]
 
+    def list_held(self) -> list[str]:
+        """Return the receivers with deliveries in this process."""
+        with self._lock:
+            return [receiver for receiver, lane in self._lanes.items() if lane.held]
+
     def reserve_instant(self, receiver: str, earliest: float, priority: int) -> float:
         with self._lock:
             return self._lanes[receiver].reserve_instant(earliest, priority)

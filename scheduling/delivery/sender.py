@@ -108,6 +108,7 @@ class Sender:
         self._tasks: set[asyncio.Task[None]] = set()
         self._results: list[DeliveryResult] = []
         self._pending = 0
+        self._finishing = False
         self._changed = threading.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
@@ -150,7 +151,13 @@ class Sender:
             return self._changed.wait_for(lambda: self._pending == 0, timeout=timeout)
 
     def finish(self, timeout: float) -> bool:
-        """Drain, then end the marking threads and their connections. The sender accepts nothing afterwards."""
+        """Await the calls in flight, then end the marking threads and their connections.
+
+        Other deliveries are deferred untried: a call that starts now may outlast the process, with an unknown outcome.
+        The sender accepts nothing afterwards.
+        """
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stop_starting)
         drained = self.drain(timeout)
         if drained:
             for marking in (self._plain, self._asking):
@@ -167,11 +174,16 @@ class Sender:
         for receiver in {delivery.receiver for delivery in deliveries}:
             self._start_next(receiver)
 
+    def _stop_starting(self) -> None:
+        self._finishing = True
+        for receiver in self.lanes.list_held():
+            self._start_next(receiver)
+
     def _start_next(self, receiver: str) -> None:
         """Move deliveries from a lane with capacity to the next chunk to mark."""
         lane, now = self.lanes[receiver], time.monotonic()
         for waiting in lane.waiting:
-            while waiting and waiting[0].left(now) <= 0:
+            while waiting and (self._finishing or waiting[0].left(now) <= 0):
                 self._defer(waiting.popleft(), "target_busy", now)
         while lane.in_flight < lane.limit and (first := lane.next_waiting(now)):
             if rest := self.lanes.admit_call(receiver, now):
@@ -187,9 +199,13 @@ class Sender:
             self._start_marking(marking)
 
     def _defer(self, delivery: Delivery, reason: str, earliest: float) -> None:
-        """Return a delivery untried to an instant of its own, at the receiver's pace."""
+        """Return a delivery untried."""
+        self._report(delivery, self._plan_deferral(delivery, reason, earliest))
+
+    def _plan_deferral(self, delivery: Delivery, reason: str, earliest: float) -> Deferred:
+        """Reserve an instant of its own for a delivery, at the receiver's pace."""
         at = self.lanes.reserve_instant(delivery.receiver, earliest, delivery.priority)
-        self._report(delivery, Deferred(reason, timedelta(seconds=at - time.monotonic())))
+        return Deferred(reason, timedelta(seconds=at - time.monotonic()))
 
     def _start_marking(self, marking: MarkingQueue) -> None:
         if marking.ready and not marking.active:
@@ -208,6 +224,10 @@ class Sender:
         try:
             while marking.ready:
                 chunk = [marking.ready.popleft() for _ in range(min(CHUNK, len(marking.ready)))]
+                if self._finishing:
+                    for delivery in chunk:
+                        self._release(delivery, self._plan_deferral(delivery, "target_busy", time.monotonic()))
+                    continue
                 try:
                     permits, notes = await self._run_in(marking.thread, self._mark_permitted, chunk)
                 except Exception:
@@ -305,8 +325,7 @@ class Sender:
         if isinstance(outcome, Transient) and not outcome.asked:
             # Hundreds of robots share the connections to their vendor. None of their retries is used up, and the
             # circuit breaker learns nothing of the receiver.
-            at = self.lanes.reserve_instant(delivery.receiver, delivery.ended_at, delivery.priority)
-            self._release(delivery, Deferred("target_busy", timedelta(seconds=at - delivery.ended_at)))
+            self._release(delivery, self._plan_deferral(delivery, "target_busy", delivery.ended_at))
             return
         self.lanes.end_call(delivery.receiver, outcome, delivery.ended_at, delivery.started_at)
         if delivery.channel.quotas and isinstance(outcome, Transient) and outcome.retry_after:

@@ -13,9 +13,9 @@ from django.conf import settings
 from django.db import OperationalError, connection
 
 from config.local.processes import wait_until
-from scheduling.channels.base import Delivered, Message, NotSent, Outcome, Permanent, Transient, Unknown
-from scheduling.channels.quota import QuotaGate
-from scheduling.delivery import pipeline, sender
+from scheduling.channels.base import Delivered, Message, NotSent, Outcome, Permanent, Quota, Transient, Unknown
+from scheduling.channels.quota import Grant, QuotaGate
+from scheduling.delivery import lanes, pipeline, sender
 from scheduling.delivery.outgoing import DeliveryResult
 from scheduling.delivery.sender import settle_results
 from scheduling.models import ChannelConfig, Community, FailedTask, Touch
@@ -122,6 +122,7 @@ def test_failed_settlement_is_repeated(
     monkeypatch.setattr(sender, "settle_results", fail_twice)
     pipeline.deliver_touches(fake_touches)
 
+    assert leaving_sender.drain(WAIT_LIMIT)  # to finish starts no more calls
     assert leaving_sender.finish(WAIT_LIMIT)
     assert (tries, Touch.objects.get().state) == ([1, 1, 1], "delivered")
 
@@ -213,12 +214,63 @@ def test_sender_finish_ends_threads_and_connection(
 ) -> None:
     pipeline.deliver_touches(fake_touches)
 
+    assert leaving_sender.drain(WAIT_LIMIT)  # to finish starts no more calls
     assert leaving_sender.finish(WAIT_LIMIT)
 
     assert Touch.objects.get().state == "delivered"
     ((thread, session),) = marking_threads
     assert not thread.is_alive()
     assert wait_until(lambda: not _lives(session), WAIT_LIMIT)
+
+
+def test_sender_finish_starts_no_more_calls(
+    matrix: MatrixBuilder,
+    create_fake_channel: CreateFakeChannel,
+    record_event: RecordEvent,
+    fake_channel: FakeChannelState,
+    leaving_sender: sender.Sender,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A call that starts late outlasts the process, and its outcome is unknown."""
+    monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 1)
+    matrix.node(channel=create_fake_channel())
+    fake_channel.blocks = True
+    task_ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(3)]
+    fall_due(*task_ids)
+    pipeline.deliver_touches(task_ids)
+    assert fake_channel.on_stage.wait(WAIT_LIMIT)
+    fake_channel.blocks = False
+
+    assert not leaving_sender.finish(0), "a call is in flight"
+    deferred = Touch.objects.filter(state="scheduled", reason="target_busy", reserved_at=None)
+    assert wait_until(lambda: deferred.count() == 2, WAIT_LIMIT)
+    fake_channel.release_calls.set()
+
+    assert leaving_sender.finish(WAIT_LIMIT)
+    assert len(fake_channel.received) == 1
+    assert sorted(row.state for row in rows(task_ids)) == ["delivered", "scheduled", "scheduled"]
+
+
+def test_sender_finish_defers_what_waits_for_quota(
+    fake_touches: Sequence[UUID],
+    fake_channel: FakeChannelState,
+    leaving_sender: sender.Sender,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = threading.Event()
+
+    def deny(quotas: Any, wanted: Any) -> dict[str, Grant]:
+        asked.set()
+        return {key: Grant(0, timedelta(0)) for key in wanted}
+
+    monkeypatch.setattr(FakeChannel, "quotas", (Quota(100, timedelta(hours=1)),))
+    monkeypatch.setattr(leaving_sender.quotas, "acquire", deny)
+    pipeline.deliver_touches(fake_touches)
+    assert asked.wait(WAIT_LIMIT)
+
+    assert leaving_sender.finish(WAIT_LIMIT)
+    row = Touch.objects.get()
+    assert (row.state, row.reason, fake_channel.received) == ("scheduled", "target_busy", [])
 
 
 def test_touch_without_free_connection_uses_up_no_retry(
