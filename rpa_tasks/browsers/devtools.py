@@ -270,11 +270,10 @@ def _request_http(port: int, path: str, timeout: float, *, method: str = "GET") 
 
     ender: Timer | None = None
     try:
-        connection.connect()
+        connection.request(method, path)
         # The timeout of a socket limits one read. An answer that arrives byte by byte takes many.
         ender = Timer(timeout, end_answer, [connection.sock])
         ender.start()
-        connection.request(method, path)
         response = connection.getresponse()
         if response.status != 200:
             raise NoAnswer(f"{path}: status {response.status}")

@@ -48,6 +48,7 @@ class Http:
     """Stands for `HTTPConnection`."""
 
     status = 200
+    sock = None  # it answers at once
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
