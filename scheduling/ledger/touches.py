@@ -261,7 +261,7 @@ class TouchLedger(Ledger):
     def reschedule(self, task_ids: Sequence[UUID], due: Sequence[datetime], *, expires_after: timedelta) -> int:
         """Set new due times for waiting touches that no attempt was made for, and the times at which they expire.
 
-        Return their number. A touch that was tried meanwhile keeps the due time of its retry. A wake-up already
+        Return their number. A touch that was tried since keeps the due time of its retry. A wake-up already
         published for the old time is premature or has no effect.
         """
         return sql.execute(

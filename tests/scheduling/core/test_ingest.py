@@ -394,7 +394,7 @@ def test_conversation_time_never_goes_back(matrix: MatrixBuilder, record_event: 
 def test_complaint_of_an_opted_out_customer_shows_the_former_state(
     matrix: MatrixBuilder, record_event: RecordEvent
 ) -> None:
-    """The history, which the customer may get as an export, said that marketing had been allowed until then."""
+    """The history, which the customer may get as an export, showed that marketing had been allowed until then."""
     Customer.objects.create(user_id="ann", opted_out=True, opted_out_at=now())
     record_event("complaint.received")
     assert CustomerChange.objects.get().before == {"opted_out": True}
