@@ -144,6 +144,21 @@ def _retention_time() -> timedelta:
     return max(timedelta(days=settings.AFTERTOUCH_RETENTION_DAYS), snapshot.current().window, goal)
 
 
+def _event_time() -> timedelta:
+    """Return the retention time of events.
+
+    A touch counts earlier events when it is planned and again when it is judged. So events stay for the longest wait of
+    such a touch too.
+    """
+    config = snapshot.current()
+    waits = [timedelta(0)]
+    for node in map(config.nodes.__getitem__, config.counting_earlier):
+        rules = node.delay_rules or config.delay_rules
+        delays = [*rules.by_level.values(), rules.default] if node.dynamic else [node.delay]
+        waits.append(max(delays) + node.expires_after)
+    return max(_retention_time(), EVENTS_KNOWN_FOR + max(waits))
+
+
 def _delete_failed_tasks(batch: list[UUID], before: datetime) -> int:
     over = [row[0] for row in sql.rows(_LOCK_FAILED_TASKS, {"ids": batch, "before": before})]
     if not over:
@@ -173,7 +188,7 @@ def _delete_by(statement: str) -> Callable[[list[UUID], datetime], int]:
 FAILED_TASKS = RetentionTable(FailedTask._meta.db_table, "id", _retention_time, _delete_failed_tasks)
 #: Touches that a dropped partition left. Their failed task kept them, or the touch that repeats them.
 TOUCHES = RetentionTable(partitions.REST, "task_id", _retention_time, delete_ended)
-EVENTS = RetentionTable(Event._meta.db_table, "id", lambda: max(_retention_time(), EVENTS_KNOWN_FOR), _delete_events)
+EVENTS = RetentionTable(Event._meta.db_table, "id", _event_time, _delete_events)
 RECEIPTS = RetentionTable(
     DeliveryReceipt._meta.db_table,
     "id",

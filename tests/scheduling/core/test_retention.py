@@ -141,6 +141,23 @@ def test_event_is_known_as_duplicate_for_90_days(
     assert not record_event(event_id="paid-1").duplicate
 
 
+@rolled_back
+def test_retention_keeps_events_that_a_waiting_touch_may_count(
+    matrix: MatrixBuilder, record_old_event: Callable[..., Any]
+) -> None:
+    """A touch that was planned with the count 1 was judged with 0, and suppressed, or got the text of a first order."""
+    matrix.node()
+    end_touches(*record_old_event().task_ids)
+    earlier = {"field": "customer.events.material.downloaded.count", "op": "gte", "value": 1}
+    node = matrix.node("again", trigger="order.paid", delay=timedelta(days=30), when={"all": [earlier]})
+    pass_time(days=95)
+    assert delete_expired() == {"scheduling_touch_ended_rest": 1}
+
+    node.when = None
+    node.save()
+    assert delete_expired() == {"scheduling_event": 1}
+
+
 @committed
 def test_event_deleted_during_repeat_is_a_duplicate(
     record_old_event: Callable[..., Any],
