@@ -97,8 +97,8 @@ def rescue_lost_work() -> tuple[int, int]:
     Return the number of touches and of runs.
     """
     resume_unpaused()
-    runs = _repeat_until_empty(_rescue_expired_runs)  # first: it needs no broker
-    return _requeue_lost_wakeups(), runs
+    runs = _repeat_until_empty(rescue_expired_runs)  # first: it needs no broker
+    return requeue_lost_wakeups(), runs
 
 
 def _repeat_until_empty(rescue: Callable[[], int]) -> int:
@@ -115,7 +115,7 @@ def _repeat_until_empty(rescue: Callable[[], int]) -> int:
             return rescued
 
 
-def _requeue_lost_wakeups() -> int:
+def requeue_lost_wakeups() -> int:
     if broker_alarm.is_on() or not touch_ledger.has_expired_wakeups():
         return 0
     try:
@@ -134,7 +134,7 @@ def _requeue_lost_wakeups() -> int:
     return rescued
 
 
-def _rescue_expired_runs() -> int:
+def rescue_expired_runs() -> int:
     """Settle runs with an expired lease.
 
     A run that was not sending returns to `scheduled` at once. A run that was sending may have had its effect, and keeps

@@ -116,7 +116,7 @@ def test_lost_runs_are_rescued_before_wakeups(
     (run,) = record_event().task_ids
     ago = now() - timedelta(minutes=3)
     Touch.objects.update(state="running", lease_no=1, lease_until=ago)
-    monkeypatch.setattr(dispatch, "_requeue_lost_wakeups", fail_with(RuntimeError("unforeseen")))
+    monkeypatch.setattr(dispatch, "requeue_lost_wakeups", fail_with(RuntimeError("unforeseen")))
 
     with pytest.raises(RuntimeError):
         dispatch.rescue_lost_work()

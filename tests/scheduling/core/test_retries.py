@@ -300,7 +300,7 @@ def test_rescue_continues_when_node_clock_steps(
     lost = [record_event(user=f"user-{number}").task_ids[0] for number in range(5)]
     Touch.objects.update(state="running", lease_no=1, lease_until=now())
     expire_lease(*lost)
-    real = dispatch._rescue_expired_runs
+    real = dispatch.rescue_expired_runs
 
     with time_machine.travel(now(), tick=True) as clock:
 
@@ -308,7 +308,7 @@ def test_rescue_continues_when_node_clock_steps(
             clock.shift(timedelta(hours=1))
             return real()
 
-        monkeypatch.setattr(dispatch, "_rescue_expired_runs", rescue)
+        monkeypatch.setattr(dispatch, "rescue_expired_runs", rescue)
         assert dispatch.rescue_lost_work() == (0, 5)
 
 
