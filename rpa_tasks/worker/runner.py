@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from django.conf import settings
@@ -40,6 +41,7 @@ from rpa_tasks.worker.node import acquire_run_slot, stopping
 from scheduling import sql
 
 log = structlog.get_logger(__name__)
+T = TypeVar("T")
 
 
 PARAM_FILE = "param.json"
@@ -166,24 +168,23 @@ class JobRun:
     # --- the steps ----------------------------------------------------------------------------------------------
 
     def _load_job(self) -> None:
-        """Load the job. While PostgreSQL is unavailable, retry for as long as the lease may be valid.
-
-        A run that starts late is harmless: its command starts only after a renewal of the lease.
-        """
+        """Load the job. A run that starts late is harmless: its command starts only after a renewal of the lease."""
         rows = Job.objects.select_related("shop__platform", "flow__platform").annotate(at=Now())
+        self.job = self._retry_outage(partial(rows.get, pk=self.pick.claim.task_id))
+        self.started_at = self.job.at
+
+    def _retry_outage(self, act: Callable[[], T]) -> T:
+        """Return what `act` returns. While PostgreSQL is unavailable, retry for as long as the lease may be valid."""
         gives_up_at = time.monotonic() + SETTLE_TIME_LIMIT
         while True:
             try:
-                self.job = rows.get(pk=self.pick.claim.task_id)
+                return act()
             except sql.UNAVAILABLE_ERRORS as error:
-                log.warning("job_not_loaded", task_id=str(self.pick.claim.task_id), error=str(error))
+                log.warning("run_waits_for_database", task_id=str(self.pick.claim.task_id), error=str(error))
                 connection.close()
                 if time.monotonic() > gives_up_at:
                     raise
                 time.sleep(1)
-            else:
-                self.started_at = self.job.at
-                return
 
     def _run(self) -> RunResult:
         # What an earlier run of this shop left on this node is ended first.
@@ -322,25 +323,22 @@ class JobRun:
     # --- the end ------------------------------------------------------------------------------------------------
 
     def _settle(self, ended: RunResult) -> None:
-        """Settle the run. While PostgreSQL is unavailable, retry for as long as the lease may be valid."""
-        gives_up_at, bare = time.monotonic() + SETTLE_TIME_LIMIT, False
-        while True:
+        """Settle the run. After a longer outage of PostgreSQL the rescue does."""
+
+        def settle(given: RunResult) -> None:
+            if settle_run(self.job, self.pick.claim, given):
+                self._log_path().unlink(missing_ok=True)  # the run's row holds the relevant part
+
+        with suppress(*sql.UNAVAILABLE_ERRORS):
             try:
-                if settle_run(self.job, self.pick.claim, ended):
-                    self._log_path().unlink(missing_ok=True)  # the run's row holds the relevant part
-                return
-            except sql.UNAVAILABLE_ERRORS as error:
-                log.warning("run_not_settled", task_id=str(self.job.pk), error=str(error))
-                connection.close()
-                if time.monotonic() > gives_up_at:
-                    return
-                time.sleep(1)
+                self._retry_outage(partial(settle, ended))
+            except sql.UNAVAILABLE_ERRORS:
+                raise
             except Exception:
-                if bare:
-                    raise
                 # Details that cannot be stored are dropped; the verdict still counts.
                 log.exception("run_settlement_failed", task_id=str(self.job.pk))
-                ended, bare = RunResult(verdict=ended.verdict, started_at=ended.started_at), True
+                bare = RunResult(verdict=ended.verdict, started_at=ended.started_at)
+                self._retry_outage(partial(settle, bare))
 
     def _result_without_start(self, verdict: Verdict, *, detail: str = "") -> RunResult:
         return RunResult(verdict=verdict, started_at=self.started_at, detail=detail)
