@@ -134,11 +134,7 @@ class Store:
         wanted = [
             calls.claim_silent(shards[at], [decode_text(each) for each in answers[at][3:]], lease) for at in found
         ]
-        try:
-            claimed = self._run(wanted, partly=True)
-        except StoreUnavailable:
-            claimed = [None] * len(wanted)
-        for number, answer in zip(found, claimed, strict=True):
+        for number, answer in zip(found, self._run_available(wanted), strict=True):
             answers[number] = answer
         answers = [answer for answer in answers if answer]
         if not answers:
@@ -353,7 +349,12 @@ class Store:
         except NoPolicies as lack:
             self._push_again()
             again = [wanted[number] for number in lack.undone]
-            anew = self._run_available(again) if partly else self._run_once(again)
+            try:
+                anew = self._run_once(again, partly=partly)
+            except StoreUnavailable:
+                if not partly:
+                    raise
+                anew = [None] * len(again)
             for number, answer in zip(lack.undone, anew, strict=True):
                 lack.answers[number] = answer
             return lack.answers
@@ -361,7 +362,7 @@ class Store:
     def _run_available(self, wanted: Sequence[Call]) -> list[Any]:
         """Return None for each call of an unavailable node, also if all are unavailable."""
         try:
-            return self._run_once(wanted, partly=True)
+            return self._run(wanted, partly=True)
         except StoreUnavailable:
             return [None] * len(wanted)
 
