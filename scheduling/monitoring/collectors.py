@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 import structlog
 from django.conf import settings
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -103,12 +103,8 @@ def export_node_metrics() -> bytes:
 
 def export_cluster_metrics() -> bytes:
     """Return the cluster metrics of every app in text format."""
-    texts = []
-    for metrics in collect_metrics(Deadline(settings.TIMEOUTS.metrics)):
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_StaticCollector(metrics))
-        texts.append(generate_latest(registry))
-    return b"".join(texts)
+    found = collect_metrics(Deadline(settings.TIMEOUTS.metrics))
+    return generate_latest(_ReadMetrics([metric for metrics in found for metric in metrics]))
 
 
 def collect_metrics(deadline: Deadline) -> Iterator[list[Metric]]:
@@ -131,7 +127,7 @@ def _read_source(source: str, read: Callable[[], T], asked: Deadline | None) -> 
         return None
 
 
-class _StaticCollector(Collector):
+class _ReadMetrics(Collector):
     def __init__(self, metrics: list[Metric]) -> None:
         self._metrics = metrics
 
@@ -149,68 +145,50 @@ class LedgerCollector(Collector):
     """
 
     def collect(self) -> Iterator[Metric]:
-        yield from _collect_touches()
-        yield from _collect_failed_tasks()
-        yield from _collect_pauses()
-        family = GaugeMetricFamily(
+        counts = GaugeMetricFamily(
+            "aftertouch_touches",
+            f"Touches that have not ended, by state and due time. At most {MOST} of each kind are counted.",
+            labels=["state", "due"],
+        )
+        ((overdue, hour, later, paused, late),) = sql.rows(_WAITING, {"most": MOST})
+        figures = {("queued", "overdue"): 0, ("queued", "hour"): 0, ("running", "overdue"): 0}
+        for state, due, count, age in sql.rows(_LEASED, {"most": MOST}):
+            # A running touch is overdue, even if its due time was deferred since.
+            figures[state, due if state == "queued" else "overdue"] = count
+            late = max(late, age) if state == "queued" and due == "overdue" else late
+        figures |= {("scheduled", "overdue"): overdue, ("scheduled", "hour"): hour, ("scheduled", "later"): later}
+        for labels, count in {**figures, ("paused", ""): paused}.items():
+            counts.add_metric(labels, count)
+        yield counts
+        yield GaugeMetricFamily(
+            "aftertouch_touches_oldest_overdue_seconds",
+            "Delay of the most overdue touch that no worker has started, in seconds.",
+            value=late,
+        )
+        found = dict.fromkeys(("touch", "rpa_job", "message"), (0, 0.0))
+        found |= {origin: (count, age) for origin, count, age in sql.rows(_FAILED, {"most": MOST})}
+        counts = GaugeMetricFamily("aftertouch_failed_tasks_open", "Open failed tasks by origin.", labels=["origin"])
+        ages = GaugeMetricFamily(
+            "aftertouch_failed_tasks_oldest_age_seconds", "Age of the oldest open failed task, in seconds.",
+            labels=["origin"],
+        )  # fmt: skip
+        for origin, (count, age) in found.items():
+            counts.add_metric([origin], count)
+            ages.add_metric([origin], age)
+        yield from (counts, ages)
+        counts = GaugeMetricFamily("aftertouch_pauses", "Active pauses by scope.", labels=["scope"])
+        ages = GaugeMetricFamily(
+            "aftertouch_pauses_oldest_age_seconds", "Age of the oldest active pause, in seconds.", labels=["scope"]
+        )
+        for scope, count, age in sql.rows(_PAUSES, {}):
+            counts.add_metric([scope], count)
+            ages.add_metric([scope], age)
+        yield from (counts, ages)
+        yield GaugeMetricFamily(
             "aftertouch_erasures_oldest_age_seconds",
             "Age of the oldest erasure of a customer under way, in seconds; 0 if there is none.",
+            value=sql.rows(_ERASURES, {})[0][0],
         )
-        ((age,),) = sql.rows(_ERASURES, {})
-        family.add_metric([], age)
-        yield family
-
-
-def _collect_touches() -> Iterator[Metric]:
-    counts = GaugeMetricFamily(
-        "aftertouch_touches",
-        f"Touches that have not ended, by state and due time. At most {MOST} of each kind are counted.",
-        labels=["state", "due"],
-    )
-    oldest = GaugeMetricFamily(
-        "aftertouch_touches_oldest_overdue_seconds",
-        "Delay of the most overdue touch that no worker has started, in seconds.",
-    )
-    ((overdue, hour, later, paused, late),) = sql.rows(_WAITING, {"most": MOST})
-    figures = {("queued", "overdue"): 0, ("queued", "hour"): 0, ("running", "overdue"): 0}
-    for state, due, count, age in sql.rows(_LEASED, {"most": MOST}):
-        # A running touch is overdue, even if its due time was deferred since.
-        figures[state, due if state == "queued" else "overdue"] = count
-        late = max(late, age) if state == "queued" and due == "overdue" else late
-    figures |= {("scheduled", "overdue"): overdue, ("scheduled", "hour"): hour, ("scheduled", "later"): later}
-    for labels, count in {**figures, ("paused", ""): paused}.items():
-        counts.add_metric(labels, count)
-    oldest.add_metric([], late)
-    yield counts
-    yield oldest
-
-
-def _collect_failed_tasks() -> Iterator[Metric]:
-    counts = GaugeMetricFamily("aftertouch_failed_tasks_open", "Open failed tasks by origin.", labels=["origin"])
-    ages = GaugeMetricFamily(
-        "aftertouch_failed_tasks_oldest_age_seconds",
-        "Age of the oldest open failed task, in seconds.",
-        labels=["origin"],
-    )
-    found = {origin: (count, age) for origin, count, age in sql.rows(_FAILED, {"most": MOST})}
-    for origin in ("touch", "rpa_job", "message"):
-        count, age = found.get(origin, (0, 0.0))
-        counts.add_metric([origin], count)
-        ages.add_metric([origin], age)
-    yield counts
-    yield ages
-
-
-def _collect_pauses() -> Iterator[Metric]:
-    counts = GaugeMetricFamily("aftertouch_pauses", "Active pauses by scope.", labels=["scope"])
-    ages = GaugeMetricFamily(
-        "aftertouch_pauses_oldest_age_seconds", "Age of the oldest active pause, in seconds.", labels=["scope"]
-    )
-    for scope, count, age in sql.rows(_PAUSES, {}):
-        counts.add_metric([scope], count)
-        ages.add_metric([scope], age)
-    yield counts
-    yield ages
 
 
 _ERASURES = """
@@ -293,9 +271,6 @@ class BrokerCollector(Collector):
         yield from (length, age, unacked, blocked)
 
 
-MOST_OF_REST = 100_000  #: rows counted; this value means this many or more
-
-
 class HistoryCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         unread = GaugeMetricFamily(
@@ -304,12 +279,12 @@ class HistoryCollector(Collector):
         )  # fmt: skip
         for reader, age in ends.list_mark_ages():
             unread.add_metric([reader], age)
-        rest = GaugeMetricFamily(
-            "aftertouch_touches_rest", f"Ended touches in the partition `rest`. At most {MOST_OF_REST} are counted."
+        yield unread
+        yield GaugeMetricFamily(
+            "aftertouch_touches_rest",
+            f"Ended touches in the partition `rest`. At most {MOST} are counted.",
+            value=sql.rows(_REST, {"most": MOST})[0][0],
         )
-        ((count,),) = sql.rows(_REST, {"most": MOST_OF_REST})
-        rest.add_metric([], count)
-        yield from (unread, rest)
 
 
 _REST = f"SELECT count(*) FROM (SELECT FROM {partitions.REST} LIMIT %(most)s) AS batch"  # noqa: S608 (a constant)
