@@ -165,7 +165,8 @@ def rescue_expired_runs() -> int:
                 )
         touch_ledger.settle(settlements, attempts=lost)
         record_failed_touches([claim.task_id for claim, end in settlements.items() if end.state == "unknown"])
-    metrics.count_lost_touches(sum(end.state == "unknown" for end in settlements.values()))
+    if unknown := sum(end.state == "unknown" for end in settlements.values()):
+        metrics.count(metrics.ended, "unknown", "worker_lost", by=unknown)
     log.warning("runs_rescued", count=len(settlements))
     for state in ("scheduled", "unknown"):
         names = [tracing.trace_label(None, claim.task_id) for claim, end in settlements.items() if end.state == state]

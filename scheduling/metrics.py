@@ -7,7 +7,6 @@ route; never a customer, a chat or a touch.
 from __future__ import annotations
 
 import platform
-import time
 import tomllib
 from bisect import bisect_left
 from collections import Counter as Tally
@@ -132,7 +131,7 @@ def never_raises(measure: Callable[Words, None]) -> Callable[Words, None]:
         try:
             measure(*args, **kwargs)
         except Exception as error:
-            log.warning("metric_not_recorded", measure=measure.__name__, error=str(error))
+            log.warning("metric_not_recorded", measure=measure.__name__, about=repr(args[:1])[:80], error=str(error))
 
     return safely
 
@@ -155,45 +154,13 @@ def versions() -> tuple[str, str, str, str]:
 
 
 @never_raises
-def set_pool_size(hostname: str, processes_of_it: int) -> None:
-    pool_processes.labels(hostname).set(processes_of_it)
+def count(counter: Counter | Gauge, *labels: str, by: int = 1) -> None:
+    counter.labels(*labels).inc(by)
 
 
 @never_raises
-def count_sockets(role: str, count: int = 1) -> None:
-    sockets.labels(role).inc(count)
-
-
-@never_raises
-def count_dropped_frames(reason: str, count: int) -> None:
-    frames_dropped.labels(reason).inc(count)
-
-
-@never_raises
-def record_beat_tick(node: str) -> None:
-    beat_ticked_at.labels(node).set(time.time())
-
-
-@never_raises
-def count_replica_read(server: str, problem: str) -> None:
-    replica_reads.labels(server, problem).inc()
-
-
-@never_raises
-def set_replica_lag(seconds: float) -> None:
-    replica_lag.labels("replica").set(seconds)
-
-
-@never_raises
-def count_webhook_attempt(webhook: str, outcome: str) -> None:
-    webhook_attempts.labels(webhook, outcome).inc()
-
-
-@never_raises
-def count_lost_touches(count: int) -> None:
-    """Count touches that became `unknown` because their worker was lost."""
-    if count:
-        ended.labels("unknown", "worker_lost").inc(count)
+def set_gauge(gauge: Gauge, *labels: str, value: float) -> None:
+    gauge.labels(*labels).set(value)
 
 
 def observe_all(histogram: Histogram, seconds: Iterable[float]) -> None:

@@ -89,7 +89,7 @@ def read_from_replica(
         return build(0.0)
     state = replica_watch.judge(after, wait)
     if problem := state.problem or _find_age_problem(state, after, max_age):
-        metrics.count_replica_read("primary", problem)
+        metrics.count(metrics.replica_reads, "primary", problem)
         return build(0.0)
     token = reads_from.set(ALIAS)
     try:
@@ -99,11 +99,11 @@ def read_from_replica(
             raise
         replica_watch.leave(ReplicaState("failed"), error)
     else:
-        metrics.count_replica_read(ALIAS, "")
+        metrics.count(metrics.replica_reads, ALIAS, "")
         return found
     finally:
         reads_from.reset(token)
-    metrics.count_replica_read("primary", "failed")
+    metrics.count(metrics.replica_reads, "primary", "failed")
     return build(0.0)
 
 
@@ -163,7 +163,7 @@ class ReplicaWatch:
             return self.leave(ReplicaState("promoted"))
         known_at = [commit_at or 0.0, *(seen_at for position, seen_at in self._positions if position <= replayed)]
         age = 0.0 if replayed >= primary else max(at - max(known_at), 0.0)
-        metrics.set_replica_lag(age)
+        metrics.set_gauge(metrics.replica_lag, ALIAS, value=age)
         if age > settings.AFTERTOUCH_REPLICA_LAG_LIMIT / timedelta(seconds=1):
             return self.leave(ReplicaState("lagging", replayed, age))
         self._state = ReplicaState("", replayed, age, time.monotonic())

@@ -662,7 +662,7 @@ class _Turns:
                 "outcome": "delivered" if delivered else "failed", "status": response.status, "retry_after": wait,
                 "problem": "" if delivered else f"http_{response.status}", "gone": response.status == 410,
             }  # fmt: skip
-        metrics.count_webhook_attempt(hook.key, outcome["outcome"])
+        metrics.count(metrics.webhook_attempts, hook.key, outcome["outcome"])
         return AttemptResult(message.id, message.attempt, **outcome)
 
 

@@ -133,7 +133,7 @@ class PoolScaler(Autoscaler):  # type: ignore[misc]
             self._grow(wanted - seen.processes, seen)
         elif wanted < seen.processes:
             self._shrink(seen.processes - wanted)
-        metrics.set_pool_size(self.worker.hostname, self.processes)
+        metrics.set_gauge(metrics.pool_processes, self.worker.hostname, value=self.processes)
 
     def _measure_load(self) -> WorkerLoad:
         now, active = datetime.now(UTC), state.active_requests

@@ -166,7 +166,7 @@ class LeaderScheduler(DatabaseScheduler):
             self._reread_at = float("inf")
         self._start_alert_pass()
         pause = float(super().tick(*args, **kwargs))
-        metrics.record_beat_tick(settings.AFTERTOUCH_NODE)
+        metrics.set_gauge(metrics.beat_ticked_at, settings.AFTERTOUCH_NODE, value=time.time())
         return pause
 
     def _start_alert_pass(self) -> None:

@@ -286,7 +286,7 @@ class FrameWriter:
             each.outcome == DROPPED and frame.seq is not None for frame, each in zip(frames, noted, strict=True)
         )
         if stale:
-            metrics.count_dropped_frames(STALE_SEQ, stale)
+            metrics.count(metrics.frames_dropped, STALE_SEQ, by=stale)
         written = [at for at, each in zip(numbers, noted, strict=True) if each.outcome != UNAVAILABLE]
         asked = [number for number in written if slips[number].needs_cursor]
         last = dict(zip(asked, self.inbox.last_cursors([slips[at].frame.session_id for at in asked]), strict=True))

@@ -187,7 +187,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         async with asyncio.timeout(settings.TIMEOUTS.session_notify):
             await hub.hub().join(session_id, self)
             self.joined = True
-            metrics.count_sockets(self.admission.role)
+            metrics.count(metrics.sockets, self.admission.role)
             last, owner = await asyncio.to_thread(inbox.live_inbox().read_cursor_and_owner, session_id)
             if self._is_of_other(owner):
                 return
@@ -221,7 +221,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         if self.catching_up:
             self.catching_up.cancel()
         if self.joined:
-            metrics.count_sockets(self.admission.role, -1)
+            metrics.count(metrics.sockets, self.admission.role, by=-1)
             await hub.hub().leave(self.admission.session_id, self)
 
     # --- incoming frames ----------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ class GatewayConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
                 pass
             return
         _streams[principal.id] += 1
-        metrics.count_sockets("gateway")
+        metrics.count(metrics.sockets, "gateway")
         checking = asyncio.get_running_loop().create_task(self._check_key(key))
         try:
             self._push({"type": "welcome", "most_frames": MOST_FRAMES})
@@ -73,7 +73,7 @@ class GatewayConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         finally:
             checking.cancel()
             self.send_queue.drop()
-            metrics.count_sockets("gateway", -1)
+            metrics.count(metrics.sockets, "gateway", by=-1)
             _streams[principal.id] -= 1
 
     # --- admission ------------------------------------------------------------------------------------------------
