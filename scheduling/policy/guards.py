@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -115,14 +116,7 @@ def judge_touch(touch: Candidate, context: GuardContext, now: datetime) -> Guard
         if verdict is not None:
             # Turn a deferral beyond the touch's expiry into a suppression: it would only wake up to expire.
             if verdict.decision == HOLD and verdict.next_eligible_at and verdict.next_eligible_at > touch.expires_at:
-                return GuardVerdict(
-                    SUPPRESS,
-                    verdict.rule,
-                    verdict.rule_version,
-                    verdict.observed,
-                    verdict.limit,
-                    verdict.next_eligible_at,
-                )
+                return verdict._replace(decision=SUPPRESS)
             return verdict
     return _SENT
 
@@ -259,17 +253,10 @@ def _judge_send_window(touch: Candidate, context: GuardContext, now: datetime) -
     )
 
 
-def _judge_dedupe(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
-    return _repetition_verdict("dedupe", "user", context.slots, touch, context, now)
-
-
-def _judge_community_dedupe(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
-    return _repetition_verdict("community_dedupe", "community", context.community_slots, touch, context, now)
-
-
-def _repetition_verdict(
-    name: str, scope: str, slots: Sequence[CapSlot], touch: Candidate, context: GuardContext, now: datetime
+def _judge_repetition(
+    name: str, scope: str, touch: Candidate, context: GuardContext, now: datetime
 ) -> GuardVerdict | None:
+    slots = context.slots if scope == "user" else context.community_slots
     if touch.has_cap_slot or touch.node.guard_dedupe == "ignore" or not slots:
         return None
     sent = touch.template.content_type
@@ -282,25 +269,18 @@ def _repetition_verdict(
     return None
 
 
-def _judge_cap(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
-    if touch.has_cap_slot or touch.node.guard_cap != "apply":
-        return None
-    return _strictest_cap_verdict("cap", "user", context.slots, touch, context, now)
+_judge_dedupe = partial(_judge_repetition, "dedupe", "user")
+_judge_community_dedupe = partial(_judge_repetition, "community_dedupe", "community")
 
 
-def _judge_community_cap(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
-    if touch.has_cap_slot or touch.node.guard_cap != "apply" or not touch.chat_id:
-        return None
-    return _strictest_cap_verdict("community_cap", "community", context.community_slots, touch, context, now)
-
-
-def _strictest_cap_verdict(
-    name: str, scope: str, slots: Sequence[CapSlot], touch: Candidate, context: GuardContext, now: datetime
-) -> GuardVerdict | None:
+def _judge_caps(name: str, scope: str, touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
     """Return the verdict of the full cap that defers longest, so that a deferred touch is woken once.
 
     A suppression has precedence over a deferral.
     """
+    if touch.has_cap_slot or touch.node.guard_cap != "apply" or (scope == "community" and not touch.chat_id):
+        return None
+    slots = context.slots if scope == "user" else context.community_slots
     verdicts = []
     for rule in context.rules:
         if rule.kind != "cap" or rule.scope != scope:
@@ -313,6 +293,10 @@ def _strictest_cap_verdict(
                     _limit_reached_verdict(rule, name, taken, limit, str(len(taken)), now, touch.node.over_cap)
                 )
     return max(verdicts, key=lambda each: (each.decision == SUPPRESS, each.next_eligible_at), default=None)
+
+
+_judge_cap = partial(_judge_caps, "cap", "user")
+_judge_community_cap = partial(_judge_caps, "community_cap", "community")
 
 
 def _counted_slots(slots: Sequence[CapSlot], rule: RuleSpec, touch: Candidate, now: datetime) -> list[CapSlot]:
