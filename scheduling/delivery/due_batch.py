@@ -123,17 +123,13 @@ FROM sized
 """
 
 
-class EditedText(NamedTuple):
-    """What an operator wrote in place of the rendered template."""
+def load_edited_texts(root_ids: Sequence[UUID]) -> dict[UUID, TextSpec]:
+    """Return what operators wrote in place of the rendered template, by delivery key, without locale.
 
-    subject: str
-    body: str
-
-
-def load_edited_texts(root_ids: Sequence[UUID]) -> dict[UUID, EditedText]:
-    """Return the edited texts by delivery key. All retries under that key send the same text."""
+    All retries under that key send the same text.
+    """
     rows = sql.rows(_EDITED, {"roots": sql.UuidArray(root_ids)})
-    return {root_id: EditedText(subject or "", body) for root_id, subject, body in rows if body}
+    return {root_id: TextSpec("", subject or "", body) for root_id, subject, body in rows if body}
 
 
 # An edited touch has a delivery key of its own: the id under which it was published again.
@@ -181,7 +177,7 @@ class CustomerHistory:
     with_unknown_outcome: set[UUID] = field(default_factory=set)
     on_changed_channel: set[UUID] = field(default_factory=set)
     first_attempts: dict[UUID, FirstAttempt] = field(default_factory=dict)
-    edited: Mapping[UUID, EditedText] = field(default_factory=dict)  #: by delivery key
+    edited: Mapping[UUID, TextSpec] = field(default_factory=dict)  #: by delivery key
     earlier: Mapping[UUID, Mapping[str, int]] = field(default_factory=dict)
 
     def add_cap_slot(self, row: Due, slot: CapSlot) -> None:
