@@ -26,19 +26,16 @@ def delay_for(
 ) -> timedelta:
     """Return the wait from the event to the touch.
 
+    A dynamic delay is that of the customer's level, times `active_factor` after recent activity.
     `customer.last_active_at` is the activity before the event itself.
     """
-    wait = dynamic_delay(node.delay_rules or rules, customer, occurred_at) if node.dynamic else node.delay
-    return wait / time_scale
-
-
-def dynamic_delay(rules: DelayRulesSpec, customer: CustomerSpec, occurred_at: datetime) -> timedelta:
-    """Return the base delay of the customer's level, times `active_factor` after recent activity."""
-    base = rules.by_level.get(customer.level, rules.default)
-    active_at = customer.last_active_at
+    if not node.dynamic:
+        return node.delay / time_scale
+    rules, active_at = node.delay_rules or rules, customer.last_active_at
+    wait = rules.by_level.get(customer.level, rules.default)
     if active_at is not None and occurred_at - active_at <= rules.active_within:
-        return base * rules.active_factor
-    return base
+        wait *= rules.active_factor
+    return wait / time_scale
 
 
 def find_due_time(
@@ -91,9 +88,7 @@ def plan_touches(
         if node.enabled and node.trigger == event.type and is_followed(node, event):
             if node.condition and not node.condition.holds(collect_facts(event, customer, earlier)):
                 continue
-            due_at = find_due_time(
-                node, customer, rules, occurred_at=event.occurred_at, time_scale=time_scale
-            ).at  # fmt: skip
+            due_at = find_due_time(node, customer, rules, occurred_at=event.occurred_at, time_scale=time_scale).at
             planned.append(PlannedTouch(node, due_at, due_at + node.expires_after))
     return planned
 
@@ -127,9 +122,7 @@ def read_depth(event_type: str, data: Mapping[str, Any]) -> int:
     return depth if isinstance(depth, int) and depth > 0 else 0
 
 
-def compose_end_data(
-    node: NodeSpec, task_id: UUID, root_id: UUID, reason: str, cause: EventSpec
-) -> dict[str, Any]:  # fmt: skip
+def compose_end_data(node: NodeSpec, task_id: UUID, root_id: UUID, reason: str, cause: EventSpec) -> dict[str, Any]:
     """Return the data of an event about a touch. `cause` is the event that planned the touch.
 
     The data of the first event of the journey is passed on as `origin`, unless it is larger than `LARGEST_ORIGIN`.
