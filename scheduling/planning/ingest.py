@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
 import structlog
@@ -107,7 +107,8 @@ def record_events(
             batch.update_customers()
             transaction.on_commit(batch.log_touches)
             if publish_wakeups and batch.wakeups:
-                transaction.on_commit(partial(publish_wakeups, batch.wakeups))
+                # Robust: an error after the commit must not look like a failed commit.
+                transaction.on_commit(partial(publish_wakeups, batch.wakeups), robust=True)
             break
     return batch.receipts()
 
@@ -241,18 +242,19 @@ class _EventBatch:
         activity[event.user_id] = active_at, talking_at
 
     def insert_touches(self) -> None:
-        touches.insert_planned([self._touch(*row) for row in self.rows])
-
-    def _touch(self, event: EventSpec, planned: matrix.PlannedTouch, task_id: UUID) -> tuple[Any, ...]:
-        node, due_at = planned.node, planned.due_at
-        reason = self.cancellation.reasons.get(task_id, "")
-        dispatched = not reason and early_dispatch.admit(node.priority, due_at, at=self.now)
-        if dispatched:
-            self.wakeups.append(WakeUp(task_id, due_at, node.priority, node.id))
-        customer_id = self.customers[event.user_id].id
-        return touches.planned_row(
-            event, planned, task_id, customer_id, at=self.now, dispatched=dispatched, cancelled_as=reason
-        )
+        rows = []
+        for event, planned, task_id in self.rows:
+            node, due_at = planned.node, planned.due_at
+            reason = self.cancellation.reasons.get(task_id, "")
+            dispatched = not reason and early_dispatch.admit(node.priority, due_at, at=self.now)
+            if dispatched:
+                self.wakeups.append(WakeUp(task_id, due_at, node.priority, node.id))
+            customer_id = self.customers[event.user_id].id
+            row = touches.planned_row(
+                event, planned, task_id, customer_id, at=self.now, dispatched=dispatched, cancelled_as=reason
+            )
+            rows.append(row)
+        touches.insert_planned(rows)
 
     def update_customers(self) -> None:
         """Advance the times of activity and conversation.
@@ -465,9 +467,8 @@ REMEMBER_LOCKED = 2.0  #: seconds during which the events of a locked customer a
 SubmissionResult = list[Receipt] | Exception
 
 
-class RecordEvents(Protocol):
-    def __call__(self, events: Sequence[NewEvent], lock_wait: float) -> list[Receipt]:
-        """Store `events` in one transaction that waits at most `lock_wait` seconds for a lock."""
+#: Stores events in one transaction that waits at most the given seconds for a lock.
+RecordEvents = Callable[[Sequence[NewEvent], float], list[Receipt]]
 
 
 class DatabaseUnavailable(AftertouchError):
@@ -495,18 +496,7 @@ class _Submission:
 
 def record_and_publish(events: Sequence[NewEvent], lock_wait: float) -> list[Receipt]:
     """Store the events. After the commit a background thread publishes the touches that fall due soon."""
-    return record_events(events, publish_wakeups=_publish_wakeups, lock_wait=lock_wait)
-
-
-def _publish_wakeups(wakeups: list[WakeUp]) -> None:
-    """Submit wake-ups for publishing.
-
-    Raises nothing: the commit is done, and an error here must not look like a failed commit.
-    """
-    try:
-        background_publisher.submit(wakeups)
-    except Exception:
-        log.exception("wakeups_lost", count=len(wakeups))
+    return record_events(events, publish_wakeups=background_publisher.submit, lock_wait=lock_wait)
 
 
 class GroupCommit:

@@ -119,16 +119,13 @@ FROM scheduling_event WHERE id = ANY(%(ids)b::uuid[])
 # --- inactive customers -----------------------------------------------------------------------------------------------
 
 
-LONGEST_SCAN = 3.0  #: seconds after which a scan starts no further batch, so that the worker can run other passes
-
-
 def scan_inactive_customers() -> int:
-    """Raise an event for each inactive customer, for at most `LONGEST_SCAN` seconds. Return the number of events.
+    """Raise an event for each inactive customer, for at most `LONGEST_PASS` seconds. Return the number of events.
 
     The next scan continues with the rest. The event id contains the last activity. A scan that repeats, or dies before
     it stores its progress, therefore raises no event twice.
     """
-    ends_at, raised = monotonic() + LONGEST_SCAN, 0
+    ends_at, raised = monotonic() + LONGEST_PASS, 0
     while True:
         count = _scan_batch()
         raised += count

@@ -77,7 +77,7 @@ def test_concurrent_inactivity_scans_record_once(race: Race) -> None:
 
 def test_inactivity_scan_resumes_after_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_events, "BATCH", 2)
-    monkeypatch.setattr(own_events, "LONGEST_SCAN", 0.0)
+    monkeypatch.setattr(own_events, "LONGEST_PASS", 0.0)
     long_ago = now() - timedelta(days=40)
     Customer.objects.bulk_create(Customer(user_id=f"user-{number}", last_active_at=long_ago) for number in range(5))
     assert [own_events.scan_inactive_customers() for _ in range(4)] == [2, 2, 1, 0]
