@@ -66,11 +66,6 @@ def is_configured() -> bool:
     return ALIAS in connections.settings
 
 
-def is_reading() -> bool:
-    """Return whether reads of this thread use the replica."""
-    return sql.choose_read_alias() == ALIAS
-
-
 def read_primary_position() -> int:
     """Return a position that includes all commits of the primary so far, also those not yet written to disk."""
     return int(sql.rows("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::int8", {})[0][0])
@@ -88,7 +83,12 @@ def read_from_replica(
     if not is_configured() or connection.in_atomic_block or reads_from.get() == ALIAS:
         return build(0.0)
     state = replica_watch.judge(after, wait)
-    if problem := state.problem or _find_age_problem(state, after, max_age):
+    problem = state.problem
+    if not problem and state.position < after:
+        problem = "own_write"
+    elif not problem and max_age is not None and state.age > max_age:
+        problem = "lagging"
+    if problem:
         metrics.count(metrics.replica_reads, "primary", problem)
         return build(0.0)
     token = reads_from.set(ALIAS)
@@ -107,16 +107,10 @@ def read_from_replica(
     return build(0.0)
 
 
-def _find_age_problem(state: ReplicaState, after: int, max_age: float | None) -> str:
-    if state.position < after:
-        return "own_write"
-    return "lagging" if max_age is not None and state.age > max_age else ""
-
-
 def is_replica_failure(error: BaseException) -> bool:
     """Return whether the replica failed, as opposed to a statement that exceeded its time limit."""
     unavailable = isinstance(error, sql.UNAVAILABLE_ERRORS)
-    return is_reading() and unavailable and not isinstance(error.__cause__, QueryCanceled)
+    return sql.choose_read_alias() == ALIAS and unavailable and not isinstance(error.__cause__, QueryCanceled)
 
 
 class ReplicaWatch:
