@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from uuid import UUID
 
 import structlog
@@ -64,27 +65,19 @@ class RetentionTable:
 
 def delete_expired_rows() -> dict[str, int]:
     """Run one pass. Return the number of deleted rows by table. The failure of one kind does not stop the others."""
+    deletions: dict[str, Callable[..., int]] = {
+        kind.table: partial(delete_expired_in_table, kind)
+        for kind in (*TABLES, *(table for app in integrations() for table in app.retention))
+    }
+    deletions["scheduling_disabledtarget"] = _delete_expired_targets
+    deletions["scheduling_touch_ended"] = _drop_expired_partitions
     deleted: dict[str, int] = {}
-    for kind in (*TABLES, *(table for app in integrations() for table in app.retention)):
+    for table, delete in deletions.items():
         try:
-            deleted[kind.table] = delete_expired_in_table(kind, ends_at=datetime.now(UTC) + LONGEST_TABLE_PASS)
+            deleted[table] = delete(ends_at=datetime.now(UTC) + LONGEST_TABLE_PASS)
         except Exception:
-            log.exception("retention_failed", table=kind.table)
+            log.exception("retention_failed", table=table)
             close_old_connections()
-    try:
-        deleted["scheduling_disabledtarget"] = _delete_expired_targets(datetime.now(UTC) + LONGEST_TABLE_PASS)
-    except Exception:
-        log.exception("retention_failed", table="scheduling_disabledtarget")
-        close_old_connections()
-    try:
-        partitions.create_partitions()
-        before, read = _cutoff_time(_retention_time()), ends.find_oldest_mark()
-        # What a reader has not read stays.
-        cutoff = min(before, read) if read else before
-        deleted["scheduling_touch_ended"] = partitions.drop_expired_partitions(cutoff)
-    except Exception:
-        log.exception("retention_failed", table="scheduling_touch_ended")
-        close_old_connections()
     if any(deleted.values()):
         log.info("expired_rows_deleted", **deleted)
     return deleted
@@ -129,13 +122,20 @@ def _created_between(kind: RetentionTable, after: UUID, end: UUID) -> list[UUID]
 # --- the kinds ----------------------------------------------------------------------------------------------------
 
 
-def _delete_expired_targets(ends_at: datetime) -> int:
+def _delete_expired_targets(*, ends_at: datetime) -> int:
     deleted = 0
     while True:
         gone = routing.delete_expired_targets(BATCH)
         deleted += gone
         if gone < BATCH or datetime.now(UTC) >= ends_at:
             return deleted
+
+
+def _drop_expired_partitions(*, ends_at: datetime) -> int:
+    partitions.create_partitions()
+    before, read = _cutoff_time(_retention_time()), ends.find_oldest_mark()
+    # What a reader has not read stays.
+    return partitions.drop_expired_partitions(min(before, read) if read else before)
 
 
 def _retention_time() -> timedelta:
