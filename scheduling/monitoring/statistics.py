@@ -116,7 +116,16 @@ class Overdue:
 
 def count_overdue() -> Overdue:
     """Count the touches that should have started and still wait in the table or at the broker."""
-    return Overdue(*sql.rows(_OVERDUE, {"late": OVERDUE_AFTER, "most": MOST + 1})[0])
+    found = count_late(OVERDUE_AFTER, MOST + 1)
+    return Overdue(sum(count for _, count, _ in found), max((age for _, _, age in found), default=None))
+
+
+def count_late(late: timedelta, most: int) -> list[tuple[int, int, timedelta]]:
+    """Count the touches that have been due for `late` and that no worker has started, by priority, with the oldest age.
+
+    At most `most` of each priority in the table, and `most` at the broker.
+    """
+    return [(row[0], row[1], row[2]) for row in sql.rows(_LATE_WAITING, {"late": late, "most": most})]
 
 
 _DUE_WITHIN = """
@@ -128,18 +137,18 @@ SELECT count(*) FROM (
 ) AS due
 """
 
-_OVERDUE = """
-SELECT count(*), statement_timestamp() - min(due_at) FROM (
-    (SELECT touch.due_at FROM unnest(ARRAY[0, 1, 2]) AS level CROSS JOIN LATERAL (
+_LATE_WAITING = """
+SELECT priority, count(*), statement_timestamp() - min(due_at) FROM (
+    (SELECT level AS priority, touch.due_at FROM unnest(ARRAY[0, 1, 2]) AS level CROSS JOIN LATERAL (
          SELECT due_at FROM scheduling_touch_live
          WHERE state = 'scheduled' AND paused_by = '' AND priority = level
-           AND due_at < statement_timestamp() - %(late)s
+           AND due_at <= statement_timestamp() - %(late)s
          ORDER BY due_at LIMIT %(most)s) AS touch)
     UNION ALL
-    (SELECT due_at FROM scheduling_touch_live
-     WHERE state IN ('queued', 'running') AND state = 'queued' AND due_at < statement_timestamp() - %(late)s
+    (SELECT priority, due_at FROM scheduling_touch_live
+     WHERE state IN ('queued', 'running') AND state = 'queued' AND due_at <= statement_timestamp() - %(late)s
      LIMIT %(most)s)
-) AS late
+) AS late GROUP BY 1
 """
 
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 
 import structlog
 from django.conf import settings
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from scheduling import sql
 from scheduling.app_integrations import integrations
 from scheduling.db_timeouts import Deadline
 from scheduling.monitoring.queues import list_worker_reports
+from scheduling.monitoring.statistics import count_late
 from scheduling.queue_names import TOUCH_QUEUES
 
 log = structlog.get_logger(__name__)
@@ -75,10 +76,10 @@ def measure_workers(deadline: Deadline) -> tuple[int, int]:
     """
     reports = [report for report in list_worker_reports() if set(report.queues) & set(TOUCH_QUEUES.values())]
     with deadline.limit_queries(settings.TIMEOUTS.metrics_statement):
-        due = sql.rows(_DUE_TOUCHES, {"most": MOST_DUE})
+        due = count_late(timedelta(0), MOST_DUE)
     running, processes = len(reports), sum(report.processes for report in reports)
     busy = sum(report.processes * report.busy for report in reports) / processes if processes else 0.0
-    backlog = math.ceil(sum(count / DRAIN_SECONDS[priority] for priority, count in due) / SPEED)
+    backlog = math.ceil(sum(count / DRAIN_SECONDS[priority] for priority, count, _ in due) / SPEED)
     if running and busy < IDLE_SHARE:
         backlog = min(backlog, running)
     return running, max(round_up(running * busy / BUSY_GOAL), backlog, 1)
@@ -87,18 +88,3 @@ def measure_workers(deadline: Deadline) -> tuple[int, int]:
 def round_up(value: float) -> int:
     """Round up, except a rounding error of the division above a whole number."""
     return math.ceil(value - 1e-9)
-
-
-_DUE_TOUCHES = """
-SELECT priority, count(*) FROM (
-    (SELECT level AS priority FROM unnest(ARRAY[0, 1, 2]) AS level CROSS JOIN LATERAL (
-         SELECT FROM scheduling_touch_live
-         WHERE state = 'scheduled' AND paused_by = '' AND priority = level AND due_at <= statement_timestamp()
-         ORDER BY due_at LIMIT %(most)s) AS touch)
-    UNION ALL
-    (SELECT priority FROM (
-        SELECT priority, due_at, state FROM scheduling_touch_live
-        WHERE state IN ('queued', 'running') ORDER BY lease_until LIMIT %(most)s
-     ) AS leased WHERE state = 'queued' AND due_at <= statement_timestamp())
-) AS due GROUP BY 1
-"""

@@ -31,7 +31,7 @@ from scheduling.ledger import locks, partitions
 from scheduling.ledger.touches import Sending, TouchDecision, touch_ledger
 from scheduling.ledger.transitions import AGE_UNKNOWN, Claim, Content, Ledger, Settlement
 from scheduling.models import Customer, Event, Touch
-from scheduling.monitoring import collectors, complaint_stats, statistics, wanted_numbers
+from scheduling.monitoring import collectors, complaint_stats, statistics
 from scheduling.operations import retention
 from scheduling.planning import cancellation
 from scheduling.policy.guards import GuardVerdict
@@ -163,7 +163,6 @@ def test_statements_of_passes_and_metrics_bound_their_index(matrix: MatrixBuilde
         "metrics": lambda: sql.rows(collectors._WAITING, most),
         "due within": lambda: statistics.count_due_within(timedelta(hours=1)),
         "overdue": statistics.count_overdue,
-        "wanted workers": lambda: sql.rows(wanted_numbers._DUE_TOUCHES, most),
         "undelivered guides": lambda: sql.rows(silence_events._UNDELIVERED, silent),
     }
     looks = {name: (act, r"touch_due", "priority") for name, act in due.items()} | {
