@@ -145,7 +145,7 @@ def filter_effective_state(value: str, as_of: datetime | None = None) -> Q:
     """Return the filter of a combined state: at `as_of`, or now.
 
     Raises:
-        KeyError: the value is unknown.
+        ValueError: the value is unknown.
     """
     due = Q(state="scheduled", paused_by="")
     meant = {
@@ -155,14 +155,9 @@ def filter_effective_state(value: str, as_of: datetime | None = None) -> Q:
         "paused": Q(state__in=WAITING) & ~Q(paused_by="") & (Q(due_at__lte=as_of) if as_of else Q()),
         "bad": Q(state__in=("failed", "unknown")),
     }
+    if value not in meant:
+        raise ValueError
     return meant[value]
-
-
-def _read_effective_state(value: str, as_of: datetime) -> Q:
-    try:
-        return filter_effective_state(value, as_of)
-    except KeyError:
-        raise ValueError from None
 
 
 def _filter_named_touch(term: str) -> Q:
@@ -200,7 +195,7 @@ TOUCH_ROWS = FilteredList(
     },
     ("due_at", "settled_at"),
     {},
-    {"status": _read_effective_state},
+    {"status": filter_effective_state},
 )  # fmt: skip
 
 
@@ -318,13 +313,23 @@ LISTS = {
 
 
 def get_list(over: str) -> BulkList:
-    return LISTS.get(over) or _load_leaf_lists()[over]
+    leaf_lists = {name: listed for app in integrations() for name, listed in app.bulk_lists.items()}
+    return LISTS.get(over) or leaf_lists[over]
 
 
 def find_row_action(name: str) -> RowAction | None:
     """Return the action of this name; None if there is none, for example after an upgrade."""
-    known = _load_leaf_lists().get(name.partition(".")[0])
-    return ROW_ACTIONS.get(name) or (known.actions.get(name) if known else None)
+    with suppress(KeyError):
+        return ROW_ACTIONS.get(name) or get_list(name.partition(".")[0]).actions[name]
+    return None
+
+
+def get_row_action(name: str) -> RowAction:
+    """As `find_row_action`. Raises `InvalidInput` if there is none."""
+    row_action = find_row_action(name)
+    if row_action is None:
+        raise InvalidInput.of("action", _("there is no “%(name)s”", name=name[:50]))
+    return row_action
 
 
 def matching_rows(row_action: RowAction, chosen: Mapping[str, str], as_of: datetime) -> QuerySet[Any]:
@@ -334,10 +339,6 @@ def matching_rows(row_action: RowAction, chosen: Mapping[str, str], as_of: datet
         InvalidInput: parameters have no meaning; the error names each.
     """
     return row_action.allowed_rows(get_list(row_action.over).rows.matching_rows(chosen, as_of))
-
-
-def _load_leaf_lists() -> dict[str, BulkList]:
-    return {over: listed for app in integrations() for over, listed in app.bulk_lists.items()}
 
 
 BATCH = 100  #: most rows per transaction
@@ -379,16 +380,10 @@ def start_bulk_action(
         action=action, filter=dict(chosen), actor=actor.user, actor_name=actor.name[:150], reason=actor.reason[:500],
         per_second=pace, as_of=min(as_of or at, at), next_at=at + after, given={**(given or {}), **restriction},
     )  # fmt: skip
-    row.total = count_matching(row)
-    _insert_exclusively(row)
-    log.info("bulk_action_started", id=str(row.pk), action=action, filter=row.filter, rows=row.total, actor=actor.name)
-    return row
-
-
-def _insert_exclusively(row: BulkAction) -> None:
-    """Insert the action under an advisory lock. Of two concurrent starts the second sees the first."""
+    with suppress(OperationalError), sql.limit_statement_time(settings.TIMEOUTS.bulk_count):
+        row.total = _matching_rows(row).count()
     with transaction.atomic():
-        with connection.cursor() as cursor:
+        with connection.cursor() as cursor:  # of two concurrent starts the second sees the first
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", [START_LOCK_ID])
         running = list(BulkAction.objects.filter(state=State.RUNNING).values_list("action", "filter", "given"))
         if (row.action, row.filter, row.given) in running:
@@ -398,6 +393,8 @@ def _insert_exclusively(row: BulkAction) -> None:
         row.save(force_insert=True)
         facts = [("action", None, row.action), ("rows", None, row.total)]
         record_action("started", row, label=row.action, actor=row.actor_name, reason=row.reason, changes=facts)
+    log.info("bulk_action_started", id=str(row.pk), action=action, filter=row.filter, rows=row.total, actor=actor.name)
+    return row
 
 
 def check_action(action: str, chosen: Mapping[str, str], as_of: datetime) -> RowAction:
@@ -406,21 +403,9 @@ def check_action(action: str, chosen: Mapping[str, str], as_of: datetime) -> Row
     Raises:
         InvalidInput: one has no meaning; the error names it.
     """
-    row_action = find_row_action(action)
-    if row_action is None:
-        raise InvalidInput.of("action", _("there is no “%(name)s”", name=action[:50]))
+    row_action = get_row_action(action)
     matching_rows(row_action, chosen, as_of)
     return row_action
-
-
-def count_matching(row: BulkAction) -> int | None:
-    """Return the number of matching rows, or None if the count takes longer than `TIMEOUTS.bulk_count`."""
-    rows = _matching_rows(row)
-    try:
-        with sql.limit_statement_time(settings.TIMEOUTS.bulk_count):
-            return rows.count()
-    except OperationalError:
-        return None
 
 
 def cancel_bulk_action(action_id: UUID, actor: Actor) -> None:
@@ -522,7 +507,7 @@ def run_batch(action_id: UUID, until: datetime) -> bool:
 
 
 def _process_batch(row: BulkAction, size: int, start: datetime) -> None:
-    row_action = _get_row_action(row)
+    row_action = get_row_action(row.action)
     rows = _matching_rows(row)
     if row.position:
         rows = rows.filter(pk__gt=row.position)
@@ -560,11 +545,4 @@ def _apply_to_row(row: BulkAction, row_action: RowAction, key: UUID, actor: Acto
 
 
 def _matching_rows(row: BulkAction) -> QuerySet[Any]:
-    return matching_rows(_get_row_action(row), row.filter, row.as_of)
-
-
-def _get_row_action(row: BulkAction) -> RowAction:
-    row_action = find_row_action(row.action)
-    if row_action is None:
-        raise InvalidInput.of("action", _("there is no “%(name)s”", name=row.action))
-    return row_action
+    return matching_rows(get_row_action(row.action), row.filter, row.as_of)
