@@ -349,11 +349,12 @@ def republish_touch(row: FailedTask, retry: Retry) -> Mapping[str, Any] | None:
     return text
 
 
-def withdraw_touch(row: FailedTask, task_id: UUID, as_new: bool) -> bool:
-    return deletion.delete_unclaimed_retry(task_id, keeps_slot=not as_new)
-
-
-REPUBLISHER = Republisher(republish_touch, read_touch_text, "scheduling.change_template", withdraw_touch)
+REPUBLISHER = Republisher(
+    republish_touch,
+    read_touch_text,
+    "scheduling.change_template",
+    lambda row, task_id, as_new: deletion.delete_unclaimed_retry(task_id, keeps_slot=not as_new),
+)
 
 
 def find_republisher(origin: str) -> Republisher | None:
@@ -405,9 +406,7 @@ def add_comment(failed_id: UUID, text: str, actor: Actor) -> FailedTaskComment:
     if not text or len(text) > MAX_COMMENT:
         raise InvalidInput.of("text", _("must have 1 to %(most)s characters", most=MAX_COMMENT))
     with transaction.atomic():
-        row = FailedTask.objects.select_for_update().filter(pk=failed_id).first()
-        if row is None:
-            raise NotFound(_("There is no failed task %(failed_id)s.", failed_id=failed_id))
+        row = _lock_failed_task(failed_id)
         if row.comments.count() >= MOST_COMMENTS:
             raise InvalidInput.of("text", _("The failed task has %(most)s comments already.", most=MOST_COMMENTS))
         return FailedTaskComment.objects.create(

@@ -32,8 +32,6 @@ from scheduling.policy.specs import CustomerSpec, EventSpec, NodeSpec, RuleSpec,
 from scheduling.templating import CannotRender, render_message
 
 MAX_LEVEL = 40  #: characters, as stored
-#: Starts of the fields of conditions that the event does not set.
-CUSTOMER_FIELDS = ("customer.",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +115,7 @@ def _preview_touch(
     steps = (("delay", event.occurred_at + matrix.delay_for(node, who, config.delay_rules, **scaled)), *moved)
     expires_at = due_at + node.expires_after
     template = template_for(node, event.chat_id, event.user_id, facts)
-    candidate = Candidate(
-        new_id(), node, who, template, event.chat_id, event.occurred_at, expires_at, facts=facts
-    )  # fmt: skip
+    candidate = Candidate(new_id(), node, who, template, event.chat_id, event.occurred_at, expires_at, facts=facts)
     context = GuardContext(
         rules=config.rules,
         paused=config.paused,
@@ -194,7 +190,7 @@ def check_eligibility(who: CustomerSpec, now: datetime) -> Eligibility:
         template = template_for(node, "", who.user_id, facts)
         touch = Candidate(new_id(), node, who, template, "", now, now + node.expires_after, facts=facts)
         verdict = guards.judge_touch(touch, context, now)
-        reads_event = any(not row.field.startswith(CUSTOMER_FIELDS) for each in node.conditions for row in each.rows())
+        reads_event = any(not row.field.startswith("customer.") for each in node.conditions for row in each.rows())
         answers.append(NodeVerdict(node, verdict, reads_event))
     usages = []
     for rule in config.rules:

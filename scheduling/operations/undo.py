@@ -88,7 +88,14 @@ def undo_act(act_id: UUID, actor: Actor) -> Undone:
         reversal = find_reversal(row.act)
         if actor.user is None or not actor.user.has_perm(reversal.permission):
             raise PermissionDenied
-        refusals = _take_back_rows(row, reversal, actor)
+        ordered = [str(key) for key in reversal.lock(row.keys)] if reversal.lock else []
+        refusals: list[AftertouchError] = []
+        for key in dict.fromkeys([*ordered, *row.keys]):  # rows that are deleted since come last, and are refused
+            try:
+                with transaction.atomic():
+                    reversal.take_back(key, actor, **row.given)
+            except AftertouchError as error:
+                refusals.append(error)
         if len(refusals) == len(row.keys):
             raise refusals[0]
         row.delete()
@@ -101,16 +108,3 @@ def undo_act(act_id: UUID, actor: Actor) -> Undone:
     if reversal.follow_up:  # only of acts on one row
         left.update(reversal.follow_up(row.keys[0], actor, **row.given))
     return Undone(row.label, done, sorted(left))
-
-
-def _take_back_rows(row: UndoableAct, reversal: Reversal, actor: Actor) -> list[AftertouchError]:
-    """Take back each row within a savepoint. Return the refusals."""
-    ordered = [str(key) for key in reversal.lock(row.keys)] if reversal.lock else []
-    refusals: list[AftertouchError] = []
-    for key in dict.fromkeys([*ordered, *row.keys]):  # rows that are deleted since come last, and are refused
-        try:
-            with transaction.atomic():
-                reversal.take_back(key, actor, **row.given)
-        except AftertouchError as error:
-            refusals.append(error)
-    return refusals
