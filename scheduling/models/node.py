@@ -344,9 +344,7 @@ class HarassmentRule(Versioned):
     #: {level: limit}, instead of `limit`.
     limits = models.JSONField(_("limits by level"), default=dict, blank=True)
     channel = models.CharField(_("only this channel"), max_length=64, default="", blank=True)
-    category = models.CharField(
-        _("only this category"), max_length=10, choices=Category, default="", blank=True
-    )  # fmt: skip
+    category = models.CharField(_("only this category"), max_length=10, choices=Category, default="", blank=True)
     tag = models.CharField(_("only nodes with this tag"), max_length=64, default="", blank=True)
     window = models.DurationField(_("window"), null=True, blank=True)
     quiet_from = models.TimeField(_("quiet from"), null=True, blank=True)

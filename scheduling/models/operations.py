@@ -104,9 +104,7 @@ class UndoableAct(models.Model):
 class DismissedChecklist(models.Model):
     """A user who has hidden the checklist of the first hour."""
 
-    user = models.OneToOneField(
-        settings.AUTH_USER_MODEL, primary_key=True, on_delete=models.CASCADE, related_name="+"
-    )  # fmt: skip
+    user = models.OneToOneField(settings.AUTH_USER_MODEL, primary_key=True, on_delete=models.CASCADE, related_name="+")
 
     class Meta:
         verbose_name = _("dismissed checklist")

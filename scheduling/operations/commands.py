@@ -99,9 +99,7 @@ def plan_touch_again(task_id: str, actor: Actor) -> None:
     repeats_unknown = old.retry_of is not None and unknown.filter(pk=old.retry_of).exists()
     if repeats_unknown or any(each.outcome == AttemptOutcome.UNKNOWN for each in old.attempts or ()):
         raise Conflict(IN_DOUBT)
-    insert_retry(
-        old.task_id, new_id(), max(old.due_at, sql.now()), as_new=False, expires_at=old.expires_at
-    )  # fmt: skip
+    insert_retry(old.task_id, new_id(), max(old.due_at, sql.now()), as_new=False, expires_at=old.expires_at)
 
 
 UNSENT = (TouchState.CANCELLED, TouchState.SUPPRESSED)

@@ -20,9 +20,7 @@ class CountedEvent(NamedTuple):
     types: Iterable[str]
 
 
-def load_event_times(
-    customer_ids: Iterable[int], types: Iterable[str], occurred_at: datetime
-) -> dict[int, EventTimes]:  # fmt: skip
+def load_event_times(customer_ids: Iterable[int], types: Iterable[str], occurred_at: datetime) -> dict[int, EventTimes]:
     """Return, by customer, the times of stored events of these types that count for events from `occurred_at` on.
 
     Call it after the locks.

@@ -178,9 +178,7 @@ def _judge_condition(touch: Candidate, context: GuardContext, now: datetime) -> 
     part = condition.failing(facts) if condition and facts else None
     if part is None or facts is None:
         return None
-    return GuardVerdict(
-        SUPPRESS, "condition", touch.node.version, part.show_observed(facts)[:200], str(part)[:200]
-    )  # fmt: skip
+    return GuardVerdict(SUPPRESS, "condition", touch.node.version, part.show_observed(facts)[:200], str(part)[:200])
 
 
 def _judge_conversation(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:

@@ -222,9 +222,7 @@ def next_opening(timing: TimingSpec, timezone: str, instant: datetime) -> dateti
     return min((start for start in starts if start is not None), default=instant)
 
 
-def open_spans(
-    timing: TimingSpec, timezone: str, since: datetime, days: int
-) -> list[tuple[datetime, datetime]]:  # fmt: skip
+def open_spans(timing: TimingSpec, timezone: str, since: datetime, days: int) -> list[tuple[datetime, datetime]]:
     """Return when the windows are open from the day of `since` on, in order. Spans that touch or overlap are joined."""
     found = []
     for window in timing.windows:
@@ -352,9 +350,7 @@ def list_calendars(stored: Sequence[Mapping[str, Any]] | None) -> list[tuple[int
     return [(place, each["calendar"]) for place, each in enumerate(stored or ()) if "calendar" in each]
 
 
-def compile_windows(
-    stored: Iterable[Mapping[str, Any]] | None, calendars: CalendarsSpec
-) -> tuple[SendWindow, ...]:  # fmt: skip
+def compile_windows(stored: Iterable[Mapping[str, Any]] | None, calendars: CalendarsSpec) -> tuple[SendWindow, ...]:
     """Return stored windows as values. A calendar that does not exist any more is replaced by the default one."""
     return tuple(_compile_window(each, calendars) for each in stored or ())
 

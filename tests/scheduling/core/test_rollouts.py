@@ -181,9 +181,7 @@ def test_failing_text_withdraws_the_canary(rollout_case: RolloutCase) -> None:
     rollout_case.speak()
     pass_time(minutes=5)
     advance_rollouts()
-    assert (rollout_case.state(), rollout_case.counts()) == (
-        ("withdrawn", "failures", 0, []), (ENOUGH, ENOUGH, 0)
-    )  # fmt: skip
+    assert (rollout_case.state(), rollout_case.counts()) == (("withdrawn", "failures", 0, []), (ENOUGH, ENOUGH, 0))
 
 
 def test_canary_without_figures_is_withdrawn_after_5_minutes(
