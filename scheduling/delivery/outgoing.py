@@ -77,12 +77,7 @@ class Deferred:
     delay: timedelta
 
 
-@dataclass(frozen=True, slots=True)
-class SendRefused:
-    """Not tried: a change after the verdict forbids it."""
-
-    verdict: GuardVerdict
-
-
-Untried = (Deferred, SendRefused)
-DeliveryResult = tuple[Delivery, Outcome | Deferred | SendRefused]
+#: Not tried: deferred, or a change after the verdict forbids it.
+Untried = (Deferred, GuardVerdict)
+SendResult = Outcome | Deferred | GuardVerdict
+DeliveryResult = tuple[Delivery, SendResult]

@@ -31,7 +31,7 @@ from scheduling.channels.http_client import before_first_byte
 from scheduling.channels.quota import NEAR_SLOT, Grant, HeldSlot, QuotaGate, SlotRequest, receiver_key
 from scheduling.delivery import presence, routing
 from scheduling.delivery.lanes import ReceiverLanes, report_lanes
-from scheduling.delivery.outgoing import LEASE, Deferred, Delivery, DeliveryResult, SendRefused, Untried
+from scheduling.delivery.outgoing import LEASE, Deferred, Delivery, DeliveryResult, SendResult, Untried
 from scheduling.delivery.routing import lane_key, target_digest
 from scheduling.ledger.failures import record_failed_touches
 from scheduling.ledger.touches import Stop, touch_ledger
@@ -67,7 +67,7 @@ Answer = TypeVar("Answer")
 #: The row was locked or the claim is no longer valid. Settling determines which.
 UNMARKED = Deferred("mark_failed", timedelta(seconds=2))
 #: By task id: None permits to send the touch. A time span asks again after it.
-Permits = dict[object, Deferred | SendRefused | timedelta | None]
+Permits = dict[object, Deferred | GuardVerdict | timedelta | None]
 
 
 @dataclass(slots=True)
@@ -261,9 +261,7 @@ class Sender:
             if any(delivery.question for delivery in rest):
                 margin += timedelta(seconds=NOTE_WAIT)
             stops = touch_ledger.mark_sending([delivery.sending for delivery in rest], margin=margin)
-            permits |= {
-                task_id: SendRefused(_verdict_for_stop(stop)) if stop else None for task_id, stop in stops.items()
-            }
+            permits |= {task_id: _verdict_for_stop(stop) if stop else None for task_id, stop in stops.items()}
         return permits, _list_sending_notes(chunk, permits)
 
     def _over_quota(self, chunk: list[Delivery]) -> Permits:
@@ -335,7 +333,7 @@ class Sender:
             await asyncio.wait({muting}, timeout=NOTE_WAIT)  # the result must be stored before its lease ends
         self._release(delivery, outcome)
 
-    def _release(self, delivery: Delivery, result: Outcome | Deferred | SendRefused) -> None:
+    def _release(self, delivery: Delivery, result: SendResult) -> None:
         """Release a delivery from its lane and report its result."""
         self.lanes[delivery.receiver].in_flight -= 1
         self._start_next(delivery.receiver)
@@ -355,7 +353,7 @@ class Sender:
 
     # --- settling -------------------------------------------------------------------------------------------------
 
-    def _report(self, delivery: Delivery, result: Outcome | Deferred | SendRefused) -> None:
+    def _report(self, delivery: Delivery, result: SendResult) -> None:
         if delivery.receiver:
             self.lanes.release(delivery.receiver, delivery.priority, granted=delivery.granted)
         with self._changed:
@@ -394,7 +392,7 @@ class Sender:
                 pause = min(pause * 2, 5)
 
 
-def _find_presence_blocks(deliveries: list[Delivery]) -> dict[object, SendRefused]:
+def _find_presence_blocks(deliveries: list[Delivery]) -> dict[object, GuardVerdict]:
     """Return the deliveries that a presence block stops now.
 
     The first question may be 20 seconds old: a chat continues while its message waits. Deliveries without a block are
@@ -406,7 +404,7 @@ def _find_presence_blocks(deliveries: list[Delivery]) -> dict[object, SendRefuse
     )
     monotonic = time.monotonic()
     return {
-        delivery.claim.task_id: SendRefused(verdict_for_presence_block(answer, delivery.instant(monotonic)))
+        delivery.claim.task_id: verdict_for_presence_block(answer, delivery.instant(monotonic))
         for delivery, answer in zip(asked, answers, strict=True)
         if answer
     }
@@ -424,7 +422,7 @@ def _list_sending_notes(deliveries: Sequence[Delivery], permits: Permits) -> lis
         (each.question, refusal is None)
         for each, refusal in asked
         if each.question and each.question.event_type in types
-        if refusal is None or (isinstance(refusal, SendRefused) and each.attempt == 1)
+        if refusal is None or (isinstance(refusal, GuardVerdict) and each.attempt == 1)
     ]
 
 
@@ -474,7 +472,7 @@ def _settle_results(results: Sequence[DeliveryResult]) -> None:
     """Settle in one transaction with the attempts and the failed tasks. Drop results with an outdated `lease_no`."""
     with transaction.atomic():
         ends = {delivery.claim: settlement_of(delivery, result) for delivery, result in results}
-        refused = {delivery.claim: result.verdict for delivery, result in results if isinstance(result, SendRefused)}
+        refused = {delivery.claim: result for delivery, result in results if isinstance(result, GuardVerdict)}
         attempts = {each.claim: _attempt(each, result) for each, result in results if not isinstance(result, Untried)}
         settled = touch_ledger.settle(ends, attempts=attempts, verdicts=refused)
         valid = [each for each in results if each[0].claim in settled]
@@ -515,7 +513,7 @@ def log_failed(task_id: UUID, trace_id: UUID | None, end: Settlement, **more: ob
     log.warning("touch_failed", task_id=str(task_id), trace_id=trace, state=end.state, reason=end.reason, **more)
 
 
-def settlement_of(delivery: Delivery, result: Outcome | Deferred | SendRefused) -> Settlement:
+def settlement_of(delivery: Delivery, result: SendResult) -> Settlement:
     ended = _settlement_by_result(delivery, result)
     return keep_outcome_unknown(ended) if delivery.with_unknown_outcome else ended
 
@@ -546,12 +544,12 @@ def decision_for(verdict: GuardVerdict) -> Settlement:
     return Settlement(state, verdict.rule, releases_cap_slot=True)
 
 
-def _settlement_by_result(delivery: Delivery, result: Outcome | Deferred | SendRefused) -> Settlement:
-    if isinstance(result, SendRefused):
-        if result.verdict.rule == NODE_DISABLED:
+def _settlement_by_result(delivery: Delivery, result: SendResult) -> Settlement:
+    if isinstance(result, GuardVerdict):
+        if result.rule == NODE_DISABLED:
             # The node may be on again. The next judgement decides, and its write checks the configuration version.
-            return Settlement("scheduled", result.verdict.rule, releases_cap_slot=True)
-        return decision_for(result.verdict)
+            return Settlement("scheduled", result.rule, releases_cap_slot=True)
+        return decision_for(result)
     if isinstance(result, Delivered):
         return Settlement("delivered")
     if isinstance(result, Deferred):
@@ -585,7 +583,7 @@ def _retry_settlement(delivery: Delivery, result: Transient | Unknown) -> Settle
     return Settlement("scheduled", result.reason, due_at=due_at)
 
 
-def without_detail(result: Outcome | Deferred | SendRefused) -> Outcome | Deferred:
+def without_detail(result: SendResult) -> Outcome | Deferred:
     """Return the result without its details, for one that could not be stored. It must not cause another send."""
     if isinstance(result, Delivered):
         return Delivered()
@@ -596,7 +594,7 @@ def without_detail(result: Outcome | Deferred | SendRefused) -> Outcome | Deferr
     return Permanent("internal_error")
 
 
-def _attempt(delivery: Delivery, outcome: Outcome | Deferred | SendRefused) -> Attempt:
+def _attempt(delivery: Delivery, outcome: SendResult) -> Attempt:
     """Return the stored form of a call of a channel."""
     return Attempt(
         delivery.attempt,
