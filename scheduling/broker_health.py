@@ -76,13 +76,13 @@ class Connection(pyamqp.Connection):
 
     def _on_blocked(self) -> None:
         self.blocked = True
-        broker_alarm.mark_blocked()
+        broker_alarm.log_change(blocked=True)
         if self.publishing:
             raise BrokerBlocked("the broker takes no messages")
 
     def _on_unblocked(self) -> None:
         self.blocked = False
-        broker_alarm.mark_unblocked()
+        broker_alarm.log_change(blocked=False)
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
         """Close the connection. Keep the first blocked one to hear the end of the alarm; discard others.
@@ -102,17 +102,12 @@ class BrokerAlarm:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: Connection | None = None
-        self._logged = False
+        self._blocked = False
 
-    def mark_blocked(self) -> None:
-        if not self._logged:
-            self._logged = True
-            log.warning("broker_blocked")
-
-    def mark_unblocked(self) -> None:
-        if self._logged:
-            self._logged = False
-            log.warning("broker_unblocked")
+    def log_change(self, *, blocked: bool) -> None:
+        if blocked != self._blocked:
+            self._blocked = blocked
+            log.warning("broker_blocked" if blocked else "broker_unblocked")
 
     def keep_connection(self, connection: Connection) -> bool:
         with self._lock:

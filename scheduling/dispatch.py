@@ -203,19 +203,19 @@ MESSAGE_LIMIT = 500  #: ids per message
 DELIVER_TASK = "scheduling.deliver"
 
 
-def publish_touches(wakeups: Sequence[WakeUp], nodes: Mapping[int, NodeSpec]) -> int:
-    """Publish wake-ups, grouped by queue, channel and due time. Return the number of messages.
+def publish_touches(wakeups: Sequence[WakeUp], nodes: Mapping[int, NodeSpec]) -> None:
+    """Publish wake-ups, grouped by queue, channel and due time.
 
     A channel gets messages of its own, so that a slow one delays no other. Nodes that `nodes` lacks share messages: a
     snapshot may be older than a new node. Raises nothing: if the broker is unavailable, the leases of the rows expire
     and they are dispatched again.
     """
     if not wakeups:
-        return 0
+        return
     messages = list(build_wakeup_messages(wakeups, nodes))
     if broker_alarm.is_on():
         log.warning("wakeups_lost", messages=len(messages), error="the broker takes no messages")
-        return 0
+        return
     try:
         with (
             current_app.producer_pool.acquire(block=True, timeout=settings.TIMEOUTS.broker_producer) as producer,
@@ -232,11 +232,8 @@ def publish_touches(wakeups: Sequence[WakeUp], nodes: Mapping[int, NodeSpec]) ->
                 )
     except (OperationalError, OSError, TimeoutError) as error:
         log.warning("wakeups_lost", messages=len(messages), error=str(error))
-        return 0
     except Exception:
         log.exception("wakeups_lost", messages=len(messages))
-        return 0
-    return len(messages)
 
 
 def build_wakeup_messages(

@@ -30,9 +30,8 @@ class Cancellation:
         self.events = events
         self.customers = customers
         self.reasons: dict[UUID, str] = {}  #: by planned touch: why it is stored as cancelled
-        self.kept_touches: dict[
-            UUID, list[UUID]
-        ] = {}  #: by event: the waiting touches because of which it planned nothing
+        #: By event: the waiting touches because of which it planned nothing.
+        self.kept_touches: dict[UUID, list[UUID]] = {}
 
     def cancel_waiting(self) -> None:
         """Cancel stored, unsent touches that an event of the batch makes obsolete (`cancel_on`).
@@ -74,7 +73,13 @@ class Cancellation:
             {kind for _, each, _ in revocable for kind in each.node.cancel_on},
             min(event.occurred_at for event, _, _ in revocable),
         )
-        following = self._later_events()
+        # For each event, the later events of the batch for the same customer that may cancel touches.
+        following: dict[UUID, list[EventSpec]] = {}
+        rest: dict[str, list[EventSpec]] = defaultdict(list)
+        for event in reversed(self.events):
+            following[event.id] = list(rest[event.user_id])
+            if event.type in self.config.cancelling:
+                rest[event.user_id].append(event)
         for event, each, task_id in revocable:
             for kind in sorted(each.node.cancel_on - {event.type}):
                 latest = happened.get((self.customers[event.user_id], kind))
@@ -83,16 +88,6 @@ class Cancellation:
             for other in following[event.id]:
                 if other.type in each.node.cancel_on and other.occurred_at >= event.occurred_at:
                     self.reasons.setdefault(task_id, f"event:{other.type}")
-
-    def _later_events(self) -> dict[UUID, list[EventSpec]]:
-        """Return, for each event, the later events of the batch for the same customer that may cancel touches."""
-        following: dict[UUID, list[EventSpec]] = {}
-        rest: dict[str, list[EventSpec]] = defaultdict(list)
-        for event in reversed(self.events):
-            following[event.id] = list(rest[event.user_id])
-            if event.type in self.config.cancelling:
-                rest[event.user_id].append(event)
-        return following
 
     def _apply_on_repeat(self, planned: list[Planned]) -> list[Planned]:
         """Apply `on_repeat`.

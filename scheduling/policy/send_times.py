@@ -65,12 +65,6 @@ def _is_free_for_holiday(day: date, country: str) -> bool:
     return day in _load_holidays(country) or (day.weekday() < 5 and not is_official_working_day(day, country))
 
 
-def is_working_day(day: date, country: str, own: Mapping[date, bool]) -> bool:
-    """Return whether people work on this day. A day of `own` has precedence."""
-    found = own.get(day)
-    return is_official_working_day(day, country) if found is None else found
-
-
 SPREAD = timedelta(minutes=2)  #: over which touches start after `not_before`, and when quiet hours end
 OPENING_SPREAD = timedelta(minutes=10)  #: over which touches start when a send window opens
 SEARCHED_DAYS = 400
@@ -86,7 +80,8 @@ class CalendarSpec:
     days: Mapping[date, bool] = field(default_factory=dict)  #: own days: True is open, False is closed
 
     def is_working(self, day: date) -> bool:
-        return is_working_day(day, self.country, self.days)
+        own = self.days.get(day)
+        return is_official_working_day(day, self.country) if own is None else own
 
     def is_closed(self, day: date) -> bool:
         """Return whether it is an own closed day or a public holiday. An ordinary weekend is not."""

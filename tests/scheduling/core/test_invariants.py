@@ -56,7 +56,7 @@ def test_broker_outage_loses_no_touch(shop: Shop, valkey: redis.Redis, monkeypat
         assert dispatch.rescue_lost_work() == (0, 0), "it is not known how long the queue is"
         began = time.monotonic()
         wakeups = [dispatch.WakeUp(task_id, Touch.objects.get().due_at, 1, 0)]
-        assert dispatch.publish_touches(wakeups, {}) == 0
+        dispatch.publish_touches(wakeups, {})
         assert time.monotonic() - began < WAIT_LIMIT  # what waits for ever is what must not be
     pools.reset()
     current_app.amqp._producer_pool = None
