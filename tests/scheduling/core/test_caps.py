@@ -27,7 +27,6 @@ from tests.scheduling.core.conftest import (
     deliver_when_due,
     expire_lease,
     fall_due,
-    pass_time,
     rows,
     sendings,
 )
@@ -315,19 +314,6 @@ def test_cap_priority_retry_with_slot_is_not_waited_for(shop: Shop) -> None:
     (low,) = deliver_when_due(*shop.record_event("a").task_ids)
 
     assert (low.state, low.reason) == ("delivered", "")
-
-
-def test_cap_window_rolls(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
-    matrix.node(guard_dedupe="ignore")
-    for expected in ("delivered", "delivered", "delivered", "suppressed"):
-        (row,) = deliver_when_due(*record_event().task_ids)
-        assert row.state == expected
-        pass_time(hours=1)
-    pass_time(hours=20)
-    (row,) = deliver_when_due(*record_event().task_ids)
-    assert row.state == "delivered", "the first is a day old"
-    (row,) = deliver_when_due(*record_event().task_ids)
-    assert row.state == "suppressed", "the second is not"
 
 
 def test_cap_count_only_touch_uses_a_slot(matrix: MatrixBuilder, record_event: RecordEvent) -> None:

@@ -155,18 +155,6 @@ def test_retry_of_unknown_takes_over_the_slot(create_failed_task: CreateFailedTa
     assert deliver_when_due(task_id)[0].state == "delivered"
 
 
-def test_refused_retry_of_unknown_stays_unknown(
-    create_failed_task: CreateFailedTask, receiver: ScriptedReceiver
-) -> None:
-    """I8: the refusal is no evidence about the first attempt."""
-    row = create_failed_task("hang_up")
-    receiver.script = [422]
-    (again,) = deliver_when_due(failed_tasks.retry_failed_task(row.pk, ANN))
-    assert (again.state, again.reason) == ("unknown", "http_422")
-    assert again.reserved_at is not None
-    assert FailedTask.objects.get(state="open").failure == "unknown"
-
-
 @pytest.mark.parametrize("delivered", [True, False])
 def test_resolve_unknown_keeps_or_frees_the_slot(
     create_failed_task: CreateFailedTask, record_event: RecordEvent, delivered: bool

@@ -207,12 +207,6 @@ def test_guard_cap_defers_if_touch_lives_long_enough() -> None:
     assert (mortal.decision, mortal.rule, mortal.next_eligible_at) == (SUPPRESS, "cap", free_at)
 
 
-def test_guard_lowered_cap_gives_exact_next_time() -> None:
-    lowered = replace(CAP, limit=2)
-    verdict = judge_touch(candidate(), around(rules=(lowered,), slots=[slot(1), slot(2), slot(10), slot(20)]), NOON)
-    assert verdict.next_eligible_at == NOON + 22 * HOUR  # 20 h and 10 h ago leave, then 2 h ago does
-
-
 def test_guard_cap_unsettled_slots_defer_until_lease() -> None:
     """Or for a second, where the lease is over."""
     first, second = NOON + timedelta(seconds=20), NOON + timedelta(seconds=40)

@@ -177,18 +177,6 @@ def test_long_backlog_repeats_few_wakeups(waiting: Waiting) -> None:
     assert repeated == 4
 
 
-def test_cancel_and_mark_of_a_claim_exclude_each_other(waiting: Waiting) -> None:
-    first, second = waiting(2)
-    marked, called_off = claim_one(first), claim_one(second)
-    touch_ledger.mark_sending(sendings(marked))
-
-    assert touch_ledger.cancel([first, second], reason="by:ann") == {second}
-
-    assert touch_ledger.mark_sending(sendings(called_off)) == {}
-    row = Touch.objects.get(pk=second)
-    assert (row.state, row.reason, row.attempt, row.lease_until) == ("cancelled", "by:ann", 0, None)
-
-
 def test_mark_sending_marks_once_with_enough_lease(waiting: Waiting) -> None:
     (task_id,) = waiting(1)
     claim = claim_one(task_id)
