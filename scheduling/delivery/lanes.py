@@ -54,6 +54,20 @@ REMEMBERED = 10_000  #: receivers, beside those with deliveries
 FORGOTTEN_AT_ONCE = 100  #: receivers
 REPORTED = 1_000  #: receivers in the report of a process: the resting ones, then the busiest
 
+FAILURES_TO_REST = 5  #: in a row, after which the circuit breaker of a receiver rests
+#: Seconds of the first rest. It is longer than any call, so a failed trial is recorded before the rest ends.
+FIRST_REST = 30.0
+LONGEST_REST = 600.0
+DEAD_REASONS = frozenset({"dns", "connect", "connect_timeout", "proxy", "tls", "timeout"})
+
+
+def is_receiver_dead(outcome: Outcome) -> bool:
+    """Return whether an outcome indicates that no receiver answers.
+
+    Any answer, also an error, shows a live receiver.
+    """
+    return isinstance(outcome, (Transient, Unknown)) and outcome.reason in DEAD_REASONS
+
 
 class LaneLoad(NamedTuple):
     """What a process knows of a receiver, or all processes together."""
@@ -68,7 +82,11 @@ class LaneLoad(NamedTuple):
 
 @dataclass(slots=True)
 class ReceiverLane:
-    """The deliveries of this process to one receiver, and how fast it takes them. Times are monotonic seconds."""
+    """The deliveries of this process to one receiver, how fast it takes them, and its circuit breaker.
+
+    Times are monotonic seconds. An admitted call without a recorded outcome costs only the first, short rest. A
+    half-open trial delays the next trial by that rest.
+    """
 
     limit: int  #: most calls in flight
     waiting: tuple[deque[Delivery], ...] = field(default_factory=lambda: tuple(deque() for _ in Priority))
@@ -78,6 +96,10 @@ class ReceiverLane:
     duration: float = 0.0  #: smoothed seconds in flight; 0: no call has ended
     chat_id: str = ""  #: of the latest delivery
     next_at: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  #: last instant given, by priority
+    failures: int = 0  #: in a row
+    rest: float = FIRST_REST  #: seconds after the next failure
+    shut_until: float = 0.0
+    on_trial: bool = False
 
     @property
     def rate(self) -> float:
@@ -124,13 +146,43 @@ class ReceiverLane:
         self.next_at[priority] = free_at
         return free_at
 
+    def admit_call(self, now: float) -> float:
+        """Return 0 if a call may start now, or the seconds that the circuit breaker still rests.
+
+        The first call after a rest is the trial.
+        """
+        if self.failures < FAILURES_TO_REST:
+            return 0.0
+        if now < self.shut_until:
+            return self.shut_until - now
+        self.shut_until, self.on_trial = now + FIRST_REST, True
+        return 0.0
+
+    def remaining_rest(self, now: float, *, trials: int = 0) -> float:
+        """Return 0 if a call could start now, or the seconds to wait. Changes nothing.
+
+        After a rest only one call can start: none if the caller already has `trials`.
+        """
+        if self.failures < FAILURES_TO_REST:
+            return 0.0
+        return max(self.shut_until - now, FIRST_REST if trials else 0.0)
+
+    def record_outcome(self, outcome: Outcome, now: float) -> None:
+        """Count a failure, or reset the failures after any answer."""
+        if not is_receiver_dead(outcome):
+            self.failures, self.rest, self.on_trial = 0, FIRST_REST, False
+            return
+        self.failures += 1
+        if self.on_trial:  # failures of calls that were already in flight add no information
+            self.rest, self.on_trial = min(self.rest * 2, LONGEST_REST), False
+        self.shut_until = now + self.rest
+
 
 class ReceiverLanes:
-    """The lanes of a process by receiver, with their circuit breakers. Thread-safe, except for `waiting` of a lane."""
+    """The lanes of a process by receiver. Thread-safe, except for `waiting` of a lane."""
 
     def __init__(self) -> None:
         self._lanes: OrderedDict[str, ReceiverLane] = OrderedDict()
-        self._breaker = Breaker()
         self._held = 0
         self._lock = threading.Lock()
 
@@ -144,7 +196,7 @@ class ReceiverLanes:
         now = time.monotonic()
         with self._lock:
             lane = self._open_lane(receiver, channel)
-            rest = self._breaker.remaining_rest(receiver, now, trials=own + lane.held)
+            rest = lane.remaining_rest(now, trials=own + lane.held)
             if rest:
                 return "target_down", lane.reserve_instant(now + rest, priority)
             held, share = self._held + total, lane.held + own
@@ -192,26 +244,25 @@ class ReceiverLanes:
     def admit_call(self, receiver: str, now: float) -> float:
         """Return 0 if a call may start now, or the seconds that the receiver's circuit breaker still rests."""
         with self._lock:
-            return self._breaker.admit(receiver, now)
+            return self._lanes[receiver].admit_call(now)
 
     def end_call(self, receiver: str, outcome: Outcome, now: float, started_at: float) -> None:
         """Record the outcome and the duration of a call."""
         with self._lock:
             self._lanes[receiver].note_duration(now - started_at)
-            self._breaker.record(receiver, outcome, now)
+            self._lanes[receiver].record_outcome(outcome, now)
 
     def list_busy(self) -> list[LaneLoad]:
         """Return the receivers with deliveries in this process, with a rest, or with instants given ahead."""
         now = time.monotonic()
         with self._lock:
-            rests = self._breaker.resting_targets(now)
             found = [
                 LaneLoad(
                     key, lane.chat_id, lane.in_flight, max(lane.held - lane.in_flight, 0), round(lane.rate, 2),
-                    round(rests.get(key, 0.0), 1),
+                    round(lane.remaining_rest(now), 1),
                 )
                 for key, lane in self._lanes.items()
-                if lane.held or key in rests or max(lane.next_at) > now
+                if lane.held or lane.remaining_rest(now) or max(lane.next_at) > now
             ]  # fmt: skip
         return sorted(found, key=lambda each: (-each.rest, -each.held, -each.in_flight))[:REPORTED]
 
@@ -219,98 +270,16 @@ class ReceiverLanes:
         lane = self._lanes.get(receiver)
         if lane is None:
             if len(self._lanes) >= REMEMBERED:
-                # Forget the first lanes. Those that hold deliveries move to the end, so that the next call sees
-                # others.
+                # Forget the first lanes. Those that hold deliveries or rest move to the end, so that the next call
+                # sees others.
+                now = time.monotonic()
                 for key in list(islice(self._lanes, FORGOTTEN_AT_ONCE)):
-                    if self._lanes[key].held:
+                    if self._lanes[key].held or self._lanes[key].remaining_rest(now):
                         self._lanes.move_to_end(key)
                     else:
                         del self._lanes[key]
             lane = self._lanes[receiver] = ReceiverLane(getattr(channel, "at_once", IN_FLIGHT_PER_TARGET))
         return lane
-
-
-# --- circuit breaker --------------------------------------------------------------------------------------------------
-
-
-DEAD_REASONS = frozenset({"dns", "connect", "connect_timeout", "proxy", "tls", "timeout"})
-
-
-def is_receiver_dead(outcome: Outcome) -> bool:
-    """Return whether an outcome indicates that no receiver answers.
-
-    Any answer, also an error, shows a live receiver.
-    """
-    return isinstance(outcome, (Transient, Unknown)) and outcome.reason in DEAD_REASONS
-
-
-@dataclass(slots=True)
-class _TargetState:
-    rest: float  #: seconds after the next failure
-    failures: int = 0  #: in a row
-    shut_until: float = 0.0  #: seconds on the caller's clock
-    on_trial: bool = False
-
-
-class Breaker:
-    """The circuit breakers of one process, by target. `now` is monotonic seconds. Not thread-safe.
-
-    An admitted attempt without a recorded outcome costs only the first, short rest. A half-open trial delays the next
-    trial by that rest. The rest is longer than any call, so a failed trial is recorded before it ends.
-    """
-
-    def __init__(self, failures: int = 5, rest: float = 30.0, longest: float = 600.0, remember: int = 10_000) -> None:
-        self._limit = failures
-        self._rest = rest
-        self._longest = longest
-        self._remember = remember  # targets; the one with the oldest last failure is dropped first
-        self._rows: OrderedDict[str, _TargetState] = OrderedDict()
-
-    def admit(self, target_key: str, now: float) -> float:
-        """Return 0 if an attempt may start now, else the seconds to wait.
-
-        The first attempt after a rest is the trial.
-        """
-        row = self._rows.get(target_key)
-        if row is None or row.failures < self._limit:
-            return 0.0
-        if now < row.shut_until:
-            return row.shut_until - now
-        row.shut_until = now + self._rest
-        row.on_trial = True
-        return 0.0
-
-    def remaining_rest(self, target_key: str, now: float, *, trials: int) -> float:
-        """Return 0 if an attempt could start now, else the seconds to wait. Changes nothing.
-
-        After a rest only one attempt can start: none if the caller already has `trials`.
-        """
-        row = self._rows.get(target_key)
-        if row is None or row.failures < self._limit:
-            return 0.0
-        return max(row.shut_until - now, self._rest if trials else 0.0)
-
-    def record(self, target_key: str, outcome: Outcome, now: float) -> None:
-        """Count a failure, or reset the target's failures after any answer."""
-        if not is_receiver_dead(outcome):
-            self._rows.pop(target_key, None)
-            return
-        row = self._rows.setdefault(target_key, _TargetState(self._rest))
-        self._rows.move_to_end(target_key)
-        row.failures += 1
-        if row.on_trial:  # failures of calls that were already in flight add no information
-            row.rest, row.on_trial = min(row.rest * 2, self._longest), False
-        row.shut_until = now + row.rest
-        if len(self._rows) > self._remember:
-            self._rows.popitem(last=False)
-
-    def resting_targets(self, now: float) -> dict[str, float]:
-        """Return the resting targets with their remaining seconds, for metrics and the dashboard."""
-        return {
-            key: row.shut_until - now
-            for key, row in self._rows.items()
-            if row.failures >= self._limit and row.shut_until > now
-        }
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------

@@ -508,7 +508,7 @@ def test_submitted_trial_counts_before_its_call_starts() -> None:
         held.hold("robot", channel, 1)
         held.end_call("robot", Transient("connect"), at, at)
         held.release("robot", 1, granted=False)
-    (rest,) = held._breaker._rows.values()
+    (rest,) = held._lanes.values()
     rest.shut_until = at
     assert held.find_wait("robot", channel, 1, own=0, total=0) is None
 
@@ -533,7 +533,7 @@ def test_resting_receiver_gets_one_trial_and_the_rest_no_verdict(shop: Shop) -> 
     assert min(row.due_at for row in found) > Touch.objects.earliest("created_at").created_at + timedelta(seconds=25)
     assert len(list_verdicts()) == judged
 
-    (rest,) = sender().lanes._breaker._rows.values()
+    (rest,) = sender().lanes._lanes.values()
     rest.shut_until = time.monotonic()
     found = deliver_when_due(*ids)
     assert Counter(row.reason for row in found) == {"connect": 1, "target_down": 11}
