@@ -37,9 +37,16 @@ def deliver(task_ids: list[str]) -> None:
     pipeline.deliver_touches([UUID(task_id) for task_id in task_ids])
 
 
-@shared_task(name="scheduling.dispatch_due", is_tick=True)
-def dispatch_due() -> None:
-    dispatch.dispatch_due_touches()
+# Passes that are one call of the domain.
+dispatch_due = shared_task(name="scheduling.dispatch_due", is_tick=True)(dispatch.dispatch_due_touches)
+scan_inactive = shared_task(name="scheduling.scan_inactive", is_tick=True)(own_events.scan_inactive_customers)
+follow_touches = shared_task(name="scheduling.follow_touches", is_tick=True)(own_events.record_ends)
+erase_customers = shared_task(name="scheduling.erase_customers", is_tick=True)(erasure.continue_erasures)
+advance_rollouts = shared_task(name="scheduling.advance_rollouts", is_tick=True)(rollouts.advance_rollouts)
+run_next_replay = shared_task(name="scheduling.run_replay", is_tick=True)(drafts.run_next_replay)
+continue_bulk_actions = shared_task(name="scheduling.continue_bulk_actions", is_tick=True)(
+    bulk_actions.continue_bulk_actions
+)
 
 
 @shared_task(name="scheduling.rescue", is_tick=True)
@@ -48,27 +55,12 @@ def rescue() -> None:
         dispatch.dispatch_waiting_touches()  # touches with a lost wake-up have waited long enough
 
 
-@shared_task(name="scheduling.scan_inactive", is_tick=True)
-def scan_inactive() -> None:
-    own_events.scan_inactive_customers()
-
-
-@shared_task(name="scheduling.follow_touches", is_tick=True)
-def follow_touches() -> None:
-    own_events.record_ends()
-
-
 @shared_task(name="scheduling.delete_expired", is_tick=True)
 def delete_expired_data() -> None:
     retention.delete_expired_rows()
     imports.discard_stale_imports()
     SessionStore.clear_expired()
     webhooks.delete_old_messages()
-
-
-@shared_task(name="scheduling.erase_customers", is_tick=True)
-def erase_customers() -> None:
-    erasure.continue_erasures()
 
 
 @shared_task(name="scheduling.request_webhooks", is_tick=True)
@@ -88,21 +80,6 @@ def request_webhooks() -> None:
 @shared_task(name="scheduling.send_webhooks", is_tick=True)
 def send_webhooks() -> None:
     outbox_sender().wake()
-
-
-@shared_task(name="scheduling.advance_rollouts", is_tick=True)
-def advance_rollouts() -> None:
-    rollouts.advance_rollouts()
-
-
-@shared_task(name="scheduling.run_replay", is_tick=True)
-def run_next_replay() -> None:
-    drafts.run_next_replay()
-
-
-@shared_task(name="scheduling.continue_bulk_actions", is_tick=True)
-def continue_bulk_actions() -> None:
-    bulk_actions.continue_bulk_actions()
 
 
 @shared_task(name="scheduling.request_imports", is_tick=True)
