@@ -113,7 +113,7 @@ def preview(request: HttpRequest, imagined: Query[ImaginedCustomer]) -> dict[str
 
 
 def _read_touch(task_id: UUID) -> dict[str, Any]:
-    row = queries.find_touch(task_id)
+    row = queries.prefetch_trace(Touch.objects.filter(pk=task_id)).first()
     if row is None:
         raise NotFound(f"There is no touch {task_id}.")
     return _serialize_touches([row])[0]

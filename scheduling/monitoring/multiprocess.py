@@ -48,7 +48,11 @@ def share_metrics() -> None:
         if free < MIN_FREE_BYTES:
             log.warning("metrics_not_shared", folder=str(folder), free=free, needed=MIN_FREE_BYTES)
             return
-        _merge_ended_if_free(folder)
+        with _lock_folder(folder, START_LOCK_TIMEOUT) as ours:
+            if ours:
+                merge_ended_processes(folder)
+            else:  # the next reader folds them
+                log.warning("metrics_not_merged", folder=str(folder))
     except OSError as error:
         log.warning("metrics_not_shared", folder=str(folder), error=str(error))
         return
@@ -93,18 +97,6 @@ def _lock_folder(folder: Path, time_limit: float) -> Iterator[bool]:
             else:
                 yield True
                 return
-
-
-def _merge_ended_if_free(folder: Path) -> None:
-    """Fold the files of ended processes, unless another process keeps the folder locked.
-
-    The next reader folds them too.
-    """
-    with _lock_folder(folder, START_LOCK_TIMEOUT) as ours:
-        if ours:
-            merge_ended_processes(folder)
-        else:
-            log.warning("metrics_not_merged", folder=str(folder))
 
 
 def merge_ended_processes(folder: Path) -> None:

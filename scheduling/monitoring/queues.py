@@ -123,20 +123,14 @@ def _read_redis_stats(channel: Any, names: Sequence[str]) -> list[QueueStats]:
         pipe.execute_command("EVAL", _UNACKED, 1, channel.global_keyprefix + channel.unacked_key, SAMPLE)
         *found, (total, *sample) = pipe.execute()
     keys = [key.decode() for key in sample]
-    return [
-        QueueStats(
-            name, length, _compute_oldest_age(oldest), round(total * keys.count(name) / len(keys)) if keys else 0
-        )
-        for name, length, oldest in zip(names, found[::2], found[1::2], strict=True)
-    ]  # fmt: skip
-
-
-def _compute_oldest_age(oldest: bytes | None) -> float | None:
-    """Return the age in seconds; 0 if the queue is empty, None if the message has no time."""
-    if oldest is None:
-        return 0.0
-    instant = read_publication_time(oldest)
-    return None if instant is None else max(0.0, time.time() - instant.timestamp())
+    stats = []
+    for name, length, oldest in zip(names, found[::2], found[1::2], strict=True):
+        age: float | None = 0.0
+        if oldest is not None:
+            published_at = read_publication_time(oldest)
+            age = None if published_at is None else max(0.0, time.time() - published_at.timestamp())
+        stats.append(QueueStats(name, length, age, round(total * keys.count(name) / len(keys)) if keys else 0))
+    return stats
 
 
 def _read_declared_length(connection: Any, name: str) -> int | None:

@@ -55,10 +55,6 @@ def query_touches(
     return list(found.order_by("-pk")[:limit]), last
 
 
-def find_touch(task_id: UUID) -> Touch | None:
-    return prefetch_trace(Touch.objects.filter(pk=task_id)).first()
-
-
 def prefetch_trace(touches: QuerySet[Touch]) -> QuerySet[Touch]:
     """Load events, nodes and customers with any number of touches in one query."""
     return touches.select_related("event", "node", "customer")

@@ -6,7 +6,7 @@ not stored as events. Such a touch may move as if the customer had been inactive
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from math import inf
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from django.conf import settings
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.models import Count, Q
 
 from scheduling import sql
@@ -36,7 +36,6 @@ from scheduling.planning.earlier_events import CountedEvent, count_before
 from scheduling.policy.matrix import collect_facts, find_due_time
 from scheduling.policy.node_conditions import NodeCondition, compile_condition
 from scheduling.policy.profile import read_profile
-from scheduling.policy.send_times import CalendarsSpec
 from scheduling.policy.specs import CustomerSpec, DelayRulesSpec, EventSpec, NodeSpec, RuleSpec, hash_to_percent
 
 TOUCHES = ("waiting touch", "waiting touches")
@@ -222,12 +221,8 @@ def _iterate_batches(node: NodeSpec, rules: DelayRulesSpec) -> Iterator[tuple[UU
     passive = list(EventType.objects.filter(is_activity=False).values_list("key", flat=True))
     after = UUID(int=0)
     while True:
-        with connection.cursor() as cursor:
-            cursor.execute(
-                _WAITING,
-                {"node": node.id, "after": after, "limit": BATCH, "dynamic": node.dynamic, "passive": passive},
-            )
-            rows = cursor.fetchall()
+        parameters = {"node": node.id, "after": after, "limit": BATCH, "dynamic": node.dynamic, "passive": passive}
+        rows = sql.rows(_WAITING, parameters)
         found = [_movement(WaitingTouch(*row), node, rules) for row in rows]
         yield after, [each for each in found if each]
         if len(rows) < BATCH:
@@ -258,7 +253,7 @@ SELECT t.task_id, t.due_at, t.planned_at, e.occurred_at, c.level, c.timezone, c.
             WHEN c.last_active_at < e.occurred_at THEN c.last_active_at
             ELSE (SELECT max(o.occurred_at) FROM scheduling_event AS o
                   WHERE o.customer_id = t.customer_id AND o.occurred_at < e.occurred_at
-                    AND o.type <> ALL(%(passive)s::text[]))
+                    AND o.type <> ALL(%(passive)b::text[]))
        END, statement_timestamp()
 FROM scheduling_touch_live AS t
     JOIN scheduling_event AS e ON e.id = t.event_id
@@ -303,23 +298,17 @@ def list_impacts(planned: ChangePlan, within: timedelta | None = None) -> list[I
         rules = delay_rules_spec(change.after)
     moves = preview_moves([node for node in delayed if counts.get(node.id)], rules, within)
     moved = {node.id: moves.get(node.id, MoveCounts()) for node in delayed}
-    failing = _count_failing(planned, counts)
-    return [
-        Impact(snapshot.nodes[pk].key, verb, counts.get(pk, 0), moved.get(pk), failing.get(pk))
-        for pk, verb in affected.items()
-    ]
-
-
-def _count_failing(planned: ChangePlan, counts: Mapping[int, int]) -> dict[int, FailingCount]:
-    """Return, by node with waiting touches and a new condition, how many of them would not meet it now."""
-    found = {}
+    failing: dict[int, FailingCount] = {}  # by node with waiting touches and a new condition
     for change in planned.of("nodes"):
         before, after = change.before, change.after
         if before and after and counts.get(before.pk) and after.when and after.when != before.when:
             condition = compile_condition(after.when)
             if condition:
-                found[before.pk] = count_failing(before.pk, condition)
-    return found
+                failing[before.pk] = count_failing(before.pk, condition)
+    return [
+        Impact(snapshot.nodes[pk].key, verb, counts.get(pk, 0), moved.get(pk), failing.get(pk))
+        for pk, verb in affected.items()
+    ]
 
 
 def _nodes_with_new_delay(planned: ChangePlan, snapshot: Snapshot) -> list[NodeSpec]:
@@ -331,24 +320,21 @@ def _nodes_with_new_delay(planned: ChangePlan, snapshot: Snapshot) -> list[NodeS
         change = edited.get(node.id)
         after, own = node, False
         if change:
-            after = _edited_node(node, change.after, snapshot.calendars)
+            row = change.after
+            after = replace(
+                node,
+                delay=row.delay,
+                dynamic=row.dynamic,
+                delay_rules=own_delay_rules(row.delay_rules),
+                expires_after=row.expires_after,
+                timing=timing_spec(row, snapshot.calendars),
+            )
             # Entries are compared, because they have the defaults of own delay rules.
             old, new = (change.section.write_entry(row) for row in (change.before, change.after))
             own = any(old[column] != new[column] for column in DELAY_COLUMNS)
         if own or (rules_change and after.dynamic and after.delay_rules is None):
             found.append(after)
     return found
-
-
-def _edited_node(node: NodeSpec, row: Node, calendars: CalendarsSpec) -> NodeSpec:
-    return replace(
-        node,
-        delay=row.delay,
-        dynamic=row.dynamic,
-        delay_rules=own_delay_rules(row.delay_rules),
-        expires_after=row.expires_after,
-        timing=timing_spec(row, calendars),
-    )
 
 
 def move_after_plan(planned: ChangePlan, within: timedelta | None = None) -> MoveCounts:
