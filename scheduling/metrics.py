@@ -131,7 +131,8 @@ def never_raises(measure: Callable[Words, None]) -> Callable[Words, None]:
         try:
             measure(*args, **kwargs)
         except Exception as error:
-            log.warning("metric_not_recorded", measure=measure.__name__, about=repr(args[:1])[:80], error=str(error))
+            metric = getattr(args[0], "_name", "") if args else ""
+            log.warning("metric_not_recorded", measure=measure.__name__, metric=metric, error=str(error))
 
     return safely
 
