@@ -34,7 +34,7 @@ from scheduling.configuration.file.notation import ANY_MAPPING, SECONDS, WHOLE, 
 from scheduling.configuration.file.section import Change, Field, Key, Listed, Place, Section, Stamp
 from scheduling.configuration.validation import check_retry_delays
 from scheduling.error_text import ErrorText as _
-from scheduling.errors import ErrorCollector
+from scheduling.errors import ErrorCollector, InvalidInput
 from scheduling.models import WAITING
 from scheduling.models.versioned import rules_of
 from scheduling.strict_text import find_unstorable_text
@@ -339,9 +339,9 @@ class Pausable(Section):
 
     def read_entry(
         self, entry: dict[str, Any], position: int, path: str, earlier: Mapping[Key, Listed], plan: Plan
-    ) -> Listed | None:
+    ) -> Listed:
         one = super().read_entry(entry, position, path, earlier, plan)
-        if one is not None and isinstance(address := one.row.browser.get("cdp_url"), str):
+        if address := one.row.browser.get("cdp_url"):
             one.row.browser["cdp_url"] = normalize_address(address)
         return one
 
@@ -352,10 +352,9 @@ class Pausable(Section):
     def find_secrets(self, entry: Mapping[str, Any]) -> Iterable[Place]:
         return [("browser", *path.split(".")) for path in SECRETS.values()]
 
-    def find_forbidden_secret(self, kept: Iterable[Place], stored: Any, row: Any) -> tuple[str, str] | None:
+    def check_kept_secrets(self, kept: Iterable[Place], stored: Any, row: Any) -> None:
         if needs_new_password(stored, row.browser.get("proxy_url", "")):
-            return PASSWORD, _("must be entered with the user name for another proxy")
-        return None
+            raise InvalidInput.of(PASSWORD, _("must be entered with the user name for another proxy"))
 
     def store(self, change: Change, stamp: Stamp) -> None:
         super().store(change, stamp)
@@ -404,7 +403,7 @@ class Platforms(Pausable):
         shared = plan.once("shared browsers", lambda: list(find_shared_browsers(shops, _map_templates(plan))))
         for shop, problem in shared:
             if shop.platform.key == one.row.key:
-                plan.problem(f"{one.path}.{PROVIDER}", problem)
+                raise InvalidInput.of(PROVIDER, problem)
 
     def note_changes(self, changes: Sequence[Change], plan: Plan) -> None:
         note_waiting_jobs(changes, plan, "shop__platform")
@@ -467,12 +466,12 @@ class Shops(Pausable):
         first = profiles.setdefault(one.row.profile, one.path)
         if first != one.path:
             problem = _("browser profile “%(profile)s” is used at %(path)s too", profile=one.row.profile, path=first)
-            plan.problem(f"{one.path}.profile_id", problem)
+            raise InvalidInput.of("profile_id", problem)
         browsers = plan.once("browsers of the file", lambda: self._map_unlisted_browsers(plan))
         own, template = one.row.browser.get("cdp_url", ""), _map_templates(plan).get(one.row.platform.key, "")
         address = find_browser_address(own, template, one.row.shop_id)
         if address and (other := browsers.setdefault(address, one.path)) != one.path:
-            plan.problem(f"{one.path}.{PROVIDER}", _("this browser is used at %(path)s too", path=other))
+            raise InvalidInput.of(PROVIDER, _("this browser is used at %(path)s too", path=other))
 
     def _map_unlisted_browsers(self, plan: Plan) -> dict[str, str]:
         absent = (row for key, row in plan.stored(self).items() if key not in plan.listed[self.name])

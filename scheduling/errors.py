@@ -24,6 +24,9 @@ class FieldError:
     field: str
     message: str
 
+    def __str__(self) -> str:
+        return _("%(path)s: %(message)s", path=self.field, message=self.message)
+
 
 class AftertouchError(Exception):
     """The action failed."""
@@ -36,7 +39,7 @@ class InvalidInput(AftertouchError):
     """The input is not accepted."""
 
     def __init__(self, *errors: FieldError) -> None:
-        super().__init__("; ".join(f"{error.field}: {error.message}" for error in errors))
+        super().__init__("; ".join(map(str, errors)))
         self.errors: Sequence[FieldError] = errors
 
     @classmethod

@@ -208,9 +208,7 @@ def read_json(text: str, *, most: int = FIELD_SIZE) -> Any:
         return decode_json(text.encode("utf-8", "surrogatepass"))
     except InvalidInput as error:
         first = error.errors[0]
-        raise InvalidText(
-            _("%(field)s: %(what)s", field=first.field, what=first.message) if first.field else first.message
-        ) from None
+        raise InvalidText(str(first) if first.field else first.message) from None
 
 
 def decode_json(body: bytes, *, array: str = "") -> Any:

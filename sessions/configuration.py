@@ -10,7 +10,7 @@ from scheduling.configuration.file.notation import SEND_WINDOWS, list_of, text
 from scheduling.configuration.file.section import Key, Listed, Reference, Section
 from scheduling.configuration.file.sections import list_window_calendars
 from scheduling.error_text import ErrorText as _
-from scheduling.errors import ErrorCollector
+from scheduling.errors import ErrorCollector, InvalidInput
 from scheduling.models import Calendar
 from scheduling.models.versioned import rules_of
 from scheduling.policy.send_times import check_windows
@@ -84,7 +84,7 @@ class SilencePolicies(Section):
 
     def read_entry(
         self, entry: dict[str, Any], position: int, path: str, earlier: Mapping[Key, Listed], plan: Plan
-    ) -> Listed | None:
+    ) -> Listed:
         if "tag" in entry and "key" not in entry:
             entry = {("key" if name == "tag" else name): value for name, value in entry.items()}
         return super().read_entry(entry, position, path, earlier, plan)
@@ -98,7 +98,7 @@ class SilencePolicies(Section):
         kind = one.row.after == CUSTOMER, tuple(one.row.tags)
         first = plan.once("tags", dict).setdefault(kind, one.path)
         if first != one.path:
-            plan.problem(f"{one.path}.tags", _("are those of %(other)s", other=first))
+            raise InvalidInput.of("tags", _("are those of %(other)s", other=first))
 
     def list_references(self, row: Any) -> Iterator[Reference]:
         yield from list_window_calendars("hours", row.hours)

@@ -132,7 +132,7 @@ def translate_error(text: str) -> str:
 
 def translate_errors(error: Exception) -> list[str]:
     """Return the lines of an error that may have several."""
-    problems = error.problems if isinstance(error, InvalidConfiguration) else [error]
+    problems = error.errors if isinstance(error, InvalidConfiguration) else [error]
     return [translate_error(str(each)) for each in problems]
 
 

@@ -170,7 +170,7 @@ def put_config(request: HttpRequest, response: HttpResponse, wish: Query[Publica
             answer = _publish_given(request, given, wish, expected)
     except apply.InvalidConfiguration as error:
         # A place is named as in all errors of the API: `nodes.2.template`.
-        fields = [FieldError(_PLACE.sub(r".\1", each.path), each.message) for each in error.problems]
+        fields = [FieldError(_PLACE.sub(r".\1", each.field), each.message) for each in error.errors]
         raise InvalidInput(*fields) from error
     except apply.OutdatedVersion as error:
         raise Problem(

@@ -22,13 +22,13 @@ from django.db.models.functions import Now
 from scheduling import replica, sql
 from scheduling.configuration import snapshot
 from scheduling.configuration.file import apply, document
-from scheduling.configuration.file.apply import ChangePlan, FileProblem, InvalidConfiguration
+from scheduling.configuration.file.apply import ChangePlan, InvalidConfiguration
 from scheduling.configuration.file.section import Change, Stamp
 from scheduling.configuration.file.sections import sections
 from scheduling.configuration.snapshot import Snapshot
 from scheduling.error_text import ErrorText
 from scheduling.error_text import ErrorText as _
-from scheduling.errors import AftertouchError, Conflict
+from scheduling.errors import AftertouchError, Conflict, FieldError
 from scheduling.experiments.replay import choose_window, replay_events
 from scheduling.models import ConfigDraft
 from scheduling.operations.failed_tasks import Actor
@@ -81,7 +81,7 @@ def read_draft(text: str) -> tuple[dict[str, Any], ChangePlan]:
     allowed = list_draft_sections()
     if foreign := [name for name in given if name not in (*allowed, "version") and name in sections()]:
         problem = _("a draft cannot change this; allowed: %(known)s", known=", ".join(allowed))
-        raise InvalidConfiguration([FileProblem(name, problem) for name in foreign])
+        raise InvalidConfiguration(*(FieldError(name, problem) for name in foreign))
     return given, apply.plan_changes(given)
 
 
@@ -286,7 +286,7 @@ def run_next_replay() -> bool:
         )  # fmt: skip
         outcome = {"state": State.DONE, "result": result}
     except (AftertouchError, InvalidText) as error:
-        outcome["problems"] = [ErrorText.dump(str(each)) for each in getattr(error, "problems", [error])]
+        outcome["problems"] = [ErrorText.dump(str(each)) for each in getattr(error, "errors", [error])]
     except Exception as error:
         outcome["problems"] = [ErrorText.dump(f"{type(error).__name__}: {error}"[:2000])]
         log.exception("replay_failed", draft=draft.pk)

@@ -26,10 +26,10 @@ PROGRAMS = (
     "sessions/chat_hooks.py", "sessions/frames.py", "sessions/websocket/",
 )  # fmt: skip
 ERRORS = {
-    "FieldError", "FileProblem", "InvalidInput", "Conflict", "NotFound", "InvalidText",
+    "FieldError", "InvalidInput", "Conflict", "NotFound", "InvalidText",
     "InvalidValue", "InvalidSetting", "InvalidTemplate", "CannotRender", "UnreadableFile", "UnusableRow", "of",
 }  # fmt: skip
-COLLECTORS = {"add", "problem"}  #: with field and text
+COLLECTORS = {"add"}  #: with field and text
 
 
 @each_row(

@@ -19,9 +19,9 @@ from scheduling import sql
 from scheduling.audit import record_action
 from scheduling.configuration.file.document import VERSION, export_document
 from scheduling.configuration.file.section import Change, Key, Listed, Section, Stamp, is_retired
-from scheduling.configuration.file.sections import RESERVED, sections
+from scheduling.configuration.file.sections import sections
 from scheduling.error_text import ErrorText as _
-from scheduling.errors import AftertouchError, Conflict
+from scheduling.errors import Conflict, ErrorCollector, FieldError, InvalidInput
 from scheduling.models import Configuration
 from scheduling.models.encrypted import Unreadable
 
@@ -29,23 +29,17 @@ LOCK_WAIT = 10.0  #: seconds
 _LOCK = "SELECT pg_advisory_xact_lock(hashtext('scheduling_configuration.document'))::text"
 
 
-@dataclass(frozen=True, slots=True)
-class FileProblem:
-    """A problem in the file. `str()` gives `nodes[2].template: there is no template “x”`."""
+class InvalidConfiguration(InvalidInput):
+    """The file cannot be applied. Fields are places: `nodes[2].template`. The first error of a place is reported."""
 
-    path: str
-    message: str
+    def __init__(self, *errors: FieldError) -> None:
+        first: dict[str, FieldError] = {}
+        for error in errors:
+            first.setdefault(error.field, error)
+        super().__init__(*first.values())
 
     def __str__(self) -> str:
-        return _("%(path)s: %(message)s", path=self.path, message=self.message)
-
-
-class InvalidConfiguration(AftertouchError):
-    """The file cannot be applied."""
-
-    def __init__(self, problems: Sequence[FileProblem]) -> None:
-        super().__init__("\n".join(str(problem) for problem in problems))
-        self.problems = problems
+        return "\n".join(map(str, self.errors))
 
 
 @dataclass(frozen=True)
@@ -64,7 +58,7 @@ class ChangePlan:
 
 
 class Plan:
-    """One file being read: the rows that it lists, the stored rows, and the problems."""
+    """One file being read: the rows that it lists, and the stored rows."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.document = document
@@ -74,31 +68,12 @@ class Plan:
             self.section_of.setdefault(section.model, section)
         self.listed: dict[str, dict[Key, Listed]] = {}
         self.notes: list[str] = []
-        self._problems: dict[str, str] = {}
         self._stored: dict[str, dict[Key, Any]] = {}
         self._in_use: dict[str, dict[Key, Any]] = {}
         self._found: dict[str, Any] = {}
 
-    def problem(self, path: str, message: str) -> None:
-        """Add a problem. The first one of a place is reported."""
-        self._problems.setdefault(path, message)
-
-    def missing_row(self, path: str, model: type[Model], key: str) -> None:
-        self.problem(path, _("there is no %(noun)s “%(name)s”", noun=_(self.section_of[model].noun), name=key))
-
-    def has_problem(self, path: str) -> bool:
-        """Return whether there is a problem at `path` or below it."""
-        return any(_is_in(path, each) for each in self._problems)
-
-    def raise_problems(self, *names: str) -> None:
-        """Raise the problems of these sections.
-
-        Raises:
-            InvalidConfiguration: there is one.
-        """
-        found = [each for each in self._problems.items() if any(_is_in(name, each[0]) for name in names)]
-        if found:
-            raise InvalidConfiguration([FileProblem(path, message) for path, message in found])
+    def describe_missing(self, model: type[Model], key: str) -> str:
+        return _("there is no %(noun)s “%(name)s”", noun=_(self.section_of[model].noun), name=key)
 
     def note(self, text: str) -> None:
         """Add a remark about something that is allowed and may be a mistake."""
@@ -136,67 +111,64 @@ class Plan:
         return [row for row in rows if section.may_be_unlisted(row)]
 
 
-def _is_in(outer: str, path: str) -> bool:
-    return path == outer or path.startswith((f"{outer}.", f"{outer}["))
-
-
 def plan_changes(document: Mapping[str, Any]) -> ChangePlan:
     """Compare a file with the stored configuration. Reads only, with a number of queries that rows do not change.
 
     Raises:
-        InvalidConfiguration: with the problems of the first section that has any.
+        InvalidConfiguration: with the errors of the first section that has any.
     """
     plan = Plan(document)
-    _check_top_level(plan)
-    given = [section for name, section in plan.sections.items() if name in document]
-    for section in given:
-        plan.listed[section.name] = section.read(document[section.name], plan)
-    for section in given:
-        for one in plan.listed[section.name].values():
-            section.check(one, plan)
-        plan.raise_problems(section.name)
-    changes = [change for section in given for change in section.list_changes(plan)]
-    if used := list(dict.fromkeys(_find_used_retirements(plan, changes))):
-        raise InvalidConfiguration(used)
+    try:
+        _check_top_level(plan)
+        given = [section for name, section in plan.sections.items() if name in document]
+        for section in given:
+            plan.listed[section.name] = section.read(document[section.name], plan)
+        for section in given:
+            found = ErrorCollector()
+            for one in plan.listed[section.name].values():
+                with found.within(one.path):
+                    section.check(one, plan)
+            found.raise_if_any()
+        changes = [change for section in given for change in section.list_changes(plan)]
+        _check_retirements(plan, changes)
+    except InvalidInput as error:
+        raise InvalidConfiguration(*error.errors) from None
     return ChangePlan(changes, plan.notes, frozenset(plan.listed))
 
 
 def _check_top_level(plan: Plan) -> None:
+    found = ErrorCollector()
     version = plan.document.get("version", VERSION)
     if version != VERSION or isinstance(version, bool):
-        plan.problem("version", _("must be %(version)s", version=VERSION))
-    unknown = [name for name in plan.document if name not in plan.sections and name != "version"]
-    for name in unknown:
-        if name in RESERVED:
-            plan.problem(name, _("this section needs app “%(app)s”, which is not installed", app=RESERVED[name]))
-        else:
-            known = ", ".join(["version", *plan.sections])
-            plan.problem(name, _("is not known here; known are %(known)s", known=known))
-    plan.raise_problems("version", *unknown)
+        found.add("version", _("must be %(version)s", version=VERSION))
+    known = ", ".join(["version", *plan.sections])
+    for name in plan.document:
+        if name not in plan.sections and name != "version":
+            found.add(name, _("is not known here; known are %(known)s", known=known))
+    found.raise_if_any()
 
 
-def _find_used_retirements(plan: Plan, changes: Sequence[Change]) -> Iterator[FileProblem]:
-    """Yield a problem for each row that the file retires although a row that the file does not list refers to it."""
+def _check_retirements(plan: Plan, changes: Sequence[Change]) -> None:
+    """Refuse to retire a row to which a row refers that the file does not list."""
     retired = {(each.section.name, each.label) for each in changes if each.verb == "retired"}
     models = {each.section.model for each in changes if each.verb == "retired"}
+    found = ErrorCollector()
     for section in plan.sections.values():
         if not models & section.referred_models:
             continue
         given = section.name in plan.listed
         for row in plan.unlisted(section) if given else plan.in_use(section.model).values():
             for _place, model, key in section.list_references(row):
-                name = plan.section_of[model].name
-                if (name, key) in retired:
-                    yield FileProblem(
-                        name,
+                owner = plan.section_of[model]
+                if (owner.name, key) in retired:
+                    found.add(
+                        owner.name,
                         _(
                             "%(noun)s “%(key)s” is not listed, but %(other)s “%(user)s” still uses it",
-                            noun=_(plan.sections[name].noun),
-                            key=key,
-                            other=_(section.noun),
-                            user=section.label(row),
+                            noun=_(owner.noun), key=key, other=_(section.noun), user=section.label(row),
                         ),
-                    )
+                    )  # fmt: skip
+    found.raise_if_any()
 
 
 def store_plan(document: Mapping[str, Any], planned: ChangePlan, stamp: Stamp) -> None:
@@ -205,7 +177,7 @@ def store_plan(document: Mapping[str, Any], planned: ChangePlan, stamp: Stamp) -
     Raises:
         Conflict: another transaction changed the same rows since the plan, or locks the tables for 10 s.
     """
-    with hold_sections(planned.given):
+    with hold_sections(document):
         fresh = plan_changes(document)
         if [each.signature for each in fresh.changes] != [each.signature for each in planned.changes]:
             raise Conflict(_("another user changed the configuration at the same time; nothing was stored, try again"))

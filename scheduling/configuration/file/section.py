@@ -19,7 +19,7 @@ from django.utils.translation import override
 from scheduling.configuration.file.notation import REQUIRED, Notation, derive_notation
 from scheduling.error_text import ErrorText
 from scheduling.error_text import ErrorText as _
-from scheduling.errors import InvalidInput, join_path
+from scheduling.errors import ErrorCollector, FieldError, InvalidInput
 from scheduling.models.encrypted import EncryptedJSONField, Sealed, Unreadable
 from scheduling.strict_text import is_same_json
 
@@ -83,7 +83,6 @@ class Listed:
     entry: Mapping[str, Any]
     row: Any
     stored: Any  #: the row with the same key; None for a new one
-    wrong: frozenset[str]  #: names of fields without a valid value
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +201,11 @@ class Section:
         """
 
     def check_among(self, one: Listed, plan: Plan) -> None:
-        """Add problems and notes about a valid row among the others, as they will be after the file is applied."""
+        """Check a valid row among the others, as they will be after the file is applied, and add notes.
+
+        Raises:
+            InvalidInput: by place in the entry.
+        """
 
     def list_references(self, row: Any) -> Iterator[Reference]:
         """Yield the place, the model and the key of each row that a valid row needs."""
@@ -218,9 +221,12 @@ class Section:
         """Return the places of secrets in an entry."""
         return ()
 
-    def find_forbidden_secret(self, kept: Iterable[Place], stored: Any, row: Any) -> tuple[str, str] | None:
-        """Return the place and the problem if these secrets may not be kept: they would be sent to another address."""
-        return None
+    def check_kept_secrets(self, kept: Iterable[Place], stored: Any, row: Any) -> None:
+        """Check that secrets which the file keeps are not sent to another address.
+
+        Raises:
+            InvalidInput: by place in the entry.
+        """
 
     def may_be_unlisted(self, row: Any) -> bool:
         """Return whether no person wrote this row, so that the file need not list it."""
@@ -232,49 +238,63 @@ class Section:
     # --- the file → rows ---
 
     def read(self, given: Any, plan: Plan) -> dict[Key, Listed]:
+        """Return the rows of the section by key.
+
+        Raises:
+            InvalidInput: by place in the file.
+        """
         listed: dict[Key, Listed] = {}
-        for position, (path, entry) in enumerate(self.list_entries(given, plan)):
-            one = self.read_entry(entry, position, path, listed, plan)
-            if one is not None and listed.setdefault(one.key, one) is not one:
-                first = listed[one.key].path
-                plan.problem(path, _("“%(name)s” is listed already, at %(path)s", name=self.label(one.row), path=first))
+        found = ErrorCollector()
+        for position, (path, entry) in enumerate(self.list_entries(given)):
+            with found.within(path):
+                if not isinstance(entry, dict):
+                    raise InvalidInput.of("", _("must be a mapping"))
+                self.add(self.read_entry(entry, position, path, listed, plan), listed)
+        found.raise_if_any()
         return listed
 
-    def list_entries(self, given: Any, plan: Plan) -> Iterator[tuple[str, dict[str, Any]]]:
+    def list_entries(self, given: Any) -> list[tuple[str, Any]]:
+        """Return the place and the value of each entry."""
         if not isinstance(given, list):
-            plan.problem(self.name, _("must be a list"))
-            return
-        for position, entry in enumerate(given):
-            if isinstance(entry, dict):
-                yield f"{self.name}[{position}]", entry
-            else:
-                plan.problem(f"{self.name}[{position}]", _("must be a mapping"))
+            raise InvalidInput.of(self.name, _("must be a list"))
+        return [(f"{self.name}[{position}]", entry) for position, entry in enumerate(given)]
+
+    def add(self, one: Listed, listed: dict[Key, Listed]) -> None:
+        first = listed.setdefault(one.key, one)
+        if first is not one:
+            what = _("“%(name)s” is listed already, at %(path)s", name=self.label(one.row), path=first.path)
+            raise InvalidInput.of("", what)
 
     def read_entry(
         self, entry: dict[str, Any], position: int, path: str, earlier: Mapping[Key, Listed], plan: Plan
-    ) -> Listed | None:
-        """Return the row of an entry; None without its key."""
+    ) -> Listed:
+        """Return the row of an entry.
+
+        Raises:
+            InvalidInput: by place in the entry.
+        """
+        found = ErrorCollector()
         fields = self.choose_fields(entry)
         key = self.identify(entry, earlier)
         stored = plan.stored(self).get(key) if all(isinstance(each, (str, int)) for each in key) else None
-        restored, kept = self._restore_secrets(entry, stored, path, plan)
-        values, wrong = read_fields(restored, fields, path, plan, rest=bool(self.settings))
-        self._resolve_references(fields, values, wrong, path, plan)
-        defaults = self.defaults(values, position, stored)
+        restored, kept = self._restore_secrets(entry, stored, found)
+        values = read_fields(restored, fields, found, rest=bool(self.settings))
+        for field in fields:  # references are to rows as they will be after the file is applied
+            if field.related and (name := values.get(field.name)) is not None:
+                values[field.name] = plan.in_use(field.related).get((name,))
+                if values[field.name] is None:
+                    found.add(field.path, plan.describe_missing(field.related, name))
+        found.raise_if_any()
         row = copy(stored) if stored is not None else self.new_row()
         row.retired_at = None
+        values = deepcopy(self.defaults(values, position, stored)) | values
         for field in fields:
-            if field.name in values:
-                field.put(row, values[field.name])
-            elif field.name not in wrong:
-                field.put(row, deepcopy(defaults[field.name]))
+            field.put(row, values[field.name])
         if self.settings:
             setattr(row, self.settings, {name: restored[name] for name in restored.keys() - self.own_keys})
-        if not wrong.isdisjoint(self.identity):
-            return None
-        if kept and (found := self.find_forbidden_secret(kept, stored, row)):
-            plan.problem(f"{path}.{found[0]}", found[1])
-        return Listed(path, key, entry, row, stored, frozenset(wrong))
+        if kept:
+            self.check_kept_secrets(kept, stored, row)
+        return Listed(path, key, entry, row, stored)
 
     def identify(self, entry: Mapping[str, Any], earlier: Mapping[Key, Listed]) -> Key:
         return tuple(entry.get(column) for column in self.identity)
@@ -290,34 +310,22 @@ class Section:
     def own_keys(self) -> set[str]:
         return {field.path.partition(".")[0] for field in self.fields}
 
-    def _resolve_references(
-        self, fields: Sequence[Field], values: dict[str, Any], wrong: set[str], path: str, plan: Plan
-    ) -> None:
-        """Replace keys of other rows by these rows, as they will be after the file is applied."""
-        for field in fields:
-            if field.related and (key := values.get(field.name)) is not None:
-                values[field.name] = plan.in_use(field.related).get((key,))
-                if values[field.name] is None:
-                    plan.missing_row(f"{path}.{field.path}", field.related, key)
-                    del values[field.name]
-                    wrong.add(field.name)
-
     def check(self, one: Listed, plan: Plan) -> None:
-        """Add the problems of a row: its own, and if there are none, those among the other rows."""
-        fields = [field for field in self.choose_fields(one.row) if field.name not in one.wrong]
+        """Check a row by itself, and then among the other rows.
+
+        Raises:
+            InvalidInput: by place in the entry.
+        """
+        fields = self.choose_fields(one.row)
         try:
             self.check_values({field.name: field.get(one.row) for field in fields}, one, plan)
+            check_row(one.row, {field.name for field in fields if field.related})
         except InvalidInput as error:
-            for each in error.errors:
-                plan.problem(join_path(one.path, self.path_of(each.field)), each.message)
-        read = one.wrong | {field.name for field in fields if field.related}
-        for name, message in list_row_problems(one.row, read):
-            plan.problem(join_path(one.path, self.path_of(name)), message)
-        if not plan.has_problem(one.path):
-            self.check_among(one, plan)
-            for place, model, key in self.list_references(one.row):
-                if (key,) not in plan.in_use(model):
-                    plan.missing_row(join_path(one.path, place), model, key)
+            raise InvalidInput(*(FieldError(self.path_of(each.field), each.message) for each in error.errors)) from None
+        self.check_among(one, plan)
+        for place, model, key in self.list_references(one.row):
+            if (key,) not in plan.in_use(model):
+                raise InvalidInput.of(place, plan.describe_missing(model, key))
 
     def path_of(self, name: str) -> str:
         """Return where the file writes a value. A dot leads inside the value."""
@@ -426,22 +434,21 @@ class Section:
         return self.write_entry(stored) if stored is not None else {}
 
     def _restore_secrets(
-        self, entry: dict[str, Any], stored: Any, path: str, plan: Plan
+        self, entry: dict[str, Any], stored: Any, found: ErrorCollector
     ) -> tuple[dict[str, Any], list[Place]]:
         """Replace the marks of kept secrets by the stored values. Return also the places of these."""
         kept = [place for place in self.find_secrets(entry) if find_value(entry, place) == KEPT]
         if not kept:
             return entry, kept
         entry, former = deepcopy(entry), self.entry_to_keep(stored, entry)
-        for place in tuple(kept):
+        for place in kept:
             value = find_value(former, place)
             if value and not isinstance(value, Sealed):
                 put_value(entry, place, value)
                 continue
-            kept.remove(place)
             sealed = any(isinstance(each, Sealed) for each in _list_leaves(former))
             problem = _("what is stored cannot be read here") if sealed else _("there is nothing stored to keep")
-            plan.problem(".".join((path, *place)), problem)
+            found.add(".".join(place), problem)
         return entry, kept
 
 
@@ -454,11 +461,8 @@ class SingleRow(Section):
 
     identity = ()
 
-    def list_entries(self, given: Any, plan: Plan) -> Iterator[tuple[str, dict[str, Any]]]:
-        if isinstance(given, dict):
-            yield self.name, given
-        else:
-            plan.problem(self.name, _("must be a mapping"))
+    def list_entries(self, given: Any) -> list[tuple[str, Any]]:
+        return [(self.name, given)]
 
     def new_row(self) -> Any:
         return self.model(pk=1)
@@ -475,37 +479,31 @@ class SingleRow(Section):
 
 
 def read_fields(
-    entry: Mapping[str, Any], fields: Sequence[Field], path: str, plan: Plan, *, rest: bool = False
-) -> tuple[dict[str, Any], set[str]]:
-    """Return the valid values of an entry by name, and the names of those that are not. Absent keys are left out.
+    entry: Mapping[str, Any], fields: Sequence[Field], found: ErrorCollector, *, rest: bool = False
+) -> dict[str, Any]:
+    """Return the valid values of an entry by name, and add an error for each of the others. Absent keys are left out.
 
-    With `rest`, unknown keys are left to the caller; otherwise they are problems.
+    With `rest`, unknown keys are left to the caller; otherwise they are errors.
     """
-    given = dict(_flatten(entry, "", {field.path for field in fields}, path, plan, rest))
+    given = dict(_flatten(entry, "", {field.path for field in fields}, found, rest))
     values: dict[str, Any] = {}
-    wrong: set[str] = set()
     for field in fields:
-        place = f"{path}.{field.path}"
         try:
-            if field.path not in given:
-                if field.default is REQUIRED:
-                    raise ValueError(_("is missing"))
-            elif given[field.path] is None and field.nullable:
-                values[field.name] = None
-            else:
-                values[field.name] = field.notation.read(given[field.path])
-        except InvalidInput as error:
-            wrong.add(field.name)
-            for each in error.errors:
-                plan.problem(join_path(place, each.field), each.message)
+            with found.within(field.path):
+                if field.path not in given:
+                    if field.default is REQUIRED:
+                        raise ValueError(_("is missing"))
+                elif given[field.path] is None and field.nullable:
+                    values[field.name] = None
+                else:
+                    values[field.name] = field.notation.read(given[field.path])
         except ValueError as error:
-            wrong.add(field.name)
-            plan.problem(place, str(error))
-    return values, wrong
+            found.add(field.path, str(error))
+    return values
 
 
 def _flatten(
-    entry: Mapping[str, Any], prefix: str, known: set[str], path: str, plan: Plan, rest: bool
+    entry: Mapping[str, Any], prefix: str, known: set[str], found: ErrorCollector, rest: bool
 ) -> Iterator[tuple[str, Any]]:
     """Yield the path and the value of each known key. A group that is null is as absent."""
     for key, item in entry.items():
@@ -515,17 +513,20 @@ def _flatten(
         elif "." in key or not any(each.startswith(f"{inner}.") for each in known):
             if not (rest and not prefix):
                 names = sorted({each.removeprefix(prefix).split(".")[0] for each in known if each.startswith(prefix)})
-                plan.problem(f"{path}.{inner}", _("is not known here; known are %(known)s", known=", ".join(names)))
+                found.add(inner, _("is not known here; known are %(known)s", known=", ".join(names)))
         elif isinstance(item, dict):
-            yield from _flatten(item, f"{inner}.", known, path, plan, rest)
+            yield from _flatten(item, f"{inner}.", known, found, rest)
         elif item is not None:
-            plan.problem(f"{path}.{inner}", _("must be a mapping"))
+            found.add(inner, _("must be a mapping"))
 
 
-def list_row_problems(row: models.Model, read: Collection[str]) -> list[tuple[str, str]]:
-    """Return the columns and the problems that `full_clean` finds, except of columns that are read already.
+def check_row(row: models.Model, read: Collection[str]) -> None:
+    """Check what `full_clean` checks, except columns that are read already.
 
     The keys of entries are unique, and constraints of the database would be a query for each row.
+
+    Raises:
+        InvalidInput: by column.
     """
     try:
         row.full_clean(exclude=read, validate_unique=False, validate_constraints=False)
@@ -533,8 +534,8 @@ def list_row_problems(row: models.Model, read: Collection[str]) -> list[tuple[st
         found = [(name, each) for name, errors in error.error_dict.items() for each in errors]
         found.sort(key=lambda each: not isinstance(each[1].message, ErrorText))  # those of rules are more precise
         with override("en"):
-            return [(name, str(message)) for name, each in found for message in each]
-    return []
+            problems = [FieldError(name, str(message)) for name, each in found for message in each]
+        raise InvalidInput(*problems) from None
 
 
 def find_value(entry: Any, place: Place) -> Any:

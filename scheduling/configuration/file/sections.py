@@ -43,11 +43,12 @@ from scheduling.configuration.file.section import (
     Section,
     SingleRow,
     Stamp,
-    list_row_problems,
+    check_row,
     read_fields,
 )
 from scheduling.durations import to_seconds
 from scheduling.error_text import ErrorText as _
+from scheduling.errors import ErrorCollector, InvalidInput
 from scheduling.models import (
     Calendar,
     ChannelConfig,
@@ -102,10 +103,9 @@ class Channels(Section):
         of_kind = stored is not None and stored.kind == entry.get("kind")
         return super().entry_to_keep(stored, entry) if of_kind else {}
 
-    def find_forbidden_secret(self, kept: Iterable[Place], stored: Any, row: Any) -> tuple[str, str] | None:
+    def check_kept_secrets(self, kept: Iterable[Place], stored: Any, row: Any) -> None:
         if ("secret",) in kept and redirects_secret(row.kind, stored.config, row.config):
-            return "secret", _("must be entered again for another host")
-        return None
+            raise InvalidInput.of("secret", _("must be entered again for another host"))
 
 
 class Webhooks(Section):
@@ -184,34 +184,23 @@ class Templates(Section):
     def list_rows(self, given: Any = None) -> Iterable[Any]:
         return Template.objects.prefetch_related("texts")
 
-    def read(self, given: Any, plan: Plan) -> dict[Key, Listed]:
-        listed: dict[Key, Listed] = {}
-        for position, (path, entry) in enumerate(self.list_entries(given, plan)):
-            one = self.read_entry(entry, position, path, listed, plan)
-            if one is None:
-                continue
-            first = listed.setdefault(one.key, one)
-            if first is one:
-                one.row.listed_texts = {}
-            comparable = [field for field in self.choose_fields(one.row) if field.name not in first.wrong | one.wrong]
-            for field in comparable:
-                if field.path in entry and field.get(one.row) != field.get(first.row):
-                    plan.problem(f"{path}.{field.path}", _("must be the same as at %(path)s", path=first.path))
-            values, wrong = read_fields(entry, self.further, path, plan, rest=True)
-            if not wrong:
-                self._add_text(first.row, {field.name: field.default for field in self.further} | values, path, plan)
-        return listed
-
-    def _add_text(self, template: Any, values: Mapping[str, Any], path: str, plan: Plan) -> None:
-        locale, texts = values["locale"], template.listed_texts
+    def add(self, one: Listed, listed: dict[Key, Listed]) -> None:
+        """Add the text of an entry to the template of its first entry, with which it must agree."""
+        first = listed.setdefault(one.key, one)
+        if first is one:
+            one.row.listed_texts = {}
+        for field in self.choose_fields(one.row):
+            if field.path in one.entry and field.get(one.row) != field.get(first.row):
+                raise InvalidInput.of(field.path, _("must be the same as at %(path)s", path=first.path))
+        values = {field.name: field.default for field in self.further}
+        values |= read_fields(one.entry, self.further, ErrorCollector(), rest=True)  # its errors are known
+        locale, texts = values["locale"], first.row.listed_texts
         if read_locale(locale) in map(read_locale, texts):
-            plan.problem(
-                f"{path}.locale", _("“%(locale)s” is listed already for “%(key)s”", locale=locale, key=template.key)
-            )
-        elif values["body"] is not None:
+            what = _("“%(locale)s” is listed already for “%(key)s”", locale=locale, key=first.row.key)
+            raise InvalidInput.of("locale", what)
+        if values["body"] is not None:
             texts[locale] = TemplateText(**values)
-            for name, message in list_row_problems(texts[locale], ["template"]):
-                plan.problem(f"{path}.{name}", message)
+            check_row(texts[locale], ["template"])
 
     def write_entry(self, row: Any) -> dict[str, Any]:
         entry = super().write_entry(row)
@@ -354,17 +343,18 @@ class Nodes(Section):
     }
 
     def check_among(self, one: Listed, plan: Plan) -> None:
-        row = one.row
+        row, found = one.row, ErrorCollector()
         followed = plan.once("followed nodes", lambda: self._map_followed(plan))
         depth = settings.AFTERTOUCH_JOURNEY_DEPTH
         if row.from_nodes and (problem := find_follow_problem(row.key, row.from_nodes, followed, depth)):
-            plan.problem(f"{one.path}.from_nodes", problem)
+            found.add("from_nodes", problem)
         conditions = conditions_in({"when": row.when, "variants": row.variants})
         if conditions:
             catalogue = plan.once("condition fields", FieldCatalogue)
             used = conditions_in({"when": one.stored.when, "variants": one.stored.variants}) if one.stored else {}
             for place, problem in catalogue.find_unknown(conditions, row.trigger, used):
-                plan.problem(f"{one.path}.{place}", problem)
+                found.add(place, problem)
+        found.raise_if_any()
         known = plan.once("event types", lambda: set(EventType.objects.values_list("key", flat=True)))
         named = [
             ("trigger", row.trigger),
@@ -408,7 +398,6 @@ class HarassmentRules(Section):
     noun = "anti-harassment rule"
     model = HarassmentRule
     refers = (ChannelConfig,)
-    identity = ("kind",)
     required = frozenset({"limit", "window", "quiet_from", "quiet_to"})
     paths = {"quiet_": ""}
     notations = {"limits": map_of(WHOLE)}
@@ -429,11 +418,11 @@ class HarassmentRules(Section):
 
     def read_entry(
         self, entry: dict[str, Any], position: int, path: str, earlier: Mapping[Key, Listed], plan: Plan
-    ) -> Listed | None:
-        kind = entry.get("kind")
-        if not isinstance(kind, str) or kind not in self.of_kind:  # it says which other keys are known
-            read_fields(entry, [field for field in self.fields if field.path == "kind"], path, plan, rest=True)
-            return None
+    ) -> Listed:
+        if entry.get("kind") not in tuple(self.of_kind):  # it says which other keys are known
+            found = ErrorCollector()
+            read_fields(entry, [field for field in self.fields if field.path == "kind"], found, rest=True)
+            found.raise_if_any()
         return super().read_entry(entry, position, path, earlier, plan)
 
     def identify(self, entry: Mapping[str, Any], earlier: Mapping[Key, Listed]) -> Key:
@@ -493,11 +482,6 @@ class HarassmentRules(Section):
 OWN: tuple[type[Section], ...] = (
     Channels, Templates, Communities, Calendars, Stages, Nodes, DelayRules, HarassmentRules, GlobalHoldout, Webhooks,
 )  # fmt: skip
-#: Sections of the public format whose app may not be installed.
-RESERVED = {
-    "silence_policies": "sessions", "campaigns": "sessions",
-    "platforms": "rpa_tasks", "flows": "rpa_tasks", "shops": "rpa_tasks",
-}  # fmt: skip
 
 
 @cache

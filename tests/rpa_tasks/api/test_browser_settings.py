@@ -291,8 +291,8 @@ def test_file_names_each_bad_browser_setting(refusal_of: Callable[..., list[str]
     def list_paths(text: str) -> set[str]:
         return {line.partition(": ")[0] for line in refusal_of(text)}
 
-    platforms = list_paths(FILE.replace("zh-CN", "klingon!").replace("pass:1", "(kept)"))
-    assert {"platforms[0].browser.language", "platforms[0].browser.proxy.password"} <= platforms
+    assert "platforms[0].browser.proxy.password" in list_paths(FILE.replace("pass:1", "(kept)"))
+    assert "platforms[0].browser.language" in list_paths(FILE.replace("zh-CN", "klingon!"))
     shops = list_paths(FILE.replace("1366x768", "big").replace("--hide-scrollbars", "--no-sandbox"))
     assert {"shops[0].browser.window", "shops[0].browser.flags"} <= shops
 

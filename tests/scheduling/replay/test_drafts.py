@@ -123,7 +123,7 @@ def test_draft_errors_name_the_field(two_customers_node: Node, ops: User) -> Non
     draft = open_draft(ops, edited(delay="soon", template="none"))
     with pytest.raises(InvalidConfiguration) as refused:
         drafts.plan_edits(draft)
-    assert {each.path for each in refused.value.problems} == {"nodes[0].delay", "nodes[0].template"}
+    assert {each.field for each in refused.value.errors} == {"nodes[0].delay", "nodes[0].template"}
     with pytest.raises(InvalidConfiguration):
         drafts.request_replay(ops, drafts.compute_seen(draft))
     with pytest.raises(InvalidConfiguration, match="channels: a draft cannot change this"):
