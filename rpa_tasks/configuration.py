@@ -101,9 +101,8 @@ def check_platform(
 
 
 @rules_of(Flow)
-def check_flow(values: Mapping[str, Any]) -> None:
+def check_flow(values: Mapping[str, Any], found: ErrorCollector) -> None:
     """Check a flow, without the program: this machine may be no execution node."""
-    found = ErrorCollector()
     found.key(values, "task_type")
     if "command" in values:
         for problem in check_words(values["command"]):
@@ -122,7 +121,6 @@ def check_flow(values: Mapping[str, Any]) -> None:
     cwd = values.get("cwd", "")
     if cwd and (not isinstance(cwd, str) or not cwd.startswith("/") or len(cwd) > MAX_FOLDER or "\0" in cwd):
         found.add("cwd", _("must be an absolute folder of at most %(most)s characters", most=MAX_FOLDER))
-    found.raise_if_any()
 
 
 def _check_period(values: Mapping[str, Any], found: ErrorCollector) -> None:

@@ -34,8 +34,7 @@ MAX_GRACE = timedelta(minutes=10)
 
 
 @rules_of(SilencePolicy)
-def check_policy(values: Mapping[str, Any]) -> None:
-    found = ErrorCollector()
+def check_policy(values: Mapping[str, Any], found: ErrorCollector) -> None:
     found.key(values)
     check_tags(values, found)
     found.span(values, "threshold", least=MIN_THRESHOLD, most=MAX_THRESHOLD)
@@ -44,7 +43,6 @@ def check_policy(values: Mapping[str, Any]) -> None:
     found.number(values, "max_nudges", 1, 10)
     found.number(values, "growth", 1, 10)
     check_windows(values.get("hours") or [], found, "hours")
-    found.raise_if_any()
 
 
 def check_tags(values: Mapping[str, Any], found: ErrorCollector) -> None:
@@ -59,14 +57,12 @@ def check_tags(values: Mapping[str, Any], found: ErrorCollector) -> None:
 
 
 @rules_of(Campaign)
-def check_campaign(values: Mapping[str, Any]) -> None:
-    found = ErrorCollector()
+def check_campaign(values: Mapping[str, Any], found: ErrorCollector) -> None:
     found.key(values)
     found.span(values, "threshold", least=MIN_THRESHOLD, most=MAX_THRESHOLD)
     starts_at, ends_at = values.get("starts_at"), values.get("ends_at")
     if starts_at and ends_at and ends_at <= starts_at:
         found.add("ends_at", _("must be later than starts_at"))
-    found.raise_if_any()
 
 
 class SilencePolicies(Section):

@@ -1,7 +1,7 @@
 """Validate configuration: the rules of models, which `full_clean` applies for admin forms and configuration files.
 
-Each function takes values by the names of the model's fields and skips absent ones. It raises one `InvalidInput` with
-all errors. A dot leads inside a JSON field: `config.url`, `targets.wecom.secret`.
+Each function takes values by the names of the model's fields and skips absent ones. Rules of a model add all errors,
+and `rules_of` raises them. A dot leads inside a JSON field: `config.url`, `targets.wecom.secret`.
 
 Length and choices of a column are not among the rules: forms, files and `full_clean` take them from the column.
 """
@@ -50,17 +50,14 @@ WEBHOOK_FILTERS = {"node", "platform", "shop"}
 
 
 @rules_of(Stage)
-def check_stage(values: Mapping[str, Any]) -> None:
-    found = ErrorCollector()
+def check_stage(values: Mapping[str, Any], found: ErrorCollector) -> None:
     found.key(values)
     found.number(values, "position", 0, 32767)
-    found.raise_if_any()
 
 
 @rules_of(Node)
-def check_node(values: Mapping[str, Any]) -> None:
+def check_node(values: Mapping[str, Any], found: ErrorCollector) -> None:
     """Check a node except its references, which the caller resolves."""
-    found = ErrorCollector()
     found.key(values)
     if "trigger" in values and not values["trigger"].strip():
         found.add("trigger", _("is missing"))
@@ -95,7 +92,6 @@ def check_node(values: Mapping[str, Any]) -> None:
     if values.get("canary_guard") is not None:
         with found.within("canary_guard"):
             read_plan(values["canary_guard"])
-    found.raise_if_any()
 
 
 def _check_followed(values: Mapping[str, Any], found: ErrorCollector) -> None:
@@ -133,8 +129,7 @@ def _check_variants(given: Any, found: ErrorCollector) -> None:
 
 
 @rules_of(Calendar)
-def check_calendar(values: Mapping[str, Any]) -> None:
-    found = ErrorCollector()
+def check_calendar(values: Mapping[str, Any], found: ErrorCollector) -> None:
     found.key(values)
     found.number(values, "position", 0, 32767)
     if "timezone" in values and not is_time_zone(values["timezone"]):
@@ -151,7 +146,6 @@ def check_calendar(values: Mapping[str, Any]) -> None:
     closed, opened = (_check_days(values.get(field, []), field, found) for field in ("closed", "open"))
     if both := sorted(closed & opened):
         found.add("open", _("%(day)s is also among the closed days", day=both[0]))
-    found.raise_if_any()
 
 
 def _check_days(given: Any, field: str, found: ErrorCollector) -> set[str]:
@@ -181,31 +175,33 @@ def _check_own_delay_rules(stored: Any, found: ErrorCollector) -> None:
         found.add("delay_rules", _("must have %(known)s and nothing else", known=", ".join(sorted(known))))
         return
     with found.within("delay_rules"):
-        check_delay_rule(stored, in_seconds=True)
+        own = ErrorCollector()
+        for field in ("default", "active_within"):
+            if field in stored or field == "default":
+                own.seconds(stored, field)
+        _check_levels_and_factor(stored, own)
+        own.raise_if_any()
 
 
 @rules_of(DelayRule)
-def check_delay_rule(values: Mapping[str, Any], *, in_seconds: bool = False) -> None:
-    """Check the delay rule, or with `in_seconds` a node's own rule in its stored form."""
-    found = ErrorCollector()
+def check_delay_rule(values: Mapping[str, Any], found: ErrorCollector) -> None:
+    found.span(values, "default")
+    found.span(values, "active_within")
+    _check_levels_and_factor(values, found)
+
+
+def _check_levels_and_factor(values: Mapping[str, Any], found: ErrorCollector) -> None:
     levels = values.get("by_level", {})
     if not isinstance(levels, dict) or not all(isinstance(level, str) and len(level) <= 40 for level in levels):
         found.add("by_level", _("must name a duration for each level; levels have at most 40 characters"))
     else:
         for level in levels:
             found.seconds(levels, level, name=f"by_level.{level}")
-    for field in ("default", "active_within"):
-        if not in_seconds:
-            found.span(values, field)
-        elif field in values or field == "default":
-            found.seconds(values, field)
     found.number(values, "active_factor", 0.01, 10)
-    found.raise_if_any()
 
 
 @rules_of(HarassmentRule)
-def check_rule(values: Mapping[str, Any]) -> None:
-    found = ErrorCollector()
+def check_rule(values: Mapping[str, Any], found: ErrorCollector) -> None:
     kind, scope = values.get("kind"), values.get("scope")
     if scope == HarassmentRule.Subject.COMMUNITY and kind not in COUNTING_KINDS:
         found.add("scope", _("only a cap or a dedupe can be counted for a community"))
@@ -224,7 +220,6 @@ def check_rule(values: Mapping[str, Any]) -> None:
         _check_level_limits(values.get("limits", {}), scope, found)
     if kind == "quiet_hours":
         _check_quiet_hours(values, found)
-    found.raise_if_any()
 
 
 def check_rule_channel(channel: str, channels: Container[str]) -> None:
@@ -245,10 +240,8 @@ def _check_level_limits(limits: Any, scope: Any, found: ErrorCollector) -> None:
 
 
 @rules_of(Holdout)
-def check_holdout(values: Mapping[str, Any]) -> None:
-    found = ErrorCollector()
+def check_holdout(values: Mapping[str, Any], found: ErrorCollector) -> None:
     found.number(values, "percent", 0, 100)
-    found.raise_if_any()
 
 
 def _check_quiet_hours(values: Mapping[str, Any], found: ErrorCollector) -> None:
@@ -263,17 +256,14 @@ def _check_quiet_hours(values: Mapping[str, Any], found: ErrorCollector) -> None
 
 
 @rules_of(Template)
-def check_template(values: Mapping[str, Any]) -> None:
-    found = ErrorCollector()
+def check_template(values: Mapping[str, Any], found: ErrorCollector) -> None:
     found.key(values)
     if "content_type" in values and not values["content_type"].strip():  # the column accepts spaces
         found.add("content_type", _("is missing"))
-    found.raise_if_any()
 
 
 @rules_of(TemplateText)
-def check_template_text(values: Mapping[str, Any]) -> None:
-    found = ErrorCollector()
+def check_template_text(values: Mapping[str, Any], found: ErrorCollector) -> None:
     if "locale" in values and not LOCALE.fullmatch(values["locale"]):
         found.add("locale", _("must be a language of at most 20 characters, like zh-hans or en"))
     if "body" in values and not values["body"].strip():
@@ -283,12 +273,10 @@ def check_template_text(values: Mapping[str, Any]) -> None:
             Text(values.get(field, ""))
         except InvalidTemplate as error:
             found.add(field, str(error))
-    found.raise_if_any()
 
 
 @rules_of(ChannelConfig)
-def check_channel(values: Mapping[str, Any]) -> None:
-    found = ErrorCollector()
+def check_channel(values: Mapping[str, Any], found: ErrorCollector) -> None:
     found.key(values)
     found.span(values, "timeout", least=TICK, most=MAX_TIMEOUT)
     check_retry_delays(values, found)
@@ -298,7 +286,6 @@ def check_channel(values: Mapping[str, Any]) -> None:
     if len(limits) == 2 and limits["monthly_limit"] < limits["daily_limit"]:
         found.add("monthly_limit", _("must be at least the limit of a day, %(limit)s", limit=limits["daily_limit"]))
     _check_config(values, found)
-    found.raise_if_any()
 
 
 def check_retry_delays(values: Mapping[str, Any], found: ErrorCollector) -> None:
@@ -362,9 +349,8 @@ def channel_kind_for_target(name: str, kinds: Mapping[str, str]) -> type[Channel
 
 
 @rules_of(WebhookSubscription)
-def check_webhook(values: Mapping[str, Any]) -> None:
+def check_webhook(values: Mapping[str, Any], found: ErrorCollector) -> None:
     """Check a subscription of outgoing webhooks."""
-    found = ErrorCollector()
     found.key(values)
     events = values.get("events", [])
     if "events" in values and not events:
@@ -387,4 +373,3 @@ def check_webhook(values: Mapping[str, Any]) -> None:
             read_secrets(config)
         if not config.get("secret"):
             found.add("config.secret", _("is missing"))
-    found.raise_if_any()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any, ClassVar, TypeVar
 
 from django.core.exceptions import ValidationError
@@ -14,12 +15,11 @@ from django.db.models.expressions import DatabaseDefault
 from django.utils.translation import gettext_lazy as _
 
 from scheduling.error_text import ErrorText
-from scheduling.errors import InvalidInput
+from scheduling.errors import ErrorCollector, InvalidInput
 from scheduling.models.encrypted import Sealed
 from scheduling.strict_text import is_same_json
 
 Rules = Callable[[Mapping[str, Any]], None]
-SomeRules = TypeVar("SomeRules", bound=Callable[..., None])
 
 
 class Checked(models.Model):
@@ -54,11 +54,19 @@ class Checked(models.Model):
             raise ValidationError(found) from None
 
 
-def rules_of(model: type[Checked]) -> Callable[[SomeRules], SomeRules]:
-    """Make a function the rules of a model. The app imports its module when it is ready."""
+def rules_of(model: type[Checked]) -> Callable[[Callable[[Mapping[str, Any], ErrorCollector], None]], Rules]:
+    """Make a function the rules of a model. It adds errors; the rules raise them. The app imports its module when it
+    is ready.
+    """
 
-    def register(rules: SomeRules) -> SomeRules:
-        model.rules = rules
+    def register(check: Callable[[Mapping[str, Any], ErrorCollector], None]) -> Rules:
+        @wraps(check)
+        def rules(values: Mapping[str, Any]) -> None:
+            found = ErrorCollector()
+            check(values, found)
+            found.raise_if_any()
+
+        model.rules = staticmethod(rules)
         return rules
 
     return register
