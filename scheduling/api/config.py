@@ -18,7 +18,7 @@ from psycopg.errors import QueryCanceled
 
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, require_scope
 from scheduling.api.schemas import Problem, ProblemOut, Reason
-from scheduling.configuration.file import apply, document
+from scheduling.configuration.file import apply
 from scheduling.configuration.file.section import Stamp
 from scheduling.db_timeouts import Deadline
 from scheduling.errors import Conflict, FieldError, InvalidInput
@@ -134,7 +134,7 @@ def get_config(request: HttpRequest) -> HttpResponse:
     # An edit between the two reads makes the version too old, so that the client's publication is refused.
     version = apply.compute_version()
     try:
-        found = document.export_document()
+        found = apply.export_document()
     except Unreadable as error:
         raise Conflict(str(error)) from error
     text = json.dumps(found, ensure_ascii=False) if notation == JSON else write_yaml(found)
@@ -191,7 +191,7 @@ def _read_document(request: HttpRequest) -> dict[str, Any]:
         raise Problem(415, "The charset must be UTF-8.")
     try:
         if media_type in YAML_TYPES:
-            return document.parse_document(request.body)
+            return apply.parse_document(request.body)
         if media_type != JSON:
             raise Problem(415, f"Send {JSON} or {YAML}.")
         found = read_json(request.body.decode("utf-8-sig"), most=MAX_SIZE)

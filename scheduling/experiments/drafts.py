@@ -21,7 +21,7 @@ from django.db.models.functions import Now
 
 from scheduling import replica, sql
 from scheduling.configuration import snapshot
-from scheduling.configuration.file import apply, document
+from scheduling.configuration.file import apply
 from scheduling.configuration.file.apply import ChangePlan, InvalidConfiguration
 from scheduling.configuration.file.section import Change, Stamp
 from scheduling.configuration.file.sections import sections
@@ -64,10 +64,7 @@ def is_draftable(model: type[Model]) -> bool:
 
 def export_live_draft() -> str:
     """Return the live configuration as a draft without changes."""
-    known = sections()
-    with transaction.atomic():
-        given = {name: known[name].export(with_secrets=False) for name in list_draft_sections()}
-    return write_yaml({"version": document.VERSION} | {name: each for name, each in given.items() if each is not None})
+    return write_yaml(apply.export_document(list_draft_sections()))
 
 
 def read_draft(text: str) -> tuple[dict[str, Any], ChangePlan]:
@@ -77,7 +74,7 @@ def read_draft(text: str) -> tuple[dict[str, Any], ChangePlan]:
         InvalidText: the text cannot be parsed.
         InvalidConfiguration: with the problems of the first section of the draft that has any.
     """
-    given = document.parse_document(text.encode())
+    given = apply.parse_document(text.encode())
     allowed = list_draft_sections()
     if foreign := [name for name in given if name not in (*allowed, "version") and name in sections()]:
         problem = _("a draft cannot change this; allowed: %(known)s", known=", ".join(allowed))
@@ -109,8 +106,8 @@ def _choose_edits(draft: ConfigDraft, planned: ChangePlan) -> ChangePlan:
     if live == draft.base:
         return planned
     # A section of which nothing was stored then gets its defaults.
-    sections_then: dict[str, Any] = {name: {} for name in document.parse_document(live.encode())}
-    back = apply.plan_changes(sections_then | document.parse_document(draft.base.encode())).changes
+    sections_then: dict[str, Any] = {name: {} for name in apply.parse_document(live.encode())}
+    back = apply.plan_changes(sections_then | apply.parse_document(draft.base.encode())).changes
     signatures, rows = [each.signature for each in back], [_identify_row(each) for each in back]
     own = [each for each in planned.changes if each.signature not in signatures]
     if clashes := [each.label for each in own if _identify_row(each) in rows]:

@@ -1,8 +1,8 @@
 """Configuration as code: a YAML file for everything that operators edit.
 
-document   text to plain values and back    notation   values in the file's notation, derived from columns
+notation   values in the file's notation, derived from columns
 section    a section over the rows of one model    sections   those of the core, and all by name
-apply      read everything, compare, store all; publish on top of the version that a client has read
+apply      read everything, compare, store all, export; publish on top of the version that a client has read
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read a configuration file, compare it with the database, and store all of it or nothing.
+"""Read a configuration file, compare it with the database, and store all of it or nothing; export what is stored.
 
 The stored configuration has a version, so that a client publishes on top of the one that it has read.
 """
@@ -6,7 +6,7 @@ The stored configuration has a version, so that a client publishes on top of the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,16 +17,47 @@ from django.utils.crypto import salted_hmac
 
 from scheduling import sql
 from scheduling.audit import record_action
-from scheduling.configuration.file.document import VERSION, export_document
 from scheduling.configuration.file.section import Change, Key, Listed, Section, Stamp, is_retired
 from scheduling.configuration.file.sections import sections
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, ErrorCollector, FieldError, InvalidInput
 from scheduling.models import Configuration
 from scheduling.models.encrypted import Unreadable
+from scheduling.strict_text import MAX_SIZE, InvalidText, read_yaml
 
+VERSION = 1  #: of the format
 LOCK_WAIT = 10.0  #: seconds
 _LOCK = "SELECT pg_advisory_xact_lock(hashtext('scheduling_configuration.document'))::text"
+
+
+def parse_document(raw: bytes) -> dict[str, Any]:
+    """Parse a configuration file of at most `MAX_SIZE` bytes.
+
+    Raises:
+        InvalidText: with the line, if it is known.
+    """
+    if len(raw) > MAX_SIZE:
+        raise InvalidText(_("the file must not be larger than %(most)s bytes", most=MAX_SIZE))
+    try:
+        document = read_yaml(raw.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise InvalidText(_("the file must be UTF-8")) from None
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise InvalidText(_("the file must be a mapping of sections"))
+    return document
+
+
+def export_document(names: Iterable[str] = (), *, with_secrets: bool = False) -> dict[str, Any]:
+    """Export these sections, or all, in one transaction."""
+    document: dict[str, Any] = {"version": VERSION}
+    with transaction.atomic():
+        for name in names or sections():
+            given = sections()[name].export(with_secrets=with_secrets)
+            if given is not None:
+                document[name] = given
+    return document
 
 
 class InvalidConfiguration(InvalidInput):

@@ -10,7 +10,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from scheduling.configuration.file import apply, document
+from scheduling.configuration.file import apply
 from scheduling.configuration.file.section import Stamp
 from scheduling.durations import format_duration
 from scheduling.errors import AftertouchError
@@ -57,9 +57,9 @@ class Command(BaseCommand):
         enough = MAX_SIZE + 1  # one byte more than allowed shows that it is too large
         try:
             if file == "-":
-                return document.parse_document(sys.stdin.buffer.read(enough))
+                return apply.parse_document(sys.stdin.buffer.read(enough))
             with Path(file).open("rb") as stream:
-                return document.parse_document(stream.read(enough))
+                return apply.parse_document(stream.read(enough))
         except OSError as error:
             raise CommandError(f"{file}: {error.strerror}") from error
         except InvalidText as error:

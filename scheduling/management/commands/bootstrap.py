@@ -15,7 +15,7 @@ from django.core.management.base import BaseCommand, CommandParser
 from django.db import connection, transaction
 
 from scheduling.app_integrations import integrations
-from scheduling.configuration.file import apply, document
+from scheduling.configuration.file import apply
 from scheduling.configuration.file.section import Stamp
 from scheduling.models import EventType, Node
 
@@ -93,7 +93,7 @@ class Command(BaseCommand):
     def ship_matrix(self) -> None:
         if Node.objects.exists():
             return
-        added = apply.store_additions(document.parse_document(SHIPPED.read_bytes()), Stamp("shipped"))
+        added = apply.store_additions(apply.parse_document(SHIPPED.read_bytes()), Stamp("shipped"))
         self.stdout.write(f"Shipped matrix: {len(added.of('nodes'))} nodes")
 
     def grant_permissions(self) -> None:

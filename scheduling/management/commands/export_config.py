@@ -11,7 +11,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from scheduling.configuration.file.document import export_document
+from scheduling.configuration.file.apply import export_document
 from scheduling.models.encrypted import Unreadable
 from scheduling.strict_text import write_yaml
 

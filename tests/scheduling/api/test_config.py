@@ -13,8 +13,7 @@ from django.db import connection
 
 from scheduling import sql
 from scheduling.api import config
-from scheduling.configuration.file.apply import compute_version, plan_changes
-from scheduling.configuration.file.document import export_document
+from scheduling.configuration.file.apply import compute_version, export_document, plan_changes
 from scheduling.models import AuditEntry, Node, Template
 from scheduling.planning import rescheduling
 from scheduling.strict_text import write_yaml

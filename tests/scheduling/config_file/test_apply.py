@@ -19,7 +19,6 @@ from django.test.utils import CaptureQueriesContext
 import manage
 from scheduling.channels.base import channel_kinds
 from scheduling.configuration.file import apply as plan
-from scheduling.configuration.file import document
 from scheduling.configuration.file.section import Stamp
 from scheduling.configuration.file.sections import Communities
 from scheduling.errors import Conflict
@@ -275,7 +274,7 @@ def test_queries_of_a_plan_and_of_unchanged_rows_do_not_grow_with_rows(db: None)
         new = count(lambda file=file: plan.plan_changes(file))
         planned = plan.plan_changes(file)
         plan.store_plan(file, planned, Stamp("first"))
-        exported = document.export_document()
+        exported = plan.export_document()
         counts.append(
             {
                 "new": new,
@@ -285,7 +284,7 @@ def test_queries_of_a_plan_and_of_unchanged_rows_do_not_grow_with_rows(db: None)
                     lambda file=file: plan.store_plan(file, plan.plan_changes(file), Stamp("again"))
                 ),
                 "retired": count(lambda file=file: plan.plan_changes({name: [] for name in file})),
-                "export": count(document.export_document),
+                "export": count(plan.export_document),
             }
         )
         assert plan.plan_changes(file).changes == plan.plan_changes(exported).changes == []
@@ -334,7 +333,7 @@ def test_rule_that_is_left_out_changes_no_other_rule(apply: Apply, export: Apply
     assert apply(other) == "no changes\n"
     assert apply(export()) == "no changes\n"
     apply(f"harassment_rules: [{second}]")
-    given = document.parse_document(f"harassment_rules: [{second}]".encode())
+    given = plan.parse_document(f"harassment_rules: [{second}]".encode())
     assert plan.store_additions(given, Stamp("again")).changes == []
 
 
@@ -422,9 +421,9 @@ def test_apply_that_fails_late_stores_nothing(apply: Apply, base_config: str) ->
 
 @pytest.mark.django_db(transaction=True)
 def test_store_plan_waits_for_open_edit_and_refuses(base_config: str) -> None:
-    given = document.parse_document(base_config.encode())
+    given = plan.parse_document(base_config.encode())
     plan.store_plan(given, plan.plan_changes(given), Stamp("first"))
-    later = document.parse_document(base_config.replace("delay: 15m", "delay: 20m").encode())
+    later = plan.parse_document(base_config.replace("delay: 15m", "delay: 20m").encode())
     outcome: list[Any] = []
 
     def apply_later() -> None:

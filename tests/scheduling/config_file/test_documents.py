@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduling.configuration.file.document import parse_document
+from scheduling.configuration.file.apply import parse_document
 from scheduling.strict_text import MAX_SIZE, InvalidText, write_yaml
 from tests.support.tables import each_row
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from config.environment import ROOT
 from scheduling.configuration.file import apply as plan
-from scheduling.configuration.file import document
-from scheduling.configuration.file.document import export_document as exported
+from scheduling.configuration.file.apply import export_document as exported
 from scheduling.configuration.file.section import Stamp
 from scheduling.durations import YEAR, format_duration
 from scheduling.models import Community, EventType, Node
@@ -228,7 +227,7 @@ def draw_configs(draw: st.DrawFn) -> dict[str, Any]:
 
 def read_document(base_config: dict[str, Any]) -> dict[str, Any]:
     """Through the text, as a file goes."""
-    return document.parse_document(write_yaml(base_config).encode())
+    return plan.parse_document(write_yaml(base_config).encode())
 
 
 def plan_document(base_config: dict[str, Any]) -> plan.ChangePlan:
