@@ -14,7 +14,7 @@ from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache, wraps
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from django.conf import settings
@@ -446,13 +446,7 @@ class TextParser(Parser):
         raise self.error(token, InvalidTemplate(_("“%(name)s” has no end", name=command)))
 
 
-class TextEngine(Engine):
-    """An engine without loaders and without Django's library; `TextParser` has ours."""
-
-    default_builtins: ClassVar[list[str]] = []
-
-
-ENGINE = TextEngine(loaders=[])
+ENGINE = Engine(loaders=[])  #: `TextParser` has the only library
 
 
 class Text(Template):

@@ -38,10 +38,11 @@ from scheduling.strict_text import InvalidText, write_yaml
 
 log = structlog.get_logger(__name__)
 
-#: The most edited sections come first.
-SECTIONS = ("nodes", "delay_rules", "harassment_rules", "holdout", "calendars", "stages", "templates")
-#: Sections that a draft may change and a replay ignores. Their app may not be installed.
-NOT_SIMULATED = ("silence_policies",)
+NOT_SIMULATED = ("silence_policies",)  #: sections that a replay ignores
+#: Sections that a draft may change. The most edited ones come first.
+DRAFTED = (
+    "nodes", "delay_rules", "harassment_rules", "holdout", "calendars", "stages", "templates", *NOT_SIMULATED
+)  # fmt: skip
 
 CHANGED = _("The draft changed after you opened the page. Reload the page.")
 NEEDED = _("This does not fit another change of the draft. Discard the draft, or change its text.")
@@ -53,18 +54,14 @@ State = ConfigDraft.State
 # --- texts ---
 
 
-def list_draft_sections() -> list[str]:
-    return [name for name in (*SECTIONS, *NOT_SIMULATED) if name in sections()]
-
-
 def is_draftable(model: type[Model]) -> bool:
     """Return whether a draft can hold edits of these rows."""
-    return any(model in sections()[name].tables for name in list_draft_sections())
+    return any(model in sections()[name].tables for name in DRAFTED)
 
 
 def export_live_draft() -> str:
     """Return the live configuration as a draft without changes."""
-    return write_yaml(apply.export_document(list_draft_sections()))
+    return write_yaml(apply.export_document(DRAFTED))
 
 
 def read_draft(text: str) -> tuple[dict[str, Any], ChangePlan]:
@@ -75,9 +72,8 @@ def read_draft(text: str) -> tuple[dict[str, Any], ChangePlan]:
         InvalidConfiguration: with the problems of the first section of the draft that has any.
     """
     given = apply.parse_document(text.encode())
-    allowed = list_draft_sections()
-    if foreign := [name for name in given if name not in (*allowed, "version") and name in sections()]:
-        problem = _("a draft cannot change this; allowed: %(known)s", known=", ".join(allowed))
+    if foreign := [name for name in given if name not in (*DRAFTED, "version") and name in sections()]:
+        problem = _("a draft cannot change this; allowed: %(known)s", known=", ".join(DRAFTED))
         raise InvalidConfiguration(*(FieldError(name, problem) for name in foreign))
     return given, apply.plan_changes(given)
 
@@ -127,7 +123,7 @@ def _identify_row(change: Change) -> tuple[str, object]:
 
 def _store_edits(draft: ConfigDraft, stamp: Stamp) -> ChangePlan:
     """Store the edits of the draft over the live configuration. Raises the errors of `plan_edits`."""
-    with apply.hold_sections(list_draft_sections()):
+    with apply.hold_sections(DRAFTED):
         return apply.store_chosen(read_draft(draft.document)[0], partial(_choose_edits, draft), stamp)
 
 
@@ -179,7 +175,7 @@ def capture_edit(user: Any, save: Callable[[], bool]) -> bool:
             owner=user, defaults={"base": "", "document": ""}
         )
         text = ""
-        with _rolled_back(), apply.hold_sections(list_draft_sections()):
+        with _rolled_back(), apply.hold_sections(DRAFTED):
             live, before = export_live_draft(), _read_rows()
             with _rolled_back():
                 after = _read_rows() if save() else before
@@ -199,7 +195,7 @@ Rows = dict[tuple[type[Model], Any], dict[str, Any]]
 
 
 def _read_rows() -> Rows:
-    models = [model for name in list_draft_sections() for model in sections()[name].tables]
+    models = [model for name in DRAFTED for model in sections()[name].tables]
     return {(model, row[model._meta.pk.attname]): row for model in models for row in model._default_manager.values()}
 
 

@@ -283,19 +283,14 @@ class Stages(Section):
         return {"position": position}
 
 
-def _write_condition(part: Any) -> Any:
-    """Return a condition of `policy.node_conditions`, or a part of one, with the keys in the usual order."""
+def _write_in_order(part: Any) -> Any:
+    """Return variants, a condition of `policy.node_conditions` or a part of one, with the keys in the usual order."""
     if isinstance(part, list):
-        return [_write_condition(each) for each in part]
+        return [_write_in_order(each) for each in part]
     if not isinstance(part, dict):
         return part
-    return {key: _write_condition(part[key]) for key in ("field", "op", "value", *JOINS) if key in part}
-
-
-def _write_variants(stored: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {"key": each["key"], "when": _write_condition(each["when"]), "template": each["template"]} for each in stored
-    ]
+    names = ("key", "when", "template", "field", "op", "value", *JOINS)
+    return {name: _write_in_order(part[name]) for name in names if name in part}
 
 
 CHATS, EVENTS = list_of(text(200)), list_of(text(120))
@@ -337,8 +332,8 @@ class Nodes(Section):
         "canary_guard": CANARY_GUARD,
         "cancel_on": EVENTS,
         "tags": list_of(text(MAX_TAG)),
-        "when": Notation("a condition: `all` or `any` with a list of rows", write=_write_condition),
-        "variants": Notation("a list of at most 10: `key`, `when` and `template`", write=_write_variants),
+        "when": Notation("a condition: `all` or `any` with a list of rows", write=_write_in_order),
+        "variants": Notation("a list of at most 10: `key`, `when` and `template`", write=_write_in_order),
         "send_window": SEND_WINDOWS,
     }
 
