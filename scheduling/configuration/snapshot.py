@@ -52,8 +52,6 @@ class Snapshot:
 
     version: tuple[Any, ...]  #: counter and time of the edit: after a rollback the counter alone repeats
     nodes: Mapping[int, NodeSpec]
-    triggered: Mapping[str, tuple[NodeSpec, ...]]  #: by event type, the nodes that it triggers
-    cancelling: Mapping[str, tuple[NodeSpec, ...]]  #: by event type, the nodes whose touches it cancels
     templates: Mapping[int, TemplateSpec]
     channels: Mapping[int, ChannelSpec]
     delay_rules: DelayRulesSpec
@@ -62,6 +60,24 @@ class Snapshot:
     activity_types: Mapping[str, bool]
     calendars: CalendarsSpec
     webhooks: Mapping[int, WebhookSpec]  #: enabled subscriptions
+
+    @cached_property
+    def triggered(self) -> Mapping[str, tuple[NodeSpec, ...]]:
+        """Return, by event type, the nodes that it triggers."""
+        found: dict[str, list[NodeSpec]] = defaultdict(list)
+        for node in self.nodes.values():
+            if node.enabled:
+                found[node.trigger].append(node)
+        return {key: tuple(nodes) for key, nodes in found.items()}
+
+    @cached_property
+    def cancelling(self) -> Mapping[str, tuple[NodeSpec, ...]]:
+        """Return, by event type, the nodes whose touches it cancels."""
+        found: dict[str, list[NodeSpec]] = defaultdict(list)
+        for node in self.nodes.values():
+            for event_type in node.cancel_on:
+                found[event_type].append(node)
+        return {key: tuple(nodes) for key, nodes in found.items()}
 
     @cached_property
     def webhook_events(self) -> frozenset[str]:
@@ -73,7 +89,7 @@ class Snapshot:
         """Return when an operator last edited the configuration."""
         return self.version[1] if self.version else None
 
-    @property
+    @cached_property
     def window(self) -> timedelta:
         """Return how far back the guards look."""
         return max((rule.window for rule in self.rules), default=timedelta(0))
@@ -145,7 +161,7 @@ class Snapshot:
         """Return, by id of a node, the event types whose earlier events its conditions count."""
         return {node.id: node.counted for node in self.nodes.values() if node.counted}
 
-    @property
+    @cached_property
     def counts_communities(self) -> bool:
         """Return whether a rule counts the messages to a community."""
         return any(rule.scope == "community" for rule in self.rules)
@@ -180,18 +196,9 @@ def load_snapshot(version: tuple[Any, ...]) -> Snapshot:
     calendars = calendars_spec(list(Calendar.objects.filter(retired_at=None)))
     holdout = holdout_spec(Holdout.objects.first())
     nodes = {row.pk: node_spec(row, templates, channels, calendars, holdout) for row in rows}
-    triggered: dict[str, list[NodeSpec]] = defaultdict(list)
-    cancelling: dict[str, list[NodeSpec]] = defaultdict(list)
-    for node in nodes.values():
-        if node.enabled:
-            triggered[node.trigger].append(node)
-        for event_type in node.cancel_on:
-            cancelling[event_type].append(node)
     return Snapshot(
         version=version,
         nodes=nodes,
-        triggered={key: tuple(value) for key, value in triggered.items()},
-        cancelling={key: tuple(value) for key, value in cancelling.items()},
         templates=templates,
         channels=channels,
         delay_rules=delay_rules_spec(DelayRule.objects.first() or DelayRule()),

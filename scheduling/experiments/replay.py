@@ -265,7 +265,6 @@ class Simulation:
     def __post_init__(self) -> None:
         self._counted = frozenset[str]().union(*(node.counted for node in self.config.nodes.values()))
         self._capped = any(rule.kind == "cap" for rule in self.config.rules)
-        self._window, self._counts_communities = self.config.window, self.config.counts_communities
 
     # --- in the order of ingest ---
 
@@ -424,13 +423,13 @@ class Simulation:
                 node_id=node.id, template_id=template.id,
             )  # fmt: skip
             touch.customer.slots.append(slot)
-            if self._counts_communities and touch.event.chat_id:
+            if self.config.counts_communities and touch.event.chat_id:
                 self.communities[touch.event.chat_id].append(slot)
             self._end_touch(touch, "delivered", "")
 
     def _build_context(self, touch: SimulatedTouch) -> GuardContext:
-        oldest, hold = self.now - self._window, settings.AFTERTOUCH_SLOT_HOLD
-        counts_chat = self._counts_communities and touch.event.chat_id
+        oldest, hold = self.now - self.config.window, settings.AFTERTOUCH_SLOT_HOLD
+        counts_chat = self.config.counts_communities and touch.event.chat_id
         chat = self.communities[touch.event.chat_id] if counts_chat else deque()
         for slots in (touch.customer.slots, chat):
             while slots and slots[0].at <= oldest:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import datetime
 
+from scheduling.configuration.snapshot import Snapshot
 from scheduling.experiments.replay import SimulatedCustomer, Simulation
 from scheduling.ids import new_id
 from scheduling.policy.guards import CapSlot
-from scheduling.policy.matrix import END_TYPES, SOURCE
+from scheduling.policy.matrix import SOURCE
 from scheduling.policy.node_conditions import compile_condition
+from scheduling.policy.send_times import CalendarsSpec
 from scheduling.policy.specs import NodeSpec, RuleSpec
 from tests.scheduling.core.sample_data import (
     ARTICLE,
@@ -25,48 +25,13 @@ from tests.scheduling.core.sample_data import (
     node,
 )
 
-MINUTE = timedelta(minutes=1)
-
-
-@dataclass
-class Setting:
-    """The part of a configuration that a world reads."""
-
-    nodes: dict[int, NodeSpec]
-    rules: tuple[RuleSpec, ...] = (CAP, CONVERSATION)
-    delay_rules: Any = ARTICLE
-    activity_types: dict[str, bool] = field(default_factory=dict)
-
-    @property
-    def window(self) -> timedelta:
-        return max((rule.window for rule in self.rules), default=timedelta(0))
-
-    @property
-    def counts_communities(self) -> bool:
-        return False
-
-    @property
-    def triggered(self) -> dict[str, tuple[NodeSpec, ...]]:
-        return {
-            each.trigger: tuple(n for n in self.nodes.values() if n.trigger == each.trigger)
-            for each in self.nodes.values()
-        }
-
-    @property
-    def cancelling(self) -> dict[str, tuple[NodeSpec, ...]]:
-        kinds = {kind for each in self.nodes.values() for kind in each.cancel_on}
-        return {kind: tuple(n for n in self.nodes.values() if kind in n.cancel_on) for kind in kinds}
-
-    @property
-    def followed_ends(self) -> dict[str, frozenset[int]]:
-        followed = {key for each in self.nodes.values() for key in each.from_nodes}
-        ids = frozenset(each.id for each in self.nodes.values() if each.key in followed)
-        return dict.fromkeys(END_TYPES, ids) if ids else {}
-
 
 def simulate(*nodes: NodeSpec, rules: tuple[RuleSpec, ...] = (CAP, CONVERSATION)) -> Simulation:
-    setting: Any = Setting({each.id: each for each in nodes}, rules)
-    made = Simulation(setting, NOON - HOUR, prepare=lambda *_: "")
+    config = Snapshot(
+        version=(), nodes={each.id: each for each in nodes}, templates={}, channels={}, delay_rules=ARTICLE,
+        rules=rules, paused=frozenset(), activity_types={}, calendars=CalendarsSpec(), webhooks={},
+    )  # fmt: skip
+    made = Simulation(config, NOON - HOUR, prepare=lambda *_: "")
     made.customers["ann"] = SimulatedCustomer(ann())
     return made
 
