@@ -64,9 +64,9 @@ def _advance_rollout(pk: int) -> None:
         rollout.ended, rollout.failed, rollout.complained = counts.ended, counts.failed, counts.complained
         rollout.counted_until, rollout.judged_at = max(until, seen.counted_until), at
         node = _lock_node(pk)
-        if edit := _find_edit(rollout, node):
-            # A changed text was not judged, so the canary is withdrawn. Another edit of the node stays.
-            _end(rollout, node, State.WITHDRAWN if edit == "content" else State.STOPPED, edit)
+        canary = node.canary_template
+        if canary is None or _is_edited(rollout, node) or canary.version != rollout.canary_version:
+            _end(rollout, node, State.WITHDRAWN, "content")  # a changed text was not judged
             return
         judgement = judge_canary(read_plan(rollout.plan), counts, at - rollout.step_at)
         if judgement.decision == WITHDRAW:
@@ -89,23 +89,16 @@ def _withdraw_unjudged(pk: int) -> None:
         with sql.limit_statement_time(settings.TIMEOUTS.rollout):
             rollout, at = _lock_running(pk), sql.now()
             if rollout is not None and at - (rollout.judged_at or rollout.step_at) >= MAX_UNJUDGED:
-                node = _lock_node(pk)
-                is_edited = _find_edit(rollout, node) == "edited"
-                _end(
-                    rollout, node, State.STOPPED if is_edited else State.WITHDRAWN, "edited" if is_edited else "unseen"
-                )
+                _end(rollout, _lock_node(pk), State.WITHDRAWN, "unseen")
     except Exception:
         log.exception("rollout_not_withdrawn", node=pk)
         close_old_connections()
 
 
-def _find_edit(rollout: AutomaticRollout, node: Node) -> str:
-    """Return how an operator changed the basis of the roll-out: "edited", "content", or ""."""
+def _is_edited(rollout: AutomaticRollout, node: Node) -> bool:
+    """Return whether an operator has changed the canary since the last move, or retired the node."""
     left = (rollout.canary_id, rollout.percent, None)
-    if left != (node.canary_template_id, node.canary_percent, node.retired_at):
-        return "edited"
-    assert node.canary_template is not None
-    return "content" if rollout.canary_version != node.canary_template.version else ""
+    return left != (node.canary_template_id, node.canary_percent, node.retired_at)
 
 
 def _start_step(rollout: AutomaticRollout, step: int, at: datetime) -> None:
@@ -115,10 +108,12 @@ def _start_step(rollout: AutomaticRollout, step: int, at: datetime) -> None:
 
 
 def _end(rollout: AutomaticRollout, node: Node, state: str, reason: str, actor: Actor = SYSTEM_ACTOR) -> None:
-    """End a roll-out. A withdrawn or stopped canary goes to 0 %, unless an operator has edited the node."""
+    """End a roll-out. A withdrawn or stopped canary goes to 0 %. If an operator has edited the node, the edit stays."""
+    if is_edited := _is_edited(rollout, node):
+        state, reason = State.STOPPED, "edited"
     rollout.state, rollout.reason = state, reason
     rollout.save()
-    if state != State.FINISHED and reason != "edited":
+    if state != State.FINISHED and not is_edited:
         _move_canary(node, 0, [], f"{state} {reason}".strip(), actor)
     figures = {name: getattr(rollout, name) for name in ("ended", "failed", "complained")}
     write_log = log.warning if state == State.WITHDRAWN else log.info
@@ -190,8 +185,7 @@ def stop_rollout(node_id: int, actor: Actor) -> None:
     rollout = AutomaticRollout.objects.select_for_update(of=("self",)).filter(pk=node_id, state=State.RUNNING).first()
     if rollout is None:
         raise Conflict(_("The roll-out changed since you loaded the page. Reload and try again."))
-    node = _lock_node(node_id)
-    _end(rollout, node, State.STOPPED, "edited" if _find_edit(rollout, node) == "edited" else "", actor)
+    _end(rollout, _lock_node(node_id), State.STOPPED, "", actor)
 
 
 # --- counts ---------------------------------------------------------------------------------------------------------
