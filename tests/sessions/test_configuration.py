@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from io import StringIO
-from pathlib import Path
 
 import pytest
-from django.core.management import call_command
-from django.core.management.base import CommandError
 
 from sessions.models import Campaign, SilencePolicy
+from tests.support.config_files import Apply
+from tests.support.config_files import apply as apply
+from tests.support.config_files import export as export
+from tests.support.config_files import refusal_of as refusal_of
 
 pytestmark = pytest.mark.django_db
 
-Apply = Callable[[str], str]
 SECOND = timedelta(seconds=1)
 POLICIES = """silence_policies:
   - key: default
@@ -42,31 +41,17 @@ def default() -> None:
     SilencePolicy.objects.create(key="default", threshold=60 * SECOND, jitter=5 * SECOND)
 
 
-@pytest.fixture
-def apply(tmp_path: Path) -> Apply:
-    def apply(text: str) -> str:
-        file = tmp_path / "chats.yaml"
-        file.write_text("version: 1\n" + text, encoding="utf-8")
-        out = StringIO()
-        call_command("apply_config", str(file), stdout=out)
-        return out.getvalue()
-
-    return apply
-
-
-def test_apply_policies_stores_and_exports_them(apply: Apply) -> None:
+def test_apply_policies_stores_and_exports_them(apply: Apply, export: Apply) -> None:
     assert apply(POLICIES) == (
         "silence_policies\n  + new\n  + vip\ncampaigns\n  + double-eleven\napplied\n"
     )  # fmt: skip
     vip = SilencePolicy.objects.get(key="vip")
     assert (vip.threshold, vip.jitter, vip.grace, vip.max_nudges) == (180 * SECOND, 0 * SECOND, 15 * SECOND, 1)
-    out = StringIO()
-    call_command("export_config", stdout=out)
-    assert POLICIES in out.getvalue()
+    assert POLICIES in export()
     assert apply(POLICIES) == "no changes\n"
 
 
-def test_apply_tags_hours_and_after_round_trips(apply: Apply) -> None:
+def test_apply_tags_hours_and_after_round_trips(apply: Apply, export: Apply) -> None:
     text = """silence_policies:
   - key: default
     threshold: 1m
@@ -87,9 +72,7 @@ def test_apply_tags_hours_and_after_round_trips(apply: Apply) -> None:
     growth: 1
 """
     apply(text)
-    out = StringIO()
-    call_command("export_config", stdout=out)
-    assert text in out.getvalue()
+    assert text in export()
     # The short form: a tag is its key.
     assert apply("silence_policies: [{tag: default, threshold: 1m}, {tag: vip, threshold: 1m}]").endswith("applied\n")
     assert SilencePolicy.objects.get(key="vip").tags == ["vip"]
@@ -106,7 +89,6 @@ def test_apply_empty_sections_retire_all_but_default(apply: Apply) -> None:
 
 BAD_ROWS = [
     ("silence_policies: [{tag: vip}]", "silence_policies[0].threshold: is missing"),
-    ("silence_policies: [{tag: vip, threshold: 1s}]", "silence_policies[0].threshold: must be between 2s and 12h"),
     (
         "silence_policies: [{key: a, tags: [x, y], threshold: 1m}, {key: b, tags: [y, x], threshold: 2m}]",
         "silence_policies[1].tags: are those of silence_policies[0]",
@@ -124,21 +106,12 @@ BAD_ROWS = [
         "silence_policies[0].after: must be one of any, agent, customer",
     ),
     (
-        'campaigns: [{key: a, threshold: 1m, starts_at: "2026-11-11", ends_at: "2026-11-12T00:00:00Z"}]',
-        'campaigns[0].starts_at: must be an instant like "2026-11-11T00:00:00+08:00"',
-    ),
-    (
         'campaigns: [{key: a, threshold: 1m, starts_at: "2026-11-11T00:00:00Z", ends_at: "2026-11-11T00:00:00Z"}]',
         "campaigns[0].ends_at: must be later than starts_at",
     ),
 ]
 
 
-def test_apply_invalid_policy_or_campaign_names_problem(apply: Apply) -> None:
-    wrong = {}
-    for text, problem in BAD_ROWS:
-        with pytest.raises(CommandError) as refused:
-            apply(text)
-        if (line := str(refused.value).splitlines()[0]) != problem:
-            wrong[text] = line
-    assert wrong == {}
+def test_apply_invalid_policy_or_campaign_names_problem(refusal_of: Callable[..., list[str]]) -> None:
+    refusals = {text: refusal_of(text)[0] for text, _ in BAD_ROWS}
+    assert refusals == dict(BAD_ROWS)
