@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.test import Client
 
 from scheduling.admin.matrix.node import NodeAdmin, NodeForm
@@ -16,6 +14,7 @@ from scheduling.models import AutomaticRollout, Node
 from scheduling.operations.failed_tasks import Actor
 from tests.scheduling.admin.conftest import FillForm, Url
 from tests.support.matrix import MatrixBuilder
+from tests.support.second_connection import act_on_second_connection
 from tests.support.tables import each_row
 from tests.support.undrawn import read_refusal
 
@@ -128,15 +127,7 @@ def withdraw_in_parallel(node: Node) -> Callable[[], None]:
     """Over another connection, what a pass does that finds the canary harmful."""
     rollouts.start_rollout(node.pk, {}, Actor("ops"))
 
-    def withdraw() -> None:
-        rollouts.stop_rollout(node.pk, Actor("guard"))
-        connection.close()
-
-    def withdraw_in_parallel() -> None:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(withdraw).result(20)
-
-    return withdraw_in_parallel
+    return lambda: act_on_second_connection(lambda: rollouts.stop_rollout(node.pk, Actor("guard")))
 
 
 @pytest.mark.django_db(transaction=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import threading
 from collections.abc import Callable
 from datetime import time, timedelta
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, connection
 from django.test.utils import CaptureQueriesContext
 
 import manage
@@ -34,8 +33,8 @@ from scheduling.models import (
     Template,
     TemplateText,
 )
+from tests.support.second_connection import act_behind_locks
 from tests.support.tables import each_row
-from tests.support.waiting import WAIT_LIMIT
 
 Apply = Callable[..., str]
 HOOK = "https://192.0.2.7.example.org/hook"
@@ -424,26 +423,12 @@ def test_store_plan_waits_for_open_edit_and_refuses(base_config: str) -> None:
     given = plan.parse_document(base_config.encode())
     plan.store_plan(given, plan.plan_changes(given), Stamp("first"))
     later = plan.parse_document(base_config.replace("delay: 15m", "delay: 20m").encode())
-    outcome: list[Any] = []
 
     def apply_later() -> None:
-        try:
-            planned = plan.plan_changes(later)
-            planned_already.set()
-            plan.store_plan(later, planned, Stamp("second"))
-        except Conflict as error:
-            outcome.append(error)
-        finally:
-            connection.close()
+        with pytest.raises(Conflict):
+            plan.store_plan(later, plan.plan_changes(later), Stamp("second"))
 
-    planned_already = threading.Event()
-    with transaction.atomic():
-        Node.objects.update(delay=timedelta(minutes=1))
-        thread = threading.Thread(target=apply_later)
-        thread.start()
-        assert planned_already.wait(WAIT_LIMIT)
-    thread.join(WAIT_LIMIT)
-    assert [type(each) for each in outcome] == [Conflict]
+    act_behind_locks(lambda: Node.objects.update(delay=timedelta(minutes=1)), apply_later)
     assert Node.objects.get().delay == timedelta(minutes=1)
 
 

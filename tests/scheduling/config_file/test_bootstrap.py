@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group, Permission
 from django.core.management import call_command
-from django.db import connection
 from pytest_django import Settings
 
 from rpa_tasks.configuration import check_flow
@@ -23,7 +21,7 @@ from scheduling.policy.matrix import delay_for
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
 from scheduling.templating import render_message
 from sessions.models import SilencePolicy
-from tests.support.waiting import WAIT_LIMIT
+from tests.support.second_connection import Race
 
 pytestmark = pytest.mark.django_db
 
@@ -203,24 +201,8 @@ def test_bootstrap_in_production_makes_no_login(settings: Settings, state_dir: P
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_bootstraps_ship_once() -> None:
-    said: list[str] = []
-    failed: list[BaseException] = []
-
-    def start() -> None:
-        try:
-            said.append(bootstrap())
-        except BaseException as error:
-            failed.append(error)
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=start) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT_LIMIT)
-    assert failed == []
+def test_concurrent_bootstraps_ship_once(race: Race) -> None:
+    said = race(3, lambda number: bootstrap())
     assert sorted("Shipped" in each for each in said) == [False, False, True]
     assert len({each.splitlines()[-1] for each in said}) == 1
     assert Node.objects.count() == 11
