@@ -15,12 +15,13 @@ from scheduling.configuration.file import apply as plan
 from scheduling.configuration.file.apply import export_document as exported
 from scheduling.configuration.file.section import Stamp
 from scheduling.models import Community, EventType, Node
+from scheduling.policy.node_conditions import MOST_ROWS
 from scheduling.strict_text import write_yaml
 
 Apply = Callable[..., str]
 SHIPPED = ROOT / "scheduling" / "shipped.yaml"
 
-#: Each key of these sections, with values that are not its default.
+#: Each key of these sections, with values that are not its default. Other programs rely on the names.
 EVERYTHING = plan.parse_document(
     """
 channels:
@@ -73,6 +74,11 @@ nodes:
      at: "10:00"}
   - {key: third, stage: insale, trigger: x, template: gold, channel: hook, at: "10:00", at_day: working,
      send_window: []}
+  - {key: after-failed, stage: insale, trigger: touch.failed, from_nodes: [first], template: gold, channel: hook}
+  - {key: after-suppressed, stage: insale, trigger: touch.suppressed, from_nodes: [first], template: gold, channel: log}
+  - {key: after-clicked, stage: insale, trigger: touch.clicked, from_nodes: [first], template: gold, channel: hook}
+  - {key: after-replied, stage: insale, trigger: touch.replied, from_nodes: [after-clicked, first], template: gold,
+     channel: hook}
 harassment_rules:
   - {kind: cap, limit: 3, window: 1d, enabled: false, limits: {vip: 9}, channel: log, category: service, tag: sale}
   - {kind: cap, limit: 3, window: 1d}
@@ -150,6 +156,25 @@ def test_shipped_matrix_round_trips(apply: Apply, export: Apply) -> None:
     assert "{{ user.name }}，您好！" in before
     assert apply(before).startswith("no changes\n")
     assert export() == before
+
+
+OPERATORS = ("eq", "ne", "gt", "gte", "lt", "lte", "contains", "not_contains", "starts_with")
+FIELDS = (
+    "event.data.amount", "event.type", "event.source", "chat_id", "customer.level", "customer.locale",
+    "customer.attributes.city",
+)  # fmt: skip
+
+
+def test_published_operators_apply_to_each_field(apply: Apply, export: Apply, base_config: str) -> None:
+    rows = ["{field: customer.events.order.paid.count, op: gte, value: 2}"]
+    for field in FIELDS:
+        rows += [f"{{field: {field}, op: {op}, value: 5}}" for op in OPERATORS]
+        rows += [f"{{field: {field}, op: {op}, value: [a, b]}}" for op in ("in", "not_in")]
+        rows += [f"{{field: {field}, op: {op}}}" for op in ("exists", "absent")]
+    EventType.objects.create(key="order.paid")
+    for start in range(0, len(rows), MOST_ROWS):
+        apply(base_config.replace("delay: 15m", f"when: {{all: [{', '.join(rows[start : start + MOST_ROWS])}]}}"))
+        assert apply(export()).startswith("no changes\n")
 
 
 def test_admin_only_values_round_trip(apply: Apply, export: Apply, base_config: str) -> None:

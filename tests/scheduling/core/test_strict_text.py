@@ -45,12 +45,8 @@ def test_yaml_is_read_by_strict_text_only() -> None:
     "text, message",
     [
         (BOMB, "line 2: aliases (*name) are not supported"),
-        ("a: !!bool zz", "line 1: tags (!!bool) are not supported"),
-        ("a: 1\n<<: {b: 2}", "line 2: merge keys (<<) are not supported"),
         ("".join(f"k{each}: {each}\n" for each in range(60_000)), "must not be larger than 65536 bytes"),
-        ("a: 1\na: 2", "line 2: “a” is given twice"),
         ("a: " + "[" * 30_000, "line 1: it is nested deeper than 40 levels"),
-        ("a: \0", "control characters"),
         ("a: \ud800", "line 1: contains U+D800"),
     ],
 )
