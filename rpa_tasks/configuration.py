@@ -43,10 +43,7 @@ if TYPE_CHECKING:
     from scheduling.configuration.file.apply import Plan
 
 
-# Validate platforms, flows and shops for admin forms and configuration files.
-#
-# Values have the names of the model's fields; absent ones are skipped. One `InvalidInput` contains all errors.
-# `platform` is always the platform's key.
+# Values have the names of the model's fields; absent ones are skipped. `platform` is always the platform's key.
 
 
 MIN_TIMEOUT, MAX_TIMEOUT = timedelta(seconds=1), timedelta(hours=24)
@@ -208,17 +205,13 @@ def _check_exit_codes(table: Any, found: ErrorCollector) -> None:
         field = f"exit_codes.{name}"
         if name not in EXIT_CLASSES:
             found.add(field, _("is not known here; known are %(known)s", known=", ".join(EXIT_CLASSES)))
-        elif not isinstance(codes, list) or not all(_is_exit_code(code) for code in codes):
+        elif not isinstance(codes, list) or not all(type(code) is int and 1 <= code <= 255 for code in codes):
             found.add(field, _("must be a list of whole numbers from 1 to 255"))
         else:
             for code in codes:
                 if code in owner:
                     found.add(field, _("%(code)s is listed already, as %(name)s", code=code, name=owner[code]))
                 owner.setdefault(code, name)
-
-
-def _is_exit_code(code: Any) -> bool:
-    return isinstance(code, int) and not isinstance(code, bool) and 1 <= code <= 255
 
 
 def _check_schema(schema: Any, found: ErrorCollector) -> None:

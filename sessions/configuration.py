@@ -21,12 +21,6 @@ from sessions.policy import CUSTOMER, DEFAULT_KEY, own_tags
 if TYPE_CHECKING:
     from scheduling.configuration.file.apply import Plan
 
-
-# Validate silence policies and campaigns for admin forms and configuration files.
-#
-# Values are keyed by field name; absent ones are not checked. One `InvalidInput` lists all errors.
-
-
 #: The watcher checks at least once a second, so it cannot miss a timer longer than that.
 MIN_THRESHOLD, MAX_THRESHOLD = timedelta(seconds=2), timedelta(hours=12)
 MAX_JITTER = timedelta(hours=1)
