@@ -46,7 +46,7 @@ class CannotRender(Exception):
     """The data of this touch lacks a value, or has one that the text cannot use."""
 
 
-class InvalidTemplate(TemplateSyntaxError):
+class InvalidTemplate(CannotRender, TemplateSyntaxError):
     """The text is not in the template language. The message names the line."""
 
 
@@ -519,8 +519,8 @@ def render_message(
     names, language = template_variables(customer, event), _find_language(text.locale)
     subject = ""
     if text.subject:
-        subject = _get_text(text.subject).render(Run(names, escape_line, customer.timezone, language))
-    body = _get_text(text.body).render(Run(names, escape, customer.timezone, language))
+        subject = _compile_text(text.subject).render(Run(names, escape_line, customer.timezone, language))
+    body = _compile_text(text.body).render(Run(names, escape, customer.timezone, language))
     return subject, body, text.locale
 
 
@@ -602,21 +602,16 @@ def _find_language(locale: str) -> str:
 
 def reads_profile(template: TemplateSpec) -> bool:
     """Return whether a text of the template names attributes or tags."""
-    texts = [_compile_cached(source) for text in template.texts for source in (text.subject, text.body)]
-    return any(isinstance(each, Text) and "customer" in each.roots for each in texts)
+    for source in [source for text in template.texts for source in (text.subject, text.body)]:
+        try:
+            if "customer" in _compile_text(source).roots:
+                return True
+        except InvalidTemplate:
+            continue  # it fails its touches
+    return False
 
 
 @lru_cache(maxsize=1024)
-def _compile_cached(source: str) -> Text | str:
-    """Compile a text and cache it or the error: a batch compiles the same text repeatedly."""
-    try:
-        return Text(source)
-    except InvalidTemplate as error:
-        return str(error)
-
-
-def _get_text(source: str) -> Text:
-    outcome = _compile_cached(source)
-    if isinstance(outcome, str):
-        raise CannotRender(outcome)
-    return outcome
+def _compile_text(source: str) -> Text:
+    """Compile a text once: a batch renders the same text repeatedly."""
+    return Text(source)

@@ -480,10 +480,6 @@ OWN: tuple[type[Section], ...] = (
 
 
 @cache
-def _load_sections(paths: tuple[str, ...]) -> dict[str, Section]:
-    return {section.name: section() for section in (*OWN, *map(import_string, paths))}
-
-
 def sections() -> dict[str, Section]:
     """Return the sections by name."""
-    return _load_sections(tuple(getattr(settings, "CONFIG_SECTIONS", ())))
+    return {section.name: section() for section in (*OWN, *map(import_string, settings.CONFIG_SECTIONS))}

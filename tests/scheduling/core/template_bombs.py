@@ -13,7 +13,7 @@ from typing import Any
 import django
 from django.conf import settings
 
-from scheduling.templating import CannotRender, InvalidTemplate, Run, Text
+from scheduling.templating import CannotRender, Run, Text
 
 LOOP = "{% for a in event.data.rows %}BODY{% endfor %}"
 
@@ -104,7 +104,7 @@ def measure(source: str, known: dict[str, Any]) -> dict[str, Any]:
         try:
             Text(source).render(Run(known))
             ended = ""
-        except (CannotRender, InvalidTemplate) as error:
+        except CannotRender as error:
             ended = f"{type(error).__name__}: {error}"
         except BaseException as error:
             ended = f"unexpected {type(error).__name__}: {error}"
