@@ -211,33 +211,24 @@ def read_json(text: str, *, most: int = FIELD_SIZE) -> Any:
         raise InvalidText(str(first) if first.field else first.message) from None
 
 
-def decode_json(body: bytes, *, array: str = "") -> Any:
+def decode_json(body: bytes, *, array: str = "", errors_in_place: bool = False) -> Any:
     """Return the value of a JSON text. `array` names a document that is an array, in errors.
+
+    With `errors_in_place` an `InvalidInput` stands in place of each entry of an array that cannot be stored.
 
     Raises:
         InvalidText: the text is not UTF-8 or not JSON.
         InvalidInput: values that cannot be stored, each with its place; at most `ERRORS_SHOWN`.
     """
     value, is_suspect = _decode(body)
-    if is_suspect:
-        errors = list(islice(_find_invalid_values(value, array if isinstance(value, list) else ""), ERRORS_SHOWN))
-        if errors:
-            raise InvalidInput(*errors)
-    return value
-
-
-def decode_json_items(body: bytes, *, array: str) -> Any:
-    """Return the value of a JSON text. In an array, errors stand in place of each entry that cannot be stored.
-
-    Raises:
-        InvalidText: the text is not UTF-8 or not JSON.
-    """
-    value, is_suspect = _decode(body)
-    if is_suspect and isinstance(value, list):
+    if not is_suspect:
+        return value
+    if errors_in_place and isinstance(value, list):
         for place, entry in enumerate(value):
-            errors = list(islice(_find_invalid_values(entry, f"{array}.{place}", depth=1), ERRORS_SHOWN))
-            if errors:
+            if errors := list(islice(_find_invalid_values(entry, f"{array}.{place}", depth=1), ERRORS_SHOWN)):
                 value[place] = InvalidInput(*errors)
+    elif errors := list(islice(_find_invalid_values(value, array if isinstance(value, list) else ""), ERRORS_SHOWN)):
+        raise InvalidInput(*errors)
     return value
 
 

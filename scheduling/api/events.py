@@ -47,7 +47,7 @@ from scheduling.errors import FieldError, InvalidInput
 from scheduling.ids import find_user_id_problem
 from scheduling.planning import request_metrics
 from scheduling.planning.ingest import DatabaseUnavailable, IngestOverloaded, NewEvent, Receipt, submit
-from scheduling.strict_text import ERRORS_SHOWN, PATH_SHOWN, decode_json, decode_json_items
+from scheduling.strict_text import ERRORS_SHOWN, PATH_SHOWN, decode_json
 from scheduling.tracing import read_traceparent
 
 T = TypeVar("T")
@@ -212,7 +212,7 @@ def read_each_event(request: HttpRequest) -> list[NewEvent | InvalidInput]:
             return list(read_events(request))
         except InvalidInput as error:
             return [error]
-    raw = decode_json_items(request.body, array="events")
+    raw = decode_json(request.body, array="events", errors_in_place=True)
     _check_batch_size(raw)
     trace_id = read_traceparent(request.META.get("HTTP_TRACEPARENT"))
     results: list[NewEvent | InvalidInput] = []
