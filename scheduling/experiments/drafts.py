@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
@@ -79,7 +80,7 @@ def read_draft(text: str) -> tuple[dict[str, Any], ChangePlan]:
 
 
 def serialize_change(change: Change) -> dict[str, Any]:
-    differences = [{"path": each.path, "before": each.before, "after": each.after} for each in change.differences]
+    differences = [asdict(each) for each in change.differences]
     return {"section": change.section.name, "verb": change.verb, "label": change.label, "differences": differences}
 
 

@@ -217,11 +217,8 @@ def store_plan(document: Mapping[str, Any], planned: ChangePlan, stamp: Stamp) -
 
 def store_additions(document: Mapping[str, Any], stamp: Stamp) -> ChangePlan:
     """Store the rows that do not exist yet and return them. Existing rows stay unchanged. Idempotent."""
-
-    def choose(plan: ChangePlan) -> ChangePlan:
-        return plan.only([each for each in plan.changes if each.verb in ("added", "restored")])
-
-    return store_chosen(document, choose, stamp)
+    verbs = ("added", "restored")
+    return store_chosen(document, lambda plan: plan.only([each for each in plan.changes if each.verb in verbs]), stamp)
 
 
 def store_chosen(document: Mapping[str, Any], choose: Callable[[ChangePlan], ChangePlan], stamp: Stamp) -> ChangePlan:
