@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from django.db import connection, transaction
 from scheduling.app_integrations import integrations
 from scheduling.configuration.file import apply
 from scheduling.configuration.file.section import Stamp
+from scheduling.management.commands.export_config import replace_file
 from scheduling.models import EventType, Node
 
 SHIPPED = Path(__file__).resolve().parent.parent.parent / "shipped.yaml"
@@ -132,12 +132,7 @@ def create_demo_login() -> str:
     if not password:
         password = secrets.token_urlsafe(12)
         file.parent.mkdir(parents=True, exist_ok=True)
-        fresh = file.with_suffix(".new")
-        fresh.unlink(missing_ok=True)
-        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w") as stream:
-            stream.write(f"{password}\n")
-        fresh.replace(file)
+        replace_file(file, f"{password}\n", private=True)
     if user is None:
         get_user_model().objects.create_superuser(DEMO_USER, password=password)
     else:

@@ -36,12 +36,12 @@ class Command(BaseCommand):
             self.stdout.write(text, ending="")
             return
         try:
-            _replace_file(Path(file), text, private=with_secrets)
+            replace_file(Path(file), text, private=with_secrets)
         except OSError as error:
             raise CommandError(f"{file}: {error.strerror}") from error
 
 
-def _replace_file(file: Path, text: str, *, private: bool) -> None:
+def replace_file(file: Path, text: str, *, private: bool) -> None:
     """Replace a file by a whole new one. The old file stays if anything fails."""
     handle, name = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}.")
     try:
