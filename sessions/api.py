@@ -21,8 +21,8 @@ from scheduling.errors import FieldError, InvalidInput, NotFound
 from scheduling.ids import new_id
 from sessions import tokens
 from sessions.frames import AGENT, OTHER_USER, USER, Frame, check_id
-from sessions.store import calls, inbox, sessions, stats
-from sessions.store.client import StoreUnavailable
+from sessions.store import inbox, sessions, stats
+from sessions.store.client import StoreUnavailable, instant_of_ms
 from sessions.store.inbox import Post, Posted
 from sessions.store.sessions import DROPPED, OUTCOMES, REFUSED, FrameEffect
 from sessions.websocket import hub
@@ -354,6 +354,6 @@ def _unavailable_problem() -> Problem:
 
 
 def _serialize_effect(noted: FrameEffect) -> dict[str, Any]:
-    deadline = calls.instant_of_ms(noted.deadline_ms) if noted.deadline_ms else None
+    deadline = instant_of_ms(noted.deadline_ms) if noted.deadline_ms else None
     dropped = STALE_SEQ if noted.outcome == DROPPED else None
     return {"outcome": OUTCOMES[noted.outcome], "deadline": deadline, "dropped": dropped}

@@ -22,7 +22,7 @@ from scheduling.models import WebhookEvent, WebhookFact
 from scheduling.planning.ingest import NewEvent, record_events
 from scheduling.webhooks import note_facts
 from sessions.detection.presence import SILENT, UNANSWERED
-from sessions.store.calls import ClaimedSilence
+from sessions.store.sessions import ClaimedSilence
 
 log = structlog.get_logger(__name__)
 

@@ -21,9 +21,8 @@ from sessions.detection import policies
 from sessions.detection.silence_events import brief_transaction, count_undelivered, record_silences
 from sessions.rates import Backoff, Bucket, Every
 from sessions.store import stats
-from sessions.store.calls import ClaimedSilence, ClaimedSilences
 from sessions.store.client import SHARDS, StoreUnavailable
-from sessions.store.sessions import Store
+from sessions.store.sessions import ClaimedSilence, ClaimedSilences, Store
 
 log = structlog.get_logger(__name__)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from binascii import crc32, crc_hqx
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from itertools import count, product
 from pathlib import Path
 from string import ascii_lowercase, digits
@@ -578,12 +580,35 @@ def decode_text(raw: Any) -> str:
     return raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw)
 
 
+def to_milliseconds(span: timedelta) -> int:
+    return span // timedelta(milliseconds=1)
+
+
+def instant_of_ms(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def order_of(seq: int | None, epoch: str) -> int | str:
+    """Return the order argument of the scripts: empty, `seq` or `seq@epoch`."""
+    if seq is None:
+        return ""
+    return f"{seq}@{epoch}" if epoch else seq
+
+
 SHARDS = 16
 _SLOTS = 16_384  #: of a cluster
 
 
 def shard_of(text: str) -> int:
     return crc32(text.encode()) % SHARDS
+
+
+def by_shard(ids: Sequence[str]) -> dict[int, list[int]]:
+    """Group positions of the ids by shard. The order within a shard is kept."""
+    groups: dict[int, list[int]] = defaultdict(list)
+    for number, each in enumerate(ids):
+        groups[shard_of(each)].append(number)
+    return groups
 
 
 def _find_tags(kind: str) -> tuple[str, ...]:
@@ -617,3 +642,17 @@ SESSION = _shard_keys("s:")  #: followed by the session id
 PRESENCE = _USERS
 WATCHERS = "{at:watch}"  #: hash: the state of each watcher
 SILENCES = "{at:watch}:silences"  #: hash: number of recorded silences by policy
+
+
+def session_key(session_id: str) -> str:
+    return SESSION[shard_of(session_id)] + session_id
+
+
+def presence_key(user_id: str) -> str:
+    return PRESENCE[shard_of(user_id)] + user_id
+
+
+def pauses_keys(days_ago: int) -> list[str]:
+    """Return the key of each shard's pauses of a day, by this node's clock."""
+    day = int(time.time()) // 86_400 - days_ago
+    return [f"{prefix}{day}" for prefix in PAUSES]

@@ -15,9 +15,8 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from sessions.frames import AGENT, USER
-from sessions.store import calls, client, sessions
-from sessions.store.calls import order_of
-from sessions.store.client import Call, Server, read_script
+from sessions.store import client, sessions
+from sessions.store.client import Call, Server, instant_of_ms, order_of, read_script, session_key, to_milliseconds
 
 MESSAGE_LIFETIME = timedelta(hours=24)
 MAX_MESSAGES = 100  #: messages
@@ -117,7 +116,7 @@ class Inbox:
 
     def read_cursor_and_owner(self, session_id: str) -> tuple[str, str]:
         """Return the last cursor and the user who owns the session, "" without one."""
-        name = client.SESSION[client.shard_of(session_id)] + session_id
+        name = session_key(session_id)
         entries, owner = self.server.ask(
             lambda pipe: [pipe.xrevrange(_stream_key(session_id), count=1), pipe.hget(name, "u")]
         )
@@ -148,18 +147,16 @@ def parse_cursor(cursor: str) -> tuple[int, int]:
 
 def stored_at(cursor: str) -> str:
     """Return the time at which the server stored the message, in ISO format."""
-    return calls.instant_of_ms(parse_cursor(cursor)[0]).isoformat(timespec="milliseconds")
+    return instant_of_ms(parse_cursor(cursor)[0]).isoformat(timespec="milliseconds")
 
 
 def build_put_call(post: Post) -> Call:
     """Return the script call that stores a message."""
-    names = [client.SESSION[client.shard_of(post.session_id)] + post.session_id]
+    names = [session_key(post.session_id)]
     names += [_stream_key(post.session_id), _dedupe_key(post.session_id)]
-    words = [_KEPT_MS, MAX_MESSAGES, MOST_KEYS, post.key, post.body(), _SIDES.get(post.sender, "")]
-    return PUT, names, [*words, order_of(post.seq, post.epoch), MOST_BYTES, post.user_id]
-
-
-_KEPT_MS = MESSAGE_LIFETIME // timedelta(milliseconds=1)
+    words = [to_milliseconds(MESSAGE_LIFETIME), MAX_MESSAGES, MOST_KEYS, post.key, post.body()]
+    words += [_SIDES.get(post.sender, ""), order_of(post.seq, post.epoch), MOST_BYTES, post.user_id]
+    return PUT, names, words
 
 
 def _stream_key(session_id: str) -> str:

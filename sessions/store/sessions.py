@@ -1,31 +1,60 @@
 """Keep the live sessions in Redis.
 
-Every decision is made in one Lua script per shard, by the server's clock. Calls for several shards share a pipeline.
+Every decision is made in one Lua script per shard, by the server's clock. The header of each Lua file defines the order
+of keys and arguments. Calls for several shards share a pipeline.
 Raises `StoreUnavailable` where the server does not answer; the calls may then have run or not, and repeating them is
 safe.
 """
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, NamedTuple
 
 from django.conf import settings
 
-from sessions.frames import Frame
+from scheduling.redis_client import Script
+from sessions.frames import USER, Frame
 from sessions.policy import PoliciesUnknown, PolicySet
 from sessions.rates import Every
-from sessions.store import calls, client
-from sessions.store.calls import ClaimedSilence, ClaimedSilences, ShardCounts, instant_of_ms, parse_claim
-from sessions.store.client import Call, NoPolicies, Server, StoreUnavailable, decode_text
+from sessions.store import client
+from sessions.store.client import (
+    Call,
+    NoPolicies,
+    Server,
+    StoreUnavailable,
+    by_shard,
+    decode_text,
+    instant_of_ms,
+    order_of,
+    presence_key,
+    session_key,
+    to_milliseconds,
+)
 
+#: After its last frame, an unclosed session is deleted, and the presence of its user, so that an export and an erasure
+#: find the session. `AFTERTOUCH_CONVERSATION_WINDOW` is not longer.
+SESSION_LIFETIME = timedelta(hours=24)
+CLOSED_KEPT = timedelta(hours=1)  #: longer than a frame may be late
+TYPING_PAUSE = timedelta(minutes=2)  #: an agent who types but never sends does not pause a session for longer
+RENEWED_EVERY = timedelta(hours=1)
+#: After the last frame; shorter than `SESSION_LIFETIME`, so the session still exists.
+PAUSE_COUNTS = SESSION_LIFETIME - 2 * RENEWED_EVERY
+TYPED_LATELY = timedelta(seconds=10)  #: after a typing frame without a message, the user still counts as typing
+
+LONG_TIMER = timedelta(hours=13)  #: `LONGEST` in `lua/prelude.lua`
 REARMED, REARM_SPREAD = 200, timedelta(seconds=10)  #: sessions per shard and batch, about
 DROPPED, COUNTED, IDLE, REFUSED, UNAVAILABLE = 0, 1, 2, 3, 4
 OUTCOMES = {COUNTED: "counted", DROPPED: "dropped", IDLE: "idle"}  #: names of those that are no error
 UNREACHABLE = "unreachable"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_REPEAT = -1  #: order of a frame that is dropped
 REMEMBERED_EVERY = 30.0  #: seconds for which a process may use older policies
 
 
@@ -39,6 +68,59 @@ class FrameEffect(NamedTuple):
 
     outcome: int
     deadline_ms: int  #: when the timer ends; 0 without a timer
+
+
+class ShardCounts(NamedTuple):
+    """Counts of one shard."""
+
+    now_ms: int
+    armed: int
+    in_flight: int  #: claimed and not yet confirmed
+    paused: int  #: by a tool, a transfer or a queue
+    first_due_ms: int  #: -1: no deadline
+    counts: dict[str, int]  #: sessions with a timer or in flight as a:<policy>, paused sessions as p:<policy>
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedSilence:
+    """A silence that this watcher has claimed until its lease ends."""
+
+    session_id: str
+    user_id: str
+    chat_id: str
+    tags: tuple[str, ...]
+    policy: str  #: key
+    policy_version: int
+    armed_at: int  #: µs; identifies the silence together with the session id
+    deadline_ms: int
+    nudge: int
+    for_agent: int = 0  #: 1: the customer waits for an agent
+
+    @property
+    def tag(self) -> str:
+        """Return all tags in one text."""
+        return ",".join(self.tags)
+
+    @property
+    def armed(self) -> datetime:
+        return instant_of_ms(self.armed_at // 1000)
+
+    @property
+    def deadline(self) -> datetime:
+        return instant_of_ms(self.deadline_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedSilences:
+    silences: list[ClaimedSilence]
+    now_ms: int
+    next_ms: int  #: next deadline; -1: none
+    versions: frozenset[str]  #: of the policies of the shards; "" where a shard has none
+
+    @property
+    def seconds_to_next(self) -> float:
+        """Return the seconds to the next deadline, infinite without one."""
+        return float("inf") if self.next_ms < 0 else (self.next_ms - self.now_ms) / 1000
 
 
 class Store:
@@ -77,8 +159,22 @@ class Store:
             partly: return `UNAVAILABLE` for frames of an unavailable node of a cluster, unless no node answers.
         """
         self._remember_policies()
-        groups = calls.by_shard([frame.session_id for frame in frames])
-        answers = self._run(calls.note_activity(frames, groups, stored, repeated), partly=partly)
+        session_ids = [frame.session_id for frame in frames]
+        groups = by_shard(session_ids)
+        words = []
+        for number, frame in enumerate(frames):
+            flags = frame.first_tag + 2 * frame.spoken + 4 * (number in stored)
+            order = _REPEAT if number in repeated else order_of(frame.seq, frame.epoch)
+            code = f"{frame.sender[0]}{flags}{frame.kind}"
+            words.append((code, frame.user_id, frame.chat_id, order, frame.joined_tags))
+        keys = (
+            client.DUE, client.INFLIGHT, client.POLICIES, client.ACTIVE, client.PAUSED, client.COUNTS, client.SIGNALS,
+            client.pauses_keys(days_ago=0), client.IDLE,
+        )  # fmt: skip
+        spans = (SESSION_LIFETIME, CLOSED_KEPT, TYPING_PAUSE, RENEWED_EVERY)
+        first = [*map(to_milliseconds, spans), len(client.SESSION[0])]
+        wanted = _calls_of_sessions(client.NOTE_ACTIVITY, session_ids, groups, words, keys=keys, first=first)
+        answers = self._run(wanted, partly=partly)
         noted = [FrameEffect(UNAVAILABLE, 0)] * len(frames)
         dropped: dict[int, int] = {}  #: last activity of the user, ms, by position
         for numbers, answer in zip(groups.values(), answers, strict=True):
@@ -90,20 +186,43 @@ class Store:
                 noted[number] = FrameEffect(outcome, deadline)
         counted = [(frame, at.deadline_ms) for frame, at in zip(frames, noted, strict=True) if at.outcome == COUNTED]
         repeats = [(frames[number], at, noted[number].deadline_ms) for number, at in dropped.items()]
-        present, wrote = calls.collect_presence(counted, repeats)
+        present, wrote = _collect_presence(counted, repeats)
         lost = self.store_presence(present, wrote, partly=partly)
         if lost:
             # A counted message must stop touches of its user. The client repeats the frame.
             for number, frame in enumerate(frames):
-                if frame.user_id in present and calls.presence_key(frame.user_id) in lost:
+                if frame.user_id in present and presence_key(frame.user_id) in lost:
                     noted[number] = FrameEffect(UNAVAILABLE, 0)
         return noted
 
     def store_presence(
         self, present: Mapping[str, tuple[str, int]], wrote: Mapping[str, int | str], *, partly: bool
     ) -> set[str]:
-        """Return the keys that could not be written, with `partly`."""
-        wanted = calls.note_presence(present, wrote)
+        """Store the session of each user's last frame, and when users last wrote.
+
+        Args:
+            present: the session of each user's last frame and its deadline, ms, by user id.
+            wrote: for each user 1 if they wrote a message, else the word of their repeats (see note_presence.lua).
+
+        Returns:
+            The keys that could not be written, with `partly`.
+        """
+        now = int(time.time() * 1000)
+        far = now + to_milliseconds(LONG_TIMER)
+        hour_ms, lifetime = to_milliseconds(timedelta(hours=1)), to_milliseconds(SESSION_LIFETIME)
+        groups: dict[tuple[int, int], list[str]] = defaultdict(list)
+        for user_id, (_, deadline) in present.items():
+            # Closed hours keep some sessions longer (see `lua/prelude.lua`).
+            hours = 0 if deadline <= far else (deadline - now) // hour_ms + 1
+            groups[client.shard_of(user_id), lifetime + hours * hour_ms].append(user_id)
+        wanted: list[Call] = [
+            (
+                client.NOTE_PRESENCE,
+                [client.PRESENCE[shard] + each for each in users],
+                [kept, *(word for each in users for word in (present[each][0], wrote[each]))],
+            )
+            for (shard, kept), users in groups.items()
+        ]
         answers = self._run_available(wanted) if partly else self._run(wanted)
         return {key for (_, keys, _), answer in zip(wanted, answers, strict=True) if answer is None for key in keys}
 
@@ -116,7 +235,13 @@ class Store:
 
         `users` are pairs of user id and key. Returns the number of silences that were new.
         """
-        return sum(self._run([calls.note_expired(user_id, key, tag, window) for user_id, key in users]))
+        wanted: list[Call] = []
+        for user_id, key in users:
+            shard = client.shard_of(user_id)
+            names = [client.DUE[shard], client.POLICIES[shard], client.COUNTS[shard], session_key(user_id)]
+            words = [to_milliseconds(SESSION_LIFETIME), user_id, user_id, tag, key, to_milliseconds(window)]
+            wanted.append((client.NOTE_EXPIRED, names, words))
+        return sum(self._run(wanted))
 
     # --- silences -------------------------------------------------------------------------------------------------
 
@@ -128,12 +253,14 @@ class Store:
         Leaves out the shards of a cluster's node that is unavailable.
         """
         shards = list(shards)
-        answers = self._run([calls.peek_silent(shard, limit) for shard in shards], partly=True)
+        looks: list[Call] = [
+            (client.PEEK_SILENT, (client.DUE[shard], client.INFLIGHT[shard], client.POLICIES[shard]), (limit,))
+            for shard in shards
+        ]
+        answers = self._run(looks, partly=True)
         self._remember_policies()
         found = [number for number, answer in enumerate(answers) if answer and len(answer) > 3]
-        wanted = [
-            calls.claim_silent(shards[at], [decode_text(each) for each in answers[at][3:]], lease) for at in found
-        ]
+        wanted = [claim_call(shards[at], [decode_text(each) for each in answers[at][3:]], lease) for at in found]
         for number, answer in zip(found, self._run_available(wanted), strict=True):
             answers[number] = answer
         answers = [answer for answer in answers if answer]
@@ -143,7 +270,7 @@ class Store:
         # Each shard's next deadline by its own clock.
         waits = [max(answer[2] - answer[0], 0) for answer in answers if answer[2] >= 0]
         return ClaimedSilences(
-            silences=[parse_claim(*row) for answer in answers for row in answer[3:]],
+            silences=[_parse_claim(*row) for answer in answers for row in answer[3:]],
             now_ms=now_ms,
             next_ms=now_ms + min(waits) if waits else -1,
             versions=frozenset(decode_text(answer[1]) for answer in answers),
@@ -154,7 +281,9 @@ class Store:
 
         Those of a cluster's node that is unavailable are claimed again after their lease.
         """
-        return sum(each or 0 for each in self._run(calls.confirm(_silence_ids(silences)), partly=True))
+        keys = (client.DUE, client.INFLIGHT, client.POLICIES, client.COUNTS, client.IDLE)
+        wanted = _calls_of_claims(client.CONFIRM, silences, keys, first=[to_milliseconds(SESSION_LIFETIME)])
+        return sum(each or 0 for each in self._run(wanted, partly=True))
 
     def rearm_for_campaign(self, limit: int = REARMED) -> int:
         """Give a batch of sessions per shard, armed before the first batch of the active campaign, its threshold.
@@ -165,18 +294,30 @@ class Store:
         spread over `REARM_SPREAD`. Returns the number of batches; 0: all are done. Concurrent calls apply each batch
         once. Leaves out the shards of a cluster's node that is unavailable.
         """
-        found = self._run([calls.find_armed(shard, limit) for shard in range(client.SHARDS)], partly=True)
-        batches = {shard: [decode_text(each) for each in answer] for shard, answer in enumerate(found) if answer}
-        applied = self._run_available(
-            [calls.rearm(shard, each[:5], each[5:], REARM_SPREAD) for shard, each in batches.items()]
-        )
-        return sum(each is not None for each in applied)
+        looks: list[Call] = [
+            (client.FIND_ARMED, names, (limit,)) for names in zip(client.DUE, client.POLICIES, strict=True)
+        ]
+        spans = [to_milliseconds(REARM_SPREAD), to_milliseconds(SESSION_LIFETIME)]
+        wanted: list[Call] = []
+        for shard, answer in enumerate(self._run(looks, partly=True)):
+            if answer:
+                # The campaign's start, threshold and cutoff, and two cursors.
+                words = [decode_text(each) for each in answer]
+                batch, session_ids = words[:5], words[5:]
+                names = [
+                    client.DUE[shard],
+                    client.POLICIES[shard],
+                    *(client.SESSION[shard] + each for each in session_ids),
+                ]
+                wanted.append((client.REARM, names, [*batch, *spans, *session_ids]))
+        return sum(each is not None for each in self._run_available(wanted))
 
     def release(self, silences: Sequence[ClaimedSilence]) -> int:
         """Return claims before their lease ends. Idempotent. Returns how many were still in flight under the same
         arming.
         """
-        return sum(each or 0 for each in self._run(calls.release(_silence_ids(silences)), partly=True))
+        wanted = _calls_of_claims(client.RELEASE, silences, (client.DUE, client.INFLIGHT))
+        return sum(each or 0 for each in self._run(wanted, partly=True))
 
     # --- queries --------------------------------------------------------------------------------------------------
 
@@ -192,9 +333,13 @@ class Store:
             send_until: for each silence, the latest time at which its guide message is sent after this call.
                 A silence that holds is then reserved until `note_sending`. None or no list: no message is sent now.
         """
-        groups = calls.by_shard([session_id for session_id, _ in silences])
-        wanted = calls.still_silent(silences, groups, send_until or [None] * len(silences))
-        answers = self._run(wanted, partly=True)
+        session_ids = [session_id for session_id, _ in silences]
+        groups = by_shard(session_ids)
+        words = [
+            (armed_at, 0 if until is None else to_milliseconds(until - _EPOCH))
+            for (_, armed_at), until in zip(silences, send_until or [None] * len(silences), strict=True)
+        ]
+        answers = self._run(_calls_of_sessions(client.STILL_SILENT, session_ids, groups, words), partly=True)
         stand: list[bool | str | None] = [None] * len(silences)
         for numbers, answer in zip(groups.values(), answers, strict=True):
             for number, each in zip(numbers, answer[1:] if answer else [], strict=bool(answer)):
@@ -207,7 +352,13 @@ class Store:
         Without this call a reservation limits the guide messages of its session until the user writes or types. It
         counts in no statistics.
         """
-        self._run(calls.note_sending(silences, sent), partly=True)
+        session_ids = [session_id for session_id, _ in silences]
+        words = [(armed_at, int(is_sent)) for (_, armed_at), is_sent in zip(silences, sent, strict=True)]
+        wanted = _calls_of_sessions(
+            client.NOTE_SENDING, session_ids, by_shard(session_ids), words,
+            keys=(client.SIGNALS,), first=(len(client.SESSION[0]), to_milliseconds(TYPED_LATELY)),
+        )  # fmt: skip
+        self._run(wanted, partly=True)
 
     def last_frames(self, user_ids: Sequence[str]) -> list[datetime | str | None]:
         """Return when each user last wrote a message, None outside the conversation window.
@@ -215,9 +366,14 @@ class Store:
         Pings and typing do not count, because a page that stays open sends them too. `UNREACHABLE` replaces the time of
         a user of a cluster's node that is unavailable.
         """
-        groups = calls.by_shard(user_ids)
+        groups = by_shard(user_ids)
+        window = to_milliseconds(settings.AFTERTOUCH_CONVERSATION_WINDOW)
+        wanted: list[Call] = [
+            (client.LAST_MESSAGES, [client.PRESENCE[shard] + user_ids[at] for at in group], [window])
+            for shard, group in groups.items()
+        ]
         heard: list[datetime | str | None] = [UNREACHABLE] * len(user_ids)
-        answers = self._run(calls.last_messages(user_ids, groups), partly=True)
+        answers = self._run(wanted, partly=True)
         for group, answer in zip(groups.values(), answers, strict=True):
             for at, ms in zip(group, answer or (), strict=bool(answer)):
                 heard[at] = instant_of_ms(ms) if ms else None
@@ -234,22 +390,22 @@ class Store:
         """
         # GET has the same answer for a missing key as an unavailable node.
         found = self.server.ask(
-            lambda pipe: [command(calls.presence_key(each)) for each in user_ids for command in (pipe.mget, pipe.pttl)],
+            lambda pipe: [command(presence_key(each)) for each in user_ids for command in (pipe.mget, pipe.pttl)],
             partly=True,
         )
         return [
             None
             if values is None or left_ms is None
             else decode_text(values[0][6:])
-            if values[0] and (within is None or calls.is_recent(left_ms, within))
+            if values[0] and (within is None or _is_recent(left_ms, within))
             else ""
             for values, left_ms in zip(found[::2], found[1::2], strict=True)
         ]
 
     def known(self, session_ids: Sequence[str]) -> list[bool]:
         """Return whether each session still has state in the store."""
-        names = [client.SESSION[client.shard_of(each)] + each for each in session_ids]
-        return [bool(each) for each in self.server.ask(lambda pipe: [pipe.exists(name) for name in names])]
+        found = self.server.ask(lambda pipe: [pipe.exists(session_key(each)) for each in session_ids])
+        return [bool(each) for each in found]
 
     def active_users(self, limit: int) -> dict[int, dict[str, datetime]]:
         """Return customers whose activity is not yet stored in PostgreSQL, by shard.
@@ -276,20 +432,22 @@ class Store:
     def shards(self, *, partly: bool = False) -> list[ShardCounts]:
         """Return the counts of each shard. The cost does not depend on the number of sessions.
 
-        First removes pauses older than `calls.PAUSE_COUNTS`, at most 100 per shard.
+        First removes pauses older than `PAUSE_COUNTS`, at most 100 per shard.
 
         Args:
             partly: leave out the shards of a cluster's node that is unavailable, unless no node answers.
         """
-        answers = self._run(calls.count_shards(), partly=partly)
+        sets = zip(client.DUE, client.INFLIGHT, client.PAUSED, client.COUNTS, strict=True)
+        wanted: list[Call] = [(client.TALLY, names, [to_milliseconds(PAUSE_COUNTS)]) for names in sets]
+        answers = self._run(wanted, partly=partly)
         over = [
-            (shard, [decode_text(each) for each in answer[5]])
+            clear_pauses_call(shard, [decode_text(each) for each in answer[5]])
             for shard, answer in enumerate(answers)
             if answer and answer[5]
         ]
         if over:
-            self._run_available([calls.clear_pauses(shard, session_ids) for shard, session_ids in over])
-            answers = self._run(calls.count_shards(), partly=partly)
+            self._run_available(over)
+            answers = self._run(wanted, partly=partly)
         return [
             ShardCounts(
                 now_ms,
@@ -390,5 +548,90 @@ def _store_of_url(url: str) -> Store:
     return Store(Server(url), policies.current_policies)
 
 
-def _silence_ids(silences: Sequence[ClaimedSilence]) -> list[tuple[str, int]]:
-    return [(each.session_id, each.armed_at) for each in silences]
+def _calls_of_sessions(
+    script: Script,
+    session_ids: Sequence[str],
+    groups: Mapping[int, Sequence[int]],
+    words: Sequence[Sequence[Any]],
+    *,
+    keys: Sequence[Sequence[str]] = (),
+    first: Sequence[Any] = (),
+) -> list[Call]:
+    """Build one call per shard: `keys` of the shard and those of its sessions, then `first` and the sessions' `words`.
+
+    `groups` maps each shard to positions in `session_ids` and `words`.
+    """
+    made: list[Call] = []
+    for shard, numbers in groups.items():
+        names = [each[shard] for each in keys]
+        names += [client.SESSION[shard] + session_ids[number] for number in numbers]
+        made.append((script, names, [*first, *(word for number in numbers for word in words[number])]))
+    return made
+
+
+def _calls_of_claims(
+    script: Script, silences: Sequence[ClaimedSilence], keys: Sequence[Sequence[str]], *, first: Sequence[Any] = ()
+) -> list[Call]:
+    session_ids = [each.session_id for each in silences]
+    words = [(each.session_id, each.armed_at) for each in silences]
+    return _calls_of_sessions(script, session_ids, by_shard(session_ids), words, keys=keys, first=first)
+
+
+def claim_call(shard: int, session_ids: Sequence[str], lease: timedelta) -> Call:
+    names = [client.DUE[shard], client.INFLIGHT[shard], client.POLICIES[shard]]
+    names += [client.SESSION[shard] + each for each in session_ids]
+    return client.CLAIM_SILENT, names, (to_milliseconds(lease), to_milliseconds(SESSION_LIFETIME), *session_ids)
+
+
+def clear_pauses_call(shard: int, session_ids: Sequence[str]) -> Call:
+    names = [client.PAUSED[shard], client.COUNTS[shard], *(client.SESSION[shard] + each for each in session_ids)]
+    return client.DELETE_PAUSES, names, [to_milliseconds(PAUSE_COUNTS), *session_ids]
+
+
+def _collect_presence(
+    counted: Sequence[tuple[Frame, int]], dropped: Sequence[tuple[Frame, int, int]]
+) -> tuple[dict[str, tuple[str, int]], dict[str, int | str]]:
+    """Return the arguments of `note_presence` for counted frames and for dropped ones, which may be repeats.
+
+    Args:
+        counted: frames, each with the deadline of its session, ms.
+        dropped: frames, each with the last activity of its session's user and the session's deadline, ms.
+    """
+    present: dict[str, tuple[str, int]] = {}
+    wrote: dict[str, int | str] = {}
+    for frame, deadline in counted:
+        if frame.sender == USER and frame.kind != "close":
+            present[frame.user_id] = frame.session_id, deadline
+            wrote[frame.user_id] = wrote.get(frame.user_id, 0) or int(frame.kind == "message")
+    known = set(present) if dropped else ()
+    # Only a message counts as writing. The time of its session may be that of a later frame: then a touch waits longer.
+    repeats = [
+        (at if frame.kind == "message" else 0, frame, deadline)
+        for frame, at, deadline in dropped
+        if frame.sender == USER and frame.kind != "close"
+    ]
+    for at, frame, deadline in sorted(repeats, key=lambda each: each[0]):
+        if frame.user_id not in known:
+            present[frame.user_id] = frame.session_id, deadline
+            wrote[frame.user_id] = f"@{at}"
+        elif wrote[frame.user_id] != 1:
+            wrote[frame.user_id] = at
+    return present, wrote
+
+
+def _is_recent(left_ms: int, window: timedelta) -> bool:
+    """Return whether the user's last frame is within the window, by the remaining lifetime of the presence.
+
+    A process of an earlier version keeps it for the window only. So it counts in its last minutes too.
+    """
+    left = timedelta(milliseconds=left_ms)
+    return left <= window or left > SESSION_LIFETIME - window
+
+
+def _parse_claim(
+    session_id: bytes, user_id: bytes, chat_id: bytes, tags: bytes, policy: bytes, *numbers: int
+) -> ClaimedSilence:
+    words = tuple(decode_text(tags).split("\n")) if tags else ()
+    return ClaimedSilence(
+        decode_text(session_id), decode_text(user_id), decode_text(chat_id), words, decode_text(policy), *numbers
+    )

@@ -19,11 +19,10 @@ from django.conf import settings
 from scheduling.ledger.anonymization import Identity
 from sessions.policy import AGENT, ANY, CUSTOMER, DEFAULT_KEY, select_policies
 from sessions.rates import Recent
-from sessions.store import calls, client, inbox
-from sessions.store.calls import ClaimedSilence, instant_of_ms
-from sessions.store.client import decode_text
+from sessions.store import client, inbox
+from sessions.store.client import decode_text, instant_of_ms, presence_key, session_key
 from sessions.store.inbox import live_inbox
-from sessions.store.sessions import REFUSED, Store, live_store
+from sessions.store.sessions import REFUSED, ClaimedSilence, Store, live_store
 
 REPORT_LIFETIME_MS = 60_000  #: ms
 
@@ -156,7 +155,7 @@ PAUSE_ENDS = (1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600, 1800)
 
 def read_pauses(store: Store) -> dict[str, list[int]]:
     """Return the number of customers' pauses of the last days by policy and length. Raises `StoreUnavailable`."""
-    names = [calls.pauses_key(shard, days_ago=day) for shard in range(client.SHARDS) for day in range(PAUSE_DAYS)]
+    names = [name for day in range(PAUSE_DAYS) for name in client.pauses_keys(days_ago=day)]
     pauses: dict[str, list[int]] = {}
     for found in store.server.ask(lambda pipe: [pipe.hgetall(name) for name in names]):
         for field, count in found.items():
@@ -253,7 +252,7 @@ def session_snapshots(store: Store, session_ids: Sequence[str]) -> list[SessionS
         lambda pipe: [
             pipe.time(),
             pipe.hget(client.POLICIES[0], "body"),
-            *(pipe.hmget(client.SESSION[client.shard_of(each)] + each, *_FIELDS) for each in session_ids),
+            *(pipe.hmget(session_key(each), *_FIELDS) for each in session_ids),
         ]
     )
     now = instant_of_ms(time[0] * 1000 + time[1] // 1000)
@@ -364,10 +363,10 @@ def erase_sessions(who: Identity) -> int:
         live_inbox().delete_messages_of(session_id, user_id)
     elif session_id:
         live_inbox().delete_messages(session_id)
-        store.server.ask(lambda pipe: [pipe.delete(client.SESSION[client.shard_of(session_id)] + session_id)])
+        store.server.ask(lambda pipe: [pipe.delete(session_key(session_id))])
         count = 1
     # A user's activity lies in the shards of the sessions. `clear_active` would leave out those of an unavailable node.
     store.server.ask(
-        lambda pipe: [*(pipe.zrem(key, user_id) for key in client.ACTIVE), pipe.delete(calls.presence_key(user_id))]
+        lambda pipe: [*(pipe.zrem(key, user_id) for key in client.ACTIVE), pipe.delete(presence_key(user_id))]
     )
     return count

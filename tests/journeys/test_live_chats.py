@@ -18,7 +18,7 @@ from sessions.frames import Frame
 from sessions.models import Campaign, NudgeTally, SilencePolicy
 from sessions.policy import Policy, PolicySet
 from sessions.store import sessions, stats
-from sessions.store.calls import ClaimedSilence
+from sessions.store.sessions import ClaimedSilence
 from tests.journeys.conftest import visit_layouts
 from tests.support.screenshots import save_screenshot
 

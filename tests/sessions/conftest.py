@@ -13,9 +13,8 @@ from django.test import override_settings
 
 from sessions.frames import Frame
 from sessions.policy import Policy, PolicySet
-from sessions.store.calls import ClaimedSilence, instant_of_ms
-from sessions.store.client import ClusterClient, Server
-from sessions.store.sessions import Store
+from sessions.store.client import ClusterClient, Server, instant_of_ms
+from sessions.store.sessions import ClaimedSilence, Store
 from tests.sessions.redis_cluster import ClusterUnderTest, redis_cluster
 
 LEASE = timedelta(seconds=30)

@@ -19,8 +19,7 @@ import redis
 from django.conf import settings
 from redis.crc import key_slot
 
-from sessions.store.calls import instant_of_ms
-from sessions.store.client import Call, Script, Server
+from sessions.store.client import Call, Script, Server, instant_of_ms
 from tests.sessions.conftest import Chats
 
 

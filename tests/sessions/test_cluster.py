@@ -25,8 +25,7 @@ from sessions.detection.expired_keys import ExpiredKeyListener, KeyspaceEventsDi
 from sessions.frames import Frame
 from sessions.policy import Policy, PolicySet
 from sessions.store import client, stats
-from sessions.store.calls import presence_key
-from sessions.store.client import Server, StoreUnavailable
+from sessions.store.client import Server, StoreUnavailable, presence_key
 from sessions.store.inbox import Inbox, Post, build_put_call
 from sessions.store.sessions import Store
 from sessions.websocket.connection import FrameRequest, FrameWriter

@@ -23,8 +23,8 @@ from sessions.detection import expired_keys
 from sessions.detection.expired_keys import ExpiredKeyListener, KeyspaceEventsDisabled, Pattern
 from sessions.detection.presence import SessionPresence
 from sessions.policy import Policy
-from sessions.store.calls import ClaimedSilence
 from sessions.store.client import Server, StoreUnavailable
+from sessions.store.sessions import ClaimedSilence
 from tests.sessions.conftest import Chats
 from tests.sessions.refusing_server import refuse_writes
 from tests.sessions.test_presence import silence_question

@@ -21,9 +21,9 @@ from sessions.detection import nudge_stats
 from sessions.detection.silence_events import silence_event
 from sessions.models import NudgeMark, NudgeTally
 from sessions.policy import Policy
-from sessions.store import calls, stats
 from sessions.store import client as keys
-from sessions.store.calls import ClaimedSilence
+from sessions.store import sessions, stats
+from sessions.store.sessions import ClaimedSilence
 from tests.scheduling.api.serving import eventually
 from tests.scheduling.core.conftest import deliver
 from tests.sessions.conftest import Chats
@@ -175,7 +175,7 @@ def test_signals_are_timed_from_send(guide: Guide, chats: Chats, monkeypatch: py
 
 
 def test_message_to_typing_user_counts_as_false(guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "TYPED_LATELY", timedelta(seconds=60))
+    monkeypatch.setattr(sessions, "TYPED_LATELY", timedelta(seconds=60))
     chats.policies(new=Policy(timedelta(seconds=5)))
     chats.user(tag="new")
     chats.user(kind="typing")

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from sessions.policy import Policy
-from sessions.store import calls, client, stats
+from sessions.store import client, stats
 from tests.sessions import stopped_clock
 from tests.sessions.conftest import Chats
 
@@ -58,6 +58,6 @@ def test_pauses_of_a_day_expire(chats: Chats) -> None:
     chats.user()
     chats.pass_time(20)
     chats.user()
-    key = calls.pauses_key(client.shard_of("s1"), days_ago=0)
+    key = client.pauses_keys(days_ago=0)[client.shard_of("s1")]
     (left,) = chats.store.server.ask(lambda pipe: [pipe.pttl(key)])
     assert 7 * 86_400_000 < left <= 8 * 86_400_000

@@ -13,9 +13,8 @@ from scheduling.delivery import presence
 from scheduling.delivery.presence import PresenceQuestion
 from sessions.detection.presence import SessionPresence, parse_event_id
 from sessions.store import stats
-from sessions.store.calls import ClaimedSilence
 from sessions.store.client import Server, StoreUnavailable
-from sessions.store.sessions import Store
+from sessions.store.sessions import ClaimedSilence, Store
 from tests.sessions import stopped_clock
 from tests.sessions.conftest import Chats
 from tests.support.tables import each_row

@@ -14,8 +14,7 @@ from django.conf import settings
 from sessions.frames import Frame
 from sessions.policy import CUSTOMER, Override, Policy
 from sessions.store import stats
-from sessions.store.calls import ClaimedSilence
-from sessions.store.sessions import COUNTED, Store
+from sessions.store.sessions import COUNTED, ClaimedSilence, Store
 from tests.sessions import stopped_clock
 from tests.sessions.conftest import ALWAYS, LEASE, Chats
 from tests.sessions.stopped_clock import StoppedClockServer

@@ -22,9 +22,8 @@ from scheduling.server_addresses import is_cluster
 from sessions.frames import Frame
 from sessions.policy import AGENT, ANY, CUSTOMER, Override, Policy, PolicySet
 from sessions.store import client, stats
-from sessions.store.calls import ClaimedSilence
 from sessions.store.client import POLICIES, SESSION, decode_text, shard_of
-from sessions.store.sessions import COUNTED, DROPPED, IDLE, Store
+from sessions.store.sessions import COUNTED, DROPPED, IDLE, ClaimedSilence, Store
 from tests.sessions.conftest import ALWAYS
 from tests.sessions.stopped_clock import StoppedClockServer
 

@@ -15,7 +15,7 @@ from sessions.models import NudgeTally, SilencePolicy
 from sessions.policy import AGENT, Policy
 from sessions.store import client as keys
 from sessions.store import sessions, stats
-from sessions.store.calls import PAUSE_COUNTS, ClaimedSilence
+from sessions.store.sessions import PAUSE_COUNTS, ClaimedSilence
 from tests.sessions.conftest import Chats
 from tests.sessions.stopped_clock import chats_on_both as chats_on_both
 

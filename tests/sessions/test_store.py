@@ -12,12 +12,21 @@ from django.conf import settings
 from scheduling.errors import InvalidInput
 from sessions.frames import AGENT_KINDS, Frame
 from sessions.policy import TYPING, Override, Policy
-from sessions.store import calls, inbox, stats
 from sessions.store import client as keys
-from sessions.store.calls import SESSION_LIFETIME, ClaimedSilence
+from sessions.store import inbox, stats
 from sessions.store.client import Server, StoreUnavailable
 from sessions.store.inbox import Post
-from sessions.store.sessions import COUNTED, DROPPED, IDLE, REFUSED, Store
+from sessions.store.sessions import (
+    COUNTED,
+    DROPPED,
+    IDLE,
+    REFUSED,
+    SESSION_LIFETIME,
+    ClaimedSilence,
+    Store,
+    claim_call,
+    clear_pauses_call,
+)
 from tests.sessions import stopped_clock
 from tests.sessions.conftest import LEASE, Chats
 from tests.support.tables import each_row
@@ -1028,7 +1037,7 @@ def test_claim_silent_skips_session_claimed_after_peek(chats: Chats) -> None:
     chats.pass_time(61)
     (claim,) = chats.claim()
     shard = keys.shard_of("s1")
-    asked = [calls.claim_silent(shard, ["s1"], LEASE)]
+    asked = [claim_call(shard, ["s1"], LEASE)]
     (answer,) = chats.store.server.run(asked, chats.store.clock_offset)
     assert len(answer) == 3, "no silence is claimed"
     assert chats.store.confirm([claim]) == 1
@@ -1055,6 +1064,6 @@ def test_confirm_of_expired_key_silence_arms_nothing(chats: Chats) -> None:
 def test_clear_pauses_keeps_session_with_new_pause(chats: Chats) -> None:
     chats.user()
     chats.agent(kind="tool")
-    asked = [calls.clear_pauses(keys.shard_of("s1"), ["s1"])]
+    asked = [clear_pauses_call(keys.shard_of("s1"), ["s1"])]
     assert chats.store.server.run(asked, chats.store.clock_offset) == [0]
     assert sum(each.paused for each in chats.store.shards()) == 1

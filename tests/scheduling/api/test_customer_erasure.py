@@ -62,9 +62,8 @@ from sessions.detection.watcher import store_activity
 from sessions.frames import Frame
 from sessions.models import SilencePolicy
 from sessions.store import client
-from sessions.store.calls import SESSION_LIFETIME, ClaimedSilence
 from sessions.store.inbox import START, Post, live_inbox
-from sessions.store.sessions import live_store
+from sessions.store.sessions import SESSION_LIFETIME, ClaimedSilence, live_store
 from sessions.store.stats import session_snapshot
 from tests.scheduling.api.serving import Client, cloud_event
 from tests.scheduling.core.conftest import deliver_when_due

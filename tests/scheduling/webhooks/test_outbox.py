@@ -26,7 +26,7 @@ from scheduling.receipts import Report, record_reports
 from scheduling.tasks import request_webhooks
 from scheduling.webhooks import collect_messages, delete_old_messages, replay_messages, write_messages
 from sessions.detection.silence_events import record_silences
-from sessions.store.calls import ClaimedSilence
+from sessions.store.sessions import ClaimedSilence
 from tests.scheduling.core.conftest import deliver
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.scheduling.webhooks.conftest import note_changes, pass_time, send_all
