@@ -10,12 +10,13 @@ from datetime import datetime, timedelta
 from http import HTTPStatus
 from typing import Annotated, Any, Literal, cast
 
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from ninja import Field, Router, Schema, Status
 from pydantic import ConfigDict
 
+from scheduling.api.app import api
 from scheduling.api.auth import ApiKeyAuth, charge, get_principal
-from scheduling.api.schemas import RETRY_AFTER, FieldErrorOut, Problem, ProblemOut, Request
+from scheduling.api.schemas import FieldErrorOut, Problem, ProblemOut, Request, build_unavailable_problem
 from scheduling.batching import BatcherOverloaded
 from scheduling.errors import FieldError, InvalidInput, NotFound
 from scheduling.ids import new_id
@@ -148,6 +149,18 @@ class TokenOut(Schema):
     expires_at: datetime
 
 
+@api.exception_handler(StoreUnavailable)
+def answer_unavailable(request: HttpRequest, error: StoreUnavailable) -> HttpResponse:
+    return build_unavailable_problem(
+        "The live sessions cannot be reached. Nothing is lost by sending it again."
+    ).response()
+
+
+@api.exception_handler(BatcherOverloaded)
+def answer_overloaded(request: HttpRequest, error: BatcherOverloaded) -> HttpResponse:
+    return Problem(503, "Too many frames wait to be noted.", retry_after=1).response()
+
+
 router = Router(tags=["sessions"], auth=ApiKeyAuth("sessions"))
 PROBLEMS = (400, 401, 403, 404, 413, 422, 429, 503)
 BATCH_LIMIT = 500
@@ -205,10 +218,7 @@ async def post_token(request: HttpRequest, session_id: str, wish: TokenIn) -> di
     """Issue a token for one user, side and session: `/ws/v1/sessions/{session_id}?token=…`."""
     admission = tokens.Admission(session_id, wish.user_id, wish.chat_id, wish.tag, wish.role, tags=tuple(wish.tags))
     admission.frame("ping")  # validates the members
-    try:
-        issued_at = await asyncio.to_thread(tokens.read_issue_time, sessions.live_store().server, admission.session_id)
-    except StoreUnavailable as error:
-        raise _unavailable_problem() from error
+    issued_at = await asyncio.to_thread(tokens.read_issue_time, sessions.live_store().server, admission.session_id)
     token, expires_at = tokens.issue_token(replace(admission, issued_at=issued_at), timedelta(seconds=wish.ttl_seconds))
     return {"token": token, "expires_at": expires_at}
 
@@ -219,11 +229,7 @@ async def delete_tokens(request: HttpRequest, session_id: str, role: Side | None
     Later tokens are valid."""
     check_id(session_id)
     sides = [role] if role else [USER, AGENT]
-    try:
-        server = sessions.live_store().server
-        at = await asyncio.to_thread(tokens.revoke_tokens, server, session_id, sides)
-    except StoreUnavailable as error:
-        raise _unavailable_problem() from error
+    at = await asyncio.to_thread(tokens.revoke_tokens, sessions.live_store().server, session_id, sides)
     for side in sides:
         await hub.hub().notify(session_id, hub.revoked_notification(side, at))
     return Status(204, None)
@@ -238,17 +244,12 @@ async def post_message(request: HttpRequest, session_id: str, message: MessageIn
         raise NotFound("The session is closed.")
     key = f"{message.sender}:{message.id}" if message.id else ""
     post = Post(session_id, message.id or str(new_id()), message.sender, message.text, key=key, user_id=found.user_id)
-    frame = Frame(session_id, found.user_id or "-", sender=AGENT)
-    try:
-        if message.sender == AGENT:
-            filed = await frame_writer().submit_and_wait(FrameRequest(frame, post))
-            posted = cast("Posted", filed.posted)
-        else:
-            (posted,) = await asyncio.to_thread(inbox.live_inbox().put, [post])
-    except StoreUnavailable as error:
-        raise _unavailable_problem() from error
-    except BatcherOverloaded as error:
-        raise Problem(503, "Too many frames wait to be noted.", retry_after=1) from error
+    if message.sender == AGENT:
+        frame = Frame(session_id, found.user_id or "-", sender=AGENT)
+        filed = await frame_writer().submit_and_wait(FrameRequest(frame, post))
+        posted = cast("Posted", filed.posted)
+    else:
+        (posted,) = await asyncio.to_thread(inbox.live_inbox().put, [post])
     if posted.outcome in ("no_session", "other_user"):  # closed since the read above, or another user's by now
         raise NotFound("There is no such session.")
     if posted.outcome == "stored":
@@ -285,20 +286,14 @@ async def delete_session(request: HttpRequest, session_id: str) -> Status[None]:
     session counts as closed. Late frames do not reopen it, except a message of the user."""
     check_id(session_id)
     await _record_frames([Frame(session_id, "-", sender=AGENT, kind="close")])
-    try:
-        await asyncio.to_thread(inbox.live_inbox().delete_messages, session_id)
-    except StoreUnavailable as error:
-        raise _unavailable_problem() from error
+    await asyncio.to_thread(inbox.live_inbox().delete_messages, session_id)
     await hub.hub().notify(session_id, hub.closed_notification(hub.API))
     return Status(204, None)
 
 
 async def _read_snapshot(session_id: str) -> stats.SessionSnapshot:
     check_id(session_id)
-    try:
-        found = await asyncio.to_thread(stats.session_snapshot, sessions.live_store(), session_id)
-    except StoreUnavailable as error:
-        raise _unavailable_problem() from error
+    found = await asyncio.to_thread(stats.session_snapshot, sessions.live_store(), session_id)
     if not found.armed_at:
         raise NotFound("There is no such session.")
     return found
@@ -318,7 +313,7 @@ async def _charge_frames(request: HttpRequest, frames: Sequence[Frame], *, batch
     silent together.
 
     Raises:
-        Problem: status 429 without an admitted frame; status 503 if the store does not answer.
+        Problem: status 429 without an admitted frame.
     """
     try:
         await charge(get_principal(request))
@@ -327,10 +322,7 @@ async def _charge_frames(request: HttpRequest, frames: Sequence[Frame], *, batch
     except Problem as refused:
         if refused.status != HTTPStatus.TOO_MANY_REQUESTS:
             raise
-        try:
-            known = await asyncio.to_thread(sessions.live_store().known, [each.session_id for each in frames])
-        except StoreUnavailable as error:
-            raise _unavailable_problem() from error
+        known = await asyncio.to_thread(sessions.live_store().known, [each.session_id for each in frames])
         if not any(known):
             raise
         return known
@@ -339,18 +331,8 @@ async def _charge_frames(request: HttpRequest, frames: Sequence[Frame], *, batch
 
 async def _record_frames(frames: Sequence[Frame]) -> list[FrameEffect]:
     """Write frames in the batch of the frame writer, together with frames of WebSockets."""
-    try:
-        filed = await frame_writer().submit_all_and_wait([FrameRequest(frame) for frame in frames])
-    except StoreUnavailable as error:
-        raise _unavailable_problem() from error
-    except BatcherOverloaded as error:
-        raise Problem(503, "Too many frames wait to be noted.", retry_after=1) from error
+    filed = await frame_writer().submit_all_and_wait([FrameRequest(frame) for frame in frames])
     return [each.noted for each in filed]
-
-
-def _unavailable_problem() -> Problem:
-    return Problem(503, "The live sessions cannot be reached. Nothing is lost by sending it again.",
-                   retry_after=RETRY_AFTER)  # fmt: skip
 
 
 def _serialize_effect(noted: FrameEffect) -> dict[str, Any]:
