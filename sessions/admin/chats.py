@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -95,20 +95,6 @@ MOST_READ = 2_000  #: chats from which `state` and `tag` select
 
 
 @dataclass(frozen=True, slots=True)
-class ChatRow:
-    session_id: str
-    link: str
-    user_id: str
-    state: str
-    tone: str
-    tags: str
-    policy: str
-    deadline: str
-    last: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class ChatMoment:
     at: datetime
     what: str
@@ -186,27 +172,26 @@ def render_chat_page(pages: OpsAdmin, request: HttpRequest, template: str, title
     return answer
 
 
-def _chat_row(found: SessionSnapshot) -> ChatRow:
+def _chat_row(found: SessionSnapshot) -> dict[str, Any]:
     words, tone = STATES[found.state]
-    left = describe_duration(max(found.deadline - found.now, timedelta(0))) if found.deadline else "–"
     last = "–"
     times = [(at, side) for at, side in ((found.last_user_at, "customer"), (found.last_agent_at, "agent")) if at]
     if times:
         at, side = max(times)
         span = describe_duration(max(found.now - at, SECOND))
         last = _("%(side)s, %(span)s ago") % {"side": SIDES[side], "span": span}
-    return ChatRow(
-        session_id=found.session_id,
-        link=build_chat_link(found.session_id),
-        user_id=found.user_id,
-        state=str(words),
-        tone=tone,
-        tags=", ".join(found.tags),
-        policy=found.policy.key,
-        deadline=left,
-        last=last,
-        why=str(WHY[found.why]),
-    )
+    return {
+        "session_id": found.session_id,
+        "link": build_chat_link(found.session_id),
+        "user_id": found.user_id,
+        "state": words,
+        "tone": tone,
+        "tags": ", ".join(found.tags),
+        "policy": found.policy.key,
+        "deadline": describe_duration(max(found.deadline - found.now, timedelta(0))) if found.deadline else "–",
+        "last": last,
+        "why": WHY[found.why],
+    }
 
 
 def build_chat_link(session_id: str) -> str:
@@ -247,7 +232,8 @@ def _silence_moments(found: SessionSnapshot) -> list[ChatMoment]:
         )
         for each in events
     ]
-    return silences + _touch_moments(events)
+    touches = [ChatMoment(touch.settled_at or touch.due_at, *outcome) for touch, outcome in _touches_of(events)]
+    return silences + touches
 
 
 def name_silence(event: Event) -> str:
@@ -261,34 +247,16 @@ def name_silence_policy(event: Event) -> str:
     return f"{event.data.get('policy', '')} v{event.data.get('policy_version', 1)}"
 
 
-def _touch_moments(events: Sequence[Event]) -> list[ChatMoment]:
-    touches = Touch.objects.filter(event__in=events).select_related("node")
-    return [
-        ChatMoment(
-            each.settled_at or each.due_at,
-            each.get_state_display(),
-            " · ".join(filter(None, [each.node.key, translate_reason(each.reason) if each.reason else ""])),
-            reverse("admin:scheduling_touch_change", args=[each.pk]),
-        )
-        for each in touches
-    ]
+def _touches_of(events: Sequence[Event]) -> Iterator[tuple[Touch, tuple[str, str, str]]]:
+    """Yield the touches of events, each with its state, its node with the reason, and its link."""
+    for touch in Touch.objects.filter(event__in=events).select_related("node"):
+        words = " · ".join(filter(None, [touch.node.key, translate_reason(touch.reason) if touch.reason else ""]))
+        link = reverse("admin:scheduling_touch_change", args=[touch.pk])
+        yield touch, (str(touch.get_state_display()), words, link)
 
 
 MOST_SHOWN, MOST_SILENCES_READ = 200, 1_000  #: silences; `tag` selects from the newest that are read
 SHOWN_DAYS = 7
-
-
-@dataclass(frozen=True, slots=True)
-class SilenceRow:
-    what: str
-    link: str
-    session_id: str
-    chat_link: str
-    user_id: str
-    tags: str
-    policy: str
-    deadline: datetime
-    outcomes: list[tuple[str, str, str]]  #: state, node with reason, and link of each touch
 
 
 def silences_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
@@ -310,25 +278,24 @@ def silences_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
     )  # fmt: skip
 
 
-def _silence_rows(events: Sequence[Event]) -> list[SilenceRow]:
+def _silence_rows(events: Sequence[Event]) -> list[dict[str, Any]]:
     outcomes: dict[UUID, list[tuple[str, str, str]]] = defaultdict(list)
-    for touch in Touch.objects.filter(event__in=events).select_related("node"):
-        words = " · ".join(filter(None, [touch.node.key, translate_reason(touch.reason) if touch.reason else ""]))
-        link = reverse("admin:scheduling_touch_change", args=[touch.pk])
-        outcomes[touch.event_id].append((str(touch.get_state_display()), words, link))
-    return [_silence_row(each, outcomes[each.pk]) for each in events]
-
-
-def _silence_row(event: Event, outcomes: list[tuple[str, str, str]]) -> SilenceRow:
-    session_id = parse_event_id(event.event_id)[0]
-    return SilenceRow(
-        what=name_silence(event),
-        link=reverse("admin:scheduling_event_change", args=[event.pk]),
-        session_id=session_id,
-        chat_link=build_chat_link(session_id),
-        user_id=event.user_id,
-        tags=", ".join(event.data.get("tags", ())),
-        policy=name_silence_policy(event),
-        deadline=event.occurred_at,
-        outcomes=outcomes,
-    )
+    for touch, outcome in _touches_of(events):
+        outcomes[touch.event_id].append(outcome)
+    rows = []
+    for event in events:
+        session_id = parse_event_id(event.event_id)[0]
+        rows.append(
+            {
+                "what": name_silence(event),
+                "link": reverse("admin:scheduling_event_change", args=[event.pk]),
+                "session_id": session_id,
+                "chat_link": build_chat_link(session_id),
+                "user_id": event.user_id,
+                "tags": ", ".join(event.data.get("tags", ())),
+                "policy": name_silence_policy(event),
+                "deadline": event.occurred_at,
+                "outcomes": outcomes[event.pk],
+            }
+        )
+    return rows

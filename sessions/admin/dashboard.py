@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -57,18 +57,6 @@ MOST_POLICIES = 100  #: rows
 LATE_MS = 1_000  #: ms of delay that is shown as bad; the promise is a tenth of it
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyRow:
-    """A silence policy with its current chats and the outcomes of its guide messages."""
-
-    policy: str
-    armed: str
-    paused: str
-    sent: str
-    answered: str
-    false: str
-
-
 def live_chats_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
     """Render the overview. Requires the view permission for silence policies."""
     if not pages.has_view_or_change_permission(request):
@@ -87,7 +75,10 @@ def live_chats_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
         request, "chat_sessions/live.html", title, opts=None, content_title=title, found=found,
         groups=[(_("Chats"), chats), (_("Silences"), _silence_figures(found))],
         day=_day_figures(tallies), rows=_policy_rows(found, tallies or []),
-        versions=_version_rows(count_within(nudge_stats.tallies_by_version)),
+        versions=[
+            {"policy": f"{each.policy} v{each.policy_version}", **_format_outcomes(each)}
+            for each in (count_within(nudge_stats.tallies_by_version) or [])[:MOST_POLICIES]
+        ],
         watchers=[_watcher_row(each) for each in found.watchers] if found else [],
         pauses=pause_charts(_read_pauses()),
         campaigns=Campaign.objects.filter(retired_at=None, enabled=True, starts_at__lte=now(), ends_at__gt=now()),
@@ -135,34 +126,31 @@ def _build_figure(words: str, value: str | None, *, bad: bool = False) -> dict[s
     return {"words": words, "value": value or "–", "bad": bad}
 
 
-def _policy_rows(found: Overview | None, tallies: list[NudgeTally]) -> list[PolicyRow]:
+def _policy_rows(found: Overview | None, tallies: list[NudgeTally]) -> list[dict[str, str]]:
+    """Return each silence policy with its current chats and the outcomes of its guide messages."""
     counts = {each.policy: each for each in found.policies} if found else {}
     day = {each.policy: each for each in tallies}
     keys = [*counts, *(key for key in day if key not in counts)]
-    return [_policy_row(key, counts.get(key), day.get(key), known=found is not None) for key in keys[:MOST_POLICIES]]
-
-
-def _policy_row(policy: str, count: PolicyCount | None, tally: NudgeTally | None, *, known: bool) -> PolicyRow:
-    sent = tally.sent if tally else 0
-    return PolicyRow(
-        policy,
-        _format_count(count.armed if count else 0) if known else "–",
-        _format_count(count.paused if count else 0) if known else "–",
-        _format_count(sent),
-        _format_share(tally.answered if tally else 0, sent),
-        _format_share(tally.false if tally else 0, sent),
-    )
-
-
-def _version_rows(tallies: list[NudgeTally] | None) -> list[PolicyRow]:
-    """Return the outcomes by version of a policy, the newest version first."""
-    return [
-        PolicyRow(
-            f"{each.policy} v{each.policy_version}", "", "", _format_count(each.sent),
-            _format_share(each.answered, each.sent), _format_share(each.false, each.sent),
+    rows = []
+    for key in keys[:MOST_POLICIES]:
+        count = counts.get(key, PolicyCount(key, 0, 0))
+        rows.append(
+            {
+                "policy": key,
+                "armed": _format_count(count.armed) if found else "–",
+                "paused": _format_count(count.paused) if found else "–",
+                **_format_outcomes(day.get(key, NudgeTally())),
+            }
         )
-        for each in (tallies or [])[:MOST_POLICIES]
-    ]  # fmt: skip
+    return rows
+
+
+def _format_outcomes(tally: NudgeTally) -> dict[str, str]:
+    return {
+        "sent": _format_count(tally.sent),
+        "answered": _format_share(tally.answered, tally.sent),
+        "false": _format_share(tally.false, tally.sent),
+    }
 
 
 def _watcher_row(state: WatcherState) -> dict[str, Any]:
