@@ -68,8 +68,6 @@ class PoolSizer:
 
 
 SCALE_INTERVAL = 0.5  #: seconds between measurements
-
-
 LARGEST_DEFAULT = 16  #: processes: 80 MB each, and the unit has 2 GB
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  #: of this container: microseconds of processor time, and their period
 
@@ -130,7 +128,9 @@ class PoolScaler(Autoscaler):  # type: ignore[misc]
         seen = self._measure_load()
         wanted = self._sizer.size(seen, least=self.min_concurrency, most=self.max_concurrency, now=now)
         if wanted > seen.processes:
-            self._grow(wanted - seen.processes, seen)
+            self._grow(wanted - seen.processes)
+            self.pool.maintain_pool()
+            log.info("pool_grows", by=wanted - seen.processes, processes=self.processes, why=str(seen))
         elif wanted < seen.processes:
             self._shrink(seen.processes - wanted)
         metrics.set_gauge(metrics.pool_processes, self.worker.hostname, value=self.processes)
@@ -147,11 +147,6 @@ class PoolScaler(Autoscaler):  # type: ignore[misc]
             soon=sum(request.eta <= soon for request in state.scheduled_requests),
         )
 
-    def _grow(self, n: int, seen: WorkerLoad | None = None) -> None:
-        self.pool.grow(n)
-        self.pool.maintain_pool()
-        log.info("pool_grows", by=n, processes=self.processes, why=str(seen or "asked"))
-
     def _shrink(self, n: int) -> None:
         """End only idle processes, which get no further task.
 
@@ -159,23 +154,20 @@ class PoolScaler(Autoscaler):  # type: ignore[misc]
         settles sent touches, which kills it.
         """
         pool: AsynPool = self.pool._pool
-        for child in [] if pool.outbound_buffer else _idle_processes(pool)[:n]:
+        idle = [
+            child
+            for child in pool._pool
+            if child.inqW_fd in pool._all_inqueues
+            and child.inqW_fd not in pool._busy_workers
+            and child.inqW_fd not in pool._active_writes
+            and not getattr(child, "_controlled_termination", False)
+        ]
+        for child in [] if pool.outbound_buffer else idle[:n]:
             pool._busy_workers.add(child.inqW_fd)
             pool._processes -= 1
             pool._putlock.shrink()
             child.terminate_controlled()  # runs `config.celery.application.drain_sender`
             log.info("pool_shrinks", pid=child.pid, processes=self.processes)
-
-
-def _idle_processes(pool: AsynPool) -> list[Any]:
-    return [
-        child
-        for child in pool._pool
-        if child.inqW_fd in pool._all_inqueues
-        and child.inqW_fd not in pool._busy_workers
-        and child.inqW_fd not in pool._active_writes
-        and not getattr(child, "_controlled_termination", False)
-    ]
 
 
 def measure_wait(request: Any, now: datetime) -> float:
