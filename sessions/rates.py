@@ -27,14 +27,14 @@ class Every:
 
 
 class Bucket:
-    """Token bucket with a burst of a quarter of a second."""
+    """Token bucket. Without `burst` it holds the tokens of a quarter of a second, at least one."""
 
-    BURST = 0.25
+    __slots__ = ("_clock", "_level", "_most", "_rate", "_seen_at")  # each connection has one
 
-    def __init__(self, rate: float, clock: Clock = time.monotonic) -> None:
+    def __init__(self, rate: float, burst: float | None = None, clock: Clock = time.monotonic) -> None:
         self._rate = rate
         self._clock = clock
-        self._level = self._most = max(rate * self.BURST, 1.0)
+        self._level = self._most = max(rate / 4, 1.0) if burst is None else burst
         self._seen_at = clock()
 
     def left(self, most: int) -> int:
@@ -46,6 +46,13 @@ class Bucket:
 
     def spend(self, count: int) -> None:
         self._level -= count
+
+    def consume(self, count: int = 1) -> bool:
+        """Spend the tokens if so many are available."""
+        if self.left(count) < count:
+            return False
+        self.spend(count)
+        return True
 
 
 class Recent:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -134,25 +133,6 @@ RATE, BURST = 20.0, 60.0  #: incoming frames: per second, and in one burst
 EVENT_COST = 4  #: in frames; an event costs a transaction
 
 Send = Callable[[Any], Awaitable[None]]
-
-
-class FrameRateLimiter:
-    """Token bucket for incoming frames. It holds two numbers per connection and needs no timer."""
-
-    __slots__ = ("_level", "_seen_at")
-
-    def __init__(self) -> None:
-        self._level = BURST
-        self._seen_at = time.monotonic()
-
-    def consume(self, count: float = 1.0) -> bool:
-        now = time.monotonic()
-        self._level = min(self._level + (now - self._seen_at) * RATE, BURST)
-        self._seen_at = now
-        if self._level < count:
-            return False
-        self._level -= count
-        return True
 
 
 class SendQueue:

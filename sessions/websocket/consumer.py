@@ -31,6 +31,7 @@ from sessions import tokens
 from sessions.detection.presence import SessionPresence
 from sessions.detection.silence_events import SOURCE
 from sessions.frames import USER
+from sessions.rates import Bucket
 from sessions.store import inbox
 from sessions.store.client import StoreUnavailable
 from sessions.store.inbox import Post
@@ -41,7 +42,6 @@ from sessions.websocket.connection import (
     EVENT,
     EVENT_COST,
     Close,
-    FrameRateLimiter,
     FrameRefused,
     FrameRequest,
     FrameResult,
@@ -132,7 +132,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         """Replace the base class's channel and two tasks per connection; see `hub`."""
         self.scope = scope
         self.send_queue = SendQueue(send)
-        self.allowance = FrameRateLimiter()
+        self.allowance = Bucket(connection.RATE, connection.BURST)
         self.cursor: tuple[int, int] | None = None  #: of the last message the client has; None before the welcome frame
         self.newest_cursor = inbox.START  #: newest cursor that arrived before the welcome frame
         self.catching_up: asyncio.Task[None] | None = None

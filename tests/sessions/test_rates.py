@@ -29,7 +29,7 @@ def test_every_is_due_first_and_after_interval(clock: Clock) -> None:
 
 
 def test_bucket_refills_at_rate_up_to_its_limit(clock: Clock) -> None:
-    bucket = Bucket(2000, clock)
+    bucket = Bucket(2000, clock=clock)
     assert bucket.left(10_000) == 500
     bucket.spend(500)
     assert bucket.left(10_000) == 0
@@ -41,7 +41,7 @@ def test_bucket_refills_at_rate_up_to_its_limit(clock: Clock) -> None:
 
 
 def test_overspent_bucket_refills_before_use(clock: Clock) -> None:
-    bucket = Bucket(100, clock)
+    bucket = Bucket(100, clock=clock)
     bucket.spend(35)
     clock.now += 0.0625
     assert bucket.left(10) < 0
@@ -49,8 +49,16 @@ def test_overspent_bucket_refills_before_use(clock: Clock) -> None:
     assert bucket.left(10) == 8
 
 
+def test_bucket_after_pause_holds_its_burst(clock: Clock) -> None:
+    bucket = Bucket(20, 60, clock)
+    clock.now += 3600
+    assert sum(bucket.consume() for _ in range(1000)) == 60
+    clock.now += 1
+    assert [bucket.consume(12), bucket.consume(12), bucket.consume(8)] == [True, False, True]
+
+
 def test_smallest_bucket_rate_permits_one(clock: Clock) -> None:
-    bucket = Bucket(1, clock)
+    bucket = Bucket(1, clock=clock)
     assert bucket.left(500) == 1
 
 

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from channels.layers import get_channel_layer
 from sessions.store.inbox import Post
 from sessions.store.inbox import live_inbox as inbox
 from sessions.websocket import connection, consumer, hub
-from sessions.websocket.connection import BURST, MOST_WAITING, RATE, Close, FrameRateLimiter, FrameWriter, SendQueue
+from sessions.websocket.connection import MOST_WAITING, Close, FrameWriter, SendQueue
 from sessions.websocket.consumer import SessionConsumer
 from sessions.websocket.hub import Hub, group_of
 from tests.sessions.websocket.test_catch_up import RecordedSocket, scope
@@ -132,16 +131,6 @@ def test_consumer_with_stored_frames_accepts_more(held_writer: HeldWriter) -> No
             assert not serving.send_queue.ended
 
     run(scene)
-
-
-def test_frame_rate_after_pause_is_limited_to_burst(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
-    monkeypatch.setattr(connection, "time", clock)
-    allowance = FrameRateLimiter()
-    clock.now = 3600.0
-    assert sum(allowance.consume() for _ in range(1000)) == BURST
-    clock.now += 1.0
-    assert sum(allowance.consume() for _ in range(1000)) == RATE
 
 
 # --- messages that go out ---
