@@ -65,6 +65,7 @@ def live_chats_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
     with suppress(StoreUnavailable):
         found = stats.read_overview(sessions.live_store())
     tallies = count_within(nudge_stats.recent_tallies)
+    versions = count_within(lambda: nudge_stats.recent_tallies(timedelta(days=30), by_version=True))
     title = _("Live overview")
     chats = [
         _build_figure(_("Live chats"), _format_count(found.live) if found else None),
@@ -77,7 +78,7 @@ def live_chats_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
         day=_day_figures(tallies), rows=_policy_rows(found, tallies or []),
         versions=[
             {"policy": f"{each.policy} v{each.policy_version}", **_format_outcomes(each)}
-            for each in (count_within(nudge_stats.tallies_by_version) or [])[:MOST_POLICIES]
+            for each in (versions or [])[:MOST_POLICIES]
         ],
         watchers=[_watcher_row(each) for each in found.watchers] if found else [],
         pauses=pause_charts(_read_pauses()),

@@ -132,31 +132,19 @@ def _count_signals(signals: list[NudgeSignal]) -> None:
     sql.execute(_SIGNALS, words)
 
 
-def recent_tallies(span: timedelta = timedelta(hours=24)) -> list[NudgeTally]:
-    """Return counts by policy of messages delivered within `span`."""
+def recent_tallies(span: timedelta = timedelta(hours=24), *, by_version: bool = False) -> list[NudgeTally]:
+    """Return counts of messages delivered within `span` by policy, or by version of a policy, the newest first."""
+    names = ("policy", "policy_version") if by_version else ("policy",)
     found = sql.rows(
-        """
-        SELECT policy, sum(sent)::bigint, sum(answered)::bigint, sum("false")::bigint FROM chat_sessions_nudgetally
-        WHERE at > now() - %(span)s GROUP BY policy ORDER BY 2 DESC, policy
-        """,
+        f"""
+        SELECT {", ".join(names)}, sum(sent)::bigint AS sent, sum(answered)::bigint, sum("false")::bigint
+        FROM chat_sessions_nudgetally WHERE at > now() - %(span)s
+        GROUP BY {", ".join(names)} ORDER BY {"policy, policy_version DESC" if by_version else "sent DESC, policy"}
+        """,  # noqa: S608  constants
         {"span": span},
     )
-    return [
-        NudgeTally(policy=policy, sent=sent, answered=answered, false=false) for policy, sent, answered, false in found
-    ]
-
-
-def tallies_by_version(span: timedelta = timedelta(days=30)) -> list[NudgeTally]:
-    """Return counts by version of a policy of messages delivered within `span`, the newest version first."""
-    found = sql.rows(
-        """
-        SELECT policy, policy_version, sum(sent)::bigint, sum(answered)::bigint, sum("false")::bigint
-        FROM chat_sessions_nudgetally WHERE at > now() - %(span)s GROUP BY 1, 2 ORDER BY 1, 2 DESC
-        """,
-        {"span": span},
-    )
-    names = ("policy", "policy_version", "sent", "answered", "false")
-    return [NudgeTally(**dict(zip(names, row, strict=True))) for row in found]
+    columns = (*names, "sent", "answered", "false")
+    return [NudgeTally(**dict(zip(columns, row, strict=True))) for row in found]
 
 
 # A pass counts all touches of its last instant, so it may count more.
