@@ -263,14 +263,12 @@ class LeaderScheduler(DatabaseScheduler):
         try:
             if self._lock_connection is None or self._lock_connection.closed:
                 self._lock_connection = _open_lock_connection()
-                row = self._lock_connection.execute("SELECT pg_try_advisory_lock(%s)", [LEADER_LOCK]).fetchone()
             elif self._leads:
                 if time.monotonic() - self._held_at > self.SURE_FOR:
                     self._lock_connection.execute("SELECT 1")
                     self._held_at = time.monotonic()
                 return True
-            else:
-                row = self._lock_connection.execute("SELECT pg_try_advisory_lock(%s)", [LEADER_LOCK]).fetchone()
+            row = self._lock_connection.execute("SELECT pg_try_advisory_lock(%s)", [LEADER_LOCK]).fetchone()
             return bool(row and row[0])
         except psycopg.Error as error:
             log.warning("beat_cannot_lead", error=str(error))

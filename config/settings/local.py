@@ -12,5 +12,4 @@ DEBUG = ENV.django_debug
 AFTERTOUCH_DEMO = True
 FLOWER_URL = f"http://127.0.0.1:{ENV.aftertouch_flower_port}/"
 INSTALLED_APPS = [*INSTALLED_APPS, "examples.demo_chat"]
-INTERNAL_IPS = ["127.0.0.1"]
 STATIC_ROOT.mkdir(parents=True, exist_ok=True)
