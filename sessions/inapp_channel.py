@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 from django.conf import settings
 
@@ -20,6 +19,7 @@ from scheduling.channels import options
 from scheduling.channels.base import Delivered, InvalidSetting, Message, Outcome, Permanent, Quota, Transient, Unknown
 from scheduling.error_text import ErrorText as _
 from sessions.detection.presence import SILENT, UNANSWERED, parse_event_id
+from sessions.event_loops import once_per_loop
 from sessions.frames import ID_LENGTH
 from sessions.store import inbox, sessions
 from sessions.store.client import StoreUnavailable
@@ -72,10 +72,7 @@ class InApp:
         post_request = InappPost(_build_post(message), message.user_id)
         try:
             async with asyncio.timeout(left.total_seconds()):
-                loop = asyncio.get_running_loop()
-                if loop not in _batchers:
-                    _batchers[loop] = MicroBatcher(_store_posts, moment=BATCH_WINDOW, name="inapp")
-                post, posted = await _batchers[loop].submit_and_wait(post_request)
+                post, posted = await _post_writer().submit_and_wait(post_request)
         except BatcherOverloaded:
             return Transient("inapp_busy", retry_after=timedelta(seconds=1))
         except (StoreUnavailable, TimeoutError) as error:
@@ -130,6 +127,6 @@ def _store_posts(post_requests: Sequence[InappPost]) -> list[tuple[Post, Posted]
     return results
 
 
-_batchers: WeakKeyDictionary[asyncio.AbstractEventLoop, MicroBatcher[InappPost, tuple[Post, Posted]]] = (
-    WeakKeyDictionary()
-)
+@once_per_loop
+def _post_writer() -> MicroBatcher[InappPost, tuple[Post, Posted]]:
+    return MicroBatcher(_store_posts, moment=BATCH_WINDOW, name="inapp")

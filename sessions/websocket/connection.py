@@ -9,16 +9,16 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 from scheduling import metrics
 from scheduling.batching import MicroBatcher
 from scheduling.errors import ErrorCollector
 from scheduling.strict_text import InvalidText, decode_json, find_unstorable_text
+from sessions.event_loops import once_per_loop
 from sessions.frames import EPOCH_LENGTH, KINDS, MAX_SEQ, Frame, has_control_characters
 from sessions.store.client import StoreUnavailable, shard_of
-from sessions.store.inbox import OVERTAKEN, Inbox, Post, Posted
-from sessions.store.sessions import DROPPED, UNAVAILABLE, FrameEffect, Store
+from sessions.store.inbox import OVERTAKEN, Inbox, Post, Posted, live_inbox
+from sessions.store.sessions import DROPPED, UNAVAILABLE, FrameEffect, Store, live_store
 
 # Parse frames of a WebSocket strictly, and define its close codes. No I/O.
 #
@@ -321,20 +321,7 @@ def find_repeats(
     return stored, repeated
 
 
-FrameBatcher = MicroBatcher[FrameRequest, FrameResult]
-
-_batchers: WeakKeyDictionary[asyncio.AbstractEventLoop, FrameBatcher] = WeakKeyDictionary()
-
-
-def frame_writer() -> FrameBatcher:
-    """Return the frame writer of the running loop."""
-    from sessions.store import inbox, sessions
-
-    loop = asyncio.get_running_loop()
-    if loop not in _batchers:
-        _batchers[loop] = MicroBatcher(
-            FrameWriter(sessions.live_store(), inbox.live_inbox()).write_batch,
-            moment=BATCH_WINDOW,
-            name="sessions-desk",
-        )
-    return _batchers[loop]
+@once_per_loop
+def frame_writer() -> MicroBatcher[FrameRequest, FrameResult]:
+    writer = FrameWriter(live_store(), live_inbox())
+    return MicroBatcher(writer.write_batch, moment=BATCH_WINDOW, name="sessions-desk")

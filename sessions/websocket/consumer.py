@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qs
-from weakref import WeakKeyDictionary
 
 import structlog
 from channels.consumer import AsyncConsumer
@@ -30,6 +29,7 @@ from scheduling.planning.ingest import DatabaseUnavailable, IngestOverloaded, Ne
 from sessions import tokens
 from sessions.detection.presence import SessionPresence
 from sessions.detection.silence_events import SOURCE
+from sessions.event_loops import once_per_loop
 from sessions.frames import USER
 from sessions.rates import Bucket
 from sessions.store import inbox
@@ -75,10 +75,7 @@ async def event_from_frame(given: Mapping[str, Any], admission: Admission) -> Ne
         InvalidInput: the event exceeds the rights of the token.
         DatabaseUnavailable, BatcherOverloaded: the registered types cannot be read.
     """
-    loop = asyncio.get_running_loop()
-    if loop not in _type_batchers:
-        _type_batchers[loop] = MicroBatcher(_read_types, moment=0, name="event-types")
-    types = await _type_batchers[loop].submit_and_wait(None)
+    types = await _type_reader().submit_and_wait(None)
     source = f"{SOURCE}/{admission.session_id}/{admission.role}"
     data = given.get("data")
     if admission.chat_id and isinstance(data, dict | None):  # a missing chat is that of the token
@@ -113,7 +110,9 @@ def _read_types(askers: Sequence[None]) -> list[EventTypes]:
         raise DatabaseUnavailable from error
 
 
-_type_batchers: WeakKeyDictionary[asyncio.AbstractEventLoop, MicroBatcher[None, EventTypes]] = WeakKeyDictionary()
+@once_per_loop
+def _type_reader() -> MicroBatcher[None, EventTypes]:
+    return MicroBatcher(_read_types, moment=0, name="event-types")
 
 
 EVENT_WITHIN = 10.0  #: seconds

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from hashlib import sha256
 from itertools import count
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import structlog
 from channels.layers import get_channel_layer
@@ -20,6 +19,7 @@ from channels_redis.pubsub import RedisPubSubChannelLayer
 from django.conf import settings
 
 from sessions import tokens
+from sessions.event_loops import once_per_loop
 from sessions.store import sessions
 from sessions.store.client import SHARDS, StoreUnavailable
 from sessions.store.inbox import Post, Posted
@@ -252,12 +252,6 @@ def group_of(session_id: str) -> str:
     return f"session.{sha256(session_id.encode()).hexdigest()[:32]}"
 
 
-_hubs: WeakKeyDictionary[asyncio.AbstractEventLoop, Hub] = WeakKeyDictionary()
-
-
+@once_per_loop
 def hub() -> Hub:
-    """Return the hub of the running loop."""
-    loop = asyncio.get_running_loop()
-    if loop not in _hubs:
-        _hubs[loop] = Hub()
-    return _hubs[loop]
+    return Hub()
