@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,12 +62,6 @@ def promtool(*words: str) -> None:
         pytest.skip("missing service: promtool (Debian: prometheus)")
     done = subprocess.run([tool, *words], capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_names_in_query_returns_metric_names() -> None:
-    query = 'histogram_quantile(.99, sum by (le, kind) (rate(a_bucket{x="y z"}[5m]))) > 3 unless on (q) max(b:c) == 0'
-    assert names_in(query) == {"a_bucket", "b:c"}
-    assert labels_in(query) == {("a_bucket", "x")}
 
 
 def test_alert_rules_pass_promtool_check() -> None:
@@ -134,8 +127,3 @@ def test_reference_lists_exported_metrics(valkey: redis.Redis) -> None:
 def test_metrics_reference_lists_all_alerts() -> None:
     text = PAGE.read_text("utf-8")
     assert [rule["alert"] for rule in rules() if "alert" in rule and f"`{rule['alert']}`" not in text] == []
-
-
-def test_metrics_reference_names_rule_and_dashboard_files() -> None:
-    for path in (RULES, RULE_TESTS, DASHBOARD):
-        assert str(Path("..", "..", path.relative_to(ROOT))) in PAGE.read_text("utf-8")

@@ -97,9 +97,3 @@ def test_version_changelog_and_images_of_this_repository_agree(tmp_path: Path) -
 
 def project_version() -> str:
     return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
-
-
-def test_kubernetes_images_have_version_of_project() -> None:
-    files = "".join(path.read_text() for path in (ROOT / "deploy/kubernetes").glob("*.yaml"))
-    tags = re.findall(r"registry\.example\.com/aftertouch[a-z-]*:(\S+)", files)
-    assert set(tags) == {project_version()}

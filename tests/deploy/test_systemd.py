@@ -68,31 +68,16 @@ def test_systemd_exposure_is_below_limit(name: str, installed: Path) -> None:
 
 
 @each_row("name", SERVICES)
-def test_unit_restarts_and_signals_main_process_first(name: str) -> None:
+def test_unit_has_what_all_units_need(name: str) -> None:
     service = Unit(name)["Service"]
     assert (service["Restart"], service["KillMode"], service["User"]) == ("always", "mixed", "aftertouch")
     assert Unit(name)["Unit"]["StartLimitIntervalSec"] == "0"
-
-
-@each_row("name", SERVICES)
-def test_unit_keeps_shared_ipc_objects(name: str) -> None:
-    """All of them are one user: what one of them removed at its end would be gone for the others."""
-    assert Unit(name)["Service"].get("RemoveIPC", "no") == "no"
-
-
-@each_row("name", SERVICES)
-def test_unit_sees_processes_of_other_units(name: str) -> None:
-    """In its own user namespace a unit cannot see other processes if /proc hides them. It would take them for dead and
-    delete their counts.
-    """
-    service = Unit(name)["Service"]
+    # All of them are one user: what one of them removed at its end would be gone for the others.
+    assert service.get("RemoveIPC", "no") == "no"
+    # In its own user namespace a unit cannot see other processes if /proc hides them. It would take them for dead and
+    # delete their counts.
     hides = service.get("ProtectProc", "default") != "default"
     assert not (hides and service.get("PrivateUsers", "no") != "no")
-
-
-@each_row("name", SERVICES)
-def test_units_count_in_one_preserved_memory_folder(name: str) -> None:
-    service = Unit(name)["Service"]
     assert (service["RuntimeDirectory"], service["RuntimeDirectoryPreserve"]) == ("aftertouch", "yes")
     assert read_example()["AFTERTOUCH_METRICS_DIR"] == "/run/aftertouch/metrics"
 

@@ -25,7 +25,7 @@ from config.local import stack as local_stack
 from config.local.endpoints import adopt_stack_settings, read_or_create_secret, stack_settings, write_private
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import is_alive, processes_with_variable, wait_until
-from config.local.stack import PROGRAMS, Foreground, Program, StackError, refuse_older_tables, stop_time_limit
+from config.local.stack import Foreground, Program, StackError, refuse_older_tables
 from tests.support.stack import copy_migrated_tables
 from tests.support.waiting import WAIT_LIMIT
 
@@ -226,11 +226,6 @@ def test_long_log_keeps_its_last_part(tmp_path: Path, monkeypatch: pytest.Monkey
         stack.trim_logs()
         writer.write(b"new\n")
     assert (log.read_text(), log.with_suffix(".log.1").read_text()) == ("new\n", "more than ten\n")
-
-
-def test_stop_time_limit_covers_programs_and_servers() -> None:
-    assert stop_time_limit(PROGRAMS) > max(program.stop_within for program in PROGRAMS)
-    assert stop_time_limit(PROGRAMS) + servers.STOP_WITHIN < local_stack.OWNER_WITHIN
 
 
 def test_tables_of_an_older_version_are_refused_with_the_remedy(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pytest_django import Settings
 from config.local.processes import select_port
 from scheduling.delivery import presence
 from scheduling.delivery.presence import PresenceQuestion
-from sessions.detection.presence import SessionPresence, parse_event_id
+from sessions.detection.presence import SessionPresence
 from sessions.store import stats
 from sessions.store.client import Server, StoreUnavailable
 from sessions.store.sessions import ClaimedSilence, Store
@@ -48,10 +48,6 @@ def confirmed_silence(chats: Chats, session: str = "s1") -> ClaimedSilence:
     (claim,) = chats.claim()
     chats.store.confirm([claim])
     return claim
-
-
-def test_presence_of_unanswered_silence_does_not_block(chats: Chats, live: SessionPresence) -> None:
-    assert live.presence_blocks([silence_question(confirmed_silence(chats))]) == [""]
 
 
 def test_presence_after_user_message_blocks_only_that_silence(chats: Chats, live: SessionPresence) -> None:
@@ -120,13 +116,6 @@ def test_presence_after_agent_message_is_no_conversation(chats: Chats, live: Ses
     assert live.presence_blocks([event_question("ann", chats.now - 60 * SECOND)]) == [""]
 
 
-def test_presence_after_window_is_no_conversation(chats: Chats, live: SessionPresence) -> None:
-    with override_settings(AFTERTOUCH_CONVERSATION_WINDOW=timedelta(milliseconds=1)):
-        chats.user()
-        chats.pass_time(1)
-        assert live.presence_blocks([event_question("ann", chats.now - 60 * SECOND)]) == [""]
-
-
 def test_presence_answers_keep_order_of_questions(chats: Chats, live: SessionPresence) -> None:
     claim = confirmed_silence(chats)
     chats.user(session="s9", user_id="bob")
@@ -146,10 +135,6 @@ def test_presence_answers_keep_order_of_questions(chats: Chats, live: SessionPre
 def test_presence_ignores_foreign_event_id(chats: Chats, live: SessionPresence, event_id: str) -> None:
     question = PresenceQuestion("ann", "", "session.silent", event_id, chats.now)
     assert live.presence_blocks([question]) == [""]
-
-
-def test_parse_event_id_splits_at_last_colon() -> None:
-    assert parse_event_id("a:b:12") == ("a:b", 12)
 
 
 def test_presence_without_store_is_unknown(settings: Settings, chats: Chats) -> None:

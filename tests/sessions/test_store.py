@@ -1053,14 +1053,6 @@ def test_claim_silent_drops_old_lease_of_armed_session(chats: Chats) -> None:
     assert (found.armed, found.in_flight) == (1, 0)
 
 
-def test_confirm_of_expired_key_silence_arms_nothing(chats: Chats) -> None:
-    """Only the gateway's key shows that its user is silent again."""
-    chats.policies(default=Policy(60 * SECOND, max_nudges=3))
-    chats.store.note_expired([("ann", "session:ann")], window=30 * SECOND)
-    chats.store.confirm(chats.claim())
-    assert sum(each.armed for each in chats.store.shards()) == 0
-
-
 def test_clear_pauses_keeps_session_with_new_pause(chats: Chats) -> None:
     chats.user()
     chats.agent(kind="tool")

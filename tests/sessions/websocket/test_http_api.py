@@ -38,11 +38,6 @@ def test_activity_request_arms_session(api: Client) -> None:
     assert datetime.fromisoformat(answer.json()["deadline"]).timestamp() == pytest.approx(deadline() / 1000, abs=0.01)
 
 
-def test_activity_request_with_old_seq_is_dropped(api: Client) -> None:
-    outcomes = [api("POST", "/sessions/s1/activity", ANN | {"seq": seq}).json()["outcome"] for seq in (2, 2, 1, 3)]
-    assert outcomes == ["counted", "dropped", "dropped", "counted"]
-
-
 def test_activity_batch_keeps_order_and_counts_outcomes(api: Client) -> None:
     frames = [
         {"session_id": "s1", **ANN, "seq": 1},
@@ -211,8 +206,6 @@ def test_get_session_returns_state_and_times(api: Client) -> None:
     api("POST", "/sessions/s1/activity", ANN | {"from": "agent", "kind": "close"})
     assert api("GET", "/sessions/s1").json()["state"] == "closed"
     assert api("GET", f"/sessions/{'x' * 129}").json()["errors"][0]["field"] == "session_id"
-    stranger = Client(api.address, commands.create_api_key("shop", ["events"]))
-    assert stranger("GET", "/sessions/s1").status_code == 403
 
 
 def test_get_session_after_silence_counts_guide_message(api: Client, chats: Chats) -> None:
@@ -317,13 +310,6 @@ def test_delete_session_closes_it_and_its_connections(api: Client, open_page: Ca
     assert deadline() == 0
     assert inbox().since("s1", "0-0") == []
     assert api("DELETE", "/sessions/s1").status_code == 204
-
-
-def test_session_request_without_scope_returns_403(api: Client) -> None:
-    stranger = Client(api.address, commands.create_api_key("shop", ["events"]))
-    assert stranger("POST", "/sessions/s1/activity", ANN).status_code == 403
-    assert stranger("POST", "/sessions/s1/token", {"user_id": "ann"}).status_code == 403
-    assert stranger("DELETE", "/sessions/s1").status_code == 403
 
 
 @pytest.fixture
