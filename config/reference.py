@@ -1,14 +1,13 @@
 """Generate the tables of `docs/reference/` from the code: `python -m config.reference`.
 
-Names, accepted values and defaults come from the code. The last column is written by hand and kept. `--check` only
-reports outdated pages. `tests/docs` fails if a table is outdated or a description is missing.
+Names, accepted values and defaults come from the code. The last column is written by hand and kept. `tests/docs` fails
+if a table is outdated or a description is missing.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,13 +72,6 @@ def rewrite_tables(page: str, tables: Mapping[str, Table]) -> str:
     if sorted(names) != sorted(tables):
         raise LookupError(f"the page has places for {sorted(names)}, the code has {sorted(tables)}")
     return _TABLE.sub(lambda found: found[1] + _written(tables[found[2]], _descriptions(found[3])) + found[4], page)
-
-
-def silent(page: str) -> list[str]:
-    """Return the first column of rows without a description."""
-    return [
-        first for _, _, body, _ in _TABLE.findall(page) for first, about in _descriptions(body).items() if not about
-    ]
 
 
 def _descriptions(body: str) -> dict[str, str]:
@@ -179,18 +171,14 @@ def build_pages() -> dict[Path, str]:
     return {FOLDER / name: rewrite_tables((FOLDER / name).read_text("utf-8"), each) for name, each in tables.items()}
 
 
-def main(words: list[str]) -> int:
+def main() -> None:
     import django
 
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
     django.setup()
-    stale = {path: text for path, text in build_pages().items() if path.read_text("utf-8") != text}
-    for path, text in stale.items():
-        sys.stdout.write(f"{path.relative_to(ROOT)} is out of date\n")
-        if "--check" not in words:
-            path.write_text(text, "utf-8")
-    return int(bool(stale)) if "--check" in words else 0
+    for path, text in build_pages().items():
+        path.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()
