@@ -12,12 +12,11 @@ from itertools import chain
 import pytest
 import redis
 from django.core.checks.registry import registry
-from pydantic import ValidationError
 from pytest_django import Settings
 from redis import retry
 from redis.crc import key_slot
 
-from config.environment import ROOT, Environment
+from config.environment import ROOT
 from config.local.processes import wait_until
 from sessions.checks import check_cluster_mode, check_eviction
 from sessions.detection import expired_keys
@@ -62,32 +61,6 @@ def test_all_keys_of_a_shard_share_a_slot() -> None:
         _, inbox_keys, _ = build_put_call(Post(session, "m1", "user", "hi"))
         keys = [*(kind[shard] for kind in kinds), client.SESSION[shard] + session, *inbox_keys]
         assert len({slot_of(key) for key in keys}) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "url", "reason"),
-    [
-        ("AFTERTOUCH_SESSIONS_REDIS_URL", "http://h1", "must be redis://"),
-        ("AFTERTOUCH_SESSIONS_REDIS_URL", "cluster://h1:6379;cluster://h2:6379", r"a cluster is redis\+cluster://"),
-        ("AFTERTOUCH_GATEWAY_REDIS_URL", "h1:6379", "must be redis://"),
-        ("REDIS_URL", "redis+cluster://h1:6379", "AFTERTOUCH_SESSIONS_REDIS_URL"),
-    ],
-)
-def test_unfit_redis_address_is_refused_at_start(
-    monkeypatch: pytest.MonkeyPatch, name: str, url: str, reason: str
-) -> None:
-    monkeypatch.setenv(name, url)
-    with pytest.raises(ValidationError, match=reason) as caught:
-        Environment()
-    assert [error["loc"] for error in caught.value.errors()] == [(name.lower(),)]
-
-
-@pytest.mark.parametrize(
-    "url", ["", "redis://:p%40@h1:6379/3", "sentinel://h1:1;sentinel://h2:2", "rediss+cluster://u:p@h1:6379,h2"]
-)
-def test_redis_addresses_of_all_kinds_are_accepted(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    monkeypatch.setenv("AFTERTOUCH_SESSIONS_REDIS_URL", url)
-    assert Environment().aftertouch_sessions_redis_url == url
 
 
 def test_check_refuses_address_of_the_other_mode(

@@ -7,10 +7,8 @@ from collections.abc import Callable
 
 import pytest
 import redis
-from pydantic import ValidationError
 from websockets.exceptions import ConnectionClosed
 
-from config.environment import Environment
 from sessions import tokens
 from sessions.frames import Frame
 from sessions.store import client
@@ -126,12 +124,3 @@ def test_customer_frame_above_rate_renews_session(
             await until(lambda: deadline() > early + 10_000)
 
     run(scene)
-
-
-@pytest.mark.parametrize("origin", ["shop.example.com", "https://shop.example.com/chat", "ftp://shop.example.com", "*"])
-def test_setting_of_origins_accepts_only_origins(origin: str) -> None:
-    assert Environment(aftertouch_socket_origins="https://Shop.example.com").aftertouch_socket_origins == [  # type: ignore[arg-type]
-        "https://shop.example.com"
-    ]
-    with pytest.raises(ValidationError, match="must be an origin"):
-        Environment(aftertouch_socket_origins=origin)  # type: ignore[arg-type]
