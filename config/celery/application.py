@@ -89,41 +89,41 @@ def list_rpa_queues(worker: Any) -> list[str]:
     return [name for name in worker.app.amqp.queues.consume_from if name not in CORE_QUEUES]
 
 
-def list_core_queues(worker: Any) -> list[str]:
-    return sorted(name for name in worker.app.amqp.queues.consume_from if name in CORE_QUEUES)
-
-
 @celeryd_after_setup.connect
-def refuse_mixed_work(sender: str, instance: Any, conf: Any, **_: Any) -> None:
-    """Refuse a worker for touches and jobs whose jobs can occupy all processes: jobs take minutes, touches
-    milliseconds.
-    """
+def refuse_unfit_worker(sender: str, instance: Any, conf: Any, **_: Any) -> None:
+    """End a worker whose queues do not fit its role, its processes, its isolation or the name of its node."""
     from django.conf import settings
 
-    both = list_core_queues(instance) and list_rpa_queues(instance)
-    if both and instance.concurrency <= settings.AFTERTOUCH_RPA_SLOTS:
-        sys.exit(  # not an exception: Celery only logs exceptions of signal receivers
+    # `sys.exit`, not an exception: Celery only logs exceptions of signal receivers.
+    core = sorted(name for name in instance.app.amqp.queues.consume_from if name in CORE_QUEUES)
+    runs_jobs = bool(list_rpa_queues(instance))
+    # Jobs take minutes, touches milliseconds. Jobs must not occupy all processes.
+    if core and runs_jobs and instance.concurrency <= settings.AFTERTOUCH_RPA_SLOTS:
+        sys.exit(
             f"this worker consumes touches and RPA jobs, so its concurrency ({instance.concurrency}) must exceed "
             f"AFTERTOUCH_RPA_SLOTS ({settings.AFTERTOUCH_RPA_SLOTS})"
         )
+    if core and settings.AFTERTOUCH_ROLE == "execution":
+        sys.exit(f"AFTERTOUCH_ROLE: execution has no keys and cannot consume {', '.join(core)}")
+    if not runs_jobs:
+        return
 
-
-@celeryd_after_setup.connect
-def require_isolation(sender: str, instance: Any, conf: Any, **_: Any) -> None:
-    """Require isolation of flow commands on execution workers in production, or the setting that disables it.
-
-    A worker with the execution role holds no encryption keys, so it may not consume core queues.
-    """
-    from django.conf import settings
+    from django.db import DatabaseError, InterfaceError
 
     from rpa_tasks import isolation
+    from rpa_tasks.worker.node import claim_node_name
 
-    if settings.AFTERTOUCH_ROLE == "execution" and (core := list_core_queues(instance)):
-        sys.exit(f"AFTERTOUCH_ROLE: execution has no keys and cannot consume {', '.join(core)}")
-    if list_rpa_queues(instance) and (problem := isolation.find_problem()):
+    if problem := isolation.find_problem():
         if settings.AFTERTOUCH_RPA_ISOLATION_REQUIRED:
             sys.exit(f"this worker runs commands of flows. {problem}; set it to none to run them without isolation")
         log.warning("commands_not_isolated", detail=problem)
+    try:
+        is_own = claim_node_name()
+    except (DatabaseError, InterfaceError) as error:  # the maintainer asks again at each report
+        log.warning("node_name_unchecked", error=str(error))
+    else:
+        if not is_own:
+            sys.exit(f"AFTERTOUCH_NODE: another execution node that runs is named {settings.AFTERTOUCH_NODE}")
 
 
 @celeryd_after_setup.connect
@@ -161,25 +161,6 @@ def drain_sender(**_: Any) -> None:
         outbox_sender().finish(TIMEOUT.total_seconds())
     if sender.cache_info().currsize:
         sender().finish(BATCH_DEADLINE.total_seconds())
-
-
-@celeryd_after_setup.connect
-def require_own_node_name(sender: str, instance: Any, conf: Any, **_: Any) -> None:
-    """End an execution worker whose node has the name of another one that runs."""
-    if not list_rpa_queues(instance):
-        return
-    from django.conf import settings
-    from django.db import DatabaseError, InterfaceError
-
-    from rpa_tasks.worker.node import claim_node_name
-
-    try:
-        is_own = claim_node_name()
-    except (DatabaseError, InterfaceError) as error:  # the maintainer asks again at each report
-        log.warning("node_name_unchecked", error=str(error))
-    else:
-        if not is_own:
-            sys.exit(f"AFTERTOUCH_NODE: another execution node that runs is named {settings.AFTERTOUCH_NODE}")
 
 
 @celeryd_after_setup.connect
