@@ -38,4 +38,3 @@ def test_skip_reasons_use_known_words() -> None:
     found = [skip for path in sorted((ROOT / "tests").rglob("*.py")) for skip in list_skips(path)]
     assert len(found) > 15
     assert [skip for skip in found if not skip[1].startswith(KNOWN) and skip[1] not in OTHERS] == []
-

@@ -52,6 +52,18 @@ class Chats:
     def claim(self, limit: int = 100, lease: timedelta = LEASE) -> list[ClaimedSilence]:
         return self.store.claim_silent(limit, lease).silences
 
+    def claimed_silence(self, session: str = "s1", **more: Any) -> ClaimedSilence:
+        """The user writes and then is silent for a minute."""
+        self.user(session, **more)
+        self.pass_time(61)
+        (claim,) = self.claim()
+        return claim
+
+    def confirmed_silence(self, session: str = "s1", **more: Any) -> ClaimedSilence:
+        claim = self.claimed_silence(session, **more)
+        self.store.confirm([claim])
+        return claim
+
     def silent(self, session: str = "s1") -> bool:
         """Whether the watcher would find it now, without taking it."""
         found = self.claim()

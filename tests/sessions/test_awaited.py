@@ -118,10 +118,7 @@ def test_after_customer_counts_steps_until_answer(after_customer: Chats) -> None
 
 def test_step_reserves_no_guide_message_and_is_never_stale(after_customer: Chats) -> None:
     chats = after_customer
-    chats.user()
-    chats.pass_time(61)
-    (claim,) = chats.claim()
-    chats.store.confirm([claim])
+    claim = chats.confirmed_silence()
     live = SessionPresence(chats.store)
     question = silence_question(claim, going_out=True)._replace(event_type=UNANSWERED)
     chats.pass_time(7200)
@@ -142,10 +139,7 @@ def test_campaign_keeps_time_for_answers(chats: Chats) -> None:
 
 def test_policy_switch_starts_the_other_timer(chats: Chats) -> None:
     """Steps for the agent and guide messages to the customer are counted apart."""
-    chats.user()
-    chats.pass_time(61)
-    (claim,) = chats.claim()
-    chats.store.confirm([claim])
+    claim = chats.confirmed_silence()
     chats.deliver(claim)
     chats.policies(default=Policy(MINUTE, max_nudges=2, growth=1, after=CUSTOMER))
     assert chats.seconds_left(chats.user(kind="ping")) == pytest.approx(60, abs=0.001)

@@ -44,9 +44,7 @@ class Guide:
 
     def silence(self, session: str = "s1", tag: str = "") -> ClaimedSilence:
         """Recorded and confirmed; its touch waits."""
-        self.chats.user(session, tag=tag)
-        self.chats.pass_time(61)
-        (claim,) = self.chats.claim()
+        claim = self.chats.claimed_silence(session, tag=tag)
         record_events([silence_event(claim, claim.deadline_ms)])
         self.chats.store.confirm([claim])
         return claim

@@ -42,22 +42,14 @@ def live(chats: Chats) -> SessionPresence:
     return SessionPresence(chats.store)
 
 
-def confirmed_silence(chats: Chats, session: str = "s1") -> ClaimedSilence:
-    chats.user(session=session)
-    chats.pass_time(61)
-    (claim,) = chats.claim()
-    chats.store.confirm([claim])
-    return claim
-
-
 def test_presence_after_user_message_blocks_only_that_silence(chats: Chats, live: SessionPresence) -> None:
-    first, second = confirmed_silence(chats, "s1"), confirmed_silence(chats, "s:2")
+    first, second = chats.confirmed_silence("s1"), chats.confirmed_silence("s:2")
     chats.user(session="s:2")
     assert live.presence_blocks([silence_question(first), silence_question(second)]) == ["", "answered"]
 
 
 def test_presence_of_old_silence_is_stale(chats: Chats, live: SessionPresence) -> None:
-    claim = confirmed_silence(chats)
+    claim = chats.confirmed_silence()
     chats.pass_time(290)
     assert live.presence_blocks([silence_question(claim)]) == [""]
     chats.pass_time(15)
@@ -65,7 +57,7 @@ def test_presence_of_old_silence_is_stale(chats: Chats, live: SessionPresence) -
 
 
 def test_stale_limit_counts_from_planned_time(chats: Chats, live: SessionPresence) -> None:
-    claim = confirmed_silence(chats)
+    claim = chats.confirmed_silence()
     chats.pass_time(1790)
     assert live.presence_blocks([silence_question(claim, claim.deadline + timedelta(minutes=30))]) == [""]
     chats.pass_time(320)
@@ -73,7 +65,7 @@ def test_stale_limit_counts_from_planned_time(chats: Chats, live: SessionPresenc
 
 
 def test_note_sending_counts_only_sent_silence(chats: Chats, live: SessionPresence) -> None:
-    first, second = confirmed_silence(chats, "s1"), confirmed_silence(chats, "s2")
+    first, second = chats.confirmed_silence("s1"), chats.confirmed_silence("s2")
     asked = [
         silence_question(first, going_out=True),
         event_question("carl", chats.now),
@@ -86,7 +78,7 @@ def test_note_sending_counts_only_sent_silence(chats: Chats, live: SessionPresen
 
 
 def test_presence_of_stale_silence_uses_no_nudge(chats: Chats, live: SessionPresence) -> None:
-    claim = confirmed_silence(chats)
+    claim = chats.confirmed_silence()
     planned_at = claim.deadline + timedelta(minutes=1)
     chats.pass_time(365)
     assert live.presence_blocks([silence_question(claim, planned_at, going_out=True)]) == ["stale"]
@@ -117,7 +109,7 @@ def test_presence_after_agent_message_is_no_conversation(chats: Chats, live: Ses
 
 
 def test_presence_answers_keep_order_of_questions(chats: Chats, live: SessionPresence) -> None:
-    claim = confirmed_silence(chats)
+    claim = chats.confirmed_silence()
     chats.user(session="s9", user_id="bob")
     then = chats.now - 600 * SECOND
     questions = [
@@ -147,7 +139,7 @@ def test_presence_without_store_is_unknown(settings: Settings, chats: Chats) -> 
 
 def test_presence_without_gateway_blocks_only_its_silences(chats: Chats, live: SessionPresence) -> None:
     """The live sessions' own server answers about all others."""
-    own = confirmed_silence(chats)
+    own = chats.confirmed_silence()
     chats.store.note_expired([("bob", "session:bob")], window=30 * SECOND)
     (gateways,) = chats.claim()
     chats.store.confirm([gateways])

@@ -173,10 +173,7 @@ def test_concurrent_note_sending_counts_once(chats: Chats) -> None:
     """In any order: the page of a silent user continues to ping, and gets one message."""
     for number in range(30):
         session = f"s{number}"
-        chats.user(session=session)
-        chats.pass_time(61)
-        (claim,) = chats.claim()
-        chats.store.confirm([claim])
+        claim = chats.confirmed_silence(session=session)
         assert chats.is_current(claim)
 
         def act(store: Store, who: int, session: str = session, claim: ClaimedSilence = claim) -> int:

@@ -109,12 +109,6 @@ def test_first_tag_does_not_replace_tag(chats: Chats) -> None:
     assert [each.tag for each in chats.claim()] == ["vip"]
 
 
-def test_agent_message_restarts_threshold(chats: Chats) -> None:
-    chats.user()
-    chats.pass_time(50)
-    assert chats.seconds_left(chats.agent()) == pytest.approx(60, abs=0.001)
-
-
 @pytest.mark.parametrize("kind", ["tool", "transfer", "queue"])
 def test_agent_work_pauses_until_agent_writes(chats: Chats, kind: str) -> None:
     chats.user()
@@ -128,46 +122,7 @@ def test_agent_work_pauses_until_agent_writes(chats: Chats, kind: str) -> None:
     assert chats.seconds_left(chats.agent(kind="message")) == pytest.approx(60, abs=0.001)
 
 
-def test_resume_ends_pause(chats: Chats) -> None:
-    chats.user()
-    chats.agent(kind="tool")
-    assert chats.seconds_left(chats.agent(kind="resume")) == pytest.approx(60, abs=0.001)
-
-
-def test_agent_typing_pauses_for_limited_time(chats: Chats) -> None:
-    chats.user()
-    chats.agent(kind="typing")
-    chats.pass_time(100)
-    assert not chats.silent()
-    assert chats.seconds_left(chats.user(kind="ping")) == pytest.approx(20 + 60, abs=0.001)
-    chats.pass_time(81)
-    assert chats.silent()
-
-
-def test_agent_message_ends_typing_pause(chats: Chats) -> None:
-    chats.user()
-    chats.agent(kind="typing")
-    assert chats.seconds_left(chats.agent()) == pytest.approx(60, abs=0.001)
-    assert chats.seconds_left(chats.user(kind="ping")) == pytest.approx(60, abs=0.001)
-
-
-def test_agent_ping_changes_nothing(chats: Chats) -> None:
-    assert chats.agent(kind="ping").outcome == IDLE
-    chats.user()
-    chats.pass_time(50)
-    assert chats.seconds_left(chats.agent(kind="ping")) == pytest.approx(10, abs=0.001)
-
-
 # --- order ------------------------------------------------------------------------------------------------------------
-
-
-def test_repeated_and_late_frames_are_dropped(chats: Chats) -> None:
-    assert chats.user(seq=5).outcome == COUNTED
-    chats.pass_time(30)
-    assert chats.user(seq=5).outcome == DROPPED
-    assert chats.user(seq=4).outcome == DROPPED
-    assert chats.seconds_left(chats.user(seq=4)) == pytest.approx(30, abs=0.001)
-    assert chats.user(seq=6).outcome == COUNTED
 
 
 def lose_presence_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,12 +199,6 @@ def test_repeated_frame_of_other_user_stores_no_presence(chats: Chats) -> None:
     assert chats.store.sessions_of(["eve"]) == [""]
 
 
-def test_each_side_has_own_seq(chats: Chats) -> None:
-    chats.user(seq=100)
-    assert chats.agent(seq=1).outcome == COUNTED
-    assert chats.agent(seq=1).outcome == DROPPED
-
-
 def test_frame_without_seq_always_counts(chats: Chats) -> None:
     chats.user(seq=100)
     assert chats.user().outcome == COUNTED
@@ -295,15 +244,6 @@ def test_frames_of_batch_count_in_order(chats: Chats) -> None:
 # --- close ------------------------------------------------------------------------------------------------------------
 
 
-def test_closed_session_is_not_silent_and_ignores_pings(chats: Chats) -> None:
-    chats.user(seq=1)
-    assert chats.user(kind="close", seq=2).outcome == COUNTED
-    assert chats.user(kind="ping").outcome == IDLE
-    assert chats.user(kind="message", seq=1).outcome == DROPPED
-    chats.pass_time(120)
-    assert not chats.silent()
-
-
 @pytest.mark.parametrize("kind", sorted(AGENT_KINDS - {"close"}))
 @pytest.mark.parametrize("by", ["user", "agent"])
 def test_agent_frame_does_not_reopen_closed_session(chats: Chats, by: str, kind: str) -> None:
@@ -328,30 +268,6 @@ def test_close_keeps_seq_of_both_sides(chats: Chats, by: str) -> None:
     assert chats.agent(seq=9).outcome == COUNTED
 
 
-def test_user_message_reopens_session_with_new_arming(chats: Chats) -> None:
-    chats.user()
-    chats.pass_time(61)
-    (before,) = chats.claim()
-    chats.store.close("s1", "ann")
-    assert not chats.is_current(before)
-    chats.user()
-    assert chats.user(kind="ping").outcome == COUNTED
-    chats.pass_time(61)
-    (after,) = chats.claim()
-    assert after.armed_at > before.armed_at
-
-
-def test_claim_of_closed_session_confirms_nothing(chats: Chats) -> None:
-    chats.user()
-    chats.pass_time(61)
-    claimed = chats.claim()
-    chats.store.close("s1", "ann")
-    assert chats.store.confirm(claimed) == 0
-    assert chats.store.release(claimed) == 0
-    chats.pass_time(31)
-    assert chats.claim() == []
-
-
 # --- claims -----------------------------------------------------------------------------------------------------------
 
 
@@ -368,28 +284,8 @@ def test_claim_contains_session_user_chat_and_deadline(chats: Chats) -> None:
 
 def test_later_frames_keep_tag_and_chat(chats: Chats) -> None:
     chats.user(chat_id="room 7", tag="vip")
-    chats.user(kind="ping")
-    chats.pass_time(61)
-    (claim,) = chats.claim()
+    claim = chats.claimed_silence(kind="ping")
     assert (claim.chat_id, claim.tag) == ("room 7", "vip")
-
-
-def test_claimed_silence_is_reserved_until_lease_ends(chats: Chats) -> None:
-    chats.user()
-    chats.pass_time(61)
-    (claim,) = chats.claim()
-    assert chats.claim() == []
-    chats.pass_time(31)
-    assert chats.claim() == [claim]
-
-
-def test_released_silence_can_be_claimed_at_once(chats: Chats) -> None:
-    chats.user()
-    chats.pass_time(61)
-    claimed = chats.claim()
-    assert chats.store.release(claimed) == 1
-    assert chats.store.release(claimed) == 0
-    assert chats.claim() == claimed
 
 
 def test_user_message_cancels_claim(chats: Chats) -> None:
@@ -406,25 +302,6 @@ def test_user_message_cancels_claim(chats: Chats) -> None:
     (again,) = chats.claim()
     assert again.armed_at > claimed[0].armed_at
     assert again.nudge == 1
-
-
-def test_ping_keeps_claimed_silence(chats: Chats) -> None:
-    """Its message may be out before it is confirmed: a new arming would bring a second one."""
-    chats.user(seq=1)
-    chats.pass_time(61)
-    (claim,) = chats.claim()
-    assert chats.user(kind="ping", seq=2) == (COUNTED, claim.deadline_ms)
-    assert chats.user(kind="ping", seq=2).outcome == DROPPED
-    assert chats.is_current(claim)
-    chats.pass_time(31)
-    assert chats.claim() == [claim]
-    assert chats.store.release([claim]) == 1
-    chats.user(kind="ping")
-    assert chats.claim() == [claim]
-    assert chats.store.confirm([claim]) == 1
-    chats.user(kind="ping")
-    chats.pass_time(3600)
-    assert chats.claim() == []
 
 
 def test_claim_returns_oldest_silences_up_to_limit(chats: Chats) -> None:
@@ -452,22 +329,8 @@ def test_claim_returns_seconds_to_next_deadline(chats: Chats) -> None:
     assert chats.store.claim_silent(10, 5 * SECOND).seconds_to_next == pytest.approx(5, abs=0.001)
 
 
-@pytest.mark.parametrize("most", [1, 3])
-def test_second_confirm_counts_nothing(chats: Chats, most: int) -> None:
-    chats.policies(default=Policy(60 * SECOND, max_nudges=most))
-    chats.user()
-    chats.pass_time(61)
-    claimed = chats.claim()
-    assert chats.store.confirm(claimed) == 1
-    assert chats.store.confirm(claimed) == 0
-    chats.pass_time(121)
-    assert [each.nudge for each in chats.claim()] == ([2] if most == 3 else [])
-
-
 def test_clock_moved_back_keeps_deadlines_and_unique_armings(chats: Chats) -> None:
-    chats.user()
-    chats.pass_time(61)
-    (before,) = chats.claim()
+    before = chats.claimed_silence()
     chats.pass_time(-40)
     chats.user()
     chats.pass_time(35)
@@ -517,10 +380,7 @@ def test_one_nudge_for_each_silence_until_user_writes(chats: Chats) -> None:
 
 @pytest.mark.parametrize("kind", ["message", "typing", "tool", "resume"])
 def test_agent_frame_before_message_keeps_nudge(chats: Chats, kind: str) -> None:
-    chats.user()
-    chats.pass_time(61)
-    (claim,) = chats.claim()
-    chats.store.confirm([claim])
+    claim = chats.confirmed_silence()
     noted = chats.agent(kind=kind)
     assert not chats.is_current(claim)
     if kind == "tool":
@@ -551,10 +411,7 @@ def count_nudges(chats: Chats) -> int:
 
 def test_note_sending_counts_sent_message_once(chats: Chats) -> None:
     chats.policies(default=Policy(60 * SECOND, max_nudges=2))
-    chats.user()
-    chats.pass_time(61)
-    (claim,) = chats.claim()
-    chats.store.confirm([claim])
+    claim = chats.confirmed_silence()
     later = chats.now + 60 * SECOND
     for send_until, sent in ((None, False), (chats.now - SECOND, False), (later, False), (later, True), (later, True)):
         assert chats.is_current(claim, send_until=send_until)
@@ -577,24 +434,16 @@ def test_note_sending_counts_late_repeat_once(chats: Chats) -> None:
         assert count_nudges(chats) == 2
 
 
-def confirmed_silence(chats: Chats) -> ClaimedSilence:
-    chats.user()
-    chats.pass_time(61)
-    (claim,) = chats.claim()
-    chats.store.confirm([claim])
-    return claim
-
-
 @pytest.mark.parametrize("send_until", [None, datetime.min.replace(tzinfo=UTC)])
 def test_still_silent_without_sending_reserves_nothing(chats: Chats, send_until: datetime | None) -> None:
-    claim = confirmed_silence(chats)
+    claim = chats.confirmed_silence()
     assert chats.is_current(claim, send_until=send_until)
     assert chats.agent().deadline_ms > 0
 
 
 def test_missing_note_sending_keeps_limit_until_user_writes(chats: Chats) -> None:
     """A worker was killed, or Redis was unavailable: the message may have been sent, so there is no second one."""
-    claim = confirmed_silence(chats)
+    claim = chats.confirmed_silence()
     assert chats.is_current(claim)
     for _ in range(2):
         assert chats.agent().deadline_ms == 0
@@ -604,7 +453,7 @@ def test_missing_note_sending_keeps_limit_until_user_writes(chats: Chats) -> Non
 
 def test_missing_note_sending_of_one_message_keeps_limit(chats: Chats) -> None:
     chats.policies(default=Policy(60 * SECOND, max_nudges=2, growth=1))
-    lost = confirmed_silence(chats)
+    lost = chats.confirmed_silence()
     assert chats.is_current(lost)
     chats.pass_time(61)
     (claim,) = chats.claim()
@@ -616,7 +465,7 @@ def test_missing_note_sending_of_one_message_keeps_limit(chats: Chats) -> None:
 
 def test_note_sending_after_agent_message_counts(chats: Chats) -> None:
     """The agent answers between the last look and the mark. The message is on its way."""
-    claim = confirmed_silence(chats)
+    claim = chats.confirmed_silence()
     assert chats.is_current(claim)
     assert chats.agent().deadline_ms == 0
     chats.note_sending(claim)
@@ -627,7 +476,7 @@ def test_note_sending_after_agent_message_counts(chats: Chats) -> None:
 @pytest.mark.parametrize("kind", ["message", "typing", "read"])
 def test_note_sending_after_user_activity_is_ignored(chats: Chats, kind: str) -> None:
     """The action starts the policy again, so the next silence is guided."""
-    claim = confirmed_silence(chats)
+    claim = chats.confirmed_silence()
     assert chats.is_current(claim)
     chats.user(kind=kind)
     chats.note_sending(claim)
@@ -637,7 +486,7 @@ def test_note_sending_after_user_activity_is_ignored(chats: Chats, kind: str) ->
 
 def test_note_sending_of_stop_releases_only_its_silence(chats: Chats) -> None:
     chats.policies(default=Policy(60 * SECOND, max_nudges=2, growth=1))
-    first = confirmed_silence(chats)
+    first = chats.confirmed_silence()
     chats.pass_time(61)
     (second,) = chats.claim()
     for claim in (first, second):
@@ -652,9 +501,7 @@ def test_note_sending_of_stop_releases_only_its_silence(chats: Chats) -> None:
 
 def test_note_sending_before_confirm_uses_nudge(chats: Chats) -> None:
     """The watcher was killed after it recorded the silence. The agent's word must not bring a second message."""
-    chats.user()
-    chats.pass_time(61)
-    (claim,) = chats.claim()
+    claim = chats.claimed_silence()
     chats.deliver(claim)
     assert chats.agent().deadline_ms == 0
     chats.pass_time(3600)
@@ -662,7 +509,7 @@ def test_note_sending_before_confirm_uses_nudge(chats: Chats) -> None:
 
 
 def test_note_sending_of_closed_session_is_ignored(chats: Chats) -> None:
-    claim = confirmed_silence(chats)
+    claim = chats.confirmed_silence()
     assert chats.is_current(claim)
     chats.user(kind="close")
     chats.note_sending(claim)
@@ -670,20 +517,6 @@ def test_note_sending_of_closed_session_is_ignored(chats: Chats) -> None:
     chats.store.server.client.flushall()
     chats.note_sending(claim)
     assert chats.store.known(["s1"]) == [False]
-
-
-def test_nudge_gaps_grow_until_maximum(chats: Chats) -> None:
-    chats.policies(default=Policy(60 * SECOND, max_nudges=3, growth=2))
-    chats.user()
-    for number, gap in enumerate((60, 120, 240), start=1):
-        chats.pass_time(gap - 1)
-        assert chats.claim() == []
-        chats.pass_time(1.5)
-        (claim,) = chats.claim()
-        assert claim.nudge == number
-        chats.store.confirm([claim])
-    chats.pass_time(100_000)
-    assert chats.claim() == []
 
 
 def test_ping_keeps_nudge_level_and_typing_resets_it(chats: Chats) -> None:
@@ -707,15 +540,6 @@ def test_confirmed_silence_ends_at_user_activity(chats: Chats) -> None:
         assert chats.is_current(claims[0])
         chats.user(kind="typing")
         assert not chats.is_current(claims[0])
-
-
-def test_agent_message_ends_confirmed_silence(chats: Chats) -> None:
-    chats.user()
-    chats.pass_time(61)
-    claims = chats.claim()
-    chats.store.confirm(claims)
-    chats.agent()
-    assert not chats.is_current(claims[0])
 
 
 def test_unknown_session_counts_as_silent(chats: Chats) -> None:
@@ -746,18 +570,6 @@ def test_campaign_overrides_threshold_while_it_runs(chats: Chats) -> None:
     for wait, seconds in ((0, 180), (15, 90), (50, 20), (10, 90), (50, 180)):
         chats.pass_time(wait)
         assert chats.seconds_left(chats.user(tag="vip")) == pytest.approx(seconds, abs=0.001)
-
-
-def test_policy_edit_keeps_armed_deadlines(chats: Chats) -> None:
-    chats.user()
-    chats.pass_time(30)
-    chats.policies(default=Policy(10 * SECOND))
-    assert not chats.silent()
-    chats.pass_time(29)
-    assert not chats.silent()
-    chats.pass_time(2)
-    assert chats.silent()
-    assert chats.seconds_left(chats.user()) == pytest.approx(10, abs=0.001)
 
 
 def test_fewer_nudges_disarm_at_next_ping(chats: Chats) -> None:
@@ -1024,18 +836,14 @@ def test_confirm_and_release_of_old_arming_keep_next_claim(chats: Chats) -> None
     chats.user()
     chats.pass_time(61)
     late = chats.claim()
-    chats.user()
-    chats.pass_time(61)
-    (now_claimed,) = chats.claim()
+    now_claimed = chats.claimed_silence()
     assert (chats.store.confirm(late), chats.store.release(late)) == (0, 0)
     assert chats.claim() == [], "it is still in flight"
     assert chats.store.confirm([now_claimed]) == 1
 
 
 def test_claim_silent_skips_session_claimed_after_peek(chats: Chats) -> None:
-    chats.user()
-    chats.pass_time(61)
-    (claim,) = chats.claim()
+    claim = chats.claimed_silence()
     shard = keys.shard_of("s1")
     asked = [claim_call(shard, ["s1"], LEASE)]
     (answer,) = chats.store.server.run(asked, chats.store.clock_offset)

@@ -170,24 +170,6 @@ def test_campaign_reaches_many_chats_in_bounded_batches(chats: Chats) -> None:
     assert len(chats.claim(10_000)) == 6000
 
 
-def test_next_campaign_starts_again(chats: Chats) -> None:
-    chats.user()
-    begin_campaign(chats, 90)
-    apply_campaign(chats)
-    chats.pass_time(10)
-    begin_campaign(chats, 120)
-    apply_campaign(chats)
-    assert (deadline(chats) - chats.now).total_seconds() == pytest.approx(110, abs=0.01)
-
-
-def test_campaign_saved_after_its_start_moves_running_timers(chats: Chats) -> None:
-    chats.user()
-    chats.pass_time(20)
-    begin_campaign(chats, 90, ago=180)
-    assert apply_campaign(chats) == 1
-    assert (deadline(chats) - chats.now).total_seconds() == pytest.approx(70, abs=0.01)
-
-
 def test_edited_campaign_moves_running_timers(chats: Chats) -> None:
     start = chats.now
     chats.user()
@@ -204,19 +186,6 @@ def test_edited_campaign_moves_running_timers(chats: Chats) -> None:
 
 
 # --- a wait at the last moment ---
-
-
-def test_grace_extends_every_running_timer_once(chats: Chats) -> None:
-    """Ops add it while timers run; the deadline moves only at its end."""
-    chats.user()
-    chats.policies(default=Policy(60 * SECOND, grace=20 * SECOND))
-    chats.pass_time(61)
-    assert chats.claim() == []
-    assert (deadline(chats) - chats.now).total_seconds() == pytest.approx(20, abs=0.001)
-    chats.pass_time(19)
-    assert chats.claim() == []
-    chats.pass_time(2)
-    assert [claim.session_id for claim in chats.claim()] == ["s1"]
 
 
 def test_grace_for_typing_needs_a_typing_user(chats: Chats) -> None:

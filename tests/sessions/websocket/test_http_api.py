@@ -209,9 +209,7 @@ def test_get_session_returns_state_and_times(api: Client) -> None:
 
 
 def test_get_session_after_silence_counts_guide_message(api: Client, chats: Chats) -> None:
-    chats.user()
-    chats.pass_time(61)
-    (claim,) = chats.claim()
+    claim = chats.claimed_silence()
     assert api("GET", "/sessions/s1").json()["state"] == "silent"
     chats.store.confirm([claim])
     chats.deliver(claim)
