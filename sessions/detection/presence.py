@@ -37,10 +37,10 @@ class SessionPresence:
         answers = [""] * len(questions)
         silences = [number for number, each in enumerate(questions) if each.event_type in self.event_types]
         others = [number for number, each in enumerate(questions) if each.event_type not in self.event_types]
-        for number, answer in zip(silences, self._about_silences([questions[each] for each in silences]), strict=True):
-            answers[number] = answer
-        for number, answer in zip(others, self._about_others([questions[each] for each in others]), strict=True):
-            answers[number] = answer
+        for numbers, ask in ((silences, self._about_silences), (others, self._about_others)):
+            if numbers:
+                for number, answer in zip(numbers, ask([questions[each] for each in numbers]), strict=True):
+                    answers[number] = answer
         return answers
 
     def note_sending(self, questions: Sequence[PresenceQuestion], sent: Sequence[bool]) -> None:
@@ -49,8 +49,6 @@ class SessionPresence:
         self.store.note_sending(silences, [sent[number] for number in asked])
 
     def _about_silences(self, questions: Sequence[PresenceQuestion]) -> list[str]:
-        if not questions:
-            return []
         now, stand = self.store.still_silent(
             [parse_event_id(each.event_id) for each in questions],
             # A message about a missing answer is no guide message, so nothing is reserved for it.
@@ -59,23 +57,19 @@ class SessionPresence:
                 for each in questions
             ],
         )
+        returned: set[str] | None
         try:
-            present = find_returned_keys([each for each in stand if isinstance(each, str)])
+            returned = find_returned_keys([each for each in stand if isinstance(each, str)])
         except StoreUnavailable:  # the other silences do not depend on the gateway's server
-            return [
-                UNKNOWN if isinstance(is_current, str) else _block_reason(question, is_current, now)
-                for question, is_current in zip(questions, stand, strict=True)
-            ]
-        return [
-            _block_reason(
-                question, is_current if isinstance(is_current, bool | None) else is_current not in present, now
-            )
-            for question, is_current in zip(questions, stand, strict=True)
-        ]
+            returned = None
+        reasons = []
+        for question, holds in zip(questions, stand, strict=True):
+            if isinstance(holds, str):
+                holds = None if returned is None else holds not in returned
+            reasons.append(_block_reason(question, holds, now))
+        return reasons
 
     def _about_others(self, questions: Sequence[PresenceQuestion]) -> list[str]:
-        if not questions:
-            return []
         heard_at = self.store.last_frames([each.user_id for each in questions])
         return [
             UNKNOWN if isinstance(at, str) else "conversation" if at and at > question.event_at else ""
