@@ -591,7 +591,7 @@ def clear_pauses_call(shard: int, session_ids: Sequence[str]) -> Call:
 def _collect_presence(
     counted: Sequence[tuple[Frame, int]], dropped: Sequence[tuple[Frame, int, int]]
 ) -> tuple[dict[str, tuple[str, int]], dict[str, int | str]]:
-    """Return the arguments of `note_presence` for counted frames and for dropped ones, which may be repeats.
+    """Return the arguments of `store_presence` for counted frames and for dropped ones, which may be repeats.
 
     Args:
         counted: frames, each with the deadline of its session, ms.
