@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.db import connection
@@ -17,12 +17,12 @@ from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish
 from scheduling import sql
 from scheduling.channels import options
 from scheduling.channels.base import (
+    Channel,
     Delivered,
     InvalidSetting,
     Message,
     Outcome,
     Permanent,
-    Quota,
     Transient,
     Unknown,
     thread_pool,
@@ -35,7 +35,7 @@ MEMBERS = ("user_id", "chat_id", "node", "content_type", "subject", "body")  #: 
 PLACEHOLDERS = (*MEMBERS, "delivery_key")
 
 
-class Rpa:
+class Rpa(Channel):
     """Store one job per touch.
 
     Config: `platform`, `task_type`, `shop_id` (if the target has none) and `payload`, in whose texts placeholders such
@@ -43,20 +43,16 @@ class Rpa:
     """
 
     kind: ClassVar[str] = "rpa"
-    needs_target: ClassVar[bool] = False
-    address_key: ClassVar[str] = ""
-    quotas: ClassVar[tuple[Quota, ...]] = ()
-    secret_fields: ClassVar[frozenset[str]] = frozenset()
-    default_idempotent: ClassVar[bool] = True
-    at_once: ClassVar[int] = THREADS
+    default_idempotent = True
+    at_once = THREADS
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
+        super().__init__(config, timeout)
         options.check_known_keys(config, ("platform", "task_type", "shop_id", "payload"))
         self.platform = options.read_text(config, "platform")
         self.task_type = options.read_text(config, "task_type")
         self.shop_id = options.read_text(config, "shop_id")
         self.payload = config.get("payload") or {name: f"{{{name}}}" for name in MEMBERS}
-        self.timeout = options.check_positive(timeout)
         for name in ("platform", "task_type"):
             if not getattr(self, name):
                 raise InvalidSetting(name, _("is missing"))
@@ -71,11 +67,8 @@ class Rpa:
     def target_key(self, message: Message) -> str:
         return f"{self.kind}:{self.platform}"
 
-    async def send(self, message: Message, deadline: datetime) -> Outcome:
+    async def attempt(self, message: Message, left: timedelta) -> Outcome:
         """Store the job. A full backlog is a transient error, an invalid shop a permanent one."""
-        left = options.time_left(deadline, self.timeout)
-        if left <= timedelta(0):
-            return Transient("no_time")
         shop_id = str(message.target.get("shop_id") or self.shop_id)
         request = PublishRequest(
             platform=self.platform,

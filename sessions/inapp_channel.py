@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.conf import settings
 
 from scheduling.batching import BatcherOverloaded, MicroBatcher
 from scheduling.channels import options
-from scheduling.channels.base import Delivered, InvalidSetting, Message, Outcome, Permanent, Quota, Transient, Unknown
+from scheduling.channels.base import Channel, Delivered, InvalidSetting, Message, Outcome, Permanent, Transient, Unknown
 from scheduling.error_text import ErrorText as _
 from sessions.detection.presence import SILENT, UNANSWERED, parse_event_id
 from sessions.event_loops import once_per_loop
@@ -37,7 +37,7 @@ class InappPost:
     user_id: str
 
 
-class InApp:
+class InApp(Channel):
     """Sends to the inbox of a session. No configuration.
 
     The optional `address`, from the customer's address `inapp`, is a session id. Without it, uses the session that
@@ -45,15 +45,12 @@ class InApp:
     """
 
     kind: ClassVar[str] = "inapp"
-    needs_target: ClassVar[bool] = False
-    address_key: ClassVar[str] = "inapp"
-    quotas: ClassVar[tuple[Quota, ...]] = ()
-    secret_fields: ClassVar[frozenset[str]] = frozenset()
-    default_idempotent: ClassVar[bool] = True
+    address_key = "inapp"
+    default_idempotent = True
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
+        super().__init__(config, timeout)
         options.check_known_keys(config, ())
-        self.timeout = options.check_positive(timeout)
 
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:
@@ -64,11 +61,8 @@ class InApp:
     def target_key(self, message: Message) -> str:
         return self.kind
 
-    async def send(self, message: Message, deadline: datetime) -> Outcome:
+    async def attempt(self, message: Message, left: timedelta) -> Outcome:
         """Store the message, then notify open pages. Idempotent, so errors are retried."""
-        left = options.time_left(deadline, self.timeout)
-        if left <= timedelta(0):
-            return Transient("no_time")
         post_request = InappPost(_build_post(message), message.user_id)
         try:
             async with asyncio.timeout(left.total_seconds()):

@@ -7,17 +7,19 @@ outcome alone decides the next step of the ledger. An exception from a defect of
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple
 from uuid import UUID
 
 import structlog
 from django.conf import settings
 from django.utils.module_loading import import_string
+
+from scheduling.channels.markup import BadContent
 
 log = structlog.get_logger(__name__)
 
@@ -110,80 +112,70 @@ class InvalidSetting(ValueError):
         self.field, self.message = field, message
 
 
-class Channel(Protocol):
+class Channel:
     """One configured channel. Created once per configuration version and process, used from one event loop."""
 
     kind: ClassVar[str]
-    needs_target: ClassVar[bool]  #: True: a touch without target or address fails with `no_target`
-    address_key: ClassVar[str]  #: key in a customer's `addresses`, or "" if targets belong to communities
-    quotas: ClassVar[Quotas]  #: per target; an instance also has the limits of its row
-    secret_fields: ClassVar[frozenset[str]]  #: names in `config` and targets that are stored encrypted and never shown
-    default_idempotent: ClassVar[bool]  #: whether a repeat with the same key has no second effect
+    needs_target: bool = False  #: True: a touch without target or address fails with `no_target`
+    target_fields: frozenset[str] = frozenset()  #: of a community's target, as its form shows them
+    address_key: str = ""  #: key in a customer's `addresses`, or "" if targets belong to communities
+    quotas: Quotas = ()  #: per target; an instance also has the limits of its row
+    own_quotas: bool = False  #: the settings of a channel may have quotas
+    counts_addresses: bool = False  #: each address of the receiver's lane has limits of its own
+    secret_fields: frozenset[str] = frozenset()  #: names in `config` and targets, stored encrypted and never shown
+    default_idempotent: bool = False  #: whether a repeat with the same key has no second effect
+    #: Limit of concurrent sends where each needs a thread. Further deliveries wait in the lane: they are not marked as
+    #: sending, and the time of their attempt does not run.
+    at_once: int | None = None
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
-        """Take the settings of one channel row.
-
-        Raises:
-            InvalidSetting: a field is not accepted.
-        """
+        """Take the settings of one channel row. Raises `InvalidSetting`."""
+        self.timeout = timeout
 
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:
-        """Check a target of this kind.
-
-        Raises:
-            InvalidSetting: a field is not accepted.
-        """
+        """Check a target of this kind. Raises `InvalidSetting`."""
+        raise NotImplementedError
 
     def target_key(self, message: Message) -> str:
         """Return the key of the receiver, not of the message.
 
         Limits in flight, quotas and the circuit breaker count by it. Quotas are counted over all channels of the kind.
         """
-
-    async def send(self, message: Message, deadline: datetime) -> Outcome:
-        """Try once. Return by `deadline` or after `timeout`, whichever is sooner, for any behaviour of the receiver."""
-
-
-@runtime_checkable
-class NarrowChannel(Protocol):
-    """A channel with a limit of concurrent sends, because each needs a thread.
-
-    Further deliveries wait in the lane. They are not marked as sending, and the time of their attempt does not run.
-    """
-
-    at_once: ClassVar[int]
-
-
-class CountingChannel(Protocol):
-    """A channel whose vendor counts by another key than the receiver's lane: by person instead of by account."""
-
-    own_quotas: ClassVar[bool]  #: the settings of a channel may have quotas
-    counts_addresses: bool  #: each address of the lane has limits of its own
+        raise NotImplementedError
 
     def quota_key(self, message: Message) -> str:
-        """Return the key that the vendor's quotas count by."""
-
-
-class MarkupChannel(Protocol):
-    """A channel whose receiver reads markup in a body. Other channels print values as they are."""
+        """Return the key that the vendor's quotas count by, where it is another one than the receiver's."""
+        return self.target_key(message)
 
     def escape(self, value: str) -> str:
-        """Return a value of a customer or an event, so that it adds no markup to the body."""
-
-
-def find_escape(channel: object) -> Callable[[str], str]:
-    """Return the escape of a channel's format, for values that a body prints."""
-    return getattr(channel, "escape", str)
-
-
-@runtime_checkable
-class SecretSender(Protocol):
-    """A kind that sends its secret to hosts that its settings name."""
+        """Return a value of a customer or an event, so that it adds no markup to a body that prints it."""
+        return value
 
     @classmethod
     def list_secret_hosts(cls, config: Mapping[str, Any]) -> frozenset[str]:
-        """Return scheme, host and port of each receiver of the secret. The settings may be wrong."""
+        """Return scheme, host and port of each receiver of the secret that the settings name. They may be wrong."""
+        return frozenset()
+
+    async def send(self, message: Message, deadline: datetime) -> Outcome:
+        """Try once. Return by `deadline` or after `timeout`, whichever is sooner, for any behaviour of the receiver."""
+        left = min(self.timeout, deadline - datetime.now(UTC))
+        if left <= timedelta(0):
+            return Transient("no_time", "the deadline had passed before the attempt started")
+        try:
+            self.validate_target(message.target)
+        except ValueError as error:
+            return Permanent("bad_target", str(error))
+        try:
+            return await self.attempt(message, left)
+        except Failure as failure:
+            return failure.outcome()
+        except BadContent as error:
+            return Permanent("bad_content", str(error))
+
+    async def attempt(self, message: Message, left: timedelta) -> Outcome:
+        """Send to a checked target within `left`. May raise `Failure`, and `BadContent` before it sends."""
+        raise NotImplementedError
 
 
 class Failure(Exception):
@@ -232,9 +224,7 @@ def list_secret_names() -> list[str]:
 def redirects_secret(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     """Return whether the settings `after` send the secret to a host that did not get it with `before`."""
     found = channel_kinds().get(kind)
-    if found is None or not issubclass(found, SecretSender):
-        return False
-    return not found.list_secret_hosts(after) <= found.list_secret_hosts(before)
+    return found is not None and not found.list_secret_hosts(after) <= found.list_secret_hosts(before)
 
 
 def thread_pool(name: str, most: int) -> ThreadPoolExecutor:

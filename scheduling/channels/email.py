@@ -18,7 +18,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from email.charset import BASE64, Charset
 from email.utils import parseaddr
 from enum import Enum, auto
@@ -40,13 +40,13 @@ from django.utils.crypto import salted_hmac
 
 from scheduling.channels import options
 from scheduling.channels.base import (
+    Channel,
     Delivered,
     DestinationRefused,
     InvalidSetting,
     Message,
     Outcome,
     Permanent,
-    Quota,
     Transient,
     Unknown,
     thread_pool,
@@ -292,7 +292,7 @@ UTF8 = Charset("utf-8")
 UTF8.body_encoding = BASE64  # avoids 8-bit bytes and long lines, which some relays reject
 
 
-class Email:
+class Email(Channel):
     """Mail. Config: `from` and `reply_to` (addresses; `from` may have a name), `url` of a relay, and `bounces_to`, the
     envelope's sender, which gets the bounces that `receipts` reads.
 
@@ -301,14 +301,13 @@ class Email:
     """
 
     kind: ClassVar[str] = "email"
-    needs_target: ClassVar[bool] = True
-    address_key: ClassVar[str] = "email"
-    quotas: ClassVar[tuple[Quota, ...]] = ()
-    secret_fields: ClassVar[frozenset[str]] = frozenset({"url"})
-    default_idempotent: ClassVar[bool] = False
-    at_once: ClassVar[int] = AT_ONCE
+    needs_target = True
+    address_key = "email"
+    secret_fields = frozenset({"url"})
+    at_once = AT_ONCE
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
+        super().__init__(config, timeout)
         options.check_known_keys(config, {"from", "reply_to", "bounces_to", "url"})
         self._from = options.read_text(config, "from") or settings.DEFAULT_FROM_EMAIL
         self._reply_to = options.read_text(config, "reply_to")
@@ -324,15 +323,10 @@ class Email:
             self._relay = replace(parse_relay(url), guarded=bool(own)) if url else None
         except ValueError as error:
             raise InvalidSetting("url", str(error)) from None
-        self._timeout = options.check_positive(timeout)
 
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:
-        """Check that `address` is one plain mail address.
-
-        Raises:
-            InvalidSetting: the address is not accepted.
-        """
+        """Check that `address` is one plain mail address."""
         options.check_known_keys(target, {"address"})
         _check_address(options.read_text(target, "address"), "address")
 
@@ -340,15 +334,8 @@ class Email:
         """Return the relay: it can be slow or dead. The mailbox behind it is not visible."""
         return f"{self.kind}:{self._relay.host}:{self._relay.port}" if self._relay else self.kind
 
-    async def send(self, message: Message, deadline: datetime) -> Outcome:
+    async def attempt(self, message: Message, left: timedelta) -> Outcome:
         """Try once. Return `Unknown` if the content was sent and the relay's reply did not come."""
-        left = options.time_left(deadline, self._timeout)
-        if left <= timedelta(0):
-            return Transient("no_time", "the deadline had passed before the mail was sent")
-        try:
-            self.validate_target(message.target)
-        except ValueError as error:
-            return Permanent("bad_target", str(error))
         mail = self.compose(message)
         if self._relay is None:
             return await _send_by_django(mail, left.total_seconds())

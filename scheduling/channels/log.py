@@ -5,30 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import structlog
 
 from scheduling.channels import options
-from scheduling.channels.base import Delivered, Message, Outcome, Quota
+from scheduling.channels.base import Channel, Delivered, Message, Outcome
 
 logger = structlog.get_logger(__name__)
 
 
-class Log:
+class Log(Channel):
     """The log channel, without config or target. Logs the body only at debug level: it may contain customers' words."""
 
     kind: ClassVar[str] = "log"
-    needs_target: ClassVar[bool] = False
-    address_key: ClassVar[str] = ""
-    quotas: ClassVar[tuple[Quota, ...]] = ()
-    secret_fields: ClassVar[frozenset[str]] = frozenset()
-    default_idempotent: ClassVar[bool] = True
+    default_idempotent = True
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
+        super().__init__(config, timeout)
         options.check_known_keys(config, ())
-        options.check_positive(timeout)
 
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:
@@ -37,7 +33,7 @@ class Log:
     def target_key(self, message: Message) -> str:
         return self.kind
 
-    async def send(self, message: Message, deadline: datetime) -> Outcome:
+    async def attempt(self, message: Message, left: timedelta) -> Outcome:
         # A pipe that is not read blocks a thread, not the calls of other channels.
         await asyncio.to_thread(_log_message, message)
         return Delivered("logged")

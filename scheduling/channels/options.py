@@ -161,22 +161,6 @@ def read_proxy(settings: Mapping[str, Any]) -> str:
     return value
 
 
-def check_positive(timeout: timedelta) -> timedelta:
-    """Return `timeout`.
-
-    Raises:
-        InvalidSetting: it is not above zero.
-    """
-    if timeout <= timedelta(0):
-        raise InvalidSetting("timeout", _("must be above zero"))
-    return timeout
-
-
-def time_left(deadline: datetime, timeout: timedelta) -> timedelta:
-    """Return the time limit of an attempt that starts now. Zero or less: no time is left."""
-    return min(timeout, deadline - datetime.now(UTC))
-
-
 def opaque_key(kind: str, receiver: str) -> str:
     """Return a key that distinguishes receivers without exposing their URLs, which are secrets."""
     return f"{kind}:{sha256(receiver.encode('utf-8', 'replace')).hexdigest()[:32]}"

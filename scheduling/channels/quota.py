@@ -92,8 +92,7 @@ class QuotaState(NamedTuple):
 
 def receiver_key(channel: Channel, message: Message) -> str:
     """Return the key by which a vendor counts: the robot or the person, independent of the channel row."""
-    name = getattr(channel, "quota_key", channel.target_key)
-    return f"{channel.kind}:{name(message)}"
+    return f"{channel.kind}:{channel.quota_key(message)}"
 
 
 class QuotaGate:

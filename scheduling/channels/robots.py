@@ -26,10 +26,9 @@ from urllib.parse import quote
 
 from scheduling.channels import options
 from scheduling.channels.answers import CodedAnswers, Refusal
-from scheduling.channels.base import Failure, InvalidSetting, Message, Outcome, Permanent, Quota, Transient
-from scheduling.channels.http_client import Transport, shared_transport
+from scheduling.channels.base import Channel, InvalidSetting, Message, Outcome, Quota
+from scheduling.channels.http_client import shared_transport
 from scheduling.channels.markup import (
-    BadContent,
     Card,
     Mentions,
     escape_markdown,
@@ -45,39 +44,30 @@ HEADERS = {"content-type": "application/json; charset=utf-8"}
 TEXT, MARKDOWN, CARD = "text", "markdown", "card"
 
 
-class Robot(CodedAnswers):
+class Robot(CodedAnswers, Channel):
     """Base of the robots. Target: `url`, and `secret` if the robot signs.
 
     Config: `proxy`, `format` (text, markdown or card). With `mentions` a last line such as “@all @zhangsan” notifies
     members.
     """
 
-    kind: ClassVar[str]
-    needs_target: ClassVar[bool] = True
-    address_key: ClassVar[str] = ""
-    quotas: ClassVar[tuple[Quota, ...]]
-    target_fields: ClassVar[frozenset[str]] = frozenset({"url", "secret"})
-    secret_fields: ClassVar[frozenset[str]] = target_fields | {"proxy"}
-    default_idempotent: ClassVar[bool] = False
+    needs_target = True
+    target_fields = frozenset({"url", "secret"})
+    secret_fields = target_fields | {"proxy"}
 
     hosts: ClassVar[frozenset[str]]  #: the vendor's hosts; others only if allowed as private hosts
     path: ClassVar[str]  #: prefix of a robot's URL path at the vendor
 
-    def __init__(self, config: Mapping[str, Any], timeout: timedelta, *, transport: Transport | None = None) -> None:
+    def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
+        super().__init__(config, timeout)
         options.check_known_keys(config, {"format", "mentions", "proxy"})
         self._proxy = options.read_proxy(config)
         self.format = options.read_choice(config, "format", (TEXT, MARKDOWN, CARD))
         self._mentions = options.read_flag(config, "mentions")
-        self._timeout = options.check_positive(timeout)
-        self._transport = transport
 
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:
-        """Check that `url` is an address of this vendor's robots.
-
-        Raises:
-            InvalidSetting: a field is not accepted.
-        """
+        """Check that `url` is an address of this vendor's robots."""
         options.check_known_keys(target, {"url", "secret"})
         options.read_text(target, "secret")
         private = PrivateHosts.from_settings()
@@ -98,25 +88,12 @@ class Robot(CodedAnswers):
         value = escape_tags(value) if self.format == TEXT else escape_markdown(value)
         return escape_mentions(value) if self._mentions else value
 
-    async def send(self, message: Message, deadline: datetime) -> Outcome:
+    async def attempt(self, message: Message, left: timedelta) -> Outcome:
         """Try once. Return `Unknown` if the vendor's result cannot be read."""
-        left = options.time_left(deadline, self._timeout)
-        if left <= timedelta(0):
-            return Transient("no_time", "the deadline had passed before the request started")
-        try:
-            self.validate_target(message.target)
-            url, document = self.request(message, datetime.now(UTC))
-        except BadContent as error:
-            return Permanent("bad_content", str(error))
-        except ValueError as error:
-            return Permanent("bad_target", str(error))
-        transport = self._transport or shared_transport()
-        try:
-            response = await transport.request(
-                "POST", url, encode_json(document), HEADERS, timeout=left, repeatable=False, proxy=self._proxy
-            )
-        except Failure as failure:
-            return failure.outcome()
+        url, document = self.request(message, datetime.now(UTC))
+        response = await shared_transport().request(
+            "POST", url, encode_json(document), HEADERS, timeout=left, repeatable=False, proxy=self._proxy
+        )
         return self.judge(response)
 
     def request(self, message: Message, now: datetime) -> tuple[str, dict[str, Any]]:
@@ -215,7 +192,7 @@ class WeCom(Robot):
     """A WeCom robot. The key in the URL is the only secret. WeCom does not sign, so a target's `secret` is ignored."""
 
     kind: ClassVar[str] = "wecom"
-    quotas: ClassVar[tuple[Quota, ...]] = (Quota(20, MINUTE),)
+    quotas = (Quota(20, MINUTE),)
     hosts: ClassVar[frozenset[str]] = frozenset({"qyapi.weixin.qq.com"})
     path: ClassVar[str] = "/cgi-bin/webhook/send"
     code_fields: ClassVar[tuple[str, ...]] = ("errcode",)
@@ -280,7 +257,7 @@ class DingTalk(Robot):
     """A DingTalk robot. Target: `url` with its access_token, and `secret` (SEC…) if the robot checks signatures."""
 
     kind: ClassVar[str] = "dingtalk"
-    quotas: ClassVar[tuple[Quota, ...]] = (Quota(20, timedelta(minutes=1)),)
+    quotas = (Quota(20, timedelta(minutes=1)),)
     hosts: ClassVar[frozenset[str]] = frozenset({"oapi.dingtalk.com"})
     path: ClassVar[str] = "/robot/send"
     code_fields: ClassVar[tuple[str, ...]] = ("errcode",)
@@ -365,7 +342,7 @@ class Feishu(Robot):
     """
 
     kind: ClassVar[str] = "feishu"
-    quotas: ClassVar[tuple[Quota, ...]] = (Quota(100, MINUTE), Quota(5, timedelta(seconds=1)))
+    quotas = (Quota(100, MINUTE), Quota(5, timedelta(seconds=1)))
     hosts: ClassVar[frozenset[str]] = frozenset({"open.feishu.cn", "open.larksuite.com"})
     path: ClassVar[str] = "/open-apis/bot/"
     code_fields: ClassVar[tuple[str, ...]] = ("code", "StatusCode")  # refusals carry StatusCode 0 beside `code`

@@ -16,8 +16,8 @@ from uuid import UUID
 from standardwebhooks.webhooks import Webhook as Signer
 
 from scheduling.channels import options
-from scheduling.channels.base import Failure, InvalidSetting, Message, Outcome, Permanent, Quota, Transient
-from scheduling.channels.http_client import Transport, judge_status, shared_transport
+from scheduling.channels.base import Channel, InvalidSetting, Message, Outcome
+from scheduling.channels.http_client import judge_status, shared_transport
 from scheduling.error_text import ErrorText as _
 from scheduling.tracing import build_traceparent
 
@@ -26,7 +26,7 @@ SECRET_PREFIX = "whsec_"  # noqa: S105  a prefix, not a secret
 SECRET_BYTES = (24, 64)  # Standard Webhooks, "Signature scheme"
 
 
-class Webhook:
+class Webhook(Channel):
     """A webhook. Config: `url`, `proxy`, `secret` (`whsec_…`; in a rotation several, in a list or separated by spaces).
 
     A community's target `{"url", "secret"}` overrides the channel's. Without a secret of its own, the channel's secret
@@ -34,28 +34,20 @@ class Webhook:
     """
 
     kind: ClassVar[str] = "webhook"
-    needs_target: ClassVar[bool] = False
-    address_key: ClassVar[str] = ""
-    quotas: ClassVar[tuple[Quota, ...]] = ()
-    target_fields: ClassVar[frozenset[str]] = frozenset({"url", "secret"})
-    secret_fields: ClassVar[frozenset[str]] = target_fields | {"proxy"}
-    default_idempotent: ClassVar[bool] = True
+    target_fields = frozenset({"url", "secret"})
+    secret_fields = target_fields | {"proxy"}
+    default_idempotent = True
 
-    def __init__(self, config: Mapping[str, Any], timeout: timedelta, *, transport: Transport | None = None) -> None:
+    def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
+        super().__init__(config, timeout)
         options.check_known_keys(config, {"url", "secret", "proxy"})
         self._url = options.read_url(config)
         self._proxy = options.read_proxy(config)
         self._secrets = read_secrets(config)
-        self._timeout = options.check_positive(timeout)
-        self._transport = transport
 
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:
-        """Check a target. An empty target means the channel's own URL.
-
-        Raises:
-            InvalidSetting: a field is not accepted.
-        """
+        """Check a target. An empty target means the channel's own URL."""
         options.check_known_keys(target, {"url", "secret"})
         if target:
             options.read_url(target)
@@ -64,28 +56,17 @@ class Webhook:
     def target_key(self, message: Message) -> str:
         return options.opaque_key(self.kind, str(message.target.get("url") or self._url))
 
-    async def send(self, message: Message, deadline: datetime) -> Outcome:
+    async def attempt(self, message: Message, left: timedelta) -> Outcome:
         """Try once. A refused connection never gives `Unknown`; a request without an answer always does."""
-        left = options.time_left(deadline, self._timeout)
-        if left <= timedelta(0):
-            return Transient("no_time", "the deadline had passed before the request started")
-        try:
-            self.validate_target(message.target)
-        except ValueError as error:
-            return Permanent("bad_target", str(error))
         now = datetime.now(UTC)
         body = build_payload(message, now)
         headers = sign_request(message.delivery_key, body, now, read_secrets(message.target) or self._secrets)
         if message.trace_id:
             headers["traceparent"] = build_traceparent(message.trace_id, message.task_id)
-        transport = self._transport or shared_transport()
         url = str(message.target.get("url") or self._url)
-        try:
-            response = await transport.request(
-                "POST", url, body, headers, timeout=left, repeatable=message.repeatable, proxy=self._proxy
-            )
-        except Failure as failure:
-            return failure.outcome()
+        response = await shared_transport().request(
+            "POST", url, body, headers, timeout=left, repeatable=message.repeatable, proxy=self._proxy
+        )
         return judge_status(response, repeatable=message.repeatable)
 
 

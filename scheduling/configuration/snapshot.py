@@ -105,7 +105,7 @@ class Snapshot:
     def counting_quotas(self) -> frozenset[int]:
         """Return the ids of the nodes whose receivers have quotas. An idle node sends nothing."""
         kinds = channel_kinds()
-        counting_kinds = {name for name, each in kinds.items() if each.quotas or getattr(each, "own_quotas", False)}
+        counting_kinds = {name for name, each in kinds.items() if each.quotas or each.own_quotas}
         counting = {
             node.id for node in self.nodes.values() if node.channel.limits or node.channel.kind in counting_kinds
         }

@@ -278,7 +278,7 @@ class ReceiverLanes:
                         self._lanes.move_to_end(key)
                     else:
                         del self._lanes[key]
-            lane = self._lanes[receiver] = ReceiverLane(getattr(channel, "at_once", IN_FLIGHT_PER_TARGET))
+            lane = self._lanes[receiver] = ReceiverLane(channel.at_once or IN_FLIGHT_PER_TARGET)
         return lane
 
 

@@ -26,7 +26,7 @@ from django.db import transaction
 
 from scheduling import batching, metrics, sql, tracing
 from scheduling.batching import BackgroundBatcher
-from scheduling.channels.base import Message, Quotas, find_escape
+from scheduling.channels.base import Message, Quotas
 from scheduling.channels.quota import SlotRequest
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
@@ -272,7 +272,7 @@ def _group_by_receiver(
         if route and route.channel.quotas:
             wanted = groups.setdefault(route.channel.quotas, {}).setdefault((route.vendor_key, priority), [])
             wanted.append((task_id, SlotRequest(expires_at - at, slot_came=reason == QUOTA)))
-            if not getattr(route.channel, "counts_addresses", False):  # else the lane's deliveries have other keys
+            if not route.channel.counts_addresses:  # else the lane's deliveries have other keys
                 lanes.setdefault(route.vendor_key, set()).add(route.receiver)
     return groups, lanes
 
@@ -508,4 +508,4 @@ def _render(batch: DueBatch, row: Due, candidate: Candidate, route: Route) -> tu
     known = first if first and first.body else batch.history.edited.get(row.root_id)
     if known:
         return known.subject, known.body, choose_text(candidate.template, candidate.customer.locale).locale
-    return render_message(candidate.template, candidate.customer, row.event, find_escape(route.channel))
+    return render_message(candidate.template, candidate.customer, row.event, route.channel.escape)

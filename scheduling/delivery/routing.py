@@ -19,7 +19,7 @@ from uuid import UUID
 from django.conf import settings
 
 from scheduling import sql
-from scheduling.channels.base import Channel, Message, channel_kinds, find_escape
+from scheduling.channels.base import Channel, Message, channel_kinds
 from scheduling.channels.quota import receiver_key
 from scheduling.ids import new_id
 from scheduling.models import Community
@@ -71,7 +71,7 @@ def channel_of(spec: ChannelSpec) -> Channel:
     except ValueError as error:
         raise NoTarget("channel_misconfigured", f"channel {spec.key}: {error}") from None
     if spec.limits:
-        channel.quotas = (*channel.quotas, *spec.limits)  # type: ignore[misc] # for this row only
+        channel.quotas = (*channel.quotas, *spec.limits)  # for this row only
     _channels[spec.id] = (spec, channel)
     return channel
 
@@ -79,7 +79,7 @@ def channel_of(spec: ChannelSpec) -> Channel:
 def find_preview_escape(spec: ChannelSpec) -> Callable[[str], str]:
     """Return the escape of a channel's format; that of plain text if the channel cannot be used here."""
     try:
-        return find_escape(channel_of(spec))
+        return channel_of(spec).escape
     except (NoTarget, Unreadable):
         return str
 

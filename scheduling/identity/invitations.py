@@ -21,7 +21,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from scheduling.audit import record_action
-from scheduling.channels.base import Channel, Delivered, Message
+from scheduling.channels.base import Delivered, Message
 from scheduling.channels.email import Email
 from scheduling.channels.http_client import send_once
 from scheduling.models import Invitation, Role
@@ -162,7 +162,7 @@ def mail_invitation(row: Invitation, link: str) -> bool | None:
         subject=_("Invitation to Aftertouch"), body=body, locale="", event={}, target={"address": row.email},
     )  # fmt: skip
     try:
-        return isinstance(send_once(cast("Channel", Email({}, MAIL_TIMEOUT)), message, MAIL_TIMEOUT), Delivered)
+        return isinstance(send_once(Email({}, MAIL_TIMEOUT), message, MAIL_TIMEOUT), Delivered)
     except ValueError:  # AFTERTOUCH_EMAIL_FROM or AFTERTOUCH_EMAIL_URL is invalid; the page shows the link
         log.exception("invitation_mail_failed")
         return False

@@ -197,7 +197,7 @@ def _read_quota_states(rows: Sequence[ReceiverStatus]) -> dict[int, QuotaState] 
 
 def _list_common_quotas(route: Route) -> Quotas:
     """Return the quotas that all touches of the receiver share. Those of single addresses do not bound it."""
-    return () if getattr(route.channel, "counts_addresses", False) else route.channel.quotas
+    return () if route.channel.counts_addresses else route.channel.quotas
 
 
 @cache

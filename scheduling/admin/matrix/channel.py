@@ -366,7 +366,7 @@ def list_targets(stored: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     named += [key for key, kind in kinds.items() if kind in named and key not in named]
     named += [name for name in stored if name not in named]
     return [
-        (name, sorted(getattr(kind, "target_fields", kind.secret_fields), reverse=True))
+        (name, sorted(kind.target_fields, reverse=True))
         for name in named
         if (kind := channel_kind_for_target(name, kinds))
     ]

@@ -31,7 +31,7 @@ from scheduling.admin.form_fields import DataField, SuggestingInput
 from scheduling.admin.labels import describe_problem, translate_error, translate_reason
 from scheduling.admin.matrix.channel import list_known_communities
 from scheduling.admin.row_edits import VERSION_FIELD, OptimisticLockForm
-from scheduling.channels.base import Delivered, Message, Outcome, Unknown, find_escape
+from scheduling.channels.base import Delivered, Message, Outcome, Unknown
 from scheduling.channels.http_client import send_once
 from scheduling.configuration import snapshot
 from scheduling.delivery import routing
@@ -124,7 +124,7 @@ def _send_test_message(template: Template, wanted: Mapping[str, Any]) -> tuple[O
         channel = routing.channel_of(spec)
         target = routing.target_for(spec, channel, who, chat_id, communities)
         event = sample_event(who.user_id, chat_id, wanted["event_data"])
-        subject, body, locale = render_message(snapshot.template_spec(template), who, event, find_escape(channel))
+        subject, body, locale = render_message(snapshot.template_spec(template), who, event, channel.escape)
     except routing.NoTarget as error:
         return f"{translate_reason(error.reason)}: {error}", ""
     except Unreadable as error:

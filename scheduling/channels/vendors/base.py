@@ -32,17 +32,16 @@ from django.conf import settings
 from scheduling.channels import options
 from scheduling.channels.answers import TOKEN_EXPIRED, CodedAnswers, parse_answer, read_path
 from scheduling.channels.base import (
+    Channel,
     Failure,
     InvalidSetting,
     Message,
     NotSent,
     Outcome,
-    Permanent,
-    Quotas,
     Transient,
     thread_pool,
 )
-from scheduling.channels.http_client import Response, Transport, before_first_byte, excerpt, shared_transport
+from scheduling.channels.http_client import Response, before_first_byte, excerpt, shared_transport
 from scheduling.channels.markup import BadContent
 from scheduling.channels.ssrf import PrivateHosts, check_url
 from scheduling.error_text import ErrorText as _
@@ -225,19 +224,15 @@ class VendorRequest:
     method: str = "POST"
 
 
-class VendorChannel(CodedAnswers):
+class VendorChannel(CodedAnswers, Channel):
     """Base of the vendors.
 
     Config: `url` (another address of the API), `secret`, `proxy`, `quotas`, `quota_by`, and the texts of the kind.
     """
 
-    kind: ClassVar[str]
-    needs_target: bool = True
-    address_key: str = ""
-    quotas: Quotas = ()
-    own_quotas: ClassVar[bool] = True  #: `quotas` in the settings replaces those of the kind
-    secret_fields: ClassVar[frozenset[str]] = frozenset({"url", "secret", "proxy"})
-    default_idempotent: ClassVar[bool] = False
+    needs_target = True
+    own_quotas = True  #: `quotas` in the settings replaces those of the kind
+    secret_fields = frozenset({"url", "secret", "proxy"})
     fills_template: bool = False  #: the text is a list of values for a template at the vendor
 
     api: ClassVar[str]  #: address of the vendor's API, without path
@@ -247,7 +242,8 @@ class VendorChannel(CodedAnswers):
     code_fields: ClassVar[tuple[str, ...]] = ("errcode",)
     text_fields: ClassVar[tuple[str, ...]] = ("errmsg",)
 
-    def __init__(self, config: Mapping[str, Any], timeout: timedelta, *, transport: Transport | None = None) -> None:
+    def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
+        super().__init__(config, timeout)
         options.check_known_keys(config, {"url", *COMMON_KEYS, *self.required, *self.optional})
         self.settings = {name: options.read_word(config, name) for name in (*self.required, *self.optional)}
         for name in self.required:
@@ -258,16 +254,14 @@ class VendorChannel(CodedAnswers):
         self.base = self._read_base(config)
         self.proxy = options.read_proxy(config)
         self._read_quotas(config)
-        self._timeout = options.check_positive(timeout)
-        self._transport = transport
 
     def check_callback_settings(self) -> None:
         """Check the settings of callbacks, for vendors that have some. Raises `ValueError`."""
 
     def _read_quotas(self, config: Mapping[str, Any]) -> None:
         """Take the limits of the settings. Those of the kind apply to each address only."""
-        self._quota_by = options.read_choice(config, "quota_by", QUOTA_BY)
-        self.quotas = options.read_quotas(config, self.quotas if self._quota_by == "address" else ())
+        self.counts_addresses = options.read_choice(config, "quota_by", QUOTA_BY) == "address"
+        self.quotas = options.read_quotas(config, self.quotas if self.counts_addresses else ())
 
     def _read_base(self, config: Mapping[str, Any]) -> str:
         given = options.read_text(config, "url")
@@ -282,11 +276,7 @@ class VendorChannel(CodedAnswers):
 
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:
-        """Check that `address` is one printable text.
-
-        Raises:
-            InvalidSetting: the address is not accepted.
-        """
+        """Check that `address` is one printable text."""
         options.check_known_keys(target, {"address"})
         address = options.read_word(target, "address")
         if not 0 < len(address) <= ADDRESS_LENGTH or UNPRINTABLE.search(address):
@@ -300,11 +290,6 @@ class VendorChannel(CodedAnswers):
         """Return the account: a slow or dead vendor concerns all its receivers."""
         return options.opaque_key(self.kind, self.account)
 
-    @property
-    def counts_addresses(self) -> bool:
-        """Return whether each receiver has limits of its own."""
-        return self._quota_by == "address"
-
     def quota_key(self, message: Message) -> str:
         """Return what the vendor counts by: the receiver within the account, or the account."""
         if not self.counts_addresses:
@@ -316,22 +301,8 @@ class VendorChannel(CodedAnswers):
         """Return a text that differs between accounts and between secrets."""
         return "\0".join((self.base, *(self.settings[name] for name in self.required), self.secret))
 
-    async def send(self, message: Message, deadline: datetime) -> Outcome:
+    async def attempt(self, message: Message, left: timedelta) -> Outcome:
         """Try once, or twice if the vendor refuses the token of the first try."""
-        left = options.time_left(deadline, self._timeout)
-        if left <= timedelta(0):
-            return Transient("no_time", "the deadline had passed before the request started")
-        try:
-            self.validate_target(message.target)
-            return await self._send_in(left, message)
-        except Failure as failure:
-            return failure.outcome()
-        except BadContent as error:
-            return Permanent("bad_content", str(error))
-        except ValueError as error:
-            return Permanent("bad_target", str(error))
-
-    async def _send_in(self, left: timedelta, message: Message) -> Outcome:
         ends_at, token = datetime.now(UTC) + left, ""
         outcome: Outcome = Transient("no_time")
         for _try in range(2):
@@ -345,8 +316,7 @@ class VendorChannel(CodedAnswers):
         return outcome
 
     async def _call(self, request: VendorRequest, message: Message, left: timedelta, token: str) -> Outcome:
-        transport = self._transport or shared_transport()
-        response = await transport.request(
+        response = await shared_transport().request(
             request.method, request.url, request.body, request.headers,
             timeout=left, repeatable=message.repeatable, proxy=self.proxy,
         )  # fmt: skip
@@ -378,10 +348,9 @@ class VendorChannel(CodedAnswers):
         async def fetch(refused: str) -> Token:
             request = self.token_request(refused)
             assert request is not None
-            transport = self._transport or shared_transport()
             outer = before_first_byte.set(None)  # the slot of the message counts from its own request
             try:
-                response = await transport.request(
+                response = await shared_transport().request(
                     request.method, request.url, request.body, request.headers,
                     timeout=fetch_limit, repeatable=True, proxy=self.proxy,
                 )  # fmt: skip

@@ -14,8 +14,17 @@ from urllib.parse import urlencode
 
 from scheduling.channels import options
 from scheduling.channels.answers import Refusal, parse_answer, read_path, read_vendor_id
-from scheduling.channels.base import Delivered, DestinationRefused, InvalidSetting, Message, Outcome, Transient, Unknown
-from scheduling.channels.http_client import Response, Transport, excerpt, judge_status, parse_retry_after
+from scheduling.channels.base import (
+    Channel,
+    Delivered,
+    DestinationRefused,
+    InvalidSetting,
+    Message,
+    Outcome,
+    Transient,
+    Unknown,
+)
+from scheduling.channels.http_client import Response, excerpt, judge_status, parse_retry_after
 from scheduling.channels.markup import BadContent, escape_markdown
 from scheduling.channels.robots import encode_json
 from scheduling.channels.ssrf import PrivateHosts, check_url
@@ -309,12 +318,10 @@ class DeclaredHttp(VendorChannel):
     """An HTTP channel without code of its own. `docs/how-to/declare-a-channel.md` lists the settings."""
 
     kind: ClassVar[str] = "http"
-    needs_target: bool = False
-    target_fields: ClassVar[frozenset[str]] = frozenset(
-        {"address"}
-    )  #: of a community, without `address` in the settings
+    target_fields = frozenset({"address"})  #: without `address` in the settings
 
-    def __init__(self, config: Mapping[str, Any], timeout: timedelta, *, transport: Transport | None = None) -> None:
+    def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
+        Channel.__init__(self, config, timeout)  # the settings of vendors are others
         options.check_known_keys(config, REQUEST_KEYS | OTHER_KEYS)
         self.secret = options.read_text(config, "secret")
         self.plan = read_request(config, VARIABLES)
@@ -333,8 +340,6 @@ class DeclaredHttp(VendorChannel):
         if self._errors and not self._code_field:
             raise InvalidSetting("code_field", _("is missing; it leads to the code that “errors” lists"))
         self._read_token_settings(config)
-        self._timeout = options.check_positive(timeout)
-        self._transport = transport
 
     def _read_token_settings(self, config: Mapping[str, Any]) -> None:
         given = config.get("token")
@@ -376,11 +381,7 @@ class DeclaredHttp(VendorChannel):
 
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:
-        """Check a target. It may be absent: a request may have no address.
-
-        Raises:
-            InvalidSetting: the address is not accepted.
-        """
+        """Check a target. It may be absent: a request may have no address."""
         if target:
             super().validate_target(target)
 

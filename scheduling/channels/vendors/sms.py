@@ -21,7 +21,7 @@ from urllib.parse import quote
 from yarl import URL
 
 from scheduling.channels.answers import Code, Refusal
-from scheduling.channels.base import InvalidSetting, Message, Quota, Quotas
+from scheduling.channels.base import InvalidSetting, Message, Quota
 from scheduling.channels.markup import BadContent
 from scheduling.channels.robots import encode_json
 from scheduling.channels.vendors.base import VendorChannel, VendorRequest, read_lines
@@ -78,19 +78,15 @@ PHONE = re.compile(r"\+?[0-9]{5,20}")
 class SmsChannel(SmsCallbacks, VendorChannel):
     """The base of both. Address: a phone number. A text has one “name: value” a line, first `template_id` if needed."""
 
-    address_key: str = "phone"
+    address_key = "phone"
     fills_template: bool = True
     optional: ClassVar[tuple[str, ...]] = ("template_id", "callback_token")
-    secret_fields: ClassVar[frozenset[str]] = VendorChannel.secret_fields | {"callback_token"}
+    secret_fields = VendorChannel.secret_fields | {"callback_token"}
     accepted: ClassVar[str] = "OK"
 
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:
-        """Check that `address` is a phone number.
-
-        Raises:
-            InvalidSetting: the address is not accepted.
-        """
+        """Check that `address` is a phone number."""
         super().validate_target(target)
         if not PHONE.fullmatch(str(target["address"])):
             raise InvalidSetting("address", _("must be a phone number: 5 to 20 digits, with or without +"))
@@ -115,7 +111,7 @@ class AliyunSms(SmsChannel):
     kind: ClassVar[str] = "sms_aliyun"
     id_field: str = "BizId"
     accepted_answer: ClassVar[Mapping[str, Any]] = {"code": 0, "msg": "接收成功"}
-    quotas: Quotas = (Quota(1, MINUTE), Quota(5, HOUR), Quota(10, DAY))
+    quotas = (Quota(1, MINUTE), Quota(5, HOUR), Quota(10, DAY))
     required: ClassVar[tuple[str, ...]] = ("access_key_id", "sign_name", "secret")
     api: ClassVar[str] = "https://dysmsapi.aliyuncs.com"
     code_fields: ClassVar[tuple[str, ...]] = ("Code",)
@@ -198,7 +194,7 @@ class TencentSms(SmsChannel):
     kind: ClassVar[str] = "sms_tencent"
     id_field: str = "Response.SendStatusSet.0.SerialNo"
     accepted_answer: ClassVar[Mapping[str, Any]] = {"result": 0, "errmsg": "OK"}
-    quotas: Quotas = (Quota(1, timedelta(seconds=30)), Quota(5, HOUR), Quota(10, DAY))
+    quotas = (Quota(1, timedelta(seconds=30)), Quota(5, HOUR), Quota(10, DAY))
     required: ClassVar[tuple[str, ...]] = ("secret_id", "sdk_app_id", "sign_name", "secret")
     optional: ClassVar[tuple[str, ...]] = ("template_id", "region", "callback_token")
     api: ClassVar[str] = "https://sms.tencentcloudapi.com"

@@ -26,10 +26,9 @@ from scheduling.channels.base import (
     Outcome,
     Permanent,
     Quota,
-    Quotas,
     Transient,
 )
-from scheduling.channels.http_client import Response, Transport, close_shared_transport, shared_transport
+from scheduling.channels.http_client import Response, close_shared_transport, shared_transport
 from scheduling.channels.markup import BadContent, escape_markdown, escape_tags, read_card
 from scheduling.channels.robots import clip_text, encode_json
 from scheduling.channels.vendors.base import JSON_HEADERS, VendorChannel, VendorRequest, add_query, read_lines
@@ -124,14 +123,14 @@ class OfficialAccount(WeChatCallbacks, WeChatVendor):
 
     kind: ClassVar[str] = "wechat_official"
     id_field: str = "msgid"
-    address_key: str = "wechat_official"
+    address_key = "wechat_official"
     optional: ClassVar[tuple[str, ...]] = ("type", "template_id", "mini_app_id", "callback_token", "callback_key")
-    secret_fields: ClassVar[frozenset[str]] = VendorChannel.secret_fields | {"callback_token", "callback_key"}
+    secret_fields = VendorChannel.secret_fields | {"callback_token", "callback_key"}
     receiver_field: ClassVar[str] = "app_id"
     accepts_plain: ClassVar[bool] = True
 
-    def __init__(self, config: Mapping[str, Any], timeout: timedelta, *, transport: Transport | None = None) -> None:
-        super().__init__(config, timeout, transport=transport)
+    def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
+        super().__init__(config, timeout)
         self._type = options.read_choice(config, "type", (TEMPLATE, SUBSCRIPTION))
 
     def read_event(self, root: Element, at: datetime, result: CallbackResult) -> None:
@@ -158,11 +157,11 @@ class MiniProgram(WeChatVendor):
     """Config: `template_id`, `state` (formal, trial or developer)."""
 
     kind: ClassVar[str] = "wechat_miniprogram"
-    address_key: str = "wechat_miniprogram"
+    address_key = "wechat_miniprogram"
     optional: ClassVar[tuple[str, ...]] = ("template_id", "state")
 
-    def __init__(self, config: Mapping[str, Any], timeout: timedelta, *, transport: Transport | None = None) -> None:
-        super().__init__(config, timeout, transport=transport)
+    def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
+        super().__init__(config, timeout)
         self._state = options.read_choice(config, "state", STATES)
 
     @property
@@ -216,7 +215,7 @@ class WeComVendor(WeChatCallbacks, VendorChannel):
     api: ClassVar[str] = "https://qyapi.weixin.qq.com"
     path: ClassVar[str]
     optional: ClassVar[tuple[str, ...]] = ("callback_token", "callback_key")
-    secret_fields: ClassVar[frozenset[str]] = VendorChannel.secret_fields | {"callback_token", "callback_key"}
+    secret_fields = VendorChannel.secret_fields | {"callback_token", "callback_key"}
     receiver_field: ClassVar[str] = "corp_id"
     refusals: ClassVar[Mapping[int, Refusal]] = COMMON
 
@@ -242,8 +241,8 @@ class WeComApp(WeComVendor):
 
     kind: ClassVar[str] = "wecom_app"
     id_field: str = "msgid"
-    address_key: str = "wecom_app"
-    quotas: Quotas = (Quota(30, MINUTE), Quota(1_000, HOUR))
+    address_key = "wecom_app"
+    quotas = (Quota(30, MINUTE), Quota(1_000, HOUR))
     required: ClassVar[tuple[str, ...]] = ("corp_id", "agent_id", "secret")
     optional: ClassVar[tuple[str, ...]] = (*WeComVendor.optional, "format", "duplicate_check")
     path: ClassVar[str] = "/cgi-bin/message/send"
@@ -251,8 +250,8 @@ class WeComApp(WeComVendor):
         81013: Refusal("接收人不存在，或不在应用的可见范围", gone=True),
     }
 
-    def __init__(self, config: Mapping[str, Any], timeout: timedelta, *, transport: Transport | None = None) -> None:
-        super().__init__(config, timeout, transport=transport)
+    def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
+        super().__init__(config, timeout)
         self.format = options.read_choice(config, "format", (TEXT, MARKDOWN, CARD))
         if not self.settings["agent_id"].isdecimal():
             raise InvalidSetting("agent_id", _("must be a number"))
@@ -260,11 +259,7 @@ class WeComApp(WeComVendor):
 
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:
-        """Check that `address` names one member. WeCom reads `|` as a list and `@all` as every member.
-
-        Raises:
-            InvalidSetting: the address is not accepted.
-        """
+        """Check that `address` names one member. WeCom reads `|` as a list and `@all` as every member."""
         super().validate_target(target)
         address = options.read_word(target, "address")
         if "|" in address or address.strip().lower() == "@all":
@@ -314,8 +309,8 @@ class WeChatService(WeComVendor):
     """
 
     kind: ClassVar[str] = "wechat_kf"
-    address_key: str = "wechat_kf"
-    quotas: Quotas = (Quota(5, timedelta(hours=48)),)
+    address_key = "wechat_kf"
+    quotas = (Quota(5, timedelta(hours=48)),)
     required: ClassVar[tuple[str, ...]] = ("corp_id", "open_kfid", "secret")
     path: ClassVar[str] = "/cgi-bin/kf/send_msg"
     refusals: ClassVar[Mapping[int, Refusal]] = COMMON | {
@@ -413,8 +408,7 @@ async def _fetch(channel: WeChatService, access: str, asked: Mapping[str, str]) 
     for attempt in range(2):
         url = add_query(f"{channel.base}/cgi-bin/kf/sync_msg", {"access_token": access})
         document = {**asked, "limit": LIMIT, "open_kfid": channel.settings["open_kfid"]}
-        transport = channel._transport or shared_transport()
-        response = await transport.request(
+        response = await shared_transport().request(
             "POST", url, encode_json(document), JSON_HEADERS,
             timeout=LONGEST_SYNC / 2, repeatable=True, proxy=channel.proxy,
         )  # fmt: skip

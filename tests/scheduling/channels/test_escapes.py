@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from scheduling.channels.base import channel_kinds, find_escape
+from scheduling.channels.base import channel_kinds
 from scheduling.channels.markup import escape_markdown, escape_mentions
 from scheduling.channels.vendors.declared import DeclaredHttp
 from scheduling.policy.specs import CustomerSpec, EventSpec, TextSpec
@@ -46,7 +46,7 @@ def test_value_in_a_body_has_no_markup_of_the_channel() -> None:
     printed = []
     for kind, config, value, _ in ESCAPED:
         channel = channel_kinds()[kind](config, timedelta(seconds=5))
-        body = render_message(template(body="{{ user.name }}"), ann(name=value), event(), find_escape(channel))[1]
+        body = render_message(template(body="{{ user.name }}"), ann(name=value), event(), channel.escape)[1]
         printed.append((kind, config, value, body))
     assert printed == ESCAPED
 

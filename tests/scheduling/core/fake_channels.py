@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from django.db import connection
 
-from scheduling.channels.base import Delivered, Message, Outcome, Quota
+from scheduling.channels.base import Channel, Delivered, Message, Outcome, Quota
 
 if TYPE_CHECKING:
     from scheduling.models import ChannelConfig
@@ -35,16 +35,13 @@ class FakeChannelState:
     in_transaction: list[bool] = field(default_factory=list)  #: at each call, of the calling thread
 
 
-class FakeChannel:
+class FakeChannel(Channel):
     kind: ClassVar[str] = "fake"
-    needs_target: ClassVar[bool] = False
-    address_key: ClassVar[str] = ""
-    quotas: ClassVar[tuple[Quota, ...]] = ()
-    secret_fields: ClassVar[frozenset[str]] = frozenset()
-    default_idempotent: ClassVar[bool] = True
+    default_idempotent = True
     fake_channel: ClassVar[FakeChannelState] = FakeChannelState()
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
+        super().__init__(config, timeout)
         self._name = config["name"]
 
     @classmethod
@@ -72,7 +69,7 @@ class Limited(FakeChannel):
     """The same, with at most two messages an hour for a receiver."""
 
     kind: ClassVar[str] = "limited"
-    quotas: ClassVar[tuple[Quota, ...]] = (Quota(2, timedelta(hours=1)),)
+    quotas = (Quota(2, timedelta(hours=1)),)
 
 
 class Died(BaseException):

@@ -45,7 +45,7 @@ class Robot(Webhook):
     """A receiver over HTTP that takes 10 messages in a short window."""
 
     kind: ClassVar[str] = "robot"
-    quotas: ClassVar[tuple[Quota, ...]] = (Quota(LIMIT, WINDOW),)
+    quotas = (Quota(LIMIT, WINDOW),)
 
 
 @pytest.fixture
@@ -427,7 +427,7 @@ def test_full_process_leaves_each_receiver_a_small_share(monkeypatch: pytest.Mon
     monkeypatch.setattr(lanes, "IN_FLIGHT", 30)
     monkeypatch.setattr(lanes, "SMALL_SHARE", 3)
     held = lanes.ReceiverLanes()
-    channel: Any = object()
+    channel: Any = SimpleNamespace(at_once=None)
     for _ in range(30):
         held.hold("slow", channel, 1)
 
@@ -444,7 +444,7 @@ def test_full_process_leaves_each_receiver_a_small_share(monkeypatch: pytest.Mon
 def test_lanes_of_held_receivers_keep_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the first hundred held deliveries, the process remembered all others for ever."""
     monkeypatch.setattr(lanes, "REMEMBERED", 200)
-    known, channel = lanes.ReceiverLanes(), object()
+    known, channel = lanes.ReceiverLanes(), cast(Any, SimpleNamespace(at_once=None))
     for number in range(150):
         known.hold(f"held-{number}", channel, 1)  # type: ignore[arg-type]
 
@@ -502,7 +502,7 @@ def test_lane_instants_follow_the_pace_of_the_receiver() -> None:
 
 def test_submitted_trial_counts_before_its_call_starts() -> None:
     """A process admits its next batch while the sender has not looked at the trial of the last one."""
-    channel: Any = object()
+    channel: Any = SimpleNamespace(at_once=None)
     held, at = lanes.ReceiverLanes(), time.monotonic()
     for _ in range(5):
         held.hold("robot", channel, 1)

@@ -32,7 +32,7 @@ LIMIT, WINDOW = 5, timedelta(seconds=2)
 
 class Robot(Webhook):
     kind: ClassVar[str] = "robot"
-    quotas: ClassVar[tuple[Quota, ...]] = (Quota(LIMIT, WINDOW),)
+    quotas = (Quota(LIMIT, WINDOW),)
 
 
 class LateReceiver(ThreadingHTTPServer):
