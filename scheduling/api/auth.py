@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from typing import Any, ParamSpec, TypeVar
 
 import structlog
@@ -128,12 +128,17 @@ class ApiKeyCache:
             self._rows[digest] = time.monotonic() + CACHE_SECONDS, principal
         return principal if principal and principal.is_valid() else None
 
-    def invalidate(self) -> None:
-        with self._changing:
-            self._rows.clear()
-
 
 api_key_cache = ApiKeyCache()
+
+
+async def find_principal(key: str) -> Principal | None:
+    """Return the row of a valid key. Raises what the database raises."""
+    known, principal = api_key_cache.get_cached(key)
+    return principal if known else await in_auth_thread(api_key_cache.load_key, key)
+
+
+# --- rates ------------------------------------------------------------------------------------------------------------
 
 
 MINUTE = 60  #: seconds
@@ -147,7 +152,7 @@ class Slice:
 
     ends: float  #: of its minute, in monotonic seconds of this process
     left: int
-    is_last: bool = False  #: nothing more can be taken this minute
+    is_last: bool  #: nothing more can be taken this minute
 
 
 class RateLimits:
@@ -159,65 +164,64 @@ class RateLimits:
     def __init__(self, url: str) -> None:
         self._redis = connect_redis(url, timeout=settings.TIMEOUTS.redis_rates)
         self._slices: dict[str, Slice] = {}
-        self._taking = threading.Lock()
+        self._changing = threading.Lock()
+        self._taking = threading.Lock()  #: held during a round trip: the requests that wait use what it takes
         self._retry_redis_at = 0.0
 
-    def consume(self, budget: str, count: int, taken: Slice | None = None) -> float | None:
-        """Consume from the slice of this process, after what was `taken` this minute has been added to it.
+    def consume(self, budget: str, count: int) -> float | None:
+        """Consume from the slice of this process. Never blocks.
 
-        Never blocks. Returns the seconds to wait (0: consumed), or None if more must be taken from Redis.
+        Returns the seconds to wait (0: consumed), or None if more must be taken from Redis.
         """
-        with self._taking:
+        with self._changing:
             now = time.monotonic()
             rest = self._slices.get(budget)
-            if taken and rest and now < rest.ends and abs(taken.ends - rest.ends) < MINUTE / 2:  # of the same minute
-                rest.left += taken.left
-                rest.is_last |= taken.is_last
-            elif taken and (rest is None or rest.ends < taken.ends):
-                rest = self._slices[budget] = taken
             if rest and now < rest.ends:
                 if rest.left >= count:
                     rest.left -= count
                     return 0
                 if rest.is_last:
                     return rest.ends - now
-        return 0 if time.monotonic() < self._retry_redis_at else None
+        return 0 if now < self._retry_redis_at else None
 
     def take_and_consume(self, budget: str, count: int, limit: int) -> float:
-        """Take a slice from Redis, then consume.
+        """Consume from the slice of this process, or from one that is taken from Redis.
 
-        Returns the seconds to wait, 0 if consumed or if Redis did not respond. Blocks for one round trip, at most
-        `TIMEOUTS.redis_rates`.
+        Returns the seconds to wait, 0 if consumed or if Redis did not respond. Blocks for a round trip, at most
+        `TIMEOUTS.redis_rates`, and for those of other threads.
         """
-        wanted = max(count, min(LARGEST_SLICE, limit // 100))
-        name, asked_at = f"at:rate:{{{budget}}}", time.monotonic()
-        try:
-            with self._redis.pipeline() as pipe:
-                pipe.set(name, 0, ex=MINUTE, nx=True)
-                pipe.incrby(name, wanted)
-                pipe.pttl(name)
-                _, used, milliseconds = pipe.execute()
-        except RedisError as error:
-            self._retry_redis_at = time.monotonic() + REDIS_RETRY_DELAY
-            log.warning("rates_not_limited", error=str(error), seconds=REDIS_RETRY_DELAY)
-            return 0
-        granted = max(0, min(wanted, limit - (used - wanted)))
-        # Measured from before the request: the minute ends no later here than in Redis.
-        ends = asked_at + milliseconds / 1000
-        return self.consume(budget, count, Slice(ends, granted, is_last=granted < wanted)) or 0
+        if (wait := self.consume(budget, count)) is not None:
+            return wait
+        with self._taking:
+            if (wait := self.consume(budget, count)) is not None:
+                return wait
+            wanted = max(count, min(LARGEST_SLICE, limit // 100))
+            name, asked_at = f"at:rate:{{{budget}}}", time.monotonic()
+            try:
+                with self._redis.pipeline() as pipe:
+                    pipe.set(name, 0, ex=MINUTE, nx=True)
+                    pipe.incrby(name, wanted)
+                    pipe.pttl(name)
+                    _, used, milliseconds = pipe.execute()
+            except RedisError as error:
+                self._retry_redis_at = time.monotonic() + REDIS_RETRY_DELAY
+                log.warning("rates_not_limited", error=str(error), seconds=REDIS_RETRY_DELAY)
+                return 0
+            granted = max(0, min(wanted, limit - (used - wanted)))
+            # Measured from before the request: the minute ends no later here than in Redis.
+            ends = asked_at + milliseconds / 1000
+            with self._changing:
+                rest, now = self._slices.get(budget), time.monotonic()
+                left = granted + (rest.left if rest and now < rest.ends else 0)
+                consumed = count if left >= count else 0
+                self._slices[budget] = Slice(ends, left - consumed, granted < wanted)
+            return 0 if consumed else max(ends - now, 0)
 
 
-_rates: RateLimits | None = None
-_making = threading.Lock()
-
-
+@cache
 def get_rate_limits() -> RateLimits:
-    """Return the budgets of this process. Connects to Redis at the first call."""
-    global _rates
-    with _making:
-        if _rates is None:
-            _rates = RateLimits(settings.REDIS_URL)
-        return _rates
+    """Return the budgets of this process."""
+    return RateLimits(settings.REDIS_URL)
 
 
 CHALLENGE = 'Bearer realm="aftertouch"'
@@ -246,27 +250,22 @@ class ApiKeyAuth(HttpAuthBase):
         self.is_async = True
 
     def __call__(self, request: HttpRequest) -> Any:
+        key = _parse_bearer_key(request.META.get("HTTP_AUTHORIZATION", ""))
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return self._admit(request)
-        return self._admit_on_loop(request)
+            known, principal = api_key_cache.get_cached(key)
+            admitted = self._check(principal if known else api_key_cache.load_key(key))
+            if self.charged:
+                charge_in_thread(admitted)
+            return admitted
+        return self._admit_on_loop(key)
 
-    def _admit(self, request: HttpRequest) -> Principal:
-        key = _parse_bearer_key(request.META.get("HTTP_AUTHORIZATION", ""))
-        known, principal = api_key_cache.get_cached(key)
-        principal = self._check(principal if known else api_key_cache.load_key(key))
+    async def _admit_on_loop(self, key: str) -> Principal:
+        admitted = self._check(await find_principal(key))
         if self.charged:
-            charge_in_thread(principal)
-        return principal
-
-    async def _admit_on_loop(self, request: HttpRequest) -> Principal:
-        key = _parse_bearer_key(request.META.get("HTTP_AUTHORIZATION", ""))
-        known, principal = api_key_cache.get_cached(key)
-        principal = self._check(principal if known else await in_auth_thread(api_key_cache.load_key, key))
-        if self.charged:
-            await charge(principal)
-        return principal
+            await charge(admitted)
+        return admitted
 
     def _check(self, principal: Principal | None) -> Principal:
         if principal is None:
@@ -298,23 +297,22 @@ def build_api_key_actor(request: HttpRequest, reason: str = "") -> Actor:
 
 
 async def charge(principal: Principal, what: str = "requests", count: int = 1) -> None:
-    """Count a request, or the events of a batch (`what`), which is one request.
-
-    Raises:
-        Problem: 429 if the limit of this minute is reached.
-    """
-    rates, budget, limit = get_rate_limits(), f"{principal.id}:{what}", _get_limit(principal, what)
-    wait = rates.consume(budget, count)
+    """Count as `charge_in_thread` does, on an event loop."""
+    budget, limit = f"{principal.id}:{what}", _get_limit(principal, what)
+    wait = get_rate_limits().consume(budget, count)
     if wait is None:
-        wait = await in_auth_thread(rates.take_and_consume, budget, count, limit)
+        wait = await in_auth_thread(get_rate_limits().take_and_consume, budget, count, limit)
     _refuse_over_limit(wait, limit, what)
 
 
 def charge_in_thread(principal: Principal, what: str = "requests", count: int = 1) -> None:
-    """Count as `charge` does, in a thread. A batch is counted before its items are stored."""
-    rates, budget, limit = get_rate_limits(), f"{principal.id}:{what}", _get_limit(principal, what)
-    wait = rates.consume(budget, count)
-    _refuse_over_limit(rates.take_and_consume(budget, count, limit) if wait is None else wait, limit, what)
+    """Count a request, or the items of a batch (`what`), which is one request. Call it before the items are stored.
+
+    Raises:
+        Problem: 429 if the limit of this minute is reached.
+    """
+    limit = _get_limit(principal, what)
+    _refuse_over_limit(get_rate_limits().take_and_consume(f"{principal.id}:{what}", count, limit), limit, what)
 
 
 def _get_limit(principal: Principal, what: str) -> int:
@@ -335,12 +333,10 @@ async def admit_body(headers: Iterable[tuple[bytes, bytes]]) -> None:
     """
     given = next((value for name, value in headers if name == b"authorization"), b"")
     key = _parse_bearer_key(given.decode("latin-1"))
-    known, principal = api_key_cache.get_cached(key)
-    if not known:
-        try:
-            principal = await in_auth_thread(api_key_cache.load_key, key)
-        except Exception:  # the check of the operation responds with the right status
-            return
+    try:
+        principal = await find_principal(key)
+    except Exception:  # the check of the operation responds with the right status
+        return
     if principal is None:
         raise _build_unknown_key_problem()
 

@@ -17,7 +17,7 @@ import structlog
 from channels.consumer import AsyncConsumer
 
 from scheduling import metrics
-from scheduling.api.auth import Principal, api_key_cache, in_auth_thread
+from scheduling.api.auth import Principal, find_principal
 from scheduling.batching import BatcherOverloaded
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.models import Scope
@@ -230,7 +230,5 @@ def build_frame(given: Any) -> Frame:
 
 async def _find_principal(key: str) -> Principal | None:
     """Return the key's row if it is valid and has the scope. Raises what the database raises."""
-    known, principal = api_key_cache.get_cached(key)
-    if not known:
-        principal = await in_auth_thread(api_key_cache.load_key, key)
+    principal = await find_principal(key)
     return principal if principal and Scope.SESSIONS in principal.scopes else None
