@@ -22,7 +22,7 @@ from rpa_tasks.models import Evidence, Job, JobState, LoginState, Platform, Run,
 from rpa_tasks.worker.runner import unpack_text
 from scheduling import sql
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, charge_in_thread, get_principal, require_scope
-from scheduling.api.bulk_actions import BulkActionOut, serialize_bulk_action
+from scheduling.api.bulk_actions import BulkActionOut
 from scheduling.api.schemas import (
     ActionIn,
     Instant,
@@ -302,7 +302,7 @@ def _serialize_receipt(receipt: Receipt) -> dict[str, Any]:
 
 
 @router.post("/rpa/jobs/bulk", auth=OPERATE, response={202: BulkActionOut, PROBLEMS: ProblemOut})
-def act_on_matching(request: HttpRequest, wish: BulkJobsIn) -> Status[dict[str, Any]]:
+def act_on_matching(request: HttpRequest, wish: BulkJobsIn) -> Status[Any]:
     """Apply an action to all jobs that match now, at `per_second`. `priority` and `move` need their value in `given`.
     The filter `payload` needs the scope `rpa.read`, the action `run_again` needs `rpa.publish`. With the scope
     `failed-tasks` it retries the open failed task of a job, without it leaves that open (`leaves_failed_tasks`).
@@ -318,7 +318,7 @@ def act_on_matching(request: HttpRequest, wish: BulkJobsIn) -> Status[dict[str, 
         f"job.{wish.action}", _read_job_filter(wish.filter), build_api_key_actor(request, wish.reason),
         per_second=wish.per_second, given=given,
     )  # fmt: skip
-    return Status(202, serialize_bulk_action(row))
+    return Status(202, row)
 
 
 def _read_job_filter(wish: MatchingJobsIn) -> dict[str, str]:

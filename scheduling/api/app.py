@@ -26,10 +26,8 @@ from scheduling.api import (
     customers,
     events,
     failed_tasks,
-    pauses,
     receipts,
     receivers,
-    scaling,
     touches,
     webhooks,
 )
@@ -64,7 +62,7 @@ api = Api(
 register_problem_handlers(api)
 for router in (
     events.router, touches.router, customers.router, customer_imports.router, bulk_actions.router,
-    failed_tasks.router, pauses.router, scaling.router, receivers.router, receipts.router, webhooks.router,
+    failed_tasks.router, receivers.router, receipts.router, webhooks.router,
     config.router,
 ):  # fmt: skip
     api.add_router("", router)

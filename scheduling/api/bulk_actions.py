@@ -53,54 +53,49 @@ class BulkActionOut(Schema):
     skipped: int
     failed: int
     per_second: float
-    actor: str
+    actor: str = Field(alias="actor_name")
     reason: str
     begun_at: datetime
     ended_at: datetime | None
     note: str
 
+    @staticmethod
+    def resolve_action(row: BulkAction) -> str:
+        """Return its name within the list: `cancel`, not `job.cancel`."""
+        return row.action.rpartition(".")[2]
+
 
 @router.post("/failed-tasks/bulk", response={202: BulkActionOut, PROBLEMS: ProblemOut})
-def begin(request: HttpRequest, wish: BulkIn) -> tuple[int, dict[str, Any]]:
+def begin(request: HttpRequest, wish: BulkIn) -> tuple[int, BulkAction]:
     """Apply an action to all failed tasks that match now, at `per_second`. `again` may deliver a message twice, so it
     needs `confirm: true`."""
     if ROW_ACTIONS[wish.action].as_new and not wish.confirm:
         raise InvalidInput.of("confirm", "sending again as new may deliver it twice; confirm with true")
     given = wish.filter.model_dump()
     chosen = {PARAMETERS.get(name, name): value for name, value in given.items() if value}
-    return 202, serialize_bulk_action(
-        bulk_actions.start_bulk_action(
-            wish.action, chosen, build_api_key_actor(request, wish.reason), per_second=wish.per_second
-        )
-    )
+    actor = build_api_key_actor(request, wish.reason)
+    return 202, bulk_actions.start_bulk_action(wish.action, chosen, actor, per_second=wish.per_second)
 
 
 @router.get("/bulk-actions/{action_id}", auth=OF_ANY_LIST, response={200: BulkActionOut, PROBLEMS: ProblemOut})
-def read(request: HttpRequest, action_id: UUID) -> dict[str, Any]:
+def read(request: HttpRequest, action_id: UUID) -> BulkAction:
     """Return the progress of a bulk action. A bulk action on jobs needs the scope `rpa.operate`."""
     return _read_bulk_action(request, action_id)
 
 
 @router.post("/bulk-actions/{action_id}/cancel", auth=OF_ANY_LIST, response={200: BulkActionOut, PROBLEMS: ProblemOut})
-def cancel(request: HttpRequest, action_id: UUID, wish: ActionIn) -> dict[str, Any]:
+def cancel(request: HttpRequest, action_id: UUID, wish: ActionIn) -> BulkAction:
     """Stop a bulk action before its next batch. Completed work is not undone."""
     _read_bulk_action(request, action_id)
     bulk_actions.cancel_bulk_action(action_id, build_api_key_actor(request, wish.reason))
     return _read_bulk_action(request, action_id)
 
 
-def _read_bulk_action(request: HttpRequest, action_id: UUID) -> dict[str, Any]:
+def _read_bulk_action(request: HttpRequest, action_id: UUID) -> BulkAction:
     row = BulkAction.objects.filter(pk=action_id).first()
     row_action = find_row_action(row.action) if row else None
     scope = get_list(row_action.over).scope if row_action else ""
     if row is None or not scope:
         raise NotFound(f"There is no bulk action {action_id}.")
     require_scope(request, scope)
-    return serialize_bulk_action(row)
-
-
-def serialize_bulk_action(row: BulkAction) -> dict[str, Any]:
-    """Return the row for `BulkActionOut`. The action has its name within the list: `cancel`, not `job.cancel`."""
-    names = {"actor": "actor_name"}
-    answer = {name: getattr(row, names.get(name, name)) for name in BulkActionOut.model_fields}
-    return answer | {"action": row.action.rpartition(".")[2]}
+    return row

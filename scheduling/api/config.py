@@ -13,7 +13,7 @@ import structlog
 from django.db import Error, OperationalError
 from django.http import HttpRequest, HttpResponse
 from django.utils.http import parse_header_parameters
-from ninja import Query, Router, Schema
+from ninja import Field, Query, Router, Schema
 from psycopg.errors import QueryCanceled
 
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, require_scope
@@ -25,7 +25,7 @@ from scheduling.errors import Conflict, FieldError, InvalidInput
 from scheduling.experiments.drafts import serialize_change
 from scheduling.models.encrypted import Unreadable
 from scheduling.planning import rescheduling
-from scheduling.planning.rescheduling import CUSTOMERS, MoveCounts, list_rule_impacts
+from scheduling.planning.rescheduling import CUSTOMERS, MoveCounts, RuleImpact, list_rule_impacts
 from scheduling.strict_text import MAX_SIZE, InvalidText, read_json, write_yaml
 
 log = structlog.get_logger(__name__)
@@ -89,7 +89,7 @@ class NodeImpactOut(Schema):
     verb: str
     waiting: int
     moved: MovesOut | None
-    condition: FailingOut | None
+    condition: FailingOut | None = Field(alias="failing")
 
 
 class RuleImpactOut(Schema):
@@ -99,6 +99,10 @@ class RuleImpactOut(Schema):
     verb: str
     waiting: int
     counted: str
+
+    @staticmethod
+    def resolve_counted(impact: RuleImpact) -> str:
+        return "customers" if impact.noun == CUSTOMERS else "touches"
 
 
 class ImpactOut(Schema):
@@ -237,7 +241,7 @@ def _publish_given(
             log.exception("reschedule_failed")
             moved = MoveCounts(broken=True)
     return _serialize_plan(planned, version) | {
-        "stored": True, "impact": None, "moved": moved and _serialize_moves(moved),
+        "stored": True, "impact": None, "moved": moved,
     }  # fmt: skip
 
 
@@ -257,29 +261,13 @@ def _measure_impact(planned: apply.ChangePlan) -> dict[str, Any] | None:
     deadline = Deadline(TIME_LIMIT.total_seconds())
     try:
         with deadline.limit_queries(TIME_LIMIT.total_seconds()):
-            nodes, rules = rescheduling.list_impacts(planned, TIME_LIMIT), list_rule_impacts(planned)
+            return {"nodes": rescheduling.list_impacts(planned, TIME_LIMIT), "rules": list_rule_impacts(planned)}
     except TimeoutError:
         return None
     except OperationalError as error:
         if deadline.is_over() or isinstance(error.__cause__, QueryCanceled):
             return None
         raise
-    node_impacts = [
-        {
-            "node": each.node, "verb": each.verb, "waiting": each.waiting,
-            "moved": each.moved and _serialize_moves(each.moved),
-            "condition": each.failing and each.failing._asdict(),
-        }
-        for each in nodes
-    ]  # fmt: skip
-    rule_impacts = [
-        {
-            "rule": each.rule, "verb": each.verb, "waiting": each.waiting,
-            "counted": "customers" if each.noun == CUSTOMERS else "touches",
-        }
-        for each in rules
-    ]  # fmt: skip
-    return {"nodes": node_impacts, "rules": rule_impacts}
 
 
 def _serialize_plan(planned: apply.ChangePlan, version: str) -> dict[str, Any]:
@@ -287,7 +275,3 @@ def _serialize_plan(planned: apply.ChangePlan, version: str) -> dict[str, Any]:
         "version": version, "changes": [serialize_change(each) for each in planned.changes],
         "notes": list(planned.notes),
     }  # fmt: skip
-
-
-def _serialize_moves(moved: MoveCounts) -> dict[str, Any]:
-    return {name: getattr(moved, name) for name in MovesOut.model_fields}

@@ -52,6 +52,14 @@ class ImportOut(Schema):
     created_at: datetime
     ended_at: datetime | None
 
+    @staticmethod
+    def resolve_unknown_columns(row: CustomerImport) -> list[str]:
+        return map_header(row.header).unknown if row.header else []
+
+    @staticmethod
+    def resolve_problems(row: CustomerImport) -> list[dict[str, str]]:
+        return [{"field": field, "message": ErrorText.load(text)} for field, text in row.problems]
+
 
 class RefusedLineOut(Schema):
     line: int
@@ -65,27 +73,25 @@ class RefusedLinesOut(Schema):
 
 
 @router.post("/customer-imports", response={201: ImportOut, PROBLEMS: ProblemOut})
-def post_import(request: HttpRequest, wish: ImportIn) -> tuple[int, dict[str, Any]]:
+def post_import(request: HttpRequest, wish: ImportIn) -> tuple[int, CustomerImport]:
     """Announce a CSV file of up to 256 MB. Its parts follow."""
-    return 201, _serialize_import(
-        imports.create_import(**wish.model_dump(), actor=build_api_key_actor(request).name)
-    )  # fmt: skip
+    return 201, imports.create_import(**wish.model_dump(), actor=build_api_key_actor(request).name)
 
 
 @router.put(
     "/customer-imports/{import_id}/parts/{start}",
     response={200: ImportOut, PROBLEMS: ProblemOut}, openapi_extra=PART_BODY,
 )  # fmt: skip
-def put_import_part(request: HttpRequest, import_id: UUID, start: int) -> dict[str, Any]:
+def put_import_part(request: HttpRequest, import_id: UUID, start: int) -> CustomerImport:
     """Store the bytes of the file from offset `start`, up to 1 MB. A repeated part changes nothing. The last part
     starts the check."""
-    return _serialize_import(imports.store_part(import_id, start, request.body))
+    return imports.store_part(import_id, start, request.body)
 
 
 @router.get("/customer-imports/{import_id}", response={200: ImportOut, PROBLEMS: ProblemOut})
-def get_import(request: HttpRequest, import_id: UUID) -> dict[str, Any]:
+def get_import(request: HttpRequest, import_id: UUID) -> CustomerImport:
     """Return the state and the counts of an import. `ready` waits for `start` or `stop`."""
-    return _serialize_import(_find_import(import_id))
+    return _find_import(import_id)
 
 
 @router.get("/customer-imports/{import_id}/refused", response={200: RefusedLinesOut, PROBLEMS: ProblemOut})
@@ -104,11 +110,11 @@ def list_refused_lines(request: HttpRequest, import_id: UUID, page: Query[Page])
 
 
 @router.post("/customer-imports/{import_id}/{action}", response={200: ImportOut, PROBLEMS: ProblemOut})
-def decide_import(request: HttpRequest, import_id: UUID, action: Literal["start", "stop", "undo"]) -> dict[str, Any]:
+def decide_import(request: HttpRequest, import_id: UUID, action: Literal["start", "stop", "undo"]) -> CustomerImport:
     """Start a checked import, discard or stop one, or restore the values from before an ended one. 409 in a state that
     does not allow it."""
     ACTIONS[action](import_id, actor=build_api_key_actor(request).name)
-    return _serialize_import(_find_import(import_id))
+    return _find_import(import_id)
 
 
 def _find_import(import_id: UUID) -> CustomerImport:
@@ -116,11 +122,3 @@ def _find_import(import_id: UUID) -> CustomerImport:
     if row is None:
         raise NotFound(f"There is no import {import_id}.")
     return row
-
-
-def _serialize_import(row: CustomerImport) -> dict[str, Any]:
-    same = ("id", "file_name", "state", "size", "stored", "counts", "created_at", "ended_at")
-    return {name: getattr(row, name) for name in same} | {
-        "unknown_columns": map_header(row.header).unknown if row.header else [],
-        "problems": [{"field": field, "message": ErrorText.load(text)} for field, text in row.problems],
-    }

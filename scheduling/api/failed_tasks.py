@@ -31,10 +31,6 @@ from scheduling.operations.queries import filter_failed_by_term
 
 router = Router(tags=["failed tasks"], auth=ApiKeyAuth("failed-tasks"))
 PROBLEMS = (400, 401, 403, 404, 409, 413, 422, 429, 503)
-SAME = (
-    "id", "origin", "task_id", "failure", "reason", "detail", "channel", "fingerprint", "state", "failed_at",
-    "payload", "attempts", "acted_at", "action_reason", "retried_as", "difference",
-)  # fmt: skip
 
 
 class FailedTaskFilters(Page):
@@ -61,11 +57,11 @@ def list_failed_tasks(request: HttpRequest, filters: Query[FailedTaskFilters]) -
             before=filters.before(),
             limit=filters.limit + 1,
         )
-        return build_page([_serialize_failed_task(row) for row in rows], [row.id for row in rows], filters.limit)
+        return build_page(rows, [row.id for row in rows], filters.limit)
 
 
 @router.post("/failed-tasks/{failed_id}/retry", response={200: FailedTaskOut, PROBLEMS: ProblemOut})
-def retry(request: HttpRequest, failed_id: UUID, wish: RetryIn) -> dict[str, Any]:
+def retry(request: HttpRequest, failed_id: UUID, wish: RetryIn) -> FailedTask:
     """Publish a failed task again with the same delivery key, as `retried_as`. `as_new` uses a new delivery key. It
     may deliver a message twice, so it needs `confirm: true`. `payload` replaces what is published: the payload of a
     job, or `subject` and `body` of a touch. An edited task gets a new delivery key. Its failed task keeps the
@@ -82,7 +78,7 @@ def retry(request: HttpRequest, failed_id: UUID, wish: RetryIn) -> dict[str, Any
 
 
 @router.post("/failed-tasks/{failed_id}/resolve", response={200: FailedTaskOut, PROBLEMS: ProblemOut})
-def resolve(request: HttpRequest, failed_id: UUID, wish: ResolveIn) -> dict[str, Any]:
+def resolve(request: HttpRequest, failed_id: UUID, wish: ResolveIn) -> FailedTask:
     """Record whether a task with an unknown outcome was delivered."""
     with sql.brief_lock_waits():
         failed_tasks.resolve_failed_task(failed_id, build_api_key_actor(request, wish.reason), delivered=wish.delivered)
@@ -90,7 +86,7 @@ def resolve(request: HttpRequest, failed_id: UUID, wish: ResolveIn) -> dict[str,
 
 
 @router.post("/failed-tasks/{failed_id}/ignore", response={200: FailedTaskOut, PROBLEMS: ProblemOut})
-def ignore(request: HttpRequest, failed_id: UUID, wish: ActionIn) -> dict[str, Any]:
+def ignore(request: HttpRequest, failed_id: UUID, wish: ActionIn) -> FailedTask:
     """Ignore a failed task. A retry stays possible."""
     with sql.brief_lock_waits():
         failed_tasks.ignore_failed_task(failed_id, build_api_key_actor(request, wish.reason))
@@ -98,7 +94,7 @@ def ignore(request: HttpRequest, failed_id: UUID, wish: ActionIn) -> dict[str, A
 
 
 @router.post("/failed-tasks/{failed_id}/archive", response={200: FailedTaskOut, PROBLEMS: ProblemOut})
-def archive(request: HttpRequest, failed_id: UUID, wish: ActionIn) -> dict[str, Any]:
+def archive(request: HttpRequest, failed_id: UUID, wish: ActionIn) -> FailedTask:
     """Archive a failed task. This is final."""
     with sql.brief_lock_waits():
         failed_tasks.archive_failed_task(failed_id, build_api_key_actor(request, wish.reason))
@@ -106,7 +102,7 @@ def archive(request: HttpRequest, failed_id: UUID, wish: ActionIn) -> dict[str, 
 
 
 @router.post("/failed-tasks/{failed_id}/comments", response={200: FailedTaskOut, PROBLEMS: ProblemOut})
-def comment(request: HttpRequest, failed_id: UUID, wish: CommentIn) -> dict[str, Any]:
+def comment(request: HttpRequest, failed_id: UUID, wish: CommentIn) -> FailedTask:
     """Add a comment to a failed task. Its state stays."""
     with sql.brief_lock_waits():
         failed_tasks.add_comment(failed_id, wish.text, build_api_key_actor(request, ""))
@@ -114,23 +110,12 @@ def comment(request: HttpRequest, failed_id: UUID, wish: CommentIn) -> dict[str,
 
 
 @router.post("/failed-tasks/{failed_id}/assign", response={200: FailedTaskOut, PROBLEMS: ProblemOut})
-def assign(request: HttpRequest, failed_id: UUID, wish: AssignIn) -> dict[str, Any]:
+def assign(request: HttpRequest, failed_id: UUID, wish: AssignIn) -> FailedTask:
     """Assign a failed task to a user of the back office by user name. null removes the assignee."""
     with sql.brief_lock_waits():
         failed_tasks.assign_failed_task(failed_id, wish.user)
     return _read_failed_task(failed_id)
 
 
-def _read_failed_task(failed_id: UUID) -> dict[str, Any]:
-    return _serialize_failed_task(queries.prefetch_notes().get(pk=failed_id))
-
-
-def _serialize_failed_task(row: FailedTask) -> dict[str, Any]:
-    comments = [
-        {"author": each.author_name, "text": each.text, "commented_at": each.commented_at}
-        for each in row.comments.all()
-    ]
-    return {name: getattr(row, name) for name in SAME} | {
-        "delivery_key": row.root_id, "actor": row.actor_name, "comments": comments,
-        "assignee": row.assignee.username if row.assignee else None,
-    }  # fmt: skip
+def _read_failed_task(failed_id: UUID) -> FailedTask:
+    return queries.prefetch_notes().get(pk=failed_id)

@@ -1,17 +1,20 @@
-"""List the receivers that touches wait for or are sent to."""
+"""List the receivers that touches wait for or are sent to. Read how many processes the load needs."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
 
+from django.conf import settings
 from django.http import HttpRequest
 from ninja import Query, Router, Schema
 
 from scheduling.api.auth import ApiKeyAuth
 from scheduling.api.schemas import Page, ProblemOut, limit_list_time
+from scheduling.db_timeouts import Deadline
 from scheduling.errors import InvalidInput
 from scheduling.monitoring.receivers import ReceiverStatus, list_receivers
+from scheduling.monitoring.wanted_numbers import Scale, read_scaling
 
 router = Router(tags=["receivers"], auth=ApiKeyAuth("metrics"))
 PROBLEMS = (401, 403, 422, 429, 503)
@@ -65,6 +68,25 @@ class ReceiversOut(Schema):
     items: list[ReceiverOut]
     next: str | None
     complete: bool
+
+
+class ScaleOut(Schema):
+    """`running` and `wanted` are null while a source does not answer: keep what runs then."""
+
+    running: int | None
+    wanted: int | None
+
+
+class ScalingOut(Schema):
+    workers: ScaleOut
+    execution_nodes: ScaleOut
+    watchers: ScaleOut
+
+
+@router.get("/scaling", tags=["scaling"], response={200: ScalingOut, (401, 403, 429, 503): ProblemOut})
+def show_scaling(request: HttpRequest) -> dict[str, Scale]:
+    """Return how many processes the present load needs. The numbers are not smoothed: KEDA and the HPA do that."""
+    return read_scaling(Deadline(settings.TIMEOUTS.metrics))
 
 
 @router.get("/receivers", response={200: ReceiversOut, PROBLEMS: ProblemOut})

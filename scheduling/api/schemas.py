@@ -22,13 +22,15 @@ from django.conf import settings
 from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse
 from ninja import Field, NinjaAPI, Schema
-from ninja.errors import AuthenticationError, HttpError, ValidationError
+from ninja.errors import HttpError, ValidationError
 from psycopg.errors import QueryCanceled
 from pydantic import AfterValidator, BeforeValidator, ConfigDict
 
 from scheduling import sql
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import AftertouchError, Conflict, FieldError, InvalidInput, NotFound
+from scheduling.ids import find_user_id_problem
+from scheduling.models import FailedTask
 from scheduling.policy.profile import UNSTORABLE
 from scheduling.strict_text import InvalidText, find_unstorable_text
 
@@ -46,6 +48,12 @@ def check_characters(text: str) -> str:
     """Refuse control characters, surrogates and noncharacters. Raises `ValueError`."""
     if not text.isprintable() and (found := UNSTORABLE.search(text)):  # the first question is cheap
         raise ValueError(_("contains %(character)s", character=f"U+{ord(found[0]):04X}"))
+    return text
+
+
+def _check_user_id(text: str) -> str:
+    if problem := find_user_id_problem(check_characters(text)):
+        raise ValueError(problem)
     return text
 
 
@@ -76,6 +84,7 @@ def check_past(at: datetime) -> datetime:
 Instant = Annotated[datetime, BeforeValidator(parse_instant)]
 PastInstant = Annotated[Instant, AfterValidator(check_past)]
 Text = Annotated[str, Field(max_length=255), AfterValidator(check_storable)]
+UserId = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_check_user_id)]
 Reason = Annotated[str, Field(max_length=500), AfterValidator(check_storable)]
 
 
@@ -130,14 +139,17 @@ class EventRefOut(Schema):
     trace_id: str
 
 
-class VerdictOut(Schema):
-    at: datetime
+class PreviewVerdictOut(Schema):
     decision: str
     rule: str
     rule_version: int | None
     observed: str
     limit: str
     next_eligible_at: datetime | None
+
+
+class VerdictOut(PreviewVerdictOut):
+    at: datetime
 
 
 class AttemptOut(Schema):
@@ -189,22 +201,13 @@ class TouchesOut(Schema):
     next: str | None
 
 
-class PreviewVerdictOut(Schema):
-    decision: str
-    rule: str
-    rule_version: int | None
-    observed: str
-    limit: str
-    next_eligible_at: datetime | None
-
-
 class PreviewStepOut(Schema):
     step: str  #: `delay`, `at`, `not_before`, `send_window` or `spread`
     at: datetime
 
 
 class PreviewFollowerOut(Schema):
-    node: str
+    node: str = Field(alias="key")
     trigger: str
 
 
@@ -252,7 +255,7 @@ class ResumeOut(Schema):
 
 
 class CommentOut(Schema):
-    author: str
+    author: str = Field(alias="author_name")
     text: str
     commented_at: datetime
 
@@ -266,7 +269,7 @@ class FailedTaskOut(Schema):
     id: UUID
     origin: str
     task_id: UUID | None
-    delivery_key: UUID | None
+    delivery_key: UUID | None = Field(alias="root_id")
     failure: str
     reason: str
     detail: str
@@ -277,12 +280,16 @@ class FailedTaskOut(Schema):
     payload: Any
     attempts: Any
     acted_at: datetime | None
-    actor: str
+    actor: str = Field(alias="actor_name")
     action_reason: str
     retried_as: UUID | None
     difference: DifferenceOut | None
     assignee: str | None
     comments: list[CommentOut]
+
+    @staticmethod
+    def resolve_assignee(row: FailedTask) -> str | None:
+        return row.assignee.username if row.assignee else None
 
 
 class FailedTasksOut(Schema):
@@ -368,7 +375,7 @@ def build_unavailable_problem(
 def register_problem_handlers(api: NinjaAPI) -> None:
     """Register the problem response for every exception of `api`."""
     api.add_exception_handler(Exception, _handle_exception)
-    for known in (AftertouchError, ValidationError, AuthenticationError, HttpError, Http404):
+    for known in (AftertouchError, ValidationError, HttpError, Http404):
         api.add_exception_handler(known, _handle_exception)
 
 
@@ -380,7 +387,7 @@ def _handle_exception(request: HttpRequest, error: Exception | type[Exception]) 
     return problem.response()
 
 
-def _convert_exception(error: BaseException) -> Problem | None:  # noqa: C901, PLR0911 (a case for each exception)
+def _convert_exception(error: BaseException) -> Problem | None:  # noqa: PLR0911 (a case for each exception)
     match error:
         case Problem():
             return error
@@ -395,8 +402,6 @@ def _convert_exception(error: BaseException) -> Problem | None:  # noqa: C901, P
         case ValidationError():
             # Field names omit the view's argument, which clients do not know.
             return Problem(422, "The input does not fit.", *(_convert_field_error(each) for each in error.errors))
-        case AuthenticationError():
-            return Problem(401, "An API key is required.", headers={"WWW-Authenticate": 'Bearer realm="aftertouch"'})
         case HttpError() if error.__cause__ is not None and (cause := _convert_exception(error.__cause__)):
             return cause  # ninja wraps what the parser raised
         case HttpError():

@@ -1,4 +1,4 @@
-"""List, read and cancel touches; preview an event."""
+"""List, read and cancel touches; preview an event; pause and resume everything, a channel, or a node."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from scheduling.api.auth import ApiKeyAuth, build_api_key_actor
 from scheduling.api.events import EVENT_BODY, read_events
 from scheduling.api.schemas import (
     Page,
+    PauseIn,
+    PauseOut,
     PreviewOut,
     ProblemOut,
     Request,
+    ResumeIn,
+    ResumeOut,
     Text,
     TouchesOut,
     TouchOut,
@@ -26,7 +30,7 @@ from scheduling.api.schemas import (
     limit_list_time,
 )
 from scheduling.errors import InvalidInput, NotFound
-from scheduling.models import Touch, TouchState
+from scheduling.models import Pause, Touch, TouchState
 from scheduling.operations import commands, queries
 from scheduling.operations.preview import PreviewedTouch, imagine_customer, preview_event
 from scheduling.receipts import load_receipts
@@ -34,8 +38,7 @@ from scheduling.strict_text import InvalidText, read_json
 
 router = Router(tags=["touches"], auth=ApiKeyAuth("touches"))
 PROBLEMS = (400, 401, 403, 404, 409, 413, 415, 422, 429, 503)
-VERDICT = ("decision", "rule", "rule_version", "observed", "limit", "next_eligible_at")
-ATTEMPT = ("number", "started_at", "ended_at", "outcome", "reason", "detail", "status", "subject", "body")
+PAUSE_PROBLEMS = (400, 401, 403, 404, 413, 422, 429, 503)
 SAME = (
     "task_id", "retry_of", "chat_id", "state", "reason", "paused_by", "priority", "due_at", "planned_at", "expires_at",
     "created_at", "settled_at", "attempt", "content_type",
@@ -82,6 +85,23 @@ def cancel_touch(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
     with sql.brief_lock_waits():
         commands.cancel_one_touch(task_id, actor=build_api_key_actor(request).name)
     return _read_touch(task_id)
+
+
+@router.post("/pause", tags=["pauses"], response={200: PauseOut, PAUSE_PROBLEMS: ProblemOut})
+def pause(request: HttpRequest, wish: PauseIn) -> Pause:
+    """Pause touches of a scope: “all”, “channel:<key>” or “node:<key>”. Idempotent."""
+    actor = build_api_key_actor(request).name
+    reason = f"{actor}: {wish.reason}" if wish.reason else actor
+    with sql.brief_lock_waits():
+        return commands.pause_scope(wish.scope, reason=reason, actor=actor)
+
+
+@router.post("/resume", tags=["pauses"], response={200: ResumeOut, PAUSE_PROBLEMS: ProblemOut})
+def resume(request: HttpRequest, wish: ResumeIn) -> dict[str, Any]:
+    """End a pause. The paused touches are spread over the next minutes."""
+    with sql.brief_lock_waits():
+        commands.resume_scope(wish.scope, actor=build_api_key_actor(request).name)
+    return {"scope": wish.scope, "resumed": True}
 
 
 class ImaginedCustomer(Request):
@@ -135,8 +155,8 @@ def _serialize_touches(rows: Sequence[Touch]) -> list[dict[str, Any]]:
             },
             "node": row.node.key,
             "user_id": row.customer.user_id,
-            "verdicts": [{name: getattr(each, name) for name in ("at", *VERDICT)} for each in row.verdicts],
-            "attempts": [{name: getattr(each, name) for name in ATTEMPT} for each in row.attempts],
+            "verdicts": row.verdicts,
+            "attempts": row.attempts,
             "receipts": receipts.get(row.root_id, []),
         }
         for row in rows
@@ -154,10 +174,10 @@ def _serialize_preview(each: PreviewedTouch) -> dict[str, Any]:
         "due_at": each.due_at,
         "steps": [{"step": step, "at": at} for step, at in each.steps],
         "expires_at": each.expires_at,
-        "verdict": {name: getattr(each.verdict, name) for name in VERDICT},
+        "verdict": each.verdict,
         "subject": each.subject,
         "body": each.body,
         "locale": each.locale,
         "problem": each.problem,
-        "followed_by": [{"node": other.key, "trigger": other.trigger} for other in each.followers],
+        "followed_by": each.followers,
     }

@@ -57,12 +57,12 @@ class WebhooksOut(Schema):
 
 
 class MessageOut(Schema):
-    id: UUID
+    id: UUID = Field(alias="message_id")
     type: str
-    object: str
-    timestamp: datetime
+    object: str = Field(alias="object_key")
+    timestamp: datetime = Field(alias="occurred_at")
     state: str
-    attempts: int
+    attempts: int = Field(alias="attempt")
     due_at: datetime
     ended_at: datetime | None
     status: int | None
@@ -134,15 +134,7 @@ def list_deliveries(request: HttpRequest, key: Path[Text], page: Query[MessagesP
         found = found.filter(pk__lt=min(before.int, 2**63 - 1))
     with limit_list_time():
         rows = list(found.order_by("-pk")[: page.limit + 1])
-    items = [
-        {
-            "id": row.message_id, "type": row.type, "object": row.object_key, "timestamp": row.occurred_at,
-            "state": row.state, "attempts": row.attempt, "due_at": row.due_at, "ended_at": row.ended_at,
-            "status": row.status, "problem": row.problem, "data": row.data,
-        }
-        for row in rows
-    ]  # fmt: skip
-    return build_page(items, [UUID(int=row.pk) for row in rows], page.limit)
+    return build_page(rows, [UUID(int=row.pk) for row in rows], page.limit)
 
 
 @router.post("/webhooks/{key}/replay", response={200: ReplayOut, PROBLEMS: ProblemOut})

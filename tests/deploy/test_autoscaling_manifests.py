@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from config.environment import ROOT
-from scheduling.api.scaling import ScalingOut
+from scheduling.api.receivers import ScalingOut
 from scheduling.models import Scope
 from tests.support.tables import each_row
 
