@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
-from functools import cache
 from typing import Annotated, Any
 from uuid import UUID
-from zoneinfo import available_timezones
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
@@ -25,6 +23,7 @@ from scheduling.api.schemas import (
     ProblemOut,
     Request,
     Text,
+    UserId,
     build_page,
     check_characters,
     check_storable,
@@ -37,14 +36,14 @@ from scheduling.customers.changes import (
     CustomerInput,
     change_customer,
     change_customers,
-    filter_customers,
+    match_term,
 )
 from scheduling.customers.erasure import export_customer, request_erasure
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput, NotFound
-from scheduling.ids import find_user_id_problem
 from scheduling.models import Customer
 from scheduling.policy.profile import MAX_ATTRIBUTES, MAX_TAGS, check_attribute_name, normalize_tags, store_value
+from scheduling.policy.send_times import is_time_zone
 
 router = Router(tags=["customers"], auth=ApiKeyAuth("customers"))
 ERASE = ApiKeyAuth("customers.erase")
@@ -55,13 +54,8 @@ SAME = (
 )  # fmt: skip
 
 
-@cache
-def _list_timezones() -> frozenset[str]:
-    return frozenset(available_timezones())
-
-
 def _check_timezone(name: str) -> str:
-    if name and name not in _list_timezones():
+    if name and not is_time_zone(name):
         raise ValueError(_("must be a name of the IANA time zone database, such as Asia/Shanghai"))
     return name
 
@@ -75,13 +69,6 @@ def _store_attribute(value: Any) -> Any:
     return None if value is None else store_value(value)
 
 
-def _check_user_id(text: str) -> str:
-    if problem := find_user_id_problem(check_characters(text)):
-        raise ValueError(problem)
-    return text
-
-
-UserId = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_check_user_id)]
 #: Live chats accept more characters than a new customer here may have.
 StoredUserId = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(check_storable)]
 AddressKind = Annotated[str, Field(pattern=r"^[a-z0-9_.-]{1,64}$"), AfterValidator(check_characters)]
@@ -218,7 +205,9 @@ def post_customers(request: HttpRequest, batch: CustomersIn) -> dict[str, Any]:
 def list_customers(request: HttpRequest, page: Query[CustomersPage]) -> dict[str, Any]:
     """Return customers, the newest first. `q` is a part of the name or the start of the user id."""
     before = page.before()
-    found = filter_customers(page.q, page.tag)
+    found = match_term(Customer.objects.all(), page.q)
+    if page.tag:
+        found = found.filter(profile__tags__contains=[page.tag])
     if before:
         found = found.filter(pk__lt=min(before.int, 2**63 - 1))
     with limit_list_time():

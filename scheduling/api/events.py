@@ -9,7 +9,7 @@ from base64 import b64decode
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, cast
 from urllib.parse import unquote
 from uuid import UUID
 
@@ -23,7 +23,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    TypeAdapter,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
@@ -39,18 +38,16 @@ from scheduling.api.schemas import (
     PastInstant,
     Problem,
     ProblemOut,
+    UserId,
     build_unavailable_problem,
     check_characters,
 )
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput
-from scheduling.ids import find_user_id_problem
 from scheduling.planning import request_metrics
 from scheduling.planning.ingest import DatabaseUnavailable, IngestOverloaded, NewEvent, Receipt, submit
 from scheduling.strict_text import ERRORS_SHOWN, PATH_SHOWN, decode_json
 from scheduling.tracing import read_traceparent
-
-T = TypeVar("T")
 
 STRUCTURED = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
@@ -71,13 +68,6 @@ def _check_text(text: str) -> str:
 
 def _check_chat_id(text: str) -> str:
     return _check_text(text) if text else text
-
-
-def _check_user_id(text: str) -> str:
-    _check_text(text)
-    if problem := find_user_id_problem(text):
-        raise ValueError(problem)
-    return text
 
 
 def _check_media_type(text: str) -> str:
@@ -123,7 +113,7 @@ class CloudEvent(BaseModel):
     id: Annotated[str, Field(max_length=255), AfterValidator(_check_text)]
     source: Annotated[str, Field(max_length=255), AfterValidator(_check_text)]
     type: Annotated[str, Field(max_length=120), AfterValidator(_check_text)]
-    subject: Annotated[str, Field(max_length=200), AfterValidator(_check_user_id)]
+    subject: UserId
     time: PastInstant | None = None
     datacontenttype: Annotated[str, AfterValidator(_check_media_type)] | None = None
     data: Annotated[EventData, WithJsonSchema(DATA_SCHEMA)] | None = None
@@ -146,13 +136,14 @@ class CloudEvent(BaseModel):
         )  # fmt: skip
 
 
-_EVENT = TypeAdapter(CloudEvent)
-_EVENTS = TypeAdapter(list[CloudEvent])
+def parse_event(raw: Any, *, prefix: str = "", trace_id: UUID | None = None) -> NewEvent:
+    """Parse one event in the JSON format.
 
-
-def _validate(adapter: TypeAdapter[T], raw: Any, prefix: str) -> T:
+    Raises:
+        InvalidInput: all errors of the event, each field prefixed with `prefix`.
+    """
     try:
-        return adapter.validate_python(raw)
+        event = CloudEvent.model_validate(raw)
     except ValidationError as error:
         found = []
         for each in islice(error.errors(include_url=False, include_input=False), ERRORS_SHOWN):
@@ -160,63 +151,58 @@ def _validate(adapter: TypeAdapter[T], raw: Any, prefix: str) -> T:
             # Our own text if there is one: pydantic puts “Value error, ” before it.
             found.append(FieldError(path, str(each.get("ctx", {}).get("error", each["msg"]))))
         raise InvalidInput(*found) from None
-
-
-def parse_event(raw: Any, *, prefix: str = "", trace_id: UUID | None = None) -> NewEvent:
-    """Parse one event in the JSON format.
-
-    Raises:
-        InvalidInput: all errors of the event, each field prefixed with `prefix`.
-    """
-    return _validate(_EVENT, raw, prefix).to_event(trace_id)
+    return event.to_event(trace_id)
 
 
 QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"\Z', re.DOTALL)
 
 
 def read_events(request: HttpRequest) -> list[NewEvent]:
-    """Return the events of a request.
-
-    A batch is accepted only if all its events are valid. An event without its own trace gets that of the request.
+    """Return the events of a request. A batch is accepted only if all its events are valid.
 
     Raises:
         Problem: the request is of another media type or too large.
         InvalidText: the body is not JSON.
         InvalidInput: an event is invalid.
     """
-    media_type = _read_media_type(request)
-    trace_id = read_traceparent(request.META.get("HTTP_TRACEPARENT"))
-    is_binary = "HTTP_CE_SPECVERSION" in request.META or "HTTP_CE_ID" in request.META
-    if media_type in (BATCH, STRUCTURED) or not is_binary:
-        if media_type not in (BATCH, STRUCTURED, PLAIN):
-            raise Problem(415, f"Send {STRUCTURED}, {BATCH}, or {PLAIN} with or without ce- headers.")
-        raw = decode_json(request.body, array="events")
-    else:
-        raw = _combine_binary_event(request, media_type)
-    if media_type != BATCH:
-        return [parse_event(raw, trace_id=trace_id)]
-    _check_batch_size(raw)
-    return [each.to_event(trace_id) for each in _validate(_EVENTS, raw, "events")]
+    events: list[NewEvent] = []
+    errors: list[FieldError] = []
+    for each in read_each_event(request):
+        if isinstance(each, NewEvent):
+            events.append(each)
+        else:
+            errors += each.errors
+    if errors:
+        raise InvalidInput(*errors[:ERRORS_SHOWN])
+    return events
 
 
 def read_each_event(request: HttpRequest) -> list[NewEvent | InvalidInput]:
     """Return the valid events of a request, and the errors in place of the others.
 
+    An event without its own trace gets that of the request.
+
     Raises:
         Problem: the request is of another media type or too large.
         InvalidText: the body is not JSON.
-        InvalidInput: the request holds no events.
+        InvalidInput: a batch that holds no events.
     """
-    if _read_media_type(request) != BATCH:
+    media_type = _read_media_type(request)
+    is_binary = "HTTP_CE_SPECVERSION" in request.META or "HTTP_CE_ID" in request.META
+    is_binary &= media_type not in (BATCH, STRUCTURED)
+    if not is_binary and media_type not in (BATCH, STRUCTURED, PLAIN):
+        raise Problem(415, f"Send {STRUCTURED}, {BATCH}, or {PLAIN} with or without ce- headers.")
+    trace_id = read_traceparent(request.META.get("HTTP_TRACEPARENT"))
+    if media_type != BATCH:
         try:
-            return list(read_events(request))
+            raw = _combine_binary_event(request, media_type) if is_binary else decode_json(request.body)
+            return [parse_event(raw, trace_id=trace_id)]
         except InvalidInput as error:
             return [error]
-    raw = decode_json(request.body, array="events", errors_in_place=True)
-    _check_batch_size(raw)
-    trace_id = read_traceparent(request.META.get("HTTP_TRACEPARENT"))
+    batch = decode_json(request.body, array="events", errors_in_place=True)
+    _check_batch_size(batch)
     results: list[NewEvent | InvalidInput] = []
-    for place, each in enumerate(raw):
+    for place, each in enumerate(batch):
         if isinstance(each, InvalidInput):
             results.append(each)
             continue

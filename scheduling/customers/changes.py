@@ -225,7 +225,11 @@ def write_customers(changed: Sequence[StoredCustomer]) -> None:
         values = {name: [row.values[name] for row in plain] for name in (*PLAIN_FIELDS, *CONSENT_FIELDS)}
         values |= {name: [Jsonb(each) for each in values[name]] for name in ("addresses", "consent")}
         sql.execute(_WRITE_PLAIN, values | {"ids": [row.id for row in plain]})
-        enable_targets(address for row in plain for address in _list_changed_addresses(row))
+        differing: set[str] = set()  # old and new addresses (see `Addressed`)
+        for row in plain:
+            before, after = row.before.get("addresses", {}), row.after.get("addresses", {})
+            differing |= {str(each) for each in before.values()} ^ {str(each) for each in after.values()}
+        enable_targets(differing)
     with_profile = [row for row in changed if row.after.keys() & {"attributes", "tags"}]
     if with_profile:
         sql.execute(
@@ -236,12 +240,6 @@ def write_customers(changed: Sequence[StoredCustomer]) -> None:
                 "tags": [Jsonb(row.values["tags"]) for row in with_profile],
             },
         )
-
-
-def _list_changed_addresses(row: StoredCustomer) -> set[str]:
-    """Return the old and the new addresses of a customer that differ (see `Addressed`)."""
-    before, after = row.before.get("addresses", {}), row.after.get("addresses", {})
-    return {str(each) for each in before.values()} ^ {str(each) for each in after.values()}
 
 
 def store_changes(
@@ -292,14 +290,8 @@ ON CONFLICT (customer_id) DO UPDATE SET attributes = EXCLUDED.attributes, tags =
 MAX_TERM = 100  #: characters
 
 
-def filter_customers(term: str = "", tag: str = "") -> QuerySet[Customer]:
-    """Return the customers that match all given conditions. Letters match in either case."""
-    found = match_term(Customer.objects.all(), term)
-    return found.filter(profile__tags__contains=[tag]) if tag else found
-
-
 def match_term(customers: QuerySet[Customer], term: str) -> QuerySet[Customer]:
-    """Return those of the customers whose name contains the term or whose user id starts with it."""
+    """Return those of the customers whose name contains the term, in either case, or whose user id starts with it."""
     term = term.strip()[:MAX_TERM]
     if not term:
         return customers

@@ -264,7 +264,11 @@ def undo_changes(row: CustomerImport) -> tuple[Counter[str], list[KeptValue], bo
     for key, each in stored.items():
         since = wanted[key]["opted_out_at", ""]
         opted_out_at = datetime.fromisoformat(since) if isinstance(since, str) else at
-        kept += _change_back(each, _list_restored_fields(each, wanted[key]), opted_out_at)
+        for name, value in _list_restored_fields(each, wanted[key]).items():
+            try:
+                each.change({name: value}, opted_out_at)
+            except InvalidValue as error:  # it would have too many attributes or addresses
+                kept.append((key, name, str(error)))
     restored = [each for each in stored.values() if each.after]
     write_customers(restored)
     store_changes(restored, at, f"{row.ended_by} (CSV …{str(row.pk)[-8:]})", row.pk, is_undo=True)
@@ -272,17 +276,6 @@ def undo_changes(row: CustomerImport) -> tuple[Counter[str], list[KeptValue], bo
         row.undo_position = changes[-1].pk
     counts = Counter(changes=len(changes), restored=len(restored), kept=len(kept))
     return counts, kept, len(changes) < BATCH
-
-
-def _change_back(row: StoredCustomer, fields: Mapping[str, Any], at: datetime) -> list[KeptValue]:
-    """Change a locked customer. Return the fields that stay, because it would have too many attributes or addresses."""
-    kept = []
-    for name, value in fields.items():
-        try:
-            row.change({name: value}, at)
-        except InvalidValue as error:
-            kept.append((row.id, name, str(error)))
-    return kept
 
 
 def _read_later_changes(row: CustomerImport, changes: Sequence[CustomerChange]) -> Mapping[int, list[CustomerChange]]:

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -338,13 +337,8 @@ def _make_text_parser(field: str) -> Parser:
     return lambda text: check_cell_text(text, most)
 
 
-@lru_cache(1_000)
-def _knows_time_zone(name: str) -> bool:
-    return is_time_zone(name)
-
-
 def _parse_time_zone(text: str) -> str:
-    if not _knows_time_zone(check_cell_text(text, 60)):
+    if not is_time_zone(check_cell_text(text, 60)):
         raise InvalidValue(_("must be a name of the IANA time zone database, such as Asia/Shanghai"))
     return text
 

@@ -310,6 +310,7 @@ def read_window(given: Any) -> dict[str, Any]:
     return stored
 
 
+@lru_cache(1_000)
 def is_time_zone(name: str) -> bool:
     """Return whether this is the name of an IANA time zone."""
     try:
