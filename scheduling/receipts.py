@@ -25,11 +25,13 @@ from uuid import UUID
 import structlog
 from django.conf import settings
 from django.db import transaction
+from django.db.models import Count
+from django.db.models.functions import Now
 from django.utils.encoding import punycode
 
 from scheduling import sql
 from scheduling.channels.base import channel_kinds
-from scheduling.channels.vendors.callbacks import CallbackResult, CustomerMessage
+from scheduling.channels.vendors.callbacks import CallbackResult, CustomerMessage, Report
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
 from scheduling.delivery.routing import find_delivery_keys, store_disabled_targets
@@ -46,45 +48,6 @@ from scheduling.webhooks import note_facts
 
 log = structlog.get_logger(__name__)
 
-Bounce = tuple[int, int, datetime, str, str]  #: node id, customer id, time of the touch, address, detail
-
-
-def disable_bounced_targets(bounces: Iterable[Bounce]) -> None:
-    """Disable the addresses at which the messages bounced.
-
-    Without the bounced address it is the customer's present one. If that was changed after the touch, the bounce is not
-    about it. Idempotent.
-    """
-    store_disabled_targets(
-        (spec.id, digest_address(address), "", f"bounced: {detail}"[:200])
-        for spec, address, detail in map(_find_bounced_address, bounces)
-        if spec and address
-    )
-
-
-def _find_bounced_address(bounce: Bounce) -> tuple[ChannelSpec | None, str, str]:
-    node_id, customer_id, since, given, detail = bounce
-    node = snapshot.current().nodes.get(node_id)
-    kind = channel_kinds().get(node.channel.kind) if node else None
-    if node is None or kind is None:
-        return None, "", ""
-    field = kind.address_key or str(node.channel.config.get("address") or "")  # of a declared HTTP channel
-    row = Customer.objects.filter(pk=customer_id).first()
-    present = str(row.addresses.get(field) or "") if row and field and isinstance(row.addresses, dict) else ""
-    if given:
-        return node.channel, present if _encode_domain(present) == _encode_domain(given) else "", detail
-    changed = CustomerChange.objects.filter(customer=customer_id, at__gt=since, after__has_key="addresses").exists()
-    return node.channel, "" if changed else present, detail
-
-
-def _encode_domain(address: str) -> str:
-    """Return an address as mail servers write it: `ann@xn--fsqu00a.cn` for `ann@例子.cn`."""
-    name, at, domain = address.lower().rpartition("@")
-    try:
-        return f"{name}{at}{punycode(domain)}"
-    except UnicodeError:  # no domain
-        return f"{name}{at}{domain}"
-
 
 def load_receipts(delivery_keys: Iterable[UUID]) -> dict[UUID, list[dict[str, Any]]]:
     """Return the receipts of messages by delivery key, each in order of time, for JSON."""
@@ -98,7 +61,8 @@ def load_receipts(delivery_keys: Iterable[UUID]) -> dict[UUID, list[dict[str, An
 
 def count_receipts(node_id: int, span: timedelta) -> dict[str, int]:
     """Return the number of receipts of a node by kind, received within the last `span`."""
-    return dict(sql.rows(_COUNTS, {"node": node_id, "span": span}))
+    received = DeliveryReceipt.objects.filter(node_id=node_id, received_at__gt=Now() - span)
+    return dict(received.values_list("kind").annotate(Count("pk")))
 
 
 def count_delivered_touches(node_id: int, span: timedelta) -> int:
@@ -107,10 +71,6 @@ def count_delivered_touches(node_id: int, span: timedelta) -> int:
     return int(count)
 
 
-_COUNTS = """
-SELECT kind, count(*) FROM scheduling_deliveryreceipt
-WHERE node_id = %(node)s AND received_at > statement_timestamp() - %(span)s::interval GROUP BY kind
-"""
 _DELIVERED = """
 SELECT count(*) FROM scheduling_touch_ended
 WHERE settled_at > statement_timestamp() - %(span)s::interval AND node_id = %(node)s AND state = 'delivered'
@@ -128,21 +88,6 @@ CONSEQUENCES: Mapping[str, str] = {
     ReceiptKind.REPLIED: "conversation.started",
     ReceiptKind.COMPLAINED: "complaint.received",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """A receipt as reported. It names its message by the delivery key, or by channel and the vendor's id."""
-
-    kind: str  #: of `ReceiptKind`
-    at: datetime | None = None  #: None: now
-    delivery_key: UUID | None = None
-    channel: str = ""
-    vendor_id: str = ""
-    detail: str = ""
-    permanent: bool = False  #: a bounce after which nothing more is sent to the address
-    address: str = ""  #: the address that bounced; "": the customer's present one
-    opens_conversation: bool = True  #: a reply that is not yet stored as a conversation
 
 
 class ReportedTouch(NamedTuple):
@@ -299,12 +244,43 @@ def _store(config: Snapshot, first: Mapping[tuple[UUID, str], FoundReport], last
         given = {"keys": list(lasting), "details": [_detail_of(each) for each in lasting.values()]}
         differing = {row[0] for row in sql.rows(_REPLACE_DETAILS, given)} if lasting else set()
         gone = {each.touch.task_id for each in new if each.report.permanent} | differing
-        disable_bounced_targets(
-            (each.touch.node_id, each.touch.customer_id, each.touch.created_at, each.report.address, _detail_of(each))
-            for each in map(lasting.__getitem__, sorted(gone))
-        )
+        _disable_bounced_targets(config, [lasting[key] for key in sorted(gone)])
         note_facts([_compose_fact(config, each) for each in new])
     return len(new)
+
+
+def _disable_bounced_targets(config: Snapshot, bounced: Iterable[FoundReport]) -> None:
+    """Disable the addresses at which the messages bounced.
+
+    Without the bounced address it is the customer's present one. If that was changed after the touch, the bounce is not
+    about it. Idempotent.
+    """
+    targets = []
+    for each in bounced:
+        node = config.nodes.get(each.touch.node_id)
+        kind = channel_kinds().get(node.channel.kind) if node else None
+        if node is None or kind is None:
+            continue
+        name = kind.address_key or str(node.channel.config.get("address") or "")  # of a declared HTTP channel
+        row = Customer.objects.filter(pk=each.touch.customer_id).first()
+        address = str(row.addresses.get(name) or "") if row and name and isinstance(row.addresses, dict) else ""
+        if each.report.address:
+            is_present = _encode_domain(address) == _encode_domain(each.report.address)
+        else:
+            changes = CustomerChange.objects.filter(customer=each.touch.customer_id, at__gt=each.touch.created_at)
+            is_present = not changes.filter(after__has_key="addresses").exists()
+        if address and is_present:
+            targets.append((node.channel.id, digest_address(address), "", f"bounced: {_detail_of(each)}"[:200]))
+    store_disabled_targets(targets)
+
+
+def _encode_domain(address: str) -> str:
+    """Return an address as mail servers write it: `ann@xn--fsqu00a.cn` for `ann@例子.cn`."""
+    name, at, domain = address.lower().rpartition("@")
+    try:
+        return f"{name}{at}{punycode(domain)}"
+    except UnicodeError:  # no domain
+        return f"{name}{at}{domain}"
 
 
 def _compose_fact(config: Snapshot, found: FoundReport) -> WebhookFact:
@@ -375,18 +351,7 @@ def record_callback(spec: ChannelSpec, result: CallbackResult) -> None:
         EarlyReceipt: a report of the last seconds names no known message; the others are recorded.
         django.db.Error: PostgreSQL is unavailable.
     """
-    reports = [
-        Report(
-            each.kind,
-            each.at,
-            each.delivery_key,
-            channel="" if each.delivery_key else spec.key,
-            vendor_id=each.vendor_id,
-            detail=each.detail,
-            permanent=each.permanent,
-        )
-        for each in result.reports
-    ]
+    reports = [each if each.delivery_key else replace(each, channel=spec.key) for each in result.reports]
     unknown: list[Report] = []
     for start in range(0, len(reports), BATCH):
         refused = record_reports(reports[start : start + BATCH]).refused
@@ -410,7 +375,15 @@ def _record_messages(spec: ChannelSpec, messages: Sequence[CustomerMessage]) -> 
         # The locks keep an erased customer from coming back as a new one.
         users = locks.lock_remaining(key for keys in found.values() for key in keys)
         spoken = [(users[key], each) for each in messages for key in found.get(each.address, ()) if key in users]
-        _open_conversations(spec, spoken)
+        events = [
+            NewEvent(
+                SOURCE, _name_message(f"message:{spec.key}:{each.message_id}:{user_id}"), "conversation.started",
+                user_id, "", each.at, {"channel": spec.key},
+            )
+            for user_id, each in spoken
+        ]  # fmt: skip
+        if events:
+            record_and_publish(events, settings.TIMEOUTS.event_lock)
     latest: dict[str, datetime] = {}
     for user_id, each in spoken:
         latest[user_id] = max(each.at, latest.get(user_id, each.at))
@@ -421,23 +394,6 @@ def _record_messages(spec: ChannelSpec, messages: Sequence[CustomerMessage]) -> 
             for user_id, key in answered.items()
         ]
     )
-
-
-def _open_conversations(spec: ChannelSpec, spoken: Sequence[tuple[str, CustomerMessage]]) -> None:
-    events = [
-        NewEvent(
-            SOURCE,
-            _name_message(f"message:{spec.key}:{each.message_id}:{user_id}"),
-            "conversation.started",
-            user_id,
-            "",
-            each.at,
-            {"channel": spec.key},
-        )
-        for user_id, each in spoken
-    ]
-    if events:
-        record_and_publish(events, settings.TIMEOUTS.event_lock)
 
 
 def _name_message(name: str) -> str:

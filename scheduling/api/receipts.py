@@ -11,8 +11,9 @@ from pydantic import AfterValidator
 
 from scheduling.api.auth import ApiKeyAuth, charge_in_thread, get_principal
 from scheduling.api.schemas import PastInstant, ProblemOut, Request, Text, check_storable
+from scheduling.channels.vendors.callbacks import Report
 from scheduling.errors import FieldError, InvalidInput
-from scheduling.receipts import BATCH, DETAIL, RecordingResult, Report, record_bounce, record_reports
+from scheduling.receipts import BATCH, DETAIL, RecordingResult, record_bounce, record_reports
 
 router = Router(tags=["receipts"], auth=ApiKeyAuth("receipts"))
 PROBLEMS = (400, 401, 403, 413, 422, 429, 503)

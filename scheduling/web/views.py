@@ -32,7 +32,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from scheduling import broker_health
 from scheduling.channels.email import read_token
-from scheduling.channels.vendors.callbacks import CallbackRefused, CallbackRequest, CallbackResult
+from scheduling.channels.vendors.callbacks import CallbackRefused, CallbackRequest, CallbackResult, Report
 from scheduling.channels.vendors.wechat import SyncFailed, sync_messages
 from scheduling.configuration import snapshot
 from scheduling.delivery.links import find_link, read_link_token
@@ -43,7 +43,7 @@ from scheduling.monitoring import collectors
 from scheduling.operations import commands
 from scheduling.operations.queries import iterate_retries
 from scheduling.policy.specs import ChannelSpec
-from scheduling.receipts import EarlyReceipt, Report, record_callback, record_reports
+from scheduling.receipts import EarlyReceipt, record_callback, record_reports
 from scheduling.redis_client import RedisError, connect_redis, read_eviction_policy
 
 log = structlog.get_logger(__name__)

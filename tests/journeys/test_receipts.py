@@ -21,9 +21,10 @@ def test_opened_link_is_followed_and_bounced_address_is_enabled_again(
     settings: Any,
 ) -> None:  # fmt: skip
     from config.local.processes import wait_until
+    from scheduling.channels.vendors.callbacks import Report
     from scheduling.delivery.links import make_link_token
     from scheduling.models import ChannelConfig, Customer, DisabledTarget, Touch
-    from scheduling.receipts import Report, record_reports
+    from scheduling.receipts import record_reports
     from tests.scheduling.core.conftest import deliver
 
     settings.AFTERTOUCH_LINK_BASE_URL = live_server.url

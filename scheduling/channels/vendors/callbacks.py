@@ -113,15 +113,18 @@ class CallbackRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class VendorReport:
-    """A receipt. It names the message by the delivery key or by the vendor's id."""
+class Report:
+    """A receipt as reported. It names its message by the delivery key, or by channel and the vendor's id."""
 
-    kind: str
-    at: datetime
+    kind: str  #: of `ReceiptKind`
+    at: datetime | None = None  #: None: now
     delivery_key: UUID | None = None
+    channel: str = ""
     vendor_id: str = ""
     detail: str = ""
-    permanent: bool = False
+    permanent: bool = False  #: a bounce after which nothing more is sent to the address
+    address: str = ""  #: the address that bounced; "": the customer's present one
+    opens_conversation: bool = True  #: a reply that is not yet stored as a conversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,7 @@ class CustomerMessage:
 class CallbackResult:
     text: str = SUCCESS
     content_type: str = "text/plain"
-    reports: list[VendorReport] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)
     messages: list[CustomerMessage] = field(default_factory=list)
     sync_token: str = ""  #: WeChat customer service: messages wait at the vendor and are fetched with it
 
@@ -246,7 +249,7 @@ def _add_send_job(
     if message_id and len(result.reports) < MOST_REPORTS:
         kind = "delivered" if sent else "bounced"
         detail = "" if sent else status[:300]
-        report = VendorReport(kind, at, vendor_id=message_id[:120], detail=detail, permanent=permanent and not sent)
+        report = Report(kind, at, vendor_id=message_id[:120], detail=detail, permanent=permanent and not sent)
         result.reports.append(report)
 
 
@@ -284,22 +287,24 @@ class SmsCallbacks:
                 result.reports.append(report)
         return result
 
-    def read_report(self, given: Mapping[str, Any], now: datetime) -> VendorReport | None:
+    def read_report(self, given: Mapping[str, Any], now: datetime) -> Report | None:
         """Return one report, or None for one that names no message."""
         raise NotImplementedError
 
 
 def build_sms_report(
     delivered: bool, at: datetime, delivery_key: object, vendor_id: object, code: object, meaning: object
-) -> VendorReport | None:
+) -> Report | None:
     """Return the receipt of one SMS. A number that does not exist (空号) bounces for good."""
     key = read_uuid(delivery_key)
     name = vendor_id if isinstance(vendor_id, str) and vendor_id.isprintable() else ""
     if key is None and not 0 < len(name) <= 120:
         return None
     detail = "" if delivered else f"{_clean(code)} {_clean(meaning)}".strip()[:300]
-    kind = "delivered" if delivered else "bounced"
-    return VendorReport(kind, at, key, "" if key else name, detail, permanent=not delivered and "空号" in detail)
+    return Report(
+        "delivered" if delivered else "bounced", at, key, vendor_id="" if key else name, detail=detail,
+        permanent=not delivered and "空号" in detail,
+    )  # fmt: skip
 
 
 def read_uuid(value: object) -> UUID | None:

@@ -25,7 +25,7 @@ from scheduling.channels.base import InvalidSetting, Message, Quota
 from scheduling.channels.markup import BadContent
 from scheduling.channels.robots import encode_json
 from scheduling.channels.vendors.base import VendorChannel, VendorRequest, read_lines
-from scheduling.channels.vendors.callbacks import SmsCallbacks, VendorReport, build_sms_report, read_china_time
+from scheduling.channels.vendors.callbacks import Report, SmsCallbacks, build_sms_report, read_china_time
 from scheduling.error_text import ErrorText as _
 
 ALIYUN, TENCENT = "ACS3-HMAC-SHA256", "TC3-HMAC-SHA256"
@@ -173,7 +173,7 @@ class AliyunSms(SmsChannel):
         signature = sign_for_aliyun(query, headers, self.settings["access_key_id"], self.secret)
         return VendorRequest(f"{self.base}/?{query}", b"", headers | {"authorization": signature})
 
-    def read_report(self, given: Mapping[str, Any], now: datetime) -> VendorReport | None:
+    def read_report(self, given: Mapping[str, Any], now: datetime) -> Report | None:
         return build_sms_report(
             given.get("success") is True, read_china_time(given.get("report_time"), now), given.get("out_id"),
             given.get("biz_id"), given.get("err_code"), given.get("err_msg"),
@@ -268,7 +268,7 @@ class TencentSms(SmsChannel):
         is_internal = isinstance(code, str) and code.startswith("InternalError")
         return "InternalError" if is_internal and code not in self.refusals else code
 
-    def read_report(self, given: Mapping[str, Any], now: datetime) -> VendorReport | None:
+    def read_report(self, given: Mapping[str, Any], now: datetime) -> Report | None:
         return build_sms_report(
             given.get("report_status") == "SUCCESS", read_china_time(given.get("user_receive_time"), now),
             given.get("ext"), given.get("sid"), given.get("errmsg"), given.get("description"),

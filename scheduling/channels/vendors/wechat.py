@@ -35,7 +35,7 @@ from scheduling.channels.vendors.base import JSON_HEADERS, VendorChannel, Vendor
 from scheduling.channels.vendors.callbacks import (
     CallbackResult,
     CustomerMessage,
-    VendorReport,
+    Report,
     WeChatCallbacks,
     read_seconds,
     read_send_job,
@@ -63,6 +63,7 @@ class WeChatVendor(VendorChannel):
 
     fills_template: bool = True
     api: ClassVar[str] = "https://api.weixin.qq.com"
+    path: str
     required: ClassVar[tuple[str, ...]] = ("app_id", "secret")
     refusals: ClassVar[Mapping[int, Refusal]] = {
         -1: Refusal("微信系统繁忙", timedelta(seconds=10)),
@@ -109,10 +110,6 @@ class WeChatVendor(VendorChannel):
         url = add_query(f"{self.base}{self.path}", {"access_token": token})
         return VendorRequest(url, encode_json(document | self.more(message, own)))
 
-    @property
-    def path(self) -> str:
-        raise NotImplementedError
-
     def more(self, message: Message, own: Mapping[str, str]) -> dict[str, Any]:
         """Return the fields of the kind. `own` are the reserved lines of the text."""
         raise NotImplementedError
@@ -132,14 +129,11 @@ class OfficialAccount(WeChatCallbacks, WeChatVendor):
     def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
         super().__init__(config, timeout)
         self._type = options.read_choice(config, "type", (TEMPLATE, SUBSCRIPTION))
+        self.path = f"/cgi-bin/message/{'template/send' if self._type == TEMPLATE else 'subscribe/bizsend'}"
 
     def read_event(self, root: Element, at: datetime, result: CallbackResult) -> None:
         """Add the receipt of a template or subscription message."""
         read_send_job(root, at, result)
-
-    @property
-    def path(self) -> str:
-        return f"/cgi-bin/message/{'template/send' if self._type == TEMPLATE else 'subscribe/bizsend'}"
 
     def more(self, message: Message, own: Mapping[str, str]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -159,14 +153,11 @@ class MiniProgram(WeChatVendor):
     kind: ClassVar[str] = "wechat_miniprogram"
     address_key = "wechat_miniprogram"
     optional: ClassVar[tuple[str, ...]] = ("template_id", "state")
+    path: str = "/cgi-bin/message/subscribe/send"
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
         super().__init__(config, timeout)
         self._state = options.read_choice(config, "state", STATES)
-
-    @property
-    def path(self) -> str:
-        return "/cgi-bin/message/subscribe/send"
 
     def more(self, message: Message, own: Mapping[str, str]) -> dict[str, Any]:
         found = {
@@ -437,4 +428,4 @@ def _read_entry(entry: Mapping[str, Any], result: CallbackResult) -> None:
     failed = isinstance(event, Mapping) and event.get("event_type") == "msg_send_fail"
     if failed and (key := read_uuid(event.get("fail_msgid", ""))):
         detail = f"msg_send_fail {event.get('fail_type')}"[:300]
-        result.reports.append(VendorReport("bounced", at, key, detail=detail))
+        result.reports.append(Report("bounced", at, key, detail=detail))

@@ -7,8 +7,9 @@ from django.test import Client
 from django.utils import translation
 
 from scheduling.admin.touches.timeline import build_timeline
+from scheduling.channels.vendors.callbacks import Report
 from scheduling.models import Touch
-from scheduling.receipts import Report, record_reports
+from scheduling.receipts import record_reports
 from tests.scheduling.admin.conftest import Url
 from tests.scheduling.admin.test_list_export import read_csv_rows
 from tests.scheduling.core.conftest import deliver

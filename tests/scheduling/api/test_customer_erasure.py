@@ -22,7 +22,7 @@ from django_celery_beat.models import IntervalSchedule, PeriodicTask
 from rpa_tasks.jobs.dead_letters import record_failed_job
 from rpa_tasks.models import Evidence, Flow, Job, Platform, Run, Shop
 from scheduling import sql
-from scheduling.channels.vendors.callbacks import CallbackResult, CustomerMessage
+from scheduling.channels.vendors.callbacks import CallbackResult, CustomerMessage, Report
 from scheduling.configuration import snapshot
 from scheduling.customers.erasure import (
     ErasureDelayed,
@@ -54,7 +54,7 @@ from scheduling.models import (
 )
 from scheduling.models.node import digest_address
 from scheduling.planning.own_events import update_last_active
-from scheduling.receipts import Report, record_callback, record_reports
+from scheduling.receipts import record_callback, record_reports
 from scheduling.webhooks import Occurrence, write_messages
 from sessions.detection.presence import SILENT
 from sessions.detection.silence_events import record_silences

@@ -10,11 +10,12 @@ from django.utils.timezone import now
 from pytest_django import Settings
 
 from scheduling.channels.base import Delivered
+from scheduling.channels.vendors.callbacks import Report
 from scheduling.delivery.routing import find_delivery_keys
 from scheduling.ids import first_id_at
 from scheduling.models import ChannelConfig, DeliveryReceipt, Touch, VendorMessage
 from scheduling.operations import retention
-from scheduling.receipts import Report, record_reports
+from scheduling.receipts import record_reports
 from tests.scheduling.core.conftest import deliver_when_due
 from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannelState
 from tests.support.matrix import MatrixBuilder, RecordEvent
