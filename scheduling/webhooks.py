@@ -75,7 +75,7 @@ def note_facts(facts: Sequence[WebhookFact]) -> None:
         WebhookFact.objects.bulk_create(noted)
 
 
-def collect_messages(most: int = MOST_COLLECTED) -> bool:
+def collect_messages() -> bool:
     """Write the messages of the next events. Return whether more events wait.
 
     Events and messages change in one transaction: a killed process loses and repeats nothing. Of concurrent passes one
@@ -87,21 +87,16 @@ def collect_messages(most: int = MOST_COLLECTED) -> bool:
             return False
         gone = WebhookEndpoint.objects.filter(disabled_at__isnull=False).values_list("pk", flat=True)
         hooks = [hook for hook in config.webhooks.values() if hook.id not in set(gone)]
-        found = [Occurrence(new_id(), *row[1:]) for row in sorted(sql.rows(_TAKE_FACTS, {"most": most}))]
-        more = len(found) == most
+        found = [Occurrence(new_id(), *row[1:]) for row in sorted(sql.rows(_TAKE_FACTS, {"most": MOST_COLLECTED}))]
+        more = len(found) == MOST_COLLECTED
         if TOUCH_ENDED in config.webhook_events:
-            batch = ends.take_ends(READER, most=most)
+            batch = ends.take_ends(READER, most=MOST_COLLECTED)
             found += _describe_ends(batch.ends, config)
             more |= batch.more
         else:
             ends.drop_reader(READER)
         write_messages((hook.id, each) for each in found for hook in hooks if wants_message(hook, each))
     return more
-
-
-def wait_for_collector() -> None:
-    """Wait until a running pass has stored its messages, and let none start before this transaction ends."""
-    sql.rows("SELECT pg_advisory_xact_lock(%(lock)s)", {"lock": _COLLECTING})
 
 
 def forget_events() -> None:
@@ -245,7 +240,8 @@ def erase_messages_of_customer(who: Identity) -> int:
     """
     given = {"user_id": who.user_id}
     with transaction.atomic():
-        wait_for_collector()
+        # Wait for a running pass, and let none start before this transaction ends.
+        sql.rows("SELECT pg_advisory_xact_lock(%(lock)s)", {"lock": _COLLECTING})
         return sum(sql.execute(statement, given) for statement in (_ERASE_ENDED, _ERASE_WAITING, _ERASE_FACTS))
 
 

@@ -227,11 +227,10 @@ def redirects_secret(kind: str, before: Mapping[str, Any], after: Mapping[str, A
     return found is not None and not found.list_secret_hosts(after) <= found.list_secret_hosts(before)
 
 
+@cache
 def thread_pool(name: str, most: int) -> ThreadPoolExecutor:
     """Return the thread pool of this name in this process. It is created on first use."""
-    return _process_thread_pool(os.getpid(), name, most)  # a pool does not survive a fork
-
-
-@cache
-def _process_thread_pool(process: int, name: str, most: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(most, thread_name_prefix=name)
+
+
+os.register_at_fork(after_in_child=thread_pool.cache_clear)  # a pool does not survive a fork

@@ -22,7 +22,6 @@ from datetime import timedelta
 from email.charset import BASE64, Charset
 from email.utils import parseaddr
 from enum import Enum, auto
-from functools import lru_cache
 from typing import Any, ClassVar, cast
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -253,7 +252,7 @@ def make_token(user_id: str) -> str:
     Mail is forwarded and logged, so the token hides the id. It never expires: the link in an old mail keeps working.
     Reading needs its key in `SECRET_KEY` or `SECRET_KEY_FALLBACKS`.
     """
-    return _token_cipher().encrypt(user_id.encode()).decode().rstrip("=")
+    return _build_token_cipher().encrypt(user_id.encode()).decode().rstrip("=")
 
 
 def read_token(token: str) -> str:
@@ -263,26 +262,16 @@ def read_token(token: str) -> str:
         BadSignature: `make_token` did not make it, or its key is gone.
     """
     try:
-        return _token_cipher().decrypt(token + "=" * (-len(token) % 4)).decode()
+        return _build_token_cipher().decrypt(token + "=" * (-len(token) % 4)).decode()
     except (InvalidToken, ValueError) as error:
         raise BadSignature("not a token") from error
 
 
-def _token_cipher() -> MultiFernet:
-    return _token_cipher_for((settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS))
-
-
-@lru_cache(maxsize=4)
-def _token_cipher_for(keys: tuple[str, ...]) -> MultiFernet:
+def _build_token_cipher() -> MultiFernet:
     """Derive keys for this purpose only from the site's keys."""
+    keys = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
     derived = [salted_hmac(SALT, "", secret=key, algorithm="sha256").digest() for key in keys]
     return MultiFernet([Fernet(urlsafe_b64encode(key)) for key in derived])
-
-
-def unsubscribe_url(user_id: str) -> str:
-    """Return the link, or "" without `AFTERTOUCH_BASE_URL`."""
-    base = settings.AFTERTOUCH_BASE_URL.rstrip("/")
-    return f"{base}/u/{make_token(user_id)}" if base else ""
 
 
 SUBJECT_LENGTH = 200  # characters
@@ -346,10 +335,11 @@ class Email(Channel):
 
     def compose(self, message: Message) -> EmailMessage:
         """Return the mail. Line breaks and control characters become spaces, so that no text can add a header."""
-        domain = urlsplit(settings.AFTERTOUCH_BASE_URL).hostname or parseaddr(self._from)[1].rpartition("@")[2]
+        base = settings.AFTERTOUCH_BASE_URL.rstrip("/")
+        domain = urlsplit(base).hostname or parseaddr(self._from)[1].rpartition("@")[2]
         headers = {"Message-ID": f"<{message.delivery_key}@{domain}>", "Auto-Submitted": "auto-generated"}
-        link = unsubscribe_url(message.user_id) if message.category == MARKETING else ""
-        if link:
+        if base and message.category == MARKETING:
+            link = f"{base}/u/{make_token(message.user_id)}"
             headers |= {"List-Unsubscribe": f"<{link}>", "List-Unsubscribe-Post": "List-Unsubscribe=One-Click"}
         mail = EmailMessage(
             subject=one_line(message.subject) or one_line(message.body),

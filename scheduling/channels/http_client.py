@@ -91,7 +91,7 @@ def judge_status(response: Response, *, repeatable: bool) -> Outcome:
     return Permanent("http_other", said, status)
 
 
-def parse_retry_after(response: Response, now: datetime | None = None) -> timedelta | None:
+def parse_retry_after(response: Response) -> timedelta | None:
     """Return `Retry-After`, in seconds or as HTTP date (RFC 9110, 10.2.3), limited to 0 to one day.
 
     None if absent or invalid.
@@ -101,7 +101,7 @@ def parse_retry_after(response: Response, now: datetime | None = None) -> timede
         return min(timedelta(seconds=int(value[:10])), LONGEST_RETRY_AFTER)
     try:
         until = parsedate_to_datetime(value)
-        wait = (until if until.tzinfo else until.replace(tzinfo=UTC)) - (now or datetime.now(UTC))
+        wait = (until if until.tzinfo else until.replace(tzinfo=UTC)) - datetime.now(UTC)
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
     return max(timedelta(0), min(wait, LONGEST_RETRY_AFTER))
@@ -145,12 +145,13 @@ class PublicResolver(AbstractResolver):
         """
         found = await asyncio.get_running_loop().run_in_executor(self._threads, self._lookup, host, port)
         usable = self._private.usable(host, port, (str(sockaddr[0]) for *_, sockaddr in found))
-        return [self._result(host, text, port) for text in usable]
-
-    @staticmethod
-    def _result(host: str, text: str, port: int) -> ResolveResult:
-        family = socket.AF_INET6 if ":" in text else socket.AF_INET
-        return ResolveResult(hostname=host, host=text, port=port, family=family, proto=0, flags=socket.AI_NUMERICHOST)
+        return [
+            ResolveResult(
+                hostname=host, host=text, port=port, family=socket.AF_INET6 if ":" in text else socket.AF_INET, proto=0,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for text in usable
+        ]  # fmt: skip
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -249,7 +250,10 @@ class Transport:
         await self._proxy_resolver.close()
 
     async def _lead_through(self, proxy: Proxy, request: _Request) -> list[_Request]:
-        """Return the request to each address of its host, with the host's name in SNI and `Host`."""
+        """Return the request to each checked address of its host, with the host's name in SNI and `Host`.
+
+        If any address is allowed, the proxy resolves the name. Raises `DestinationRefused`, and `NotSent` without one.
+        """
         headers = {**request.headers, "Host": request.url.host_port_subcomponent or ""}
         proxying: dict[str, Any] = {"proxy": proxy.url}
         if request.url.scheme == "http":
@@ -257,7 +261,13 @@ class Transport:
         else:
             host = (request.url.raw_host or "").removesuffix(".")
             proxying |= {"proxy_headers": proxy.headers, "server_hostname": host}
-        urls = await self._resolve_target(request.url)
+        urls = [request.url]
+        if not self._private.open(request.url):
+            try:
+                found = await self._resolver.resolve(request.url.raw_host or "", request.url.port or 0)
+            except OSError as error:
+                raise NotSent("dns", f"{error_text(error)}: {UNRESOLVED_BEHIND_PROXY}") from error
+            urls = [request.url.with_host(each["host"]) for each in found]
         return [request._replace(url=url, headers=headers, proxying=proxying) for url in urls]
 
     async def _send_request(self, flight: Flight, calls: list[_Request], *, repeatable: bool) -> None:
@@ -286,27 +296,9 @@ class Transport:
                     raise
                 raise DestinationRefused(refused.reason, f"the proxy: {refused.detail}") from None
 
-    async def _resolve_target(self, url: URL) -> list[URL]:
-        """Return the URL with each checked address of its host, or unchanged if any address is allowed.
-
-        Raises:
-            DestinationRefused: the host has addresses, and none may be used.
-            NotSent: the host has no address.
-        """
-        if self._private.open(url):
-            return [url]
-        try:
-            found = await self._resolver.resolve(url.raw_host or "", url.port or 0)
-        except OSError as error:
-            raise NotSent("dns", f"{error_text(error)}: {UNRESOLVED_BEHIND_PROXY}") from error
-        return [url.with_host(each["host"]) for each in found]
-
     def _session(self, *, reuse: bool, proxied: bool) -> aiohttp.ClientSession:
-        if (reuse, proxied) not in self._sessions:
-            self._sessions[reuse, proxied] = self._new_session(reuse=reuse, proxied=proxied)
-        return self._sessions[reuse, proxied]
-
-    def _new_session(self, *, reuse: bool, proxied: bool) -> aiohttp.ClientSession:
+        if session := self._sessions.get((reuse, proxied)):
+            return session
         connector = aiohttp.TCPConnector(
             resolver=self._proxy_resolver if proxied else self._resolver,
             ssl=self._ssl,
@@ -324,6 +316,7 @@ class Transport:
             trace_configs=[trace_flights()],
         )
         session._retry_connection = False  # it would send a GET or PUT without an answer once more
+        self._sessions[reuse, proxied] = session
         return session
 
 

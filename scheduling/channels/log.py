@@ -40,17 +40,9 @@ class Log(Channel):
 
 
 def _log_message(message: Message) -> None:
-    description = _describe(message)
-    logger.info("Touch logged", action="touch_logged", **description)
-    if logger.is_enabled_for(logging.DEBUG):
-        logger.debug("Body of the logged touch", action="touch_logged", body=message.body, **description)
-
-
-def _describe(message: Message) -> dict[str, Any]:
-    task_id = str(message.task_id)
-    return {
-        "task_id": task_id,
-        "delivery_key": task_id if message.delivery_key is message.task_id else str(message.delivery_key),
+    description = {
+        "task_id": str(message.task_id),
+        "delivery_key": str(message.delivery_key),
         "trace_id": message.trace_id.hex if message.trace_id else "",
         "node": message.node,
         "user_id": message.user_id,
@@ -58,3 +50,6 @@ def _describe(message: Message) -> dict[str, Any]:
         "content_type": message.content_type,
         "length": len(message.body),
     }
+    logger.info("Touch logged", action="touch_logged", **description)
+    if logger.is_enabled_for(logging.DEBUG):
+        logger.debug("Body of the logged touch", action="touch_logged", body=message.body, **description)

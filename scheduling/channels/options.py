@@ -1,4 +1,7 @@
-"""Read a channel's settings strictly: an unknown or misspelt key is an error."""
+"""Read a channel's settings strictly: an unknown or misspelt key is an error.
+
+Each reader raises `InvalidSetting` for a value that it does not accept.
+"""
 
 from __future__ import annotations
 
@@ -24,24 +27,17 @@ def write_instant(at: datetime, precision: str = "auto") -> str:
     return at.astimezone(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
 
 
-def check_known_keys(settings: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Check that all keys are known.
-
-    Raises:
-        InvalidSetting: for the first unknown key.
-    """
+def check_known_keys(settings: Mapping[str, Any], known: Iterable[str], path: str = "") -> None:
+    """Check that all keys of the settings, or of the part at `path`, are known."""
     names = sorted(known)
     for key in settings:
         if key not in names:
-            raise InvalidSetting(key, _("is not known here; known are %(known)s", known=", ".join(names) or "none"))
+            name = f"{path}.{key}" if path else key
+            raise InvalidSetting(name, _("is not known here; known are %(known)s", known=", ".join(names) or "none"))
 
 
 def read_text(settings: Mapping[str, Any], key: str, default: str = "") -> str:
-    """Return the text under `key`, or `default` if it is absent or null.
-
-    Raises:
-        InvalidSetting: for another type.
-    """
+    """Return the text under `key`, or `default` if it is absent or null."""
     value = settings.get(key)
     if value is None:
         return default
@@ -50,22 +46,14 @@ def read_text(settings: Mapping[str, Any], key: str, default: str = "") -> str:
     return value
 
 
-def read_word(settings: Mapping[str, Any], key: str, default: str = "") -> str:
-    """Return the text or the whole number under `key` as text: a YAML file may write an id without quotes.
-
-    Raises:
-        InvalidSetting: for another type.
-    """
+def read_word(settings: Mapping[str, Any], key: str) -> str:
+    """Return the text or the whole number under `key` as text: a YAML file may write an id without quotes."""
     value = settings.get(key)
-    return str(value) if type(value) is int else read_text(settings, key, default)
+    return str(value) if type(value) is int else read_text(settings, key)
 
 
 def read_span(settings: Mapping[str, Any], key: str, longest: timedelta) -> timedelta:
-    """Return the duration under `key`, zero if it is absent.
-
-    Raises:
-        InvalidSetting: for another text or a longer span.
-    """
+    """Return the duration under `key`, zero if it is absent."""
     try:
         span = parse_duration(settings.get(key) or 0)
     except ValueError as error:
@@ -76,11 +64,7 @@ def read_span(settings: Mapping[str, Any], key: str, longest: timedelta) -> time
 
 
 def read_quotas(settings: Mapping[str, Any], default: Quotas) -> Quotas:
-    """Return `quotas`, a list of texts like `20/1m`, or `default` if it is absent.
-
-    Raises:
-        InvalidSetting: a quota is not accepted.
-    """
+    """Return `quotas`, a list of texts like `20/1m`, or `default` if it is absent."""
     given = settings.get("quotas")
     if given is None:
         return default
@@ -104,11 +88,7 @@ def _read_quota(given: Any) -> Quota:
 
 
 def read_flag(settings: Mapping[str, Any], key: str) -> bool:
-    """Return the switch under `key`, False if it is absent.
-
-    Raises:
-        InvalidSetting: for another type.
-    """
+    """Return the switch under `key`, False if it is absent."""
     value = settings.get(key)
     if value is not None and not isinstance(value, bool):
         raise InvalidSetting(key, _("must be true or false"))
@@ -116,30 +96,22 @@ def read_flag(settings: Mapping[str, Any], key: str) -> bool:
 
 
 def read_choice(settings: Mapping[str, Any], key: str, options: tuple[str, ...]) -> str:
-    """Return one of `options`, the first one if absent.
-
-    Raises:
-        InvalidSetting: for another value.
-    """
+    """Return one of `options`, the first one if absent."""
     value = read_text(settings, key, options[0])
     if value not in options:
         raise InvalidSetting(key, _("must be one of %(known)s", known=", ".join(options)))
     return value
 
 
-def read_url(settings: Mapping[str, Any], key: str = "url") -> str:
-    """Return a URL that may be called. Names are not resolved here.
-
-    Raises:
-        InvalidSetting: for a missing or refused URL.
-    """
-    value = read_text(settings, key)
+def read_url(settings: Mapping[str, Any]) -> str:
+    """Return `url`, which may be called. Names are not resolved here."""
+    value = read_text(settings, "url")
     if not value:
-        raise InvalidSetting(key, _("is missing"))
+        raise InvalidSetting("url", _("is missing"))
     try:
         check_url(value, PrivateHosts.from_settings())
     except DestinationRefused as refused:
-        raise InvalidSetting(key, refused.detail) from None
+        raise InvalidSetting("url", refused.detail) from None
     return value
 
 
@@ -149,8 +121,7 @@ def read_proxy(settings: Mapping[str, Any]) -> str:
     An address in a private network must be that of the installation's proxy or an allowed private host: an editor must
     not reach other servers there.
 
-    Raises:
-        InvalidSetting: without a part of the value, which may contain a password.
+    The error has no part of the value, which may contain a password.
     """
     value = read_text(settings, "proxy")
     try:

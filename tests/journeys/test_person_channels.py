@@ -34,12 +34,12 @@ TOKEN = {"access_token": "token-of-the-vendor", "expires_in": 7200}
 
 @pytest.fixture
 def vendor(_sending: None) -> Iterator[ScriptedReceiver]:  # noqa: F811
-    from scheduling.channels.vendors.base import connect_tokens
+    from scheduling.channels.vendors.base import shared_tokens
 
-    connect_tokens.cache_clear()
+    shared_tokens.cache_clear()
     with ScriptedReceiver([TOKEN, {"errcode": 0}, {"errcode": 40003}]) as server:
         yield server
-    connect_tokens.cache_clear()
+    shared_tokens.cache_clear()
 
 
 def test_described_channel_reaches_a_person_and_disables_a_wrong_address(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import secrets
 import time
@@ -189,14 +188,9 @@ def _decrypt_entry(stored: bytes | None) -> dict[str, Any]:
         return {}
 
 
-def shared_tokens() -> TokenCache:
-    """Return the token cache of this process."""
-    return connect_tokens(os.getpid())
-
-
 @cache
-def connect_tokens(process: int) -> TokenCache:
-    """Return a token cache with a connection of its own for a process id, since a fork must not share one."""
+def shared_tokens() -> TokenCache:
+    """Return the token cache of this process. After a fork redis-py opens a connection of its own."""
     return TokenCache(connect_redis(settings.REDIS_URL, timeout=settings.TIMEOUTS.redis_quota))
 
 

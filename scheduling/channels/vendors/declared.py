@@ -240,7 +240,7 @@ def read_condition(settings: Mapping[str, Any], key: str) -> AnswerCondition | N
         return None
     if not isinstance(given, Mapping):
         raise InvalidSetting(key, _("must be a mapping of field, op and value"))
-    _check_part_keys(given, {"field", "op", "value"}, key)
+    options.check_known_keys(given, {"field", "op", "value"}, key)
     field, op = given.get("field"), given.get("op", "eq")
     if not isinstance(field, str) or not field:
         raise InvalidSetting(f"{key}.field", _("is missing"))
@@ -267,7 +267,7 @@ def read_errors(settings: Mapping[str, Any]) -> dict[str, Refusal]:
         path = f"errors.{place}"
         if not isinstance(row, Mapping):
             raise InvalidSetting(path, _("must be a mapping of code, then, after and meaning"))
-        _check_part_keys(row, {"code", "then", "after", "meaning"}, path)
+        options.check_known_keys(row, {"code", "then", "after", "meaning"}, path)
         codes = row.get("code")
         for code in codes if isinstance(codes, list) else [codes]:
             if not isinstance(code, (str, int)) or code == "":
@@ -297,14 +297,6 @@ def _read_refusal(row: Mapping[str, Any], path: str) -> Refusal:
         stale_token=action == "refresh_token",
         unclear=action == "unknown",
     )
-
-
-def _check_part_keys(given: Mapping[str, Any], known: set[str], path: str) -> None:
-    for name in given:
-        if name not in known:
-            raise InvalidSetting(
-                f"{path}.{name}", _("is not known here; known are %(known)s", known=", ".join(sorted(known)))
-            )
 
 
 TOKEN_KEYS = REQUEST_KEYS | {"field", "expires", "lifetime"}
@@ -351,11 +343,7 @@ class DeclaredHttp(VendorChannel):
             return
         if not isinstance(given, Mapping):
             raise InvalidSetting("token", _("must be a mapping"))
-        for name in given:
-            if name not in TOKEN_KEYS:
-                raise InvalidSetting(
-                    f"token.{name}", _("is not known here; known are %(known)s", known=", ".join(sorted(TOKEN_KEYS)))
-                )
+        options.check_known_keys(given, TOKEN_KEYS, "token")
         self._token_plan = read_request(given, TOKEN_VARIABLES, "token.")
         try:
             self.token_field = options.read_text(given, "field", self.token_field)

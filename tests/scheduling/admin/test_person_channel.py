@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 from pytest_django import Settings
 
-from scheduling.channels.vendors.base import connect_tokens
+from scheduling.channels.vendors.base import shared_tokens
 from scheduling.models import ChannelConfig, Customer
 from tests.scheduling.admin.conftest import FillForm, FormErrors, SaveForm, Url
 from tests.scheduling.core.receivers import ScriptedReceiver
@@ -34,10 +34,10 @@ quotas: [1/1m]
 @pytest.fixture
 def vendor(settings: Settings) -> Iterator[ScriptedReceiver]:
     settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ["127.0.0.1"]
-    connect_tokens.cache_clear()
+    shared_tokens.cache_clear()
     with ScriptedReceiver() as receiver:
         yield receiver
-    connect_tokens.cache_clear()
+    shared_tokens.cache_clear()
 
 
 def test_declared_channel_is_saved_by_the_form_and_hides_its_secret(

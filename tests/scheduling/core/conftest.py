@@ -18,7 +18,7 @@ from pytest_django import Settings
 
 from scheduling.channels.base import Outcome, channel_kinds
 from scheduling.channels.http_client import close_shared_transport
-from scheduling.channels.vendors.base import connect_tokens
+from scheduling.channels.vendors.base import shared_tokens
 from scheduling.delivery import pipeline
 from scheduling.delivery.lanes import ReceiverLanes
 from scheduling.delivery.sender import sender
@@ -242,6 +242,6 @@ def hook(matrix: MatrixBuilder, receiver: ScriptedReceiver) -> ChannelConfig:
 @pytest.fixture
 def forgotten_tokens() -> Iterator[None]:
     """Forget tokens of vendors: another test had the same vendor at another port, or the same port."""
-    connect_tokens.cache_clear()
+    shared_tokens.cache_clear()
     yield
-    connect_tokens.cache_clear()
+    shared_tokens.cache_clear()

@@ -16,13 +16,14 @@ from config.local.processes import wait_until
 from rpa_tasks.jobs.shops import pause_platform, record_login
 from rpa_tasks.models import Flow, Job, LoginState, Platform, Shop
 from scheduling import sql
+from scheduling.channels.vendors.callbacks import Report
 from scheduling.customers import erasure
 from scheduling.customers.erasure import continue_erasures, request_erasure
 from scheduling.ledger.failures import record_unreadable_message
 from scheduling.models import CustomerErasure, EndMark, FailedTask, WebhookFact, WebhookMessage, WebhookSubscription
 from scheduling.operations.commands import pause_scope, resume_scope
 from scheduling.operations.failed_tasks import Actor, ignore_failed_task
-from scheduling.receipts import Report, record_reports
+from scheduling.receipts import record_reports
 from scheduling.tasks import request_webhooks
 from scheduling.webhooks import collect_messages, delete_old_messages, replay_messages, write_messages
 from sessions.detection.silence_events import record_silences
@@ -154,14 +155,15 @@ def test_silence_becomes_one_message_however_often_it_is_recorded(subscribe: Sub
     assert row.data["user_id"] == "ann"
 
 
-def test_concurrent_collections_write_each_message_once(subscribe: Subscribe) -> None:
+def test_concurrent_collections_write_each_message_once(subscribe: Subscribe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduling.webhooks.MOST_COLLECTED", 25)
     subscribe()
     note_changes(400, objects=20)
 
     def collect() -> None:
         try:
             for _ in range(40):
-                collect_messages(25)
+                collect_messages()
         finally:
             connection.close()
 
