@@ -163,18 +163,16 @@ class Channel:
         if left <= timedelta(0):
             return Transient("no_time", "the deadline had passed before the attempt started")
         try:
-            self.validate_target(message.target)
-        except ValueError as error:
-            return Permanent("bad_target", str(error))
-        try:
             return await self.attempt(message, left)
         except Failure as failure:
             return failure.outcome()
+        except InvalidSetting as error:
+            return Permanent("bad_target", str(error))
         except BadContent as error:
             return Permanent("bad_content", str(error))
 
     async def attempt(self, message: Message, left: timedelta) -> Outcome:
-        """Send to a checked target within `left`. May raise `Failure`, and `BadContent` before it sends."""
+        """Send within `left`. May raise `Failure`; before it sends, `InvalidSetting` of the target and `BadContent`."""
         raise NotImplementedError
 
 

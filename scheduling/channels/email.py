@@ -325,6 +325,7 @@ class Email(Channel):
 
     async def attempt(self, message: Message, left: timedelta) -> Outcome:
         """Try once. Return `Unknown` if the content was sent and the relay's reply did not come."""
+        self.validate_target(message.target)
         mail = self.compose(message)
         if self._relay is None:
             return await _send_by_django(mail, left.total_seconds())

@@ -90,6 +90,7 @@ class Robot(CodedAnswers, Channel):
 
     async def attempt(self, message: Message, left: timedelta) -> Outcome:
         """Try once. Return `Unknown` if the vendor's result cannot be read."""
+        self.validate_target(message.target)
         url, document = self.request(message, datetime.now(UTC))
         response = await shared_transport().request(
             "POST", url, encode_json(document), HEADERS, timeout=left, repeatable=False, proxy=self._proxy

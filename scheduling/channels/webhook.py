@@ -58,6 +58,7 @@ class Webhook(Channel):
 
     async def attempt(self, message: Message, left: timedelta) -> Outcome:
         """Try once. A refused connection never gives `Unknown`; a request without an answer always does."""
+        self.validate_target(message.target)
         now = datetime.now(UTC)
         body = build_payload(message, now)
         headers = sign_request(message.delivery_key, body, now, read_secrets(message.target) or self._secrets)

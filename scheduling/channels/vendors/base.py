@@ -297,6 +297,7 @@ class VendorChannel(CodedAnswers, Channel):
 
     async def attempt(self, message: Message, left: timedelta) -> Outcome:
         """Try once, or twice if the vendor refuses the token of the first try."""
+        self.validate_target(message.target)
         ends_at, token = datetime.now(UTC) + left, ""
         outcome: Outcome = Transient("no_time")
         for _try in range(2):

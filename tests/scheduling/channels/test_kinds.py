@@ -70,8 +70,8 @@ async def test_log_channel_shows_body_at_debug_only(deadline: datetime, monkeypa
 
 async def test_log_channel_writes_standard_log_line(deadline: datetime, capsys: pytest.CaptureFixture[str]) -> None:
     """It goes past `logging`, which the others go through."""
-    message = build_message(user_id="客户")
-    await Log({}, timedelta(seconds=1)).send(message, deadline)
+    message = build_message(user_id="客户", target={"url": "of the channel's former kind"})
+    assert isinstance(await Log({}, timedelta(seconds=1)).send(message, deadline), Delivered)
 
     line = json.loads(capsys.readouterr().err)
     assert (line["event"], line["task_id"], line["user_id"]) == ("Touch logged", str(message.task_id), "客户")
