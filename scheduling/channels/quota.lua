@@ -22,14 +22,8 @@ if muted > 0 then
   return {0, muted * 1000, 0}
 end
 
-local windows, keep, longest = {}, 1, 0
-local place = 3 + 2 * tonumber(ARGV[2])
-for i = 3, place - 1, 2 do
-  local limit, window = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
-  table.insert(windows, {limit, window})
-  keep, longest = math.max(keep, limit), math.max(longest, window)
-end
-
+local windows, keep, longest = read_windows(3, tonumber(ARGV[2]))
+local place = 3 + 2 * #windows
 local periods, room = {}, wanted
 for _ = 1, tonumber(ARGV[place]) do
   local limit, count = tonumber(ARGV[place + 2]), tonumber(ARGV[place + 3])
@@ -54,13 +48,7 @@ for i = 1, #log do
 end
 
 local function free_at(granted)
-  local at = now
-  for _, window in ipairs(windows) do
-    local taken = log[#log - window[1] + 1]
-    if taken then
-      at = math.max(at, taken + window[2])
-    end
-  end
+  local at = free_after(log, windows, now)
   for _, period in ipairs(periods) do
     if granted >= period.left then
       at = math.max(at, period.ends)

@@ -6,6 +6,28 @@
 
 local LARGEST_QUOTA = 1000  -- as in options.py
 
+-- Read `count` windows from ARGV[first] on: limit, window in µs. Return them, the largest limit and the longest window.
+local function read_windows(first, count)
+  local windows, keep, longest = {}, 1, 0
+  for i = first, first + 2 * count - 1, 2 do
+    local limit, window = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
+    table.insert(windows, {limit, window})
+    keep, longest = math.max(keep, limit), math.max(longest, window)
+  end
+  return windows, keep, longest
+end
+
+-- Return the first instant from `at` on with a place in each window after the instants `taken`, which ascend.
+local function free_after(taken, windows, at)
+  for _, window in ipairs(windows) do
+    local oldest = taken[#taken - window[1] + 1]
+    if oldest then
+      at = math.max(at, tonumber(oldest) + window[2])
+    end
+  end
+  return at
+end
+
 -- Return the longest window (ms) of a list and of a row whose longest is `longest` (µs). `last` is the last instant of the
 -- list (µs; 0: it has none).
 local function find_span(key, last, longest)

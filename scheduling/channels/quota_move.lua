@@ -25,15 +25,8 @@ for i = #log, 1, -1 do
   end
 end
 
-local keep, longest, free_at = 1, 0, now
-for i = 3, 2 + 2 * tonumber(ARGV[2]), 2 do
-  local limit, window = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
-  keep, longest = math.max(keep, limit), math.max(longest, window)
-  local taken = log[#log - limit + 1]
-  if taken then
-    free_at = math.max(free_at, tonumber(taken) + window)
-  end
-end
+local windows, keep, longest = read_windows(3, tonumber(ARGV[2]))
+local free_at = free_after(log, windows, now)
 if free_at > now then
   return {free_at - now, 0}
 end

@@ -30,14 +30,8 @@ local part_now = math.floor(now / PART) * PART
 local levels = (#KEYS - 3) / 4
 local plan, late, own_ahead = KEYS[3 + levels], KEYS[3 + 2 * levels], KEYS[3 + 3 * levels]
 
-local quotas, keep, longest = {}, 1, 0
-local first = 4 + 2 * tonumber(ARGV[3])
-for i = 4, first - 1, 2 do
-  local limit, window = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
-  table.insert(quotas, {limit, window})
-  keep, longest = math.max(keep, limit), math.max(longest, window)
-end
-
+local windows, keep, longest = read_windows(4, tonumber(ARGV[3]))
+local first = 4 + 2 * #windows
 local kinds = {}
 local count_of_kinds = tonumber(ARGV[first])
 first = first + 1
@@ -132,17 +126,6 @@ local function has_grant_today(count)
   return true
 end
 
-local function free_after(taken)
-  local at = opens
-  for _, quota in ipairs(quotas) do
-    local oldest = taken[#taken - quota[1] + 1]
-    if oldest then
-      at = math.max(at, oldest + quota[2])
-    end
-  end
-  return at
-end
-
 local log = read(KEYS[1])
 local logged_at = log[#log] or 0
 local planned, before_late = {}, {}
@@ -160,13 +143,13 @@ table.sort(before_late)
 -- Touches whose slot has come go first, after those in transit. `granted` is the log as it will be then.
 local granted, let_go, going = {unpack(log)}, {}, in_transit
 local function grant_next()
-  table.insert(granted, math.max(free_after(granted), granted[#granted] or 0))
+  table.insert(granted, math.max(free_after(granted, windows, opens), granted[#granted] or 0))
 end
 for _ = 1, math.min(in_transit, keep) do
   grant_next()
 end
 for i = first, #ARGV, 2 do
-  if ARGV[i + 1] == '1' and free_after(granted) - now <= near and has_grant_today(going) then
+  if ARGV[i + 1] == '1' and free_after(granted, windows, opens) - now <= near and has_grant_today(going) then
     grant_next()
     let_go[i], going = true, going + 1
   end
@@ -219,7 +202,8 @@ local function reserve_slots(has_come, list, bounds)
   local used, reserved = add_to_log(bounds), {}
   for i = first, #ARGV, 2 do
     if not let_go[i] and (ARGV[i + 1] == '1') == has_come then
-      local slot = free_period(math.max(free_after(used), free_after(bounds), bounds[#bounds] or 0))
+      local free_at = math.max(free_after(used, windows, opens), free_after(bounds, windows, opens))
+      local slot = free_period(math.max(free_at, bounds[#bounds] or 0))
       local given_back = free[next_free]
       if given_back and (not slot or given_back.at < slot) then
         slot = given_back.at
