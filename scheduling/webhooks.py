@@ -517,10 +517,6 @@ LINGER = 15.0  #: seconds; longer than the interval of the pass that wakes the t
 #: A request that could not start by then is dropped, because another process may have the message after the lease.
 LATEST_START = (LEASE - 2 * TIMEOUT).total_seconds()
 RETRY_STATEMENTS = 1.0  #: seconds, while PostgreSQL is unavailable
-Work = tuple[bool, list[tuple[WebhookSpec, SendableHook]]]  #: whether more events wait; subscriptions with due messages
-NO_WORK: Work = (False, [])
-Turn = tuple[list[ClaimedMessage], bool]  #: claimed messages; whether the results are stored
-NOT_STORED: Turn = ([], False)
 
 
 @cache
@@ -572,7 +568,7 @@ class _Turns:
     async def serve(self) -> None:
         try:
             while not self._stopping():
-                more, hooks = await self._call(_look_for_work, default=NO_WORK)
+                more, hooks = await self._call(_look_for_work) or (False, [])
                 self._lanes = {hook: lane for hook, lane in self._lanes.items() if not lane.done()}
                 for spec, each in hooks:
                     if spec.id not in self._lanes and self._unusable.get(spec.id) is not spec:
@@ -589,7 +585,8 @@ class _Turns:
             self._statements.submit(connections.close_all)
             self._statements.shutdown()
 
-    async def _call(self, act: Callable[[], R], default: R) -> R:
+    async def _call(self, act: Callable[[], R]) -> R | None:
+        """Run statements. Return None after a pause if they failed."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._statements, _on_usable_connection, act)
         except sql.UNAVAILABLE_ERRORS as error:
@@ -597,7 +594,7 @@ class _Turns:
         except Exception:
             log.exception("webhook_pass_failed")
         await asyncio.sleep(RETRY_STATEMENTS)
-        return default
+        return None
 
     async def _drain(self, hook: WebhookSpec, limit: int) -> None:
         """Send due messages of one subscription until none can be claimed, or its receiver has to rest."""
@@ -609,7 +606,6 @@ class _Turns:
             return
         flying: set[asyncio.Task[AttemptResult]] = set()
         results: list[AttemptResult] = []
-        claimed: list[ClaimedMessage]
         halted = False
         while True:
             landed = {each for each in flying if each.done()}
@@ -619,10 +615,11 @@ class _Turns:
             if any(each.outcome == "delivered" for each in results):
                 limit = MOST_IN_FLIGHT
             room = 0 if halted else limit - len(flying)
-            claimed, stored = [], True
+            claimed: list[ClaimedMessage] = []
+            stored = True
             if results or room > 0:
-                act = partial(_settle_and_claim, hook, tuple(results), room)
-                claimed, stored = await self._call(act, default=NOT_STORED)
+                taken = await self._call(partial(_settle_and_claim, hook, tuple(results), room))
+                claimed, stored = taken or [], taken is not None
             results = [] if stored else results
             if claimed:
                 self._busy_at = time.monotonic()
@@ -679,15 +676,16 @@ def _on_usable_connection(act: Callable[[], R]) -> R:
     return act()
 
 
-def _look_for_work() -> Work:
+def _look_for_work() -> tuple[bool, list[tuple[WebhookSpec, SendableHook]]]:
+    """Return whether more events wait, and the subscriptions with due messages."""
     config = snapshot.current()
     if not config.webhooks:
-        return NO_WORK
+        return False, []
     more = collect_messages()
     return more, [(config.webhooks[each.id], each) for each in find_sendable(list(config.webhooks))]
 
 
-def _settle_and_claim(hook: WebhookSpec, results: tuple[AttemptResult, ...], room: int) -> Turn:
+def _settle_and_claim(hook: WebhookSpec, results: tuple[AttemptResult, ...], room: int) -> list[ClaimedMessage]:
     if results:
         settle_attempts(hook.id, hook.version, results)
-    return (claim_messages(hook.id, hook.version, room) if room > 0 else []), True
+    return claim_messages(hook.id, hook.version, room) if room > 0 else []
