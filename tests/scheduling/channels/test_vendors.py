@@ -76,7 +76,7 @@ async def sent(
 
 def forget_tokens() -> None:
     cache = base.shared_tokens()
-    cache._redis.flushall()
+    cache._redis.flushdb()
     cache._known.clear()
 
 
