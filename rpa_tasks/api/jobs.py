@@ -312,7 +312,7 @@ def act_on_matching(request: HttpRequest, wish: BulkJobsIn) -> Status[Any]:
     given = wish.given.model_dump(exclude_none=True)
     if wish.action == "run_again":
         require_scope(request, Scope.RPA_PUBLISH.value)
-        if Scope.FAILED_TASKS.value not in get_principal(request).scopes:
+        if Scope.FAILED_TASKS.value not in get_principal(request).granted_scopes:
             given |= LEAVES_FAILED_TASKS
     row = bulk_actions.start_bulk_action(
         f"job.{wish.action}", _read_job_filter(wish.filter), build_api_key_actor(request, wish.reason),
@@ -376,9 +376,8 @@ def cancel_job(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
     seconds. 409 if the job has ended. A key without `rpa.read` gets no payload, result or runs."""
     with sql.brief_lock_waits():
         request_cancel(task_id, by=build_api_key_actor(request).name)
-    unread: dict[str, Any] = (
-        {} if Scope.RPA_READ.value in get_principal(request).scopes else {"payload": None, "result": None, "runs": []}
-    )
+    may_read = Scope.RPA_READ.value in get_principal(request).granted_scopes
+    unread: dict[str, Any] = {} if may_read else {"payload": None, "result": None, "runs": []}
     return _serialize_job(task_id) | unread
 
 

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -27,7 +26,7 @@ from django.http import HttpRequest
 from ninja.security.http import HttpAuthBase
 
 from scheduling.api.schemas import Problem
-from scheduling.models import ApiKey, expand_scopes
+from scheduling.models import ApiKey
 from scheduling.models.api_key import digest_api_key
 from scheduling.operations.failed_tasks import Actor
 from scheduling.redis_client import RedisError, connect_redis
@@ -83,44 +82,24 @@ CACHED_KEYS = 10_000  #: bounded, because a client can invent keys
 LONGEST_KEY = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """The row of a valid key."""
-
-    id: int
-    name: str
-    scopes: frozenset[str]
-    rate_per_minute: int | None
-    expires_at: datetime | None
-    revoked_at: datetime | None
-
-    def is_valid(self) -> bool:
-        return self.revoked_at is None and (self.expires_at is None or self.expires_at > datetime.now(UTC))
-
-
 class ApiKeyCache:
     """Cache keys by digest, unknown ones as well. `get_cached` never blocks; `load_key` queries the database."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, tuple[float, Principal | None]] = {}
+        self._rows: dict[str, tuple[float, ApiKey | None]] = {}
         self._changing = threading.Lock()
 
-    def get_cached(self, key: str) -> tuple[bool, Principal | None]:
+    def get_cached(self, key: str) -> tuple[bool, ApiKey | None]:
         """Return whether the key is cached, and its row; None if the key is not valid."""
         if not key or len(key) > LONGEST_KEY or not key.isascii():
             return True, None
         until, principal = self._rows.get(digest_api_key(key), (0.0, None))
         return until > time.monotonic(), principal if principal and principal.is_valid() else None
 
-    def load_key(self, key: str) -> Principal | None:
+    def load_key(self, key: str) -> ApiKey | None:
         """Query the database and cache the result. Raises what the database raises."""
         digest = digest_api_key(key)
-        row = ApiKey.objects.filter(digest=digest).first()
-        principal = None
-        if row is not None:
-            principal = Principal(
-                row.pk, row.name, expand_scopes(row.scopes), row.rate_per_minute, row.expires_at, row.revoked_at
-            )
+        principal = ApiKey.objects.filter(digest=digest).first()
         with self._changing:
             self._rows.pop(digest, None)
             while len(self._rows) >= CACHED_KEYS:
@@ -132,7 +111,7 @@ class ApiKeyCache:
 api_key_cache = ApiKeyCache()
 
 
-async def find_principal(key: str) -> Principal | None:
+async def find_principal(key: str) -> ApiKey | None:
     """Return the row of a valid key. Raises what the database raises."""
     known, principal = api_key_cache.get_cached(key)
     return principal if known else await in_auth_thread(api_key_cache.load_key, key)
@@ -232,7 +211,7 @@ SMALLEST_BATCH_LIMIT = 5_000
 class ApiKeyAuth(HttpAuthBase):
     """Admit requests with `Authorization: Bearer <key>` if the key has one of `scopes` and requests left this minute.
 
-    Sets `request.auth` to the `Principal`. On an event loop the call returns an awaitable, in a thread the result.
+    Sets `request.auth` to the `ApiKey`. On an event loop the call returns an awaitable, in a thread the result.
     Neither costs a query or a round trip while the key and a slice of its budget are cached.
     """
 
@@ -261,23 +240,23 @@ class ApiKeyAuth(HttpAuthBase):
             return admitted
         return self._admit_on_loop(key)
 
-    async def _admit_on_loop(self, key: str) -> Principal:
+    async def _admit_on_loop(self, key: str) -> ApiKey:
         admitted = self._check(await find_principal(key))
         if self.charged:
             await charge(admitted)
         return admitted
 
-    def _check(self, principal: Principal | None) -> Principal:
+    def _check(self, principal: ApiKey | None) -> ApiKey:
         if principal is None:
             raise _build_unknown_key_problem()
-        if principal.scopes.isdisjoint(self.scopes):
+        if principal.granted_scopes.isdisjoint(self.scopes):
             raise _build_scope_problem(*self.scopes)
         return principal
 
 
-def get_principal(request: HttpRequest) -> Principal:
+def get_principal(request: HttpRequest) -> ApiKey:
     """Return the key of an admitted request."""
-    principal: Principal = request.auth  # type: ignore[attr-defined]
+    principal: ApiKey = request.auth  # type: ignore[attr-defined]
     return principal
 
 
@@ -287,7 +266,7 @@ def require_scope(request: HttpRequest, scope: str) -> None:
     Raises:
         Problem: 403, the key lacks it.
     """
-    if scope not in get_principal(request).scopes:
+    if scope not in get_principal(request).granted_scopes:
         raise _build_scope_problem(scope)
 
 
@@ -296,26 +275,26 @@ def build_api_key_actor(request: HttpRequest, reason: str = "") -> Actor:
     return Actor(name=f"api:{get_principal(request).name}", reason=reason)
 
 
-async def charge(principal: Principal, what: str = "requests", count: int = 1) -> None:
+async def charge(principal: ApiKey, what: str = "requests", count: int = 1) -> None:
     """Count as `charge_in_thread` does, on an event loop."""
-    budget, limit = f"{principal.id}:{what}", _get_limit(principal, what)
+    budget, limit = f"{principal.pk}:{what}", _get_limit(principal, what)
     wait = get_rate_limits().consume(budget, count)
     if wait is None:
         wait = await in_auth_thread(get_rate_limits().take_and_consume, budget, count, limit)
     _refuse_over_limit(wait, limit, what)
 
 
-def charge_in_thread(principal: Principal, what: str = "requests", count: int = 1) -> None:
+def charge_in_thread(principal: ApiKey, what: str = "requests", count: int = 1) -> None:
     """Count a request, or the items of a batch (`what`), which is one request. Call it before the items are stored.
 
     Raises:
         Problem: 429 if the limit of this minute is reached.
     """
     limit = _get_limit(principal, what)
-    _refuse_over_limit(get_rate_limits().take_and_consume(f"{principal.id}:{what}", count, limit), limit, what)
+    _refuse_over_limit(get_rate_limits().take_and_consume(f"{principal.pk}:{what}", count, limit), limit, what)
 
 
-def _get_limit(principal: Principal, what: str) -> int:
+def _get_limit(principal: ApiKey, what: str) -> int:
     limit = principal.rate_per_minute or int(settings.AFTERTOUCH_API_RATE_PER_MINUTE)
     return limit if what == "requests" else max(SMALLEST_BATCH_LIMIT, limit * BATCHED_A_REQUEST)
 

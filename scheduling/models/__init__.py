@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from scheduling.models.api_key import INCLUDED, ApiKey, AuditEntry, FailedLogin, Pause, Scope, expand_scopes
+from scheduling.models.api_key import INCLUDED, ApiKey, AuditEntry, FailedLogin, Pause, Scope
 from scheduling.models.customer import (
     Community,
     Complaint,
@@ -72,5 +72,5 @@ __all__ = [
     "Priority", "ReceiptKind", "RecoveryCode", "RefusedLines", "Role",
     "Scope", "SignIn", "Stage", "Switch", "Template", "TemplateText", "TotpDevice", "Touch", "TouchState",
     "UndoableAct", "VendorMessage", "Verdict", "WebhookEndpoint", "WebhookEvent", "WebhookFact", "WebhookMessage",
-    "WebhookSubscription", "expand_scopes",
+    "WebhookSubscription",
 ]  # fmt: skip

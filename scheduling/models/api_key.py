@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 
 from django.conf import settings
 from django.db import models
 from django.db.models.functions import Now
+from django.utils.functional import cached_property
 from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 
@@ -39,12 +39,6 @@ class Scope(models.TextChoices):
 INCLUDED = {Scope.RPA.value: frozenset({Scope.RPA_PUBLISH.value, Scope.RPA_READ.value, Scope.RPA_OPERATE.value})}
 
 
-def expand_scopes(scopes: Iterable[str]) -> frozenset[str]:
-    """Return the scopes with those that they include."""
-    stored = frozenset(scopes)
-    return stored.union(*(INCLUDED.get(scope, frozenset()) for scope in stored))
-
-
 class ApiKey(models.Model):
     """A machine's credential: 256 random bits, of which only the SHA-256 is stored."""
 
@@ -65,6 +59,15 @@ class ApiKey(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @cached_property
+    def granted_scopes(self) -> frozenset[str]:
+        """The scopes with those that they include."""
+        stored = frozenset(self.scopes)
+        return stored.union(*(INCLUDED.get(scope, frozenset()) for scope in stored))
+
+    def is_valid(self) -> bool:
+        return self.revoked_at is None and (self.expires_at is None or self.expires_at > now())
 
 
 def digest_api_key(key: str) -> str:

@@ -17,10 +17,10 @@ import structlog
 from channels.consumer import AsyncConsumer
 
 from scheduling import metrics
-from scheduling.api.auth import Principal, find_principal
+from scheduling.api.auth import find_principal
 from scheduling.batching import BatcherOverloaded
 from scheduling.errors import FieldError, InvalidInput
-from scheduling.models import Scope
+from scheduling.models import ApiKey, Scope
 from scheduling.strict_text import InvalidText, decode_json
 from sessions.frames import ID_LENGTH, MAX_SEQ, OTHER_USER, USER, Frame
 from sessions.store.client import StoreUnavailable
@@ -62,7 +62,7 @@ class GatewayConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             while (await receive())["type"] != "websocket.disconnect":
                 pass
             return
-        _streams[principal.id] += 1
+        _streams[principal.pk] += 1
         metrics.count(metrics.sockets, "gateway")
         checking = asyncio.get_running_loop().create_task(self._check_key(key))
         try:
@@ -74,11 +74,11 @@ class GatewayConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             checking.cancel()
             self.send_queue.drop()
             metrics.count(metrics.sockets, "gateway", by=-1)
-            _streams[principal.id] -= 1
+            _streams[principal.pk] -= 1
 
     # --- admission ------------------------------------------------------------------------------------------------
 
-    async def _admit(self, key: str) -> Principal | None:
+    async def _admit(self, key: str) -> ApiKey | None:
         try:
             principal = await _find_principal(key)
         except Exception as error:
@@ -87,7 +87,7 @@ class GatewayConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             return None
         if principal is None:
             self.send_queue.end(Close.BAD_TOKEN, "authorization: needs an API key with the scope sessions")
-        elif _streams[principal.id] >= MOST_STREAMS:
+        elif _streams[principal.pk] >= MOST_STREAMS:
             self.send_queue.end(Close.TOO_MANY, f"the key has {MOST_STREAMS} connections in this process")
             return None
         return principal
@@ -228,7 +228,7 @@ def build_frame(given: Any) -> Frame:
     )  # fmt: skip
 
 
-async def _find_principal(key: str) -> Principal | None:
+async def _find_principal(key: str) -> ApiKey | None:
     """Return the key's row if it is valid and has the scope. Raises what the database raises."""
     principal = await find_principal(key)
-    return principal if principal and Scope.SESSIONS in principal.scopes else None
+    return principal if principal and Scope.SESSIONS in principal.granted_scopes else None

@@ -15,8 +15,8 @@ import requests
 from django.db import connection, transaction
 from django.test import RequestFactory
 
-from scheduling.api.auth import THREADS, ApiKeyAuth, Principal, in_database_thread
-from scheduling.models import Customer, Event
+from scheduling.api.auth import THREADS, ApiKeyAuth, in_database_thread
+from scheduling.models import ApiKey, Customer, Event
 from scheduling.operations.commands import create_api_key
 from tests.scheduling.api.serving import Client, Gate, cloud_event, eventually, run_concurrently
 from tests.support.waiting import WAIT_LIMIT
@@ -120,7 +120,7 @@ def test_intake_does_not_wait_for_readers(transactional_db: None, key: str, valk
     """Events need a thread for the key and for the rate, nothing else."""
     let_go = threading.Event()
 
-    async def store_events() -> Principal:
+    async def store_events() -> ApiKey:
         readers = [asyncio.ensure_future(in_database_thread(let_go.wait, WAIT_LIMIT)) for _ in range(2 * THREADS)]
         request = RequestFactory().post("/api/v1/events", headers={"authorization": f"Bearer {key}"})
         try:
