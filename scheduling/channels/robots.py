@@ -17,12 +17,13 @@ from __future__ import annotations
 import base64
 import hmac
 import json
-import unicodedata
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, ClassVar
 from urllib.parse import quote
+
+from wcwidth import grapheme_boundary_before
 
 from scheduling.channels import options
 from scheduling.channels.answers import CodedAnswers, Refusal
@@ -115,7 +116,6 @@ def encode_json(document: Any) -> bytes:
 
 
 ELLIPSIS = "…"
-JOINER = "\u200d"
 LONGEST_CLUSTER = 32  # code points to drop for a whole character; natural language has no longer clusters
 
 
@@ -137,47 +137,10 @@ def clip_text(text: str, limit: int, size: Callable[[str], int] = utf8_size) -> 
             low = middle
         else:
             high = middle - 1
-    clipped = text[: _cluster_boundary(text, low)] + ELLIPSIS
+    # Cut no character: a family emoji, a flag, a letter with marks.
+    boundary = grapheme_boundary_before(text, low + 1)
+    clipped = text[: boundary if low - boundary <= LONGEST_CLUSTER else low] + ELLIPSIS
     return clipped if size(clipped) <= limit else ""
-
-
-def _cluster_boundary(text: str, end: int) -> int:
-    """Return the nearest position up to `end` that splits no character: a family emoji, a flag, a letter with marks."""
-    for place in range(end, max(end - LONGEST_CLUSTER, 0), -1):
-        if not _is_inside_cluster(text, place):
-            return place
-    return end
-
-
-def _is_inside_cluster(text: str, place: int) -> bool:
-    if not 0 < place < len(text):
-        return False
-    before, after = text[place - 1], text[place]
-    if JOINER in (before, after) or _extends_cluster(after):
-        return True
-    if not (_is_flag_half(before) and _is_flag_half(after)):
-        return False
-    # Two halves make a flag: after an odd number of halves the place is inside one.
-    start = place
-    while start > 0 and place - start < LONGEST_CLUSTER and _is_flag_half(text[start - 1]):
-        start -= 1
-    return (place - start) % 2 == 1
-
-
-def _extends_cluster(character: str) -> bool:
-    """Return whether a character belongs to the previous one.
-
-    Such are combining marks, variation selectors, skin tones and tag characters.
-    """
-    return (
-        unicodedata.category(character) in {"Mn", "Me", "Mc"}
-        or "\U0001f3fb" <= character <= "\U0001f3ff"
-        or "\U000e0020" <= character <= "\U000e007f"
-    )
-
-
-def _is_flag_half(character: str) -> bool:
-    return "\U0001f1e6" <= character <= "\U0001f1ff"
 
 
 # --- WeCom ------------------------------------------------------------------------------------------------------------
