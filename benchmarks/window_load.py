@@ -19,8 +19,7 @@ def main() -> int:
     import django
 
     django.setup()
-    from rpa_tasks.jobs.publish import PublishRequest, Receipt
-    from rpa_tasks.jobs.publish_many import publish_many
+    from rpa_tasks.jobs.publish import PublishRequest, Receipt, publish_many
 
     number, batches = int(sys.argv[1]), int(sys.argv[2])
     random = Random(number)

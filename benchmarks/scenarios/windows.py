@@ -28,8 +28,7 @@ def _store_jobs() -> None:
     from django.db import connection
     from django.utils.timezone import now
 
-    from rpa_tasks.jobs.publish import PublishRequest
-    from rpa_tasks.jobs.publish_many import publish_many
+    from rpa_tasks.jobs.publish import PublishRequest, publish_many
     from rpa_tasks.models import DedupeWindow, Flow, Job, Lane, Platform, Run, Shop
 
     for model in (Run, DedupeWindow, Job, Lane, Shop, Flow):

@@ -15,8 +15,16 @@ from ninja.responses import Status
 from pydantic import AfterValidator
 
 from rpa_tasks.jobs import queries, shops
-from rpa_tasks.jobs.publish import MAX_DELAY, BacklogFull, PublishRequest, Receipt, publish_job, request_cancel
-from rpa_tasks.jobs.publish_many import PublishResult, publish_many
+from rpa_tasks.jobs.publish import (
+    MAX_DELAY,
+    BacklogFull,
+    PublishRequest,
+    PublishResult,
+    Receipt,
+    publish_job,
+    publish_many,
+    request_cancel,
+)
 from rpa_tasks.jobs.queries import LEAVES_FAILED_TASKS
 from rpa_tasks.models import Evidence, Job, JobState, LoginState, Platform, Run, Shop
 from rpa_tasks.worker.runner import unpack_text

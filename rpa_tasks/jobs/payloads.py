@@ -156,22 +156,20 @@ REPEATABLE = {
     "after_failure": "job.state IN ('failed', 'cancelled')",
     "always": "job.state IN ('succeeded', 'failed', 'unknown', 'cancelled')",
 }
+_BY_FLOW = " ".join(f"WHEN '{rerun}' THEN {condition}" for rerun, condition in REPEATABLE.items())
 #: Whether another job may take the window `held`.
-_IS_FREE = """
+IS_FREE = f"""
 held.ends_at <= statement_timestamp()
-OR EXISTS (SELECT FROM rpa_tasks_job AS job WHERE job.task_id = held.task_id AND {repeatable})
-"""
+OR EXISTS (
+    SELECT FROM rpa_tasks_job AS job WHERE job.task_id = held.task_id
+        AND CASE (SELECT dedupe_rerun FROM rpa_tasks_flow AS flow WHERE flow.id = held.flow_id) {_BY_FLOW} END
+)
+"""  # noqa: S608  (only our own words)
 #: Follows an INSERT INTO rpa_tasks_dedupewindow AS held.
 TAKE_OVER = f"""
 ON CONFLICT (shop_id, flow_id, key) DO UPDATE SET task_id = EXCLUDED.task_id, ends_at = EXCLUDED.ends_at
-WHERE {_IS_FREE}
+WHERE {IS_FREE}
 """
-
-
-#: The same for rows of several flows.
-_BY_FLOW = " ".join(f"WHEN '{rerun}' THEN {condition}" for rerun, condition in REPEATABLE.items())
-_RERUN = f"CASE (SELECT dedupe_rerun FROM rpa_tasks_flow AS flow WHERE flow.id = held.flow_id) {_BY_FLOW} END"  # noqa: S608
-IS_FREE_MIXED, TAKE_OVER_MIXED = _IS_FREE.format(repeatable=_RERUN), TAKE_OVER.format(repeatable=_RERUN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,14 +218,10 @@ def claim_window(task_id: UUID, shop: int, flow: Flow, key: str, lasts: timedelt
     The job must be stored in the same transaction, else `release_unused`.
     """
     given = {"id": task_id, "shop": shop, "flow": flow.pk, "key": key, "lasts": lasts}
-    while not sql.execute(_CLAIM.format(take_over=take_over(flow)), given):
+    while not sql.execute(_CLAIM, given):
         for found in sql.rows(_HOLDER, given):
             return Holder(*found)
     return None
-
-
-def take_over(flow: Flow) -> str:
-    return TAKE_OVER.format(repeatable=REPEATABLE[flow.dedupe_rerun])
 
 
 def release_unused(task_ids: Sequence[UUID]) -> None:
@@ -257,11 +251,11 @@ UPDATE rpa_tasks_dedupewindow AS held SET task_id = job.task_id FROM rpa_tasks_j
 WHERE held.task_id = %(new)s AND job.task_id = %(old)s AND held.shop_id = job.shop_id AND held.flow_id = job.flow_id
   AND held.key = job.dedupe_key
 """
-_CLAIM = """
+_CLAIM = f"""
 INSERT INTO rpa_tasks_dedupewindow AS held (task_id, shop_id, flow_id, key, ends_at)
 VALUES (%(id)s, %(shop)s, %(flow)s, %(key)s, statement_timestamp() + %(lasts)s)
-{take_over}
-"""
+{TAKE_OVER}
+"""  # noqa: S608  (only our own words)
 _HOLDER = """
 SELECT held.task_id, COALESCE(job.state, ''), held.ends_at
 FROM rpa_tasks_dedupewindow AS held LEFT JOIN rpa_tasks_job AS job ON job.task_id = held.task_id

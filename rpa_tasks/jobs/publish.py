@@ -3,12 +3,16 @@
 The key of a job is shop + flow + business key. A request merges into the waiting job of its key. Behind a running job
 at most one waits. A request without a key gets the one that its flow chooses. Two partial unique indexes enforce this.
 A flow with a window runs a key once in that time: see `payloads`.
+
+A batch has a few statements for all of its requests. The result of each is that of `publish_job`, called for one after
+the other. Requests that these cannot serve go through `publish_job` itself, after the others: those of touches, invalid
+ones, and those that lost a race.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -16,6 +20,7 @@ from uuid import UUID
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import Q
 from django.db.models.functions import Now
 
 from rpa_tasks.jobs import payloads
@@ -112,6 +117,32 @@ class BacklogFull(AftertouchError):
         self.retry_after = 60  #: seconds
 
 
+#: What a request of a batch leads to. An error of PostgreSQL means that the database is busy: repeat the request.
+PublishResult = Receipt | InvalidInput | BacklogFull | Exception
+
+
+@dataclass(slots=True)
+class Publication:
+    """A valid request on its way to a job, with its place in the batch."""
+
+    place: int
+    request: PublishRequest
+    shop: Shop
+    flow: Flow
+    key: str | None  #: None: it merges with nothing
+    task_id: UUID  #: of the job that it may become
+    result: PublishResult | None = None
+
+    @property
+    def order(self) -> tuple[int, int, str]:
+        return self.shop.pk, self.flow.pk, self.key or ""
+
+    @property
+    def window(self) -> timedelta | None:
+        """Return how long the job holds its key; None if it holds none."""
+        return self.request.window if self.key is not None and _shares_window(self.request, self.flow) else None
+
+
 def publish_job(request: PublishRequest) -> Receipt:
     """Store the job and wake a node after the commit. Idempotent for a `touch_key`.
 
@@ -119,39 +150,85 @@ def publish_job(request: PublishRequest) -> Receipt:
     """
     shop, flow = _find_shop_and_flow(request)
     request, unfit = check_request(request, flow)
+    entry = Publication(0, request, shop, flow, choose_dedupe_key(request, flow), new_id())
     with transaction.atomic():
-        # A request that keeps the waiting job's payload need not bring a valid one.
-        merged = _merge_into_waiting(request, shop, flow) if unfit and request.keeps_payload else None
-        if unfit and merged is None:
-            raise InvalidInput(*unfit)
-        receipt, wakeup = merged or _store_job(request, shop, flow)
-    if wakeup:
-        transaction.on_commit(lambda: wakeup_publisher.submit([wakeup]))
-    return receipt
+        wakeups: list[WakeUp] = []
+        if request.merges_into_any and (key := _find_waiting_key(entry)) is not None:
+            entry.key = key
+            wakeups = _merge([entry])
+            entry.key = choose_dedupe_key(request, flow)
+        if entry.result is None and not unfit:
+            wakeups = _store(entry)
+        elif entry.result is None:
+            # A request that keeps the waiting job's payload need not bring a valid one.
+            wakeups = _merge([entry]) if request.keeps_payload and entry.key is not None else []
+    if entry.result is None:
+        raise InvalidInput(*unfit)
+    if not isinstance(entry.result, Receipt):
+        raise entry.result
+    if wakeups:
+        transaction.on_commit(lambda: wakeup_publisher.submit(wakeups))
+    return entry.result
 
 
-def request_cancel(task_id: UUID, *, by: str, wait: bool = True) -> str:
-    """Cancel a job. Returns "cancelled" if it was waiting; "cancel_requested" if it runs, and its node stops it in
-    seconds.
+def _store(entry: Publication) -> list[WakeUp]:
+    """Store the request. A concurrent request of the key, or a run of its job, makes it start again."""
+    while True:
+        if entry.request.touch_key:
+            known = Job.objects.filter(touch_key=entry.request.touch_key).values_list("task_id", "state").first()
+            if known:
+                entry.result = Receipt(known[0], True, known[1], "waiting")
+                return []
+        wakeups: list[WakeUp] = []
+        if _refuse_in_window([entry]):
+            wakeups = _merge([entry])
+        elif entry.result is None:
+            wakeups = _insert([entry])
+        if entry.result:
+            return wakeups
 
-    A caller that holds locks of other jobs passes `wait=False`. A job that another transaction has locked then does not
-    change.
 
-    Raises: `NotFound`; `Conflict` if the job has ended, or is locked.
+def _find_waiting_key(entry: Publication) -> str | None:
+    """Return the key of a waiting job of any payload."""
+    period = entry.request.period
+    waiting = Job.objects.filter(shop_id=entry.shop.pk, flow_id=entry.flow.pk, state__in=WAITING, paused_by="").filter(
+        Q(dedupe_key__in=[entry.key, add_period("", period)])
+        | Q(dedupe_key__startswith=add_period(PAYLOAD_KEY, period))
+    )
+    return waiting.order_by("-fresh", "due_at").values_list("dedupe_key", flat=True).first()
+
+
+def publish_many(requests: Sequence[PublishRequest]) -> list[PublishResult]:
+    """Publish requests and return a result for each, in their order. Each stands alone: an error stops no other.
+
+    Duplicates within the batch resolve in order. Waits for each lock at most 1 s.
     """
-    with transaction.atomic():
-        # The lock makes a retry that is settled concurrently visible in its new state.
-        mine = Job.objects.select_for_update(no_key=wait, skip_locked=not wait).filter(pk=task_id)
-        row = mine.defer("payload", "result").first()
-        if row is None:
-            if not wait and Job.objects.filter(pk=task_id).exists():
-                raise Conflict(_("Another transaction changes the job %(task_id)s now.", task_id=task_id))
-            raise NotFound(_("There is no job %(task_id)s.", task_id=task_id))
-        if job_ledger.cancel([task_id], reason=f"by:{by}"):
-            return "cancelled"
-        if Job.objects.filter(pk=task_id, state="running").update(cancel_requested_at=Now()):
-            return "cancel_requested"
-    raise Conflict(_("The job is %(state)s already.", state=row.state))
+    results: dict[int, PublishResult] = {}
+    left = _prepare(requests)
+    while left:
+        chosen, left = _split_first_of_each_key(left)
+        waiting = _refuse_in_window(chosen)
+        # Merging locks jobs, and claims lock windows. In one transaction two batches could deadlock.
+        _attempt(_merge, [each for each in chosen if each.place in waiting])
+        _attempt(_insert, [each for each in chosen if each.result is None and each.place not in waiting])
+        for entry in chosen:
+            results[entry.place] = entry.result or _publish_alone(entry.request)
+        left = _copy_refusals(chosen, left, results)
+    for place, request in enumerate(requests):
+        if place not in results:
+            results[place] = _publish_alone(request)
+    return [results[place] for place in range(len(requests))]
+
+
+def _publish_alone(request: PublishRequest) -> PublishResult:
+    try:
+        with sql.brief_lock_waits():
+            return publish_job(request)
+    except (InvalidInput, BacklogFull, *sql.UNAVAILABLE_ERRORS) as error:
+        return error
+
+
+# --- check the request ---------------------------------------------------------------------------------------------
 
 
 def _find_shop_and_flow(request: PublishRequest) -> tuple[Shop, Flow]:
@@ -230,112 +307,6 @@ def _check_members(request: PublishRequest, at: datetime | None) -> None:
         raise InvalidInput(*errors)
 
 
-def _store_job(request: PublishRequest, shop: Shop, flow: Flow) -> tuple[Receipt, WakeUp | None]:
-    while True:
-        if request.touch_key:
-            known = Job.objects.filter(touch_key=request.touch_key).values_list("task_id", "state").first()
-            if known:
-                return Receipt(known[0], True, known[1], "waiting"), None
-        if waiting := _merge_into_waiting(request, shop, flow):
-            return waiting
-        task_id = new_id()
-        if holder := _claim_window(task_id, request, shop, flow):
-            if holder.state not in WAITING:
-                because = "running" if holder.state == "running" else "window"
-                return Receipt(holder.task_id, True, holder.state, because, holder.ends_at), None
-            continue  # its job was stored after the attempt to merge into it
-        _check_backlog(shop)
-        if inserted := _insert_job(task_id, request, shop, flow):
-            return inserted
-        # A concurrent request published the same key, and a node may run that job already: repeat.
-        payloads.release_unused([task_id])
-
-
-def _claim_window(task_id: UUID, request: PublishRequest, shop: Shop, flow: Flow) -> payloads.Holder | None:
-    """Return the job that holds the window of the request's key. None: no job does, now `task_id` does."""
-    key = choose_dedupe_key(request, flow)
-    if request.window is None or key is None or not _shares_window(request, flow):
-        return None
-    return payloads.claim_window(task_id, shop.pk, flow, key, request.window)
-
-
-def _merge_into_waiting(request: PublishRequest, shop: Shop, flow: Flow) -> tuple[Receipt, WakeUp | None] | None:
-    """Merge the request into the waiting job of its key. Returns None if no job is waiting.
-
-    The job takes the latest payload, the highest priority and the earliest time. This also advances a pending retry.
-    An earlier attempt may have had its effect with another payload. The job then gets a new delivery key. With the old
-    key a receiver would reject the new payload as a repetition.
-    """
-    parameters = _insert_parameters(request, shop, flow)
-    if parameters["key"] is None:
-        return None
-    found = sql.rows(
-        _MERGE_INTO_WAITING,
-        parameters
-        | {
-            "merges": request.merges,
-            "renews": request.merges and not request.keeps_payload,
-            "new_id": new_id(),
-            "any": request.merges_into_any,
-            "plain_key": add_period("", request.period),
-            "payload_key": add_period(PAYLOAD_KEY, request.period),
-        },
-    )
-    if not found:
-        return None
-    # A job that is neither earlier nor more urgent than before needs no second message.
-    task_id, state, due_at, priority, better = found[0]
-    wakeup = WakeUp(task_id, due_at, priority, shop.pk) if better else None
-    return Receipt(task_id, True, state, "waiting"), wakeup
-
-
-# No job has a `paused_by`. Statements name it, because the partial indexes of waiting rows do.
-_MERGE_INTO_WAITING = """
-WITH standing AS MATERIALIZED (
-    SELECT task_id, priority, due_at FROM rpa_tasks_job
-    WHERE shop_id = %(shop)s AND flow_id = %(flow)s
-      AND (dedupe_key = %(key)s OR %(any)s AND (dedupe_key = %(plain_key)s OR starts_with(dedupe_key, %(payload_key)s)))
-      AND state IN ('scheduled', 'queued') AND paused_by = ''
-    ORDER BY fresh DESC, due_at LIMIT 1
-    FOR NO KEY UPDATE
-)
-UPDATE rpa_tasks_job AS row
-SET requests = row.requests + 1,
-    root_id = CASE WHEN %(renews)s AND row.attempt > 0 AND row.payload <> %(payload)s::jsonb
-                   THEN %(new_id)s ELSE row.root_id END,
-    payload = CASE WHEN %(renews)s THEN %(payload)s::jsonb ELSE row.payload END,
-    priority = CASE WHEN %(merges)s THEN LEAST(row.priority, %(priority)s) ELSE row.priority END,
-    due_at = CASE WHEN %(merges)s THEN LEAST(row.due_at, statement_timestamp() + %(delay)s)
-                  ELSE row.due_at END,
-    deadline = CASE WHEN %(merges)s THEN LEAST(row.deadline, %(deadline)s::timestamptz) ELSE row.deadline END
-FROM standing WHERE row.task_id = standing.task_id
-RETURNING row.task_id, row.state, row.due_at, row.priority,
-          row.due_at <= statement_timestamp() + %(horizon)s
-          AND (row.due_at < standing.due_at OR row.priority < standing.priority)
-"""
-
-
-def _insert_job(task_id: UUID, request: PublishRequest, shop: Shop, flow: Flow) -> tuple[Receipt, WakeUp | None] | None:
-    """Insert the job. Returns None if a concurrent request stored one of this key."""
-    parameters = _insert_parameters(request, shop, flow)
-    if parameters["key"] is None:
-        parameters["key"] = f"{TASK_KEY}{task_id}"
-    found = sql.rows(
-        f"""
-        WITH tried AS (
-            SELECT %(id)s::uuid AS task_id, %(shop)s::bigint AS shop_id, %(delay)s::interval AS delay,
-                   %(delay)s::interval <= %(horizon)s AS soon
-        ) {INSERT_JOBS}
-        """,
-        parameters | {"id": task_id, "lease": WAKEUP_LEASE},
-    )
-    if not found:
-        return None
-    *_others, state, due_at = found[0]
-    wakeup = WakeUp(task_id, due_at, request.priority, shop.pk) if state == "queued" else None
-    return Receipt(task_id, False, state), wakeup
-
-
 def choose_dedupe_key(request: PublishRequest, flow: Flow) -> str | None:
     """Return the key under which the request merges. None: it merges with nothing."""
     if request.touch_key and not _shares_window(request, flow):
@@ -350,41 +321,294 @@ def _shares_window(request: PublishRequest, flow: Flow) -> bool:
     return flow.has_window and has_key
 
 
-def _insert_parameters(request: PublishRequest, shop: Shop, flow: Flow) -> dict[str, Any]:
+# --- batches ---------------------------------------------------------------------------------------------------------
+
+
+def _prepare(requests: Sequence[PublishRequest]) -> list[Publication]:
+    """Return the valid requests that the statements serve, with their shops and flows."""
+    platforms, shop_ids = {each.platform for each in requests}, {each.shop_id for each in requests}
+    found_shops = (
+        Shop.objects.filter(platform__key__in=platforms, shop_id__in=shop_ids, retired_at=None)
+        .filter(platform__retired_at=None)
+        .select_related("platform")
+        .only(
+            "platform_id", "shop_id", "name", "backlog_limit",
+            "platform__key", "platform__name", "platform__backlog_limit",
+        )
+    )  # fmt: skip
+    shops = {(each.platform.key, each.shop_id): each for each in found_shops}
+    task_types = {each.task_type for each in requests}
+    found_flows = Flow.objects.filter(platform__key__in=platforms, task_type__in=task_types, retired_at=None)
+    flows = {(each.platform_id, each.task_type): each for each in found_flows}
+    needs_clock = any(each.dedupe_period for each in flows.values())
+    at = sql.now() if needs_clock or any(each.not_before or each.deadline for each in requests) else None
+    entries = []
+    for place, request in enumerate(requests):
+        shop = shops.get((request.platform, request.shop_id))
+        flow = flows.get((shop.platform_id, request.task_type)) if shop else None
+        if shop is None or flow is None or request.touch_key or request.merges_into_any:
+            continue
+        try:
+            stored, unfit = check_request(request, flow, at)
+        except InvalidInput:
+            continue
+        if not unfit:
+            entries.append(Publication(place, stored, shop, flow, choose_dedupe_key(stored, flow), new_id()))
+    return entries
+
+
+def _split_first_of_each_key(entries: Iterable[Publication]) -> tuple[list[Publication], list[Publication]]:
+    """Split into the first of each shop, flow and key, in the order of locks, and the others."""
+    seen: set[tuple[int, int, str]] = set()
+    first, others = [], []
+    for entry in entries:
+        if entry.key is not None and entry.order in seen:
+            others.append(entry)
+        else:
+            first.append(entry)
+            seen.add(entry.order)
+    return sorted(first, key=lambda entry: entry.order), others
+
+
+def _copy_refusals(
+    done: Iterable[Publication], left: Iterable[Publication], results: dict[int, PublishResult]
+) -> list[Publication]:
+    """Give later requests of a key the answer of the first one, if that wrote nothing. Return the other requests."""
+    refused = {
+        entry.order: entry.result
+        for entry in done
+        if isinstance(entry.result, Receipt) and entry.result.because in ("running", "window")
+    }
+    results.update({entry.place: answer for entry in left if (answer := refused.get(entry.order))})
+    return [entry for entry in left if entry.order not in refused]
+
+
+def _attempt(write: Callable[[Sequence[Publication]], list[WakeUp]], entries: Sequence[Publication]) -> None:
+    """Write in a transaction. After an error of PostgreSQL nothing is stored, and no entry has a new result.
+
+    After a lost connection the batch may be stored: its entries get the error, and the client decides.
+    """
+    if not entries:
+        return
+    try:
+        with sql.brief_lock_waits():
+            wakeups = write(entries)
+            transaction.on_commit(lambda: wakeup_publisher.submit(wakeups))
+    except sql.UNAVAILABLE_ERRORS as error:
+        is_lost = getattr(error.__cause__, "sqlstate", None) is None
+        for entry in entries:
+            entry.result = error if is_lost else None
+
+
+# --- store -----------------------------------------------------------------------------------------------------------
+
+
+def _refuse_in_window(entries: Sequence[Publication]) -> set[int]:
+    """Refuse requests whose window another job holds. Return the places of those with a waiting job. Writes nothing."""
+    keyed = {entry.place: entry for entry in entries if entry.key is not None}
+    waiting = set()
+    for place, waits, task_id, state, ends_at in sql.rows(_STANDING, _columns(list(keyed.values()))):
+        if waits:
+            waiting.add(place)
+        elif task_id and state not in WAITING:
+            because = "running" if state == "running" else "window"
+            keyed[place].result = Receipt(task_id, True, state, because, ends_at)
+    return waiting
+
+
+_STANDING = f"""
+SELECT v.place, waiting.task_id IS NOT NULL, held.task_id, COALESCE(job.state, ''), held.ends_at
+FROM unnest(%(places)b::int[], %(shops)b::bigint[], %(flows)b::bigint[], %(keys)b::text[], %(windows)b::interval[])
+    AS v(place, shop, flow, key, lasts)
+LEFT JOIN LATERAL (
+    SELECT task_id FROM rpa_tasks_job AS row
+    WHERE row.shop_id = v.shop AND row.flow_id = v.flow AND row.dedupe_key = v.key
+      AND row.state IN ('scheduled', 'queued') AND row.paused_by = ''
+    LIMIT 1
+) AS waiting ON true
+LEFT JOIN LATERAL (
+    SELECT held.* FROM rpa_tasks_dedupewindow AS held
+    WHERE v.lasts IS NOT NULL AND held.shop_id = v.shop AND held.flow_id = v.flow AND held.key = v.key
+      AND NOT ({payloads.IS_FREE})
+) AS held ON true
+LEFT JOIN LATERAL (SELECT state FROM rpa_tasks_job WHERE task_id = held.task_id) AS job ON true
+"""  # noqa: S608  (only our own words)
+
+
+def _merge(entries: Sequence[Publication]) -> list[WakeUp]:
+    """Merge requests into the waiting jobs of their keys.
+
+    A job takes the latest payload, the highest priority and the earliest time. This also advances a pending retry. An
+    earlier attempt may have had its effect with another payload. The job then gets a new delivery key. With the old key
+    a receiver would reject the new payload as a repetition.
+    """
+    by_place, wakeups = {entry.place: entry for entry in entries}, []
+    ids = {"new_ids": [new_id() for _ in entries]}
+    for place, task_id, state, due_at, priority, better in sql.rows(_MERGE, _columns(entries) | ids):
+        entry = by_place[place]
+        entry.result = Receipt(task_id, True, state, "waiting")
+        if better:
+            wakeups.append(WakeUp(task_id, due_at, priority, entry.shop.pk))
+    return wakeups
+
+
+# No job has a `paused_by`. Statements name it, because the partial indexes of waiting rows do.
+_MERGE = """
+WITH given AS MATERIALIZED (
+    SELECT * FROM unnest(
+        %(places)b::int[], %(shops)b::bigint[], %(flows)b::bigint[], %(keys)b::text[], %(priorities)b::int[],
+        %(delays)b::interval[], %(payloads)b::text[], %(deadlines)b::timestamptz[], %(new_ids)b::uuid[],
+        %(merges)b::bool[], %(renews)b::bool[]
+    ) AS v(place, shop, flow, key, priority, delay, payload, deadline, new_id, merges, renews)
+), standing AS MATERIALIZED (
+    SELECT given.*, job.task_id, job.priority AS old_priority, job.due_at AS old_due_at
+    FROM given CROSS JOIN LATERAL (
+        SELECT task_id, priority, due_at FROM rpa_tasks_job
+        WHERE shop_id = given.shop AND flow_id = given.flow AND dedupe_key = given.key
+          AND state IN ('scheduled', 'queued') AND paused_by = ''
+        ORDER BY fresh DESC, due_at LIMIT 1
+        FOR NO KEY UPDATE
+    ) AS job
+)
+UPDATE rpa_tasks_job AS row
+SET requests = row.requests + 1,
+    root_id = CASE WHEN renews AND row.attempt > 0 AND row.payload <> standing.payload::jsonb THEN new_id
+                   ELSE row.root_id END,
+    payload = CASE WHEN renews THEN standing.payload::jsonb ELSE row.payload END,
+    priority = CASE WHEN merges THEN LEAST(row.priority, standing.priority) ELSE row.priority END,
+    due_at = CASE WHEN merges THEN LEAST(row.due_at, statement_timestamp() + delay) ELSE row.due_at END,
+    deadline = CASE WHEN merges THEN LEAST(row.deadline, standing.deadline) ELSE row.deadline END
+FROM standing WHERE row.task_id = standing.task_id AND row.state IN ('scheduled', 'queued')
+RETURNING standing.place, row.task_id, row.state, row.due_at, row.priority,
+          row.due_at <= statement_timestamp() + %(horizon)s
+          AND (row.due_at < standing.old_due_at OR row.priority < standing.old_priority)
+"""
+
+
+def _insert(entries: Sequence[Publication]) -> list[WakeUp]:
+    """Claim the windows and insert the jobs for which the backlogs have room."""
+    fitting = _refuse_over_backlog(entries)
+    if not fitting:
+        return []
+    by_id, wakeups = {entry.task_id: entry for entry in fitting}, []
+    for task_id, shop, state, due_at in sql.rows(_INSERT, _columns(fitting) | {"lease": WAKEUP_LEASE}):
+        entry = by_id[task_id]
+        entry.result = Receipt(task_id, False, state)
+        if state == "queued":
+            wakeups.append(WakeUp(task_id, due_at, entry.request.priority, shop))
+    payloads.release_unused([entry.task_id for entry in fitting if entry.result is None])
+    return wakeups
+
+
+_INSERT = f"""
+WITH wanted AS MATERIALIZED (
+    SELECT v.*, v.delay <= %(horizon)s AS soon
+    FROM unnest(
+        %(ids)b::uuid[], %(shops)b::bigint[], %(flows)b::bigint[], %(keys)b::text[], %(priorities)b::int[],
+        %(delays)b::interval[], %(payloads)b::text[], %(deadlines)b::timestamptz[], %(sources)b::text[],
+        %(windows)b::interval[], %(touches)b::uuid[]
+    ) AS v(task_id, shop_id, flow, key, priority, delay, payload, deadline, source, lasts, touch)
+), claimed AS (
+    INSERT INTO rpa_tasks_dedupewindow AS held (task_id, shop_id, flow_id, key, ends_at)
+    SELECT task_id, shop_id, flow, key, statement_timestamp() + lasts
+    FROM wanted WHERE lasts IS NOT NULL ORDER BY shop_id, flow, key
+    {payloads.TAKE_OVER}
+    RETURNING held.task_id
+), tried AS MATERIALIZED (
+    SELECT wanted.* FROM wanted LEFT JOIN claimed USING (task_id)
+    WHERE wanted.lasts IS NULL OR claimed.task_id IS NOT NULL
+)
+{INSERT_MIXED_JOBS}
+"""  # noqa: S608  (only our own words)
+
+
+def _refuse_over_backlog(entries: Sequence[Publication]) -> list[Publication]:
+    """Refuse requests beyond the backlog limits, in the order of the batch. Return the others in the order of locks."""
+    shops = {entry.shop.pk: entry.shop for entry in entries}
+    platforms = {shop.platform_id for shop in shops.values()}
+    waiting = dict(sql.rows(_COUNT_OF_SHOPS, {"shops": list(shops)}))
+    backlogs = dict(sql.rows(_COUNT_OF_PLATFORMS, {"platforms": list(platforms)}))
+    fitting = []
+    for entry in sorted(entries, key=lambda entry: entry.place):
+        shop, platform = entry.shop, entry.shop.platform
+        if waiting[shop.pk] >= shop.backlog_limit:
+            entry.result = BacklogFull(str(shop), shop.backlog_limit)
+        elif backlogs[platform.pk] >= platform.backlog_limit:
+            entry.result = BacklogFull(str(platform), platform.backlog_limit)
+        else:
+            fitting.append(entry)
+            waiting[shop.pk] += 1
+            backlogs[platform.pk] += 1
+    return sorted(fitting, key=lambda entry: entry.order)
+
+
+_COUNT_OF_SHOPS = """
+SELECT shop.id, (
+    SELECT count(*) FROM (
+        SELECT FROM rpa_tasks_job AS job
+        WHERE job.shop_id = shop.id AND job.state IN ('scheduled', 'queued') AND job.paused_by = ''
+        LIMIT shop.backlog_limit
+    ) AS counted
+)
+FROM rpa_tasks_shop AS shop WHERE shop.id = ANY(%(shops)b::bigint[])
+"""
+_COUNT_OF_PLATFORMS = """
+SELECT platform.id, (
+    SELECT count(*) FROM (
+        SELECT FROM rpa_tasks_job AS job JOIN rpa_tasks_shop AS shop ON shop.id = job.shop_id
+        WHERE job.state IN ('scheduled', 'queued') AND job.paused_by = '' AND shop.platform_id = platform.id
+        LIMIT platform.backlog_limit
+    ) AS counted
+)
+FROM rpa_tasks_platform AS platform WHERE platform.id = ANY(%(platforms)b::bigint[])
+"""
+
+
+def _columns(entries: Sequence[Publication]) -> dict[str, Any]:
+    """Return the arrays of the statements. A request that merges with nothing has the key of its own job."""
+    requests = [entry.request for entry in entries]
+    deadlines: list[datetime | None] = [each.deadline for each in requests]
     return {
-        "shop": shop.pk,
-        "flow": flow.pk,
-        "key": choose_dedupe_key(request, flow),
-        "payload": json.dumps(request.payload),
-        "priority": request.priority,
-        "delay": request.delay,
+        "places": [entry.place for entry in entries],
+        "ids": sql.UuidArray([entry.task_id for entry in entries]),
+        "shops": [entry.shop.pk for entry in entries],
+        "flows": [entry.flow.pk for entry in entries],
+        "keys": [f"{TASK_KEY}{entry.task_id}" if entry.key is None else entry.key for entry in entries],
+        "windows": [entry.window for entry in entries],
+        "touches": [each.touch_key for each in requests],
+        "merges": [each.merges for each in requests],
+        "renews": [each.merges and not each.keeps_payload for each in requests],
+        "priorities": [each.priority for each in requests],
+        "delays": [each.delay for each in requests],
+        "payloads": [json.dumps(each.payload) for each in requests],
+        "deadlines": deadlines,
+        "sources": [each.source[:100] for each in requests],
         "horizon": settings.AFTERTOUCH_HORIZON,
-        "touch": request.touch_key,
-        "deadline": request.deadline,
-        "source": request.source[:100],
     }
 
 
-def _check_backlog(shop: Shop) -> None:
-    """Raise `BacklogFull` if a backlog limit is reached. Concurrent requests may exceed it slightly."""
-    waiting = """
-        SELECT count(*) FROM (
-            SELECT FROM rpa_tasks_job AS job {join}
-            WHERE job.state IN ('scheduled', 'queued') AND job.paused_by = '' AND {scope} LIMIT %(limit)s
-        ) AS counted
+# --- cancel ----------------------------------------------------------------------------------------------------------
+
+
+def request_cancel(task_id: UUID, *, by: str, wait: bool = True) -> str:
+    """Cancel a job. Returns "cancelled" if it was waiting; "cancel_requested" if it runs, and its node stops it in
+    seconds.
+
+    A caller that holds locks of other jobs passes `wait=False`. A job that another transaction has locked then does not
+    change.
+
+    Raises: `NotFound`; `Conflict` if the job has ended, or is locked.
     """
-    scopes = [
-        (str(shop), shop.backlog_limit, waiting.format(join="", scope="job.shop_id = %(id)s"), shop.pk),
-        (
-            str(shop.platform),
-            shop.platform.backlog_limit,
-            waiting.format(
-                join="JOIN rpa_tasks_shop AS shop ON shop.id = job.shop_id", scope="shop.platform_id = %(id)s"
-            ),
-            shop.platform_id,
-        ),
-    ]
-    for scope, limit, statement, pk in scopes:
-        ((count,),) = sql.rows(statement, {"id": pk, "limit": limit})
-        if count >= limit:
-            raise BacklogFull(scope, limit)
+    with transaction.atomic():
+        # The lock makes a retry that is settled concurrently visible in its new state.
+        mine = Job.objects.select_for_update(no_key=wait, skip_locked=not wait).filter(pk=task_id)
+        row = mine.defer("payload", "result").first()
+        if row is None:
+            if not wait and Job.objects.filter(pk=task_id).exists():
+                raise Conflict(_("Another transaction changes the job %(task_id)s now.", task_id=task_id))
+            raise NotFound(_("There is no job %(task_id)s.", task_id=task_id))
+        if job_ledger.cancel([task_id], reason=f"by:{by}"):
+            return "cancelled"
+        if Job.objects.filter(pk=task_id, state="running").update(cancel_requested_at=Now()):
+            return "cancel_requested"
+    raise Conflict(_("The job is %(state)s already.", state=row.state))

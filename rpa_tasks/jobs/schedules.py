@@ -94,7 +94,6 @@ def publish_round(schedule_id: int, due_at: datetime, args: Any, kwargs: Any) ->
     counts, left = RoundCounts(), iter(shops.values_list("pk", "shop_id"))
     while batch := list(islice(left, MOST_SHOPS)):
         _publish_batch(
-            flow,
             common | {
                 "shops": [pk for pk, _ in batch],
                 "ids": [derive_id(f"schedule:{schedule_id}:{due_at.isoformat()}:{pk}", due_at) for pk, _ in batch],
@@ -113,13 +112,11 @@ def publish_round(schedule_id: int, due_at: datetime, args: Any, kwargs: Any) ->
     return counts
 
 
-def _publish_batch(flow: Flow, given: Mapping[str, Any], counts: RoundCounts) -> None:
-    take_over = payloads.take_over(flow) if flow.has_window else ""
-    statement = _INSERT.format(tried=_CLAIMED.format(take_over=take_over) if flow.has_window else _ALL_TRIED)
+def _publish_batch(given: Mapping[str, Any], counts: RoundCounts) -> None:
     with transaction.atomic():
         sql.limit_lock_waits(1.0)
-        free = sql.rows(statement, given)
-        if flow.has_window:
+        free = sql.rows(_INSERT, given)
+        if given["window"]:
             payloads.release_unused(given["ids"])
         made = [row for row in free if row[2] is not None]
         # After the insert, and without waiting: whoever waits for one of these jobs may be waited for by the insert.
@@ -250,18 +247,17 @@ WITH wanted AS MATERIALIZED (
     )
 ), candidates AS MATERIALIZED (
     SELECT * FROM fitting WHERE place <= (SELECT room.left FROM room)
-), {{tried}}, made AS ({INSERT_JOBS})
-SELECT shop_id, candidates.task_id IS NULL, made.task_id, made.state, made.due_at
-FROM free LEFT JOIN candidates USING (shop_id) LEFT JOIN made USING (shop_id)
-"""  # noqa: S608  (only our own words)
-_ALL_TRIED = "tried AS MATERIALIZED (SELECT * FROM candidates)"
-_CLAIMED = """
-claimed AS (
+), claimed AS (
     INSERT INTO rpa_tasks_dedupewindow AS held (task_id, shop_id, flow_id, key, ends_at)
     SELECT task_id, shop_id, %(flow)s, %(key)s, statement_timestamp() + %(window)s
            + CASE WHEN %(by_clock)s THEN interval '0' ELSE delay END
-    FROM candidates ORDER BY shop_id
-    {take_over}
+    FROM candidates WHERE %(window)s::interval IS NOT NULL ORDER BY shop_id
+    {payloads.TAKE_OVER}
     RETURNING held.task_id
-), tried AS MATERIALIZED (SELECT candidates.* FROM candidates JOIN claimed USING (task_id))
-"""
+), tried AS MATERIALIZED (
+    SELECT candidates.* FROM candidates LEFT JOIN claimed USING (task_id)
+    WHERE %(window)s::interval IS NULL OR claimed.task_id IS NOT NULL
+), made AS ({INSERT_JOBS})
+SELECT shop_id, candidates.task_id IS NULL, made.task_id, made.state, made.due_at
+FROM free LEFT JOIN candidates USING (shop_id) LEFT JOIN made USING (shop_id)
+"""  # noqa: S608  (only our own words)

@@ -12,8 +12,7 @@ from django.utils.timezone import now
 from rpa_tasks.jobs import payloads, schedules
 from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.jobs.payloads import add_period
-from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, publish_job, request_cancel
-from rpa_tasks.jobs.publish_many import publish_many
+from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, publish_job, publish_many, request_cancel
 from rpa_tasks.jobs.queries import repeat_request
 from rpa_tasks.jobs.retention import WINDOWS
 from rpa_tasks.jobs.schedules import RoundCounts

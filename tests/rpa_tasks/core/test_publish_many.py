@@ -15,8 +15,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rpa_tasks.jobs.ledger import job_ledger
-from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish_job, request_cancel
-from rpa_tasks.jobs.publish_many import PublishResult, publish_many
+from rpa_tasks.jobs.publish import (
+    BacklogFull,
+    PublishRequest,
+    PublishResult,
+    Receipt,
+    publish_job,
+    publish_many,
+    request_cancel,
+)
 from rpa_tasks.models import DedupeWindow, Flow, Job, Lane, Platform, Shop
 from scheduling import sql
 from scheduling.errors import InvalidInput

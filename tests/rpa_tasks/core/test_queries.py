@@ -14,8 +14,7 @@ from django.utils.timezone import now
 from rpa_tasks import metrics
 from rpa_tasks.jobs import dispatch, queries, schedules
 from rpa_tasks.jobs.ledger import LANES
-from rpa_tasks.jobs.publish import PublishRequest, publish_job
-from rpa_tasks.jobs.publish_many import publish_many
+from rpa_tasks.jobs.publish import PublishRequest, publish_job, publish_many
 from rpa_tasks.jobs.shops import check_login
 from rpa_tasks.models import Flow, Job, Lane, Platform, Shop
 from scheduling import sql

@@ -21,8 +21,13 @@ django.setup()
 
 from django.db import connection  # noqa: E402
 
-from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish_job  # noqa: E402
-from rpa_tasks.jobs.publish_many import publish_many  # noqa: E402
+from rpa_tasks.jobs.publish import (  # noqa: E402
+    BacklogFull,
+    PublishRequest,
+    Receipt,
+    publish_job,
+    publish_many,
+)
 from rpa_tasks.models import Flow, Platform, Shop  # noqa: E402
 from scheduling.errors import AftertouchError  # noqa: E402
 
