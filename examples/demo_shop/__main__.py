@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import argparse
-import signal
+import socket
 import sys
-import threading
+
+from aiohttp import web
 
 from examples.demo_shop.market import Market
-from examples.demo_shop.site import Server
+from examples.demo_shop.site import HOST, build_site
 
 
 def main(words: list[str]) -> int:
@@ -16,17 +17,14 @@ def main(words: list[str]) -> int:
     parser.add_argument("--messages", type=int, default=5, help="initial messages of buyers in a shop (default: 5)")
     order = parser.parse_args(words)
     try:
-        server = Server(Market(orders=order.orders, messages=order.messages), order.port)
+        listener = socket.create_server((HOST, order.port))
     except OSError as error:
         sys.stderr.write(f"Port {order.port} cannot be had: {error.strerror}\n")
         return 1
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # From a separate thread: `shutdown` waits for the loop that the signal interrupted.
-        signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
-    sys.stdout.write(f"Demo market: {server.url}\n")
+    sys.stdout.write(f"Demo market: http://{HOST}:{listener.getsockname()[1]}\n")
     sys.stdout.flush()
-    server.serve_forever(poll_interval=0.1)
-    server.server_close()
+    market = Market(orders=order.orders, messages=order.messages)
+    web.run_app(build_site(market), sock=listener, print=None, access_log=None, shutdown_timeout=1)
     return 0
 
 

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from threading import RLock
 from typing import Any
 
 BUYERS = ("林晓", "陈宇航", "Anna Weber", "王思远", "Liam O'Neil", "赵敏", "Sofía Ruiz", "黄子轩", "Noah Kim", "刘倩")
@@ -116,11 +115,10 @@ class MarketShop:
 
 
 class Market:
-    """All shops. Hold `lock` for every access."""
+    """All shops."""
 
     def __init__(self, *, orders: int = 45, messages: int = 5, first_change: int | None = None) -> None:
         """Create the market. A shop is created with this many orders and messages at its first login."""
-        self.lock = RLock()
         self.captcha = False  #: robots are rejected
         self.slow = 0.0  #: seconds per page
         self._orders, self._messages = orders, messages

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,11 +14,12 @@ import redis
 
 from config.local.processes import is_alive, send_signal
 from examples.demo_shop.market import Market as DemoMarket
-from examples.demo_shop.site import Server
+from examples.demo_shop.site import build_site
 from tests.rpa_tasks.faults.effect_log import Effect
 from tests.rpa_tasks.faults.partition import CuttableLinks, links_to
 from tests.rpa_tasks.faults.rpa_cluster import Market, RpaCluster
 from tests.support.chromium import find_chromium
+from tests.support.thread_servers import application_in_thread
 
 RENEWED, GUARDED = 12.0, 45.0  #: seconds between renewals at most, and until a guard has ended a command
 SYNC = ["{python}", "-m", "rpa_tasks.flow_sdk", "run", "--flow", "demo_sync_order"]
@@ -148,15 +148,8 @@ def test_late_demo_flow_write_is_refused(rpa_cluster: RpaCluster, report_line: C
 def site() -> Iterator[tuple[str, Any]]:
     """The demo shop, and its switches."""
     pages = DemoMarket()
-    server = Server(pages, 0)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1})
-    thread.start()
-    try:
-        yield server.url, pages
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with application_in_thread(build_site(pages)) as address:
+        yield address, pages
 
 
 def _through(links: CuttableLinks, endpoints: Any) -> dict[str, str]:

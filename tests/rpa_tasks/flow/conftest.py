@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -16,25 +17,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from config.environment import ROOT
 from examples.demo_shop.market import Market
-from examples.demo_shop.site import Server, SiteRequest, SiteResponse, handle_request
+from examples.demo_shop.site import Handler, build_site
 from rpa_tasks.flow_sdk.flow import open_browser
 from tests.support.chromium import find_chromium
+from tests.support.thread_servers import application_in_thread
 from tests.support.waiting import WAIT_LIMIT
 
 
 class Site:
     """A demo shop of this test's own. A request can be held, so that things happen just then."""
 
-    def __init__(self, server: Server) -> None:
-        self.url = server.url
-        self.market = server.market
+    def __init__(self) -> None:
+        self.url = ""
+        self.market = Market(orders=45, messages=5, first_change=1000)
         self.reached = threading.Event()
         self.released = threading.Event()
         self._held: tuple[str, str, dict[str, str]] | None = None
-        self._taking = threading.Lock()
 
     def hold(self, method: str, path: str, **fields: str) -> None:
         """The first such request waits for `release`; `reach` waits for it."""
@@ -46,16 +48,20 @@ class Site:
     def release(self) -> None:
         self.released.set()
 
-    def answer(self, market: Market, request: SiteRequest) -> SiteResponse:
-        with self._taking:
-            hold = self._held is not None and self._held[:2] == (request.method, request.path)
-            hold = hold and self._held is not None and self._held[2].items() <= request.fields.items()
-            if hold:
+    def build(self) -> web.Application:
+        @web.middleware
+        async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+            fields = {**request.query, **await request.post()}
+            held = self._held
+            if held and held[:2] == (request.method, request.path) and held[2].items() <= fields.items():
                 self._held = None
-        if hold:
-            self.reached.set()
-            self.released.wait(WAIT_LIMIT)
-        return handle_request(market, request)
+                self.reached.set()
+                await asyncio.to_thread(self.released.wait, WAIT_LIMIT)
+            return await handler(request)
+
+        application = build_site(self.market)
+        application.middlewares.insert(0, answer)
+        return application
 
     def effects(self, shop: str = "s1") -> dict[str, Any]:
         effects: dict[str, Any] = json.loads(self.ask("/effects.json"))["shops"][shop]
@@ -68,17 +74,11 @@ class Site:
 
 
 @pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    server = Server(Market(orders=45, messages=5, first_change=1000))
-    site = Site(server)
-    monkeypatch.setattr("examples.demo_shop.site.handle_request", site.answer)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield site
-    site.release()
-    server.shutdown()
-    server.server_close()
-    thread.join(WAIT_LIMIT)
+def site() -> Iterator[Site]:
+    site = Site()
+    with application_in_thread(site.build()) as site.url:
+        yield site
+        site.release()
 
 
 @pytest.fixture(scope="module")
