@@ -35,16 +35,16 @@ QUEUE_PREFIX = """
          THEN 's.' || replace(platform.key, '.', ':') || '.' || replace(shop.shop_id, '.', ':')
          WHEN platform.dedicated_queue THEN 'p.' || replace(platform.key, '.', ':') || '.' ELSE '' END"""
 
-# Lanes on which a job could start now, each with the oldest due job of each tier. A lane costs three index probes,
-# however many jobs wait. A busy, held, paused or logged-out shop costs none. `bound` is true for a tier whose queue the
-# shop's preferred node serves, if that is another node. Only jobs without a browser start here in that case: such a
-# tier costs a walk over its jobs if the platform has flows without a browser, and nothing otherwise. A draining node
-# gets no lane. A logged-out shop has a lane for the job that checks its login, `only_job`.
-_LANES = """
+#: The tiers of free lanes in which a job could start now, each with its oldest due job. A lane costs three index
+#: probes, however many jobs wait. A busy, held, paused or logged-out shop costs none. `bound` is true for a tier
+#: whose queue the shop's preferred node serves, if that is another node. Only jobs without a browser start here in
+#: that case. Such a tier costs a walk over its jobs if the platform has flows without a browser, and nothing
+#: otherwise. A draining node gets no lane. A logged-out shop has only the job that checks its login. `COALESCE` hides
+#: the heads of its backlog from PostgreSQL, which would look for the check among them. Each `ageing` of waiting
+#: raises a job by one tier, at most to the highest. `chosen` can keep one tier of each lane.
+_HEADS = f"""
     SELECT lane.shop_id, lane.lease_no, home.name AS home, home.queues AS home_queues, home.drains AS home_drains,
-           lane.last_served_at, platform.id AS platform_id, platform.probes, platform.browserless, oldest.*, queue.*,
-           CASE WHEN shop.login_state <> 'ok' THEN lane.check_id END AS only_job,
-           ARRAY[{bound}] AS bound, {ranks} AS rank
+           platform.id AS platform_id, platform.probes, head.*
     FROM rpa_tasks_lane AS lane
     JOIN rpa_tasks_shop AS shop ON shop.id = lane.shop_id
     JOIN (
@@ -63,82 +63,54 @@ _LANES = """
         OFFSET 0
     ) AS home ON home.name = lane.home AND platform.waits_for_home
     CROSS JOIN LATERAL (
-        SELECT {prefix} AS prefix,
-               CASE WHEN shop.dedicated_queue THEN ARRAY['', '', ''] ELSE ARRAY['high', 'normal', 'low'] END AS tiers
-    ) AS queue
-    CROSS JOIN LATERAL (
-        SELECT {oldest}
-        OFFSET 0 -- else each mention of a tier would probe once more
-    ) AS oldest
+        SELECT tier.priority, queue.name AS queue, job.task_id, job.due_at,
+               GREATEST(0, tier.priority - floor( -- extract() is numeric: slow
+                   date_part('epoch', statement_timestamp() - job.due_at) / %(ageing)s::float8)) AS rank
+        FROM (VALUES {", ".join(f"({tier}, '{name}')" for tier, name in TIERS.items())}) AS tier(priority, name)
+        CROSS JOIN LATERAL (
+            SELECT {QUEUE_PREFIX} || CASE WHEN shop.dedicated_queue THEN '' ELSE tier.name END AS name
+        ) AS queue
+        CROSS JOIN LATERAL (
+            SELECT (home.name <> %(node)s::text AND home.queues ? queue.name) IS TRUE AS bound
+        ) AS elsewhere
+        CROSS JOIN LATERAL (
+            (
+                SELECT job.task_id, job.due_at FROM rpa_tasks_job AS job
+                WHERE shop.login_state = 'ok' AND job.shop_id = lane.shop_id AND job.priority = tier.priority
+                  AND job.state IN ('scheduled', 'queued') AND job.paused_by = ''
+                  AND job.due_at <= statement_timestamp()
+                  AND (NOT elsewhere.bound OR job.flow_id = ANY(platform.browserless))
+                ORDER BY job.due_at LIMIT 1
+            ) UNION ALL (
+                SELECT job.task_id, job.due_at FROM rpa_tasks_job AS job
+                WHERE shop.login_state <> 'ok' AND job.task_id = lane.check_id AND job.priority = tier.priority
+                  AND COALESCE(job.state, '') IN ('scheduled', 'queued') AND job.paused_by = ''
+                  AND job.due_at <= statement_timestamp()
+                  AND (NOT elsewhere.bound OR job.flow_id = ANY(platform.browserless))
+            )
+        ) AS job
+        WHERE (%(queues)b::text[] IS NULL OR queue.name = ANY(%(queues)b::text[]))
+          AND (NOT elsewhere.bound OR platform.browserless <> '{{{{}}}}')
+        {{chosen}}
+    ) AS head
     WHERE lane.task_id IS NULL AND (lane.held_until IS NULL OR lane.held_until <= statement_timestamp())
       AND NOT shop.paused AND (shop.login_state = 'ok' OR lane.check_id IS NOT NULL) AND shop.retired_at IS NULL
       AND NOT EXISTS (SELECT FROM scheduling_pause WHERE scope = 'all')
       AND NOT EXISTS (
           SELECT FROM rpa_tasks_executionnode WHERE name = %(node)s::text AND draining_at IS NOT NULL
       )
-      AND COALESCE({names}) IS NOT NULL
 """
-_BOUND = "CASE WHEN home.name <> %(node)s::text THEN home.queues ? (prefix || tiers[{place}]) ELSE false END"
-# A logged-out shop costs a probe for its check by the primary key: `COALESCE` hides the heads of its backlog from
-# PostgreSQL, which would look for the check among them.
-_OLDEST = """
-               CASE WHEN (%(queues)b::text[] IS NULL OR prefix || tiers[{place}] = ANY(%(queues)b::text[]))
-                         AND (NOT {bound} OR platform.browserless <> '{{}}') THEN
-                   CASE WHEN shop.login_state = 'ok' THEN (
-                       SELECT job.due_at FROM rpa_tasks_job AS job
-                       WHERE job.shop_id = lane.shop_id AND job.state IN ('scheduled', 'queued') AND {starts}
-                       ORDER BY job.due_at LIMIT 1
-                   ) ELSE (
-                       SELECT job.due_at FROM rpa_tasks_job AS job
-                       WHERE job.task_id = lane.check_id AND COALESCE(job.state, '') IN ('scheduled', 'queued')
-                         AND {starts}
-                   ) END
-               END AS {name}"""
-_STARTS = """job.priority = {tier} AND job.paused_by = '' AND job.due_at <= statement_timestamp()
-                         AND (NOT {bound} OR job.flow_id = ANY(platform.browserless))"""
-#: Each `ageing` of waiting raises a job by one tier, at most to the highest.
-_RANK = (
-    "CASE WHEN oldest.{name} IS NOT NULL THEN GREATEST(0, {tier} - floor("
-    "date_part('epoch', statement_timestamp() - oldest.{name}) / %(ageing)s::float8)) END"  # extract() is numeric: slow
-)
-LANES = _LANES.format(
-    prefix=QUEUE_PREFIX,
-    ranks=f"LEAST({', '.join(_RANK.format(tier=tier, name=name) for tier, name in TIERS.items())})",
-    oldest=",".join(
-        _OLDEST.format(
-            place=tier + 1,
-            name=name,
-            bound=_BOUND.format(place=tier + 1),
-            starts=_STARTS.format(tier=tier, bound=_BOUND.format(place=tier + 1)),
-        )
-        for tier, name in TIERS.items()
-    ),
-    names=", ".join(f"oldest.{name}" for name in TIERS.values()),
-    bound=", ".join(_BOUND.format(place=tier + 1) for tier in TIERS),
-)
-_ANYWHERE = "queue.name"
+HEADS = _HEADS.format(chosen="")
+_ANYWHERE = "queue"
 _AT_PREFERRED_NODE = """
-    CASE WHEN NOT lanes.home_drains AND lanes.home_queues ? queue.name
-         THEN 'n.' || replace(lanes.home, '.', ':') || '.' || queue.name END
+    CASE WHEN NOT home_drains AND home_queues ? queue THEN 'n.' || replace(home, '.', ':') || '.' || queue END
 """
-#: Select the tier of one lane whose oldest job has the lane's rank. Among several it is the one that waits longest.
-CHOICE = " UNION ALL ".join(
-    f"SELECT {tier} AS tier, oldest.{name} AS due_at, {_RANK.format(tier=tier, name=name)} AS rank"
-    for tier, name in TIERS.items()
-)
+#: The best job has the lowest rank. Among equals the shop that was served longest ago wins.
 _PICK = f"""
-WITH free AS MATERIALIZED (
-    {LANES}
-    ORDER BY rank, lane.last_served_at NULLS FIRST LIMIT 1
+WITH head AS MATERIALIZED (
+    {_HEADS.format(chosen="ORDER BY rank, job.due_at LIMIT 1")}
+    ORDER BY head.rank, lane.last_served_at NULLS FIRST LIMIT 1
     FOR UPDATE OF lane SKIP LOCKED
-), head AS MATERIALIZED (
-    SELECT oldest.*, job.task_id, oldest.prefix || oldest.tiers[choice.tier + 1] AS queue
-    FROM free AS oldest
-    CROSS JOIN LATERAL (SELECT * FROM ({CHOICE}) AS tier ORDER BY rank, due_at LIMIT 1) AS choice
-    JOIN rpa_tasks_job AS job ON job.shop_id = oldest.shop_id AND job.priority = choice.tier
-        AND job.state IN ('scheduled', 'queued') AND job.paused_by = '' AND job.due_at = choice.due_at
-        AND (NOT oldest.bound[choice.tier + 1] OR job.flow_id = ANY(oldest.browserless))
-        AND (oldest.only_job IS NULL OR job.task_id = oldest.only_job) LIMIT 1
 ), claimed AS (
     UPDATE rpa_tasks_job AS row
     SET state = 'running', lease_no = GREATEST(head.lease_no, row.lease_no) + 1, sending_at = NULL,
@@ -210,12 +182,7 @@ class JobLedger(Ledger):
 
     def _startable(self, queue: str, parameters: dict[str, object]) -> dict[str, int]:
         found = sql.rows(
-            f"""
-            SELECT {queue}, count(*) FROM ({LANES}) AS lanes
-            CROSS JOIN LATERAL (VALUES (1, lanes.high), (2, lanes.normal), (3, lanes.low)) AS tier(place, due_at)
-            CROSS JOIN LATERAL (SELECT lanes.prefix || lanes.tiers[tier.place] AS name) AS queue
-            WHERE tier.due_at IS NOT NULL GROUP BY 1
-            """,
+            f"SELECT {queue}, count(*) FROM ({HEADS}) AS heads GROUP BY 1",
             {"queues": None} | parameters,
         )
         return {name: lanes for name, lanes in found if name}
@@ -224,16 +191,16 @@ class JobLedger(Ledger):
         """Return for each priority the lanes of these queues whose most urgent due job has it. A lane that waits for
         its preferred node counts only without a browser.
         """
-        tiers = list(TIERS.values())
-        first = [
-            " AND ".join([*(f"{above} IS NULL" for above in tiers[:place]), f"{name} IS NOT NULL"])
-            for place, name in enumerate(tiers)
-        ]
-        (counts,) = sql.rows(
-            f"SELECT {', '.join(f'count(*) FILTER (WHERE {found})' for found in first)} FROM ({LANES}) AS lanes",
+        found = sql.rows(
+            f"""
+            SELECT priority, count(*) FROM (
+                SELECT min(priority) AS priority FROM ({HEADS}) AS heads GROUP BY shop_id
+            ) AS lanes GROUP BY 1
+            """,
             {"queues": list(queues), "node": ""} | _lane_parameters(ageing),
         )
-        return list(counts)
+        lanes: dict[int, int] = dict(found)
+        return [lanes.get(tier, 0) for tier in TIERS]
 
     def mark_sending(self, claims: Sequence[Claim]) -> set[UUID]:
         """Record that the commands of these jobs start now, and return the ids that may start.
