@@ -11,15 +11,15 @@ from typing import Any
 import structlog
 from django.conf import settings
 from django.db import DatabaseError, close_old_connections, transaction
-from django.db.models import F, Max
+from django.db.models import F
 from django.db.models.functions import Now
 from kombu.exceptions import OperationalError
 
 from rpa_tasks import metrics
 from rpa_tasks.jobs import breaker, dead_letters, shops, wakeups
 from rpa_tasks.jobs.ledger import job_ledger
-from rpa_tasks.models import Evidence, Job, LoginState, Run, Shop
-from rpa_tasks.outcomes import Verdict, retry_delay
+from rpa_tasks.models import Evidence, Flow, Job, LoginState, Run, Shop
+from rpa_tasks.outcomes import RunOutcome, Verdict, retry_delay
 from scheduling import sql
 from scheduling.dispatch import oldest_message_at
 from scheduling.ledger.transitions import Claim, Settlement
@@ -33,7 +33,11 @@ log = structlog.get_logger(__name__)
 # A stale claim changes nothing: another run has the job.
 
 
-DEFER_BY_REASON = {"browser_wait": timedelta(seconds=5), "profile_busy": timedelta(seconds=5)}
+DEFER_BY_REASON = {
+    "browser_wait": timedelta(seconds=5),
+    "profile_busy": timedelta(seconds=5),
+    "worker_lost": timedelta(0),
+}
 LONG_DEFER = timedelta(seconds=30)  #: for causes that need longer: a full disk, a process that does not end
 PLATFORM_DEFER = timedelta(seconds=30)
 
@@ -62,9 +66,9 @@ def settle_run(job: Job, claim: Claim, ended: RunResult) -> bool:
             return False
         rests = breaker.record_outcome(job.shop.platform_id, outcome, job.pk)
         at = sql.now()  # the clock of this node may be ahead; due times use PostgreSQL's clock
-        settlement, burns = _settlement_of(fresh, job, ended.verdict, rests, at)
+        settlement, burns = _settlement_of(fresh, job.flow, ended.verdict, rests, at)
         settlement = shops.settle_check(job, settlement)
-        _record_run(fresh, settlement, burns, ended, at)
+        record_run(fresh, settlement, burns, ended, at)
         # A lost login stops the shop until an operator has logged in. Only the first of several runs logs the event.
         if outcome == "session" and Shop.objects.filter(pk=job.shop.pk, login_state=LoginState.OK).update(
             login_state=LoginState.NEEDED, login_lost_at=Now()
@@ -79,7 +83,7 @@ def settle_run(job: Job, claim: Claim, ended: RunResult) -> bool:
     return True
 
 
-def _settlement_of(fresh: Job, job: Job, verdict: Verdict, rests: bool, at: datetime) -> tuple[Settlement, bool]:
+def _settlement_of(fresh: Job, flow: Flow, verdict: Verdict, rests: bool, at: datetime) -> tuple[Settlement, bool]:
     """Return the settlement of the job and whether this end counts as a failure."""
 
     def to(state: str, *, due_at: datetime | None = None, reason: str = verdict.reason) -> Settlement:
@@ -100,11 +104,11 @@ def _settlement_of(fresh: Job, job: Job, verdict: Verdict, rests: bool, at: date
         return to("scheduled", due_at=at, reason="login_needed"), False
     if outcome == "platform" and rests:
         return to("scheduled", due_at=at + PLATFORM_DEFER), False
-    delay = retry_delay(fresh.failures + 1, job.flow.retry_delays, random.random)
+    delay = retry_delay(fresh.failures + 1, flow.retry_delays, random.random)
     return (to("failed") if delay is None else to("scheduled", due_at=at + delay)), True
 
 
-def _record_run(fresh: Job, settlement: Settlement, burns: bool, ended: RunResult, at: datetime) -> None:
+def record_run(fresh: Job, settlement: Settlement, burns: bool, ended: RunResult, at: datetime) -> None:
     last = fresh.runs.order_by("-id").first()
     if last and ended.verdict.outcome == last.outcome == Run.Outcome.DEFERRED and last.reason == ended.verdict.reason:
         # A job may be deferred every few seconds for days. One run row records the whole period.
@@ -196,10 +200,16 @@ def _rescue_run(claim: Claim, began: bool, at: datetime) -> bool:
     try:
         with transaction.atomic():
             row = Job.objects.select_related("flow", "shop").get(pk=str(claim.task_id))
-            settlement = shops.settle_check(row, _rescue_settlement(row, began, at))
+            outcome = RunOutcome.DEFERRED
+            if began:
+                outcome = RunOutcome.TRANSIENT if row.flow.idempotent else RunOutcome.UNKNOWN
+            settlement, _ = _settlement_of(row, row.flow, Verdict(outcome, "worker_lost"), False, at)
+            settlement = shops.settle_check(row, settlement)
             job_ledger.settle({claim: settlement})
             if began:
-                record_lost_run(row, at)
+                assert row.sending_at is not None
+                lost = RunResult(verdict=Verdict(RunOutcome.UNKNOWN, "worker_lost"), started_at=row.sending_at)
+                record_run(row, settlement, True, lost, at)
             breaker.release_trial(claim.task_id)
             if settlement.state in ("failed", "unknown"):
                 dead_letters.record_failed_job(claim.task_id)
@@ -207,30 +217,6 @@ def _rescue_run(claim: Claim, began: bool, at: datetime) -> bool:
         log.exception("run_rescue_failed", task_id=str(claim.task_id))
         return False
     return True
-
-
-def _rescue_settlement(row: Job, began: bool, at: datetime) -> Settlement:
-    if row.cancel_requested_at and (not began or row.flow.idempotent):
-        return Settlement("cancelled", "cancelled")
-    if not began:
-        return Settlement("scheduled", "worker_lost", due_at=at)
-    if not row.flow.idempotent:
-        return Settlement("unknown", "worker_lost")
-    delay = retry_delay(row.failures + 1, row.flow.retry_delays, random.random)
-    if delay is None:
-        return Settlement("failed", "worker_lost")
-    return Settlement("scheduled", "worker_lost", due_at=at + delay)
-
-
-def record_lost_run(row: Job, at: datetime) -> None:
-    """Store a run whose worker was lost."""
-    assert row.sending_at is not None
-    last = row.runs.aggregate(last=Max("number"))["last"] or 0
-    Run.objects.create(
-        job=row, number=last + 1, lease_no=row.lease_no, node=row.node, started_at=row.sending_at,
-        ended_at=at, outcome=Run.Outcome.UNKNOWN, reason="worker_lost",
-    )  # fmt: skip
-    Job.objects.filter(pk=row.pk).update(failures=row.failures + 1)
 
 
 def cancel_retired_jobs() -> int:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -318,14 +318,14 @@ def test_rescue_failure_of_one_job_keeps_the_others(
     for pick in (market.pick(), market.pick()):
         job_ledger.mark_sending([pick.claim])
     Job.objects.update(lease_until=now() - timedelta(seconds=1))
-    note = dispatch.record_lost_run
+    record_run = dispatch.record_run
 
-    def record_or_fail(row: Job, at: datetime) -> None:
+    def record_or_fail(row: Job, *details: Any) -> None:
         if row.pk == odd.pk:
             raise DataError("smallint out of range")
-        note(row, at)
+        record_run(row, *details)
 
-    monkeypatch.setattr(dispatch, "record_lost_run", record_or_fail)
+    monkeypatch.setattr(dispatch, "record_run", record_or_fail)
     assert dispatch.rescue_expired_runs() == 1
     assert Job.objects.get(pk=fine.task_id).state == "scheduled"
     assert Job.objects.get(pk=odd.pk).state == "running"
