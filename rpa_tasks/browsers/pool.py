@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import select
 import time
 from collections.abc import Container, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -164,7 +162,9 @@ def end_browser(record: Record, why: str) -> bool:
     """
     record = record if record.pid else _identify_main_process(record)
     if _request_close(record):
-        _wait_for_exit(record.pid, CLOSE_TIMEOUT)
+        for _ in _poll(time.monotonic() + CLOSE_TIMEOUT):
+            if not is_alive(record.pid, record.ticks):
+                break
     if left := end_processes(lambda: remaining_processes(record), KILL_GRACE):
         log.error("browser_survived", slot=record.slot, profile=record.profile, pids=[each.pid for each in left])
         return False
@@ -217,20 +217,6 @@ def _request_close(record: Record) -> bool:
     except devtools.NoAnswer:
         return False
     return True
-
-
-def _wait_for_exit(pid: int, seconds: float) -> None:
-    """Wait until the process ends, or the time is over."""
-    try:
-        handle = os.pidfd_open(pid)
-    except OSError:
-        return
-    try:
-        gone = select.poll()
-        gone.register(handle, select.POLLIN)
-        gone.poll(seconds * 1000)
-    finally:
-        os.close(handle)
 
 
 def restore_session_cookies(record: Record) -> None:

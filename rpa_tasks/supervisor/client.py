@@ -27,7 +27,7 @@ from rpa_tasks.outcomes import CommandResult, ExitCause
 from rpa_tasks.supervisor import processes
 from rpa_tasks.supervisor.output import TAIL_CHARACTERS, decode_tail
 from rpa_tasks.supervisor.processes import adopt_orphans
-from rpa_tasks.supervisor.protocol import pack_line, unpack_line
+from rpa_tasks.supervisor.protocol import Inbox, pack_line
 from rpa_tasks.supervisor.runs import LEASE_NO, MARKERS, SWEEP_GRACE, TASK_ID, Ancestry, read_supervisor_markers
 
 log = structlog.get_logger(__name__)
@@ -97,8 +97,7 @@ class SupervisedCommand:
         self._result: dict[str, Any] | None = None
         self._ending: CommandResult | None = None
         self._events: deque[Event] = deque()
-        self._rest = b""
-        self._in = self._out = -1
+        self._in = -1
         self._overdue_at = time.monotonic() + order.timeout + order.hard_after + OVERDUE_AFTER
         line = order.line()
         try:
@@ -124,8 +123,9 @@ class SupervisedCommand:
         self._began = guard.started if guard else 0
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
-        os.set_blocking(self._out, False)
+        self._in = self._process.stdin.fileno()
+        self._inbox = Inbox(self._process.stdout.fileno())
+        os.set_blocking(self._inbox.descriptor, False)
         self._write(line)
         os.set_blocking(self._in, False)  # from here on a stopped supervisor process must not block the runner
 
@@ -186,16 +186,14 @@ class SupervisedCommand:
 
     def _read(self, timeout: float) -> None:
         poll = select.poll()
-        poll.register(self._out, select.POLLIN)
+        poll.register(self._inbox.descriptor, select.POLLIN)
         if not poll.poll(min(timeout, 1.0) * 1000):
             if time.monotonic() >= self._overdue_at:
                 self._end_unsupervised("overdue")
             return
-        data = os.read(self._out, 65_536)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._note(unpack_line(line))
-        if not data and self._ending is None:
+        for event in self._inbox.receive():
+            self._note(event)
+        if self._inbox.closed and self._ending is None:
             self._end_unsupervised("vanished")
 
     def _note(self, event: dict[str, Any]) -> None:
@@ -222,7 +220,7 @@ class SupervisedCommand:
         assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.stdout.close()
-        self._in = self._out = -1
+        self._in = -1
 
     def _end_unsupervised(self, how: str) -> None:
         """End a run whose supervisor process is lost or overdue.

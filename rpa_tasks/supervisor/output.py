@@ -8,7 +8,6 @@ from rpa_tasks.supervisor.protocol import Outbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
 LONGEST_LINE = 65_536
@@ -165,7 +164,8 @@ class Lines:
         data = self._rest + data
         cut = data.rfind(b"\n") + 1
         whole, self._rest = data[:cut], data[cut:]
-        messages = list(_candidate_messages(whole, self._inside)) if whole else []
+        lines = whole.split(b"\n")[self._inside : -1]
+        messages = [line for line in lines if line.startswith(b"{") and (b'"progress"' in line or b'"result"' in line)]
         fitting = [line for line in messages if len(line) <= LONGEST_LINE]
         self._inside = self._inside and not whole
         shown = self._mask(whole)
@@ -186,21 +186,6 @@ class Lines:
 
 def _starts_like_result(line: bytes) -> bool:
     return line.startswith(b"{") and b'"result"' in line[:64]
-
-
-def _candidate_messages(whole: bytes, inside: bool) -> Iterator[bytes]:
-    """Find candidate messages without a look at each other line, of which there may be a million."""
-    at = whole.find(b"\n") + 1 if inside else 0
-    if not whole.startswith(b"{", at):
-        at = whole.find(b"\n{", max(at - 1, 0)) + 1
-    while at < len(whole) and whole.startswith(b"{", at):
-        stop = whole.find(b"\n", at)
-        line = whole[at:stop]
-        if b'"progress"' in line or b'"result"' in line:
-            yield line
-        at = whole.find(b"\n{", stop) + 1
-        if at == 0:
-            return
 
 
 def parse_message(line: bytes, mask: Mask) -> dict[str, Any] | None:

@@ -36,7 +36,7 @@ def unpack_line(line: bytes) -> dict[str, Any]:
 
 
 class Inbox:
-    """Lines from the runner. `closed` after the end of the runner."""
+    """Lines from the other end. `closed` after its end."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
