@@ -117,20 +117,18 @@ def shop_states(shops: QuerySet[Shop]) -> list[ShopState]:
     rows = list(shops.select_related("platform__breaker", "lane").annotate(checked=is_being_checked()))
     jobs = Job.objects.filter(shop__in=[row.pk for row in rows], state__in=WAITING, paused_by="")
     waiting: Counter[int] = Counter(dict(jobs.values_list("shop_id").annotate(Count("pk")).order_by()))
-    return [_shop_state(row, waiting[row.pk]) for row in rows]
-
-
-def _shop_state(shop: Shop, waiting: int) -> ShopState:
-    lane, breaker = getattr(shop, "lane", None), getattr(shop.platform, "breaker", None)
-    return ShopState(
-        shop=shop,
-        waiting=waiting,
-        running=lane.task_id if lane else None,
-        last_served_at=lane.last_served_at if lane else None,
-        last_success_at=lane.last_success_at if lane else None,
-        breaker_open_until=breaker.open_until if breaker else None,
-        checking=shop.login_state == LoginState.NEEDED and shop.checked,  # type: ignore[attr-defined]
-    )
+    return [
+        ShopState(
+            shop=row,
+            waiting=waiting[row.pk],
+            running=row.lane.task_id,
+            last_served_at=row.lane.last_served_at,
+            last_success_at=row.lane.last_success_at,
+            breaker_open_until=row.platform.breaker.open_until,
+            checking=row.login_state == LoginState.NEEDED and row.checked,
+        )
+        for row in rows
+    ]
 
 
 def count_platform_backlog(platform_pk: int) -> int:

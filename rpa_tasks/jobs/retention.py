@@ -15,10 +15,6 @@ from scheduling import sql
 from scheduling.operations.retention import RetentionTable
 
 
-def _retention_time() -> timedelta:
-    return timedelta(days=settings.AFTERTOUCH_RPA_RETENTION_DAYS)
-
-
 def _delete_jobs(batch: list[UUID], before: datetime) -> int:
     over = [row[0] for row in sql.rows(_LOCK, {"ids": batch, "before": before})]
     if not over:
@@ -28,14 +24,15 @@ def _delete_jobs(batch: list[UUID], before: datetime) -> int:
     return sql.execute(_DELETE_JOBS, {"ids": over})
 
 
-JOBS = RetentionTable(Job._meta.db_table, "task_id", _retention_time, _delete_jobs)
-
-
-def _delete_windows(batch: list[UUID], before: datetime) -> int:
-    return sql.execute(_DELETE_WINDOWS, {"ids": batch})
-
-
-WINDOWS = RetentionTable(DedupeWindow._meta.db_table, "task_id", lambda: timedelta(days=1), _delete_windows)
+JOBS = RetentionTable(
+    Job._meta.db_table, "task_id", lambda: timedelta(days=settings.AFTERTOUCH_RPA_RETENTION_DAYS), _delete_jobs
+)
+WINDOWS = RetentionTable(
+    DedupeWindow._meta.db_table,
+    "task_id",
+    lambda: timedelta(days=1),
+    lambda batch, before: sql.execute(_DELETE_WINDOWS, {"ids": batch}),
+)
 
 # An ended window that a request takes over at this moment is locked: that request keeps it.
 _DELETE_WINDOWS = """

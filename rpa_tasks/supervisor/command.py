@@ -75,25 +75,14 @@ def param_text(param: Mapping[str, Any]) -> str:
     return json.dumps(param, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 
-def param_of(
-    *, shop_id: str, platform: str, profile_id: str, task_id: str, delivery_key: str, lease_no: int,
-    debug_port: int | None, payload: Mapping[str, Any], nested: bool,
-) -> dict[str, Any]:  # fmt: skip
-    """Collect all that a command receives about its job: the payload's members beside those of the run, or nested.
+def param_of(payload: Mapping[str, Any], *, nested: bool, **run: Any) -> dict[str, Any]:
+    """Return all that a command receives about its job: the payload's members beside those of the run, or nested.
 
     Raises: `CannotStart` if a flat payload would replace a member of the run.
     """
     if not nested and (taken := reserved_members(payload)):
         raise CannotStart("payload_reserved", f"the payload has {', '.join(taken)}, which the run sets")
-    return {
-        "debug_port": debug_port,
-        "shop_id": shop_id,
-        "platform": platform,
-        "profile_id": profile_id,
-        "task_id": task_id,
-        "delivery_key": delivery_key,
-        "lease_no": lease_no,
-    } | ({"payload": payload} if nested else dict(payload))
+    return run | ({"payload": payload} if nested else dict(payload))
 
 
 def reserved_members(payload: Mapping[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import structlog
 from django.conf import settings
@@ -345,20 +345,6 @@ class JobRun:
 
     # --- parameter and environment ------------------------------------------------------------------------------
 
-    def _build_param(self) -> dict[str, Any]:
-        shop = self.job.shop
-        return command.param_of(
-            debug_port=self.browser.port if self.browser else None,
-            shop_id=shop.shop_id,
-            platform=shop.platform.key,
-            profile_id=shop.profile,
-            task_id=str(self.job.pk),
-            delivery_key=str(self.job.root_id),
-            lease_no=self.pick.claim.lease_no,
-            payload=self.job.payload,
-            nested=self.job.flow.param_style == ParamStyle.NESTED,
-        )
-
     def _build_run_spec(self, prepared: ExitStack) -> RunSpec:
         """Prepare the working directory and the sandbox. Closing `prepared` deletes the directory.
 
@@ -369,7 +355,17 @@ class JobRun:
         if problems := command.check_words(flow.command):
             raise command.CannotStart("command_not_valid", f"command: {'; '.join(problems)}")
         folder = registry.run_path(shop.profile, claim.lease_no)
-        param = self._build_param()
+        param = command.param_of(
+            self.job.payload,
+            nested=flow.param_style == ParamStyle.NESTED,
+            debug_port=self.browser.port if self.browser else None,
+            shop_id=shop.shop_id,
+            platform=shop.platform.key,
+            profile_id=shop.profile,
+            task_id=str(self.job.pk),
+            delivery_key=str(self.job.root_id),
+            lease_no=claim.lease_no,
+        )
         argv = command.argv_for(
             flow.command, flow=flow.name, param=param, timeout=flow.timeout, param_file=str(folder / PARAM_FILE)
         )

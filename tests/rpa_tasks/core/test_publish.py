@@ -227,8 +227,8 @@ def test_publish_accepts_large_payload_only_for_parameter_file(market: Market) -
 
 def build_command(job: Job, template: list[str]) -> list[str]:
     param = command.param_of(
-        shop_id=job.shop.shop_id, platform="pdd", profile_id=job.shop.profile, task_id=str(job.pk),
-        delivery_key=str(job.root_id), lease_no=1, debug_port=9222, payload=job.payload, nested=False,
+        job.payload, nested=False, shop_id=job.shop.shop_id, platform="pdd", profile_id=job.shop.profile,
+        task_id=str(job.pk), delivery_key=str(job.root_id), lease_no=1, debug_port=9222,
     )  # fmt: skip
     return command.argv_for(template, flow="pdd_x", param=param, timeout=timedelta(seconds=600))
 
