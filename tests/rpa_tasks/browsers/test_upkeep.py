@@ -175,14 +175,6 @@ def test_check_idle_ends_browser_that_answers_but_shows_no_page(
     assert read_slot_states() == {"s2": "idle"}
 
 
-def test_check_idle_removes_dead_browser(acquire: Acquire) -> None:
-    borrowed = acquire("s1")
-    borrowed.release()
-    kill(borrowed.pid)
-    upkeep.check_idle()
-    assert read_slot_states() == {}
-
-
 @pytest.mark.parametrize("step", [upkeep.end_unfit, upkeep.check_idle, upkeep.end_surplus, upkeep.end_unused])
 @pytest.mark.parametrize("failing", ["lock", "record"])
 def test_error_at_one_slot_does_not_stop_the_later_ones(

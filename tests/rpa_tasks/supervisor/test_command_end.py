@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 
 import pytest
@@ -102,18 +103,11 @@ def test_suspended_command_is_ended(task: TaskCommands) -> None:
 # --- what it leaves behind ----------------------------------------------------------------------------------------
 
 
-def test_daemon_of_ended_command_is_ended(task: TaskCommands) -> None:
+def test_stubborn_daemon_without_marker_is_found_by_descent(task: TaskCommands) -> None:
     place = task.folder / "daemon"
-    _, ending = run_to_end(task.python(DAEMON, str(place), "stubborn"))
+    words = [sys.executable, "-c", DAEMON, str(place), "stubborn"]
+    _, ending = run_to_end(task.python(f"import os; os.execve({sys.executable!r}, {words!r}, {{}})"))
     assert (ending.ended, ending.exit, ending.survivors) == (ExitCause.EXITED, 0, 0)
-    assert not is_alive(int(place.read_text()))
-
-
-def test_daemon_without_marker_is_found_by_descent(task: TaskCommands) -> None:
-    place = task.folder / "daemon"
-    script = f"import os, sys; os.execve(sys.executable, [sys.executable, '-c', {DAEMON!r}, {str(place)!r}], {{}})"
-    _, ending = run_to_end(task.python(script))
-    assert (ending.exit, ending.survivors) == (0, 0)
     assert not is_alive(int(place.read_text()))
 
 
@@ -223,26 +217,6 @@ time.sleep(1000)
     assert (ending.ended, ending.result) == (ExitCause.LEASE_LOST, {"text": "值" * 20_000})
 
 
-def test_event_larger_than_pipe_arrives_when_runner_reads(task: TaskCommands) -> None:
-    script = """
-import json, time
-print(json.dumps({"result": {"text": "值" * 20_000}}, ensure_ascii=False), flush=True)
-time.sleep(1000)
-"""
-    with SupervisedCommand(task.python(script)) as supervised:
-        eventually(lambda: task.log.exists() and task.log.stat().st_size)
-        wait_for_start(supervised)
-        supervised.stop("cancelled")
-        assert read_to_end(supervised)[1].result == {"text": "值" * 20_000}
-
-
-def test_command_ends_when_its_supervisor_is_killed(task: TaskCommands) -> None:
-    with start_runner(task, STUBBORN) as (runner, command):
-        os.kill(runner.pid, signal.SIGSTOP)
-        os.kill(supervisor_of(command), signal.SIGKILL)
-        eventually(lambda: not is_alive(command))
-
-
 def test_runner_ends_processes_of_killed_supervisor(task: TaskCommands) -> None:
     place = task.folder / "daemon"
     script = DAEMON + "\nprint('before the end', flush=True)\ntime.sleep(1000)"
@@ -275,13 +249,6 @@ def test_terminated_supervisor_ends_command(task: TaskCommands) -> None:
         os.kill(supervisor_of(wait_for_start(supervised)), signal.SIGTERM)
         _, ending = read_to_end(supervised)
     assert (ending.ended, ending.signal) == (ExitCause.NODE_STOPPING, signal.SIGTERM)
-
-
-def test_externally_killed_command_is_reported_as_exited(task: TaskCommands) -> None:
-    with SupervisedCommand(task.shell("sleep 1000")) as supervised:
-        os.kill(wait_for_start(supervised), signal.SIGKILL)
-        _, ending = read_to_end(supervised)
-    assert (ending.ended, ending.signal) == (ExitCause.EXITED, signal.SIGKILL)
 
 
 def test_leaving_context_ends_all_processes(task: TaskCommands) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from itertools import product
 from typing import Any
 
 from rpa_tasks.models import Run
@@ -91,33 +90,20 @@ def test_exit_codes_of_flow_add_to_defaults() -> None:
     assert judge_exits(own, 3, 64, 77, 75, 124) == ["business", "business", "session", "transient", "transient"]
 
 
-def test_reason_of_each_end_fits_its_column() -> None:
-    endings = ({}, {"exit": 0, "result": {}}, {"signal": 64, "survivors": 1})
-    for ended, changes, idempotent, needs_result in product(ExitCause, endings, (True, False), (True, False)):
-        ending = CommandResult(ended, **changes)  # type: ignore[arg-type]
-        told = judge(ending, exit_codes={}, idempotent=idempotent, needs_result=needs_result)
-        assert len(told.reason) <= 64
-
-
-def test_retry_delay_follows_default_delays() -> None:
-    waits = [retry_delay(failures, DEFAULT_DELAYS, lambda: 0.0) for failures in (1, 2, 3, 4)]
-    assert waits == [timedelta(seconds=30), timedelta(seconds=60), timedelta(seconds=120), None]
-
-
-def test_retry_jitter_is_capped_by_longest_delay() -> None:
-    assert [retry_delay(n, DEFAULT_DELAYS, lambda: 1.0) for n in (1, 2, 3)] == [
-        timedelta(seconds=33), timedelta(seconds=66), timedelta(seconds=108)
-    ]  # fmt: skip
+def test_retry_delays_grow_by_jitter_up_to_the_longest() -> None:
+    """What would exceed it is subtracted, so shops that failed together stay apart at the cap too."""
+    expected = {
+        0.0: [30, 60, 120, None],
+        0.5: [31.5, 63, 114, None],
+        1.0: [33, 66, 108, None],
+    }
+    found = {
+        jitter: [retry_delay(failures, DEFAULT_DELAYS, lambda: jitter) for failures in (1, 2, 3, 4)]  # noqa: B023
+        for jitter in expected
+    }
+    assert found == {
+        jitter: [None if delay is None else timedelta(seconds=delay) for delay in delays]
+        for jitter, delays in expected.items()
+    }
     assert retry_delay(1, [115, 120], lambda: 1.0) == timedelta(seconds=113.5)
-
-
-def test_retry_jitter_spreads_shops_at_the_cap() -> None:
-    waits = {retry_delay(3, DEFAULT_DELAYS, lambda share=share: share / 50) for share in range(51)}
-    assert (min(waits), max(waits), len(waits)) == (timedelta(seconds=108), timedelta(seconds=120), 51)
     assert retry_delay(1, [60], lambda: 0.5) == timedelta(seconds=57)
-
-
-def test_retry_delay_ends_after_last_delay() -> None:
-    assert retry_delay(2, [1, 50, 100], lambda: 0.5) == timedelta(seconds=52.5)
-    assert retry_delay(2, [1, 50, 100], lambda: 1.0) == timedelta(seconds=55)  # at most a tenth more
-    assert retry_delay(3, [1, 50], lambda: 0.5) is None
