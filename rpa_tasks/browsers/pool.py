@@ -259,15 +259,13 @@ class AcquiredBrowser:
     """
 
     def __init__(
-        self, slot: Slot, record: Record, held: ExitStack, *, profile_dir: Path, download_folder: str,
-        waited: timedelta, warm: bool,
-    ) -> None:  # fmt: skip
+        self, slot: Slot, record: Record, held: ExitStack, *, download_folder: str, waited: timedelta, warm: bool
+    ) -> None:
         """`held` releases the locks of slot and profile."""
         self.port = record.port
         self.pid = record.pid
         self.slot = record.slot
-        self.profile_id = record.profile
-        self.profile_dir = profile_dir
+        self.profile = record.profile
         self.download_folder = download_folder  #: name of the folder in the working directory of a run
         self.waited = waited  #: from the request to the browser
         self.warm = warm  #: it was already running
@@ -320,7 +318,7 @@ class AcquiredBrowser:
         """Delete all cookies of the profile. Raises `NoBrowser` if the browser does not answer."""
         try:
             devtools.send_command(self.port, devtools.websocket_path(self.port), "Storage.clearCookies")
-            session_cookies(self.profile_id).unlink(missing_ok=True)
+            session_cookies(self.profile).unlink(missing_ok=True)
         except devtools.NoAnswer as error:
             raise NoBrowser(BROWSER_FAILED, f"Cookies were not cleared: {error}") from error
 
@@ -347,14 +345,11 @@ def acquire_browser(
             slot = _wait_for_slot(profile_id, ends_at)
             held.callback(slot.release)
             record, warm = _prepare_browser(slot, profile_id, shop, lease_no, launch)
-            profile_dir = registry.profile_dir(profile_id)
         except OSError as error:
             raise NoBrowser(DISK_FULL if is_disk_full(error) else BROWSER_FAILED, str(error)) from error
         waited = timedelta(seconds=time.monotonic() - began)
         folder = launch.downloads or DOWNLOADS
-        return AcquiredBrowser(
-            slot, record, held.pop_all(), profile_dir=profile_dir, download_folder=folder, waited=waited, warm=warm
-        )
+        return AcquiredBrowser(slot, record, held.pop_all(), download_folder=folder, waited=waited, warm=warm)
 
 
 def _wait_for_profile(profile_id: str, ends_at: float) -> Lock:

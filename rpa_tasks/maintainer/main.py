@@ -42,41 +42,32 @@ def main(words: list[str]) -> None:
     # A SIGTERM to all processes of a stack must not stop it before runs and browsers have ended. Not SIG_IGN: browsers
     # would inherit that.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    worker = ParentWorker(order.parent)
+    parent = order.parent or os.getppid()
     lock = Lock(registry.browsers_dir() / "maintainer.lock")
     while not lock.try_acquire():
-        if worker.is_gone(within=POLL_INTERVAL):
+        if is_gone(parent, within=POLL_INTERVAL):
             return
     log.info("maintainer_started", queues=queues)
-    run_passes(worker, queues)
+    run_passes(parent, queues)
     end_unused_at_exit(lock)
 
 
-class ParentWorker:
-    """The parent process. Its pipe closes when it ends.
+def is_gone(parent: int, *, within: float) -> bool:
+    """Wait at most `within` seconds for the end of the worker. Returns whether it has ended.
 
-    The parent's pid is checked as well: a child of the worker may have inherited the other end of the pipe.
+    Its pipe closes then. The pid is checked as well: a child of it may have inherited the other end of the pipe.
     """
-
-    def __init__(self, parent: int) -> None:
-        self._parent = parent or os.getppid()
-        self._gone = False
-
-    def is_gone(self, *, within: float) -> bool:
-        """Wait at most `within` seconds for the end of the worker. Returns whether it has ended."""
-        ends_at = time.monotonic() + within
-        while not self._gone:
-            left = max(0.0, min(POLL_INTERVAL, ends_at - time.monotonic()))
-            if select.select([sys.stdin], [], [], left)[0]:
-                self._gone = not os.read(sys.stdin.fileno(), 1024)
-            if os.getppid() != self._parent:
-                self._gone = True
-            if time.monotonic() >= ends_at:
-                break
-        return self._gone
+    ends_at = time.monotonic() + within
+    while os.getppid() == parent:
+        left = max(0.0, min(POLL_INTERVAL, ends_at - time.monotonic()))
+        if select.select([sys.stdin], [], [], left)[0] and not os.read(sys.stdin.fileno(), 1024):
+            return True
+        if time.monotonic() >= ends_at:
+            return False
+    return True
 
 
-def run_passes(worker: ParentWorker, queues: list[str]) -> None:
+def run_passes(parent: int, queues: list[str]) -> None:
     """Run a pass every few seconds until the worker has ended."""
     from rpa_tasks.maintainer.housekeeping import Housekeeping  # its models need `django.setup`
     from rpa_tasks.takeover.host import TakeOverHost
@@ -100,7 +91,7 @@ def run_passes(worker: ParentWorker, queues: list[str]) -> None:
         upkeep.end_surplus,
         prewarmer.prewarm,
     ]
-    while not worker.is_gone(within=PASS_INTERVAL):
+    while not is_gone(parent, within=PASS_INTERVAL):
         run_steps(steps)
     take_overs.stop()
 

@@ -30,7 +30,7 @@ def test_login_survives_several_browsers_in_private_files(acquire: Acquire, site
         assert not borrowed.warm
     assert set(visit(borrowed.port, f"{site.url}/orders", site).split("; ")) == {"lasting=1", "passing=1"}
 
-    kept = borrowed.profile_dir / ".session-cookies.json"
+    kept = registry.profile_dir("s1") / ".session-cookies.json"
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     for folder in (registry.profile_dir("s1"), registry.browsers_dir(), registry.browser_logs_dir()):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700

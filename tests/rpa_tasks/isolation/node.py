@@ -52,7 +52,8 @@ def main(database: str) -> None:
             param = {
                 "state": str(state), "secret": word, "secret_file": str(state / "endpoints.json"),
                 "pid": holder.pid, "worker": os.getpid(), "port": own.port,
-                "profile": str(own.profile_dir), "other_profile": str(other.profile_dir), "database": database,
+                "profile": str(registry.profile_dir("p-s1")), "other_profile": str(registry.profile_dir("p-s2")),
+                "database": database,
             }  # fmt: skip
             order = RunSpec(
                 argv=[sys.executable, str(ATTEMPTS), json.dumps(param)],
