@@ -44,7 +44,7 @@ class ScheduledRound:
     """A periodic task of operators whose rounds beat publishes itself."""
 
     #: Of args and kwargs. Raises `InvalidInput` that names each field.
-    check: Callable[[Any, Any], None]
+    check: Callable[[Any, Any], object]
     #: Of schedule id, due instant, args and kwargs. Idempotent for the same instant.
     publish: Callable[[int, datetime, Any, Any], object]
 

@@ -68,20 +68,9 @@ def messages_page(shop: MarketShop) -> str:
     )
 
 
-def refused_page(shop: MarketShop) -> str:
-    return _notice_page("Answered already", "This very answer was accepted before. Nothing was sent again.", shop)
-
-
-def captcha_page() -> str:
-    return _notice_page("Are you a robot?", "Too much happened from your address. Come back later.", kind="captcha")
-
-
-def missing_page() -> str:
-    return _notice_page("Not found", "There is nothing here.")
-
-
-def bad_request_page(problem: str) -> str:
-    return _notice_page("That was not understood", problem)
+def notice_page(title: str, text: str, shop: MarketShop | None = None, *, kind: str = "notice") -> str:
+    body = f'<main class="narrow card" id="{kind}"><h1>{escape(title)}</h1><p>{escape(text)}</p></main>'
+    return _render_page(title, body, shop)
 
 
 def _order_row(order: MarketOrder) -> str:
@@ -111,11 +100,6 @@ def _message_item(message: Message) -> str:
       <h2>{escape(message.buyer)} <span class="quiet">{escape(message.user_id)}</span></h2>
       <p>{escape(message.text)}</p>{answers_html if message.replies else form}
     </article>"""
-
-
-def _notice_page(title: str, text: str, shop: MarketShop | None = None, *, kind: str = "notice") -> str:
-    body = f'<main class="narrow card" id="{kind}"><h1>{escape(title)}</h1><p>{escape(text)}</p></main>'
-    return _render_page(title, body, shop)
 
 
 def _render_page(title: str, body: str, shop: MarketShop | None = None) -> str:

@@ -59,16 +59,18 @@ async def answer_request(request: web.Request, handler: Handler) -> web.StreamRe
             if market.captcha:
                 if shop:
                     shop.counts["turned_away"] += 1
-                return _html(pages.captcha_page(), HTTPStatus.TOO_MANY_REQUESTS)
+                text = "Too much happened from your address. Come back later."
+                page = pages.notice_page("Are you a robot?", text, kind="captcha")
+                return _html(page, HTTPStatus.TOO_MANY_REQUESTS)
             if shop:
                 request[SHOP] = shop
             elif request.match_info.http_exception is None and request.path != "/login":
                 raise web.HTTPSeeOther("/login")
         answer = await handler(request)
     except InvalidRequest as refusal:
-        answer = _html(pages.bad_request_page(str(refusal)), HTTPStatus.BAD_REQUEST)
+        answer = _html(pages.notice_page("That was not understood", str(refusal)), HTTPStatus.BAD_REQUEST)
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
-        answer = _html(pages.missing_page(), HTTPStatus.NOT_FOUND)
+        answer = _html(pages.notice_page("Not found", "There is nothing here."), HTTPStatus.NOT_FOUND)
     answer.headers["Cache-Control"] = "no-store"
     return answer
 
@@ -124,7 +126,8 @@ async def store_reply(request: web.Request) -> web.Response:
     if not 0 < len(text) <= TEXT_LIMIT:
         raise InvalidRequest(f"An answer has 1 to {TEXT_LIMIT} characters.")
     if not shop.reply(message, text, fields.get("token", "")):
-        return _html(pages.refused_page(shop), HTTPStatus.CONFLICT)
+        text = "This very answer was accepted before. Nothing was sent again."
+        return _html(pages.notice_page("Answered already", text, shop), HTTPStatus.CONFLICT)
     raise web.HTTPSeeOther("/messages")
 
 

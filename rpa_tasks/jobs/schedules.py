@@ -74,7 +74,7 @@ def publish_round(schedule_id: int, due_at: datetime, args: Any, kwargs: Any) ->
 
     Raises: `InvalidInput` with the argument, before the first job is published; `OperationalError`.
     """
-    arguments = parse_arguments(keyword_arguments(args, kwargs))
+    arguments = check_arguments(args, kwargs)
     flow = Flow.objects.get(platform__key=arguments.platform, task_type=arguments.task_type, retired_at=None)
     payload = as_stored(arguments.payload or {})
     key = flow_key_of(flow, payload)
@@ -128,6 +128,15 @@ def _publish_batch(given: Mapping[str, Any], counts: RoundCounts) -> None:
     counts.published += len(made)
     counts.refused += refused
     counts.waiting += len(skipped) - refused
+
+
+def check_arguments(args: Any, kwargs: Any) -> ScheduleArguments:
+    """Parse the arguments of a periodic task as its row has them. Raises `InvalidInput`."""
+    if args:
+        raise InvalidInput.of("args", _("must be empty; name every argument"))
+    if not isinstance(kwargs, Mapping):
+        raise InvalidInput.of("kwargs", _("must be a mapping"))
+    return parse_arguments(kwargs)
 
 
 def parse_arguments(given: Mapping[str, Any]) -> ScheduleArguments:
@@ -194,20 +203,6 @@ def spread_delay(platform: str, shop_id: str, task_type: str, spread_seconds: fl
     """Return the delay of this shop within the spread, in whole milliseconds. Constant across processes and time."""
     share = hash_to_percent(f"schedule:{platform}:{task_type}", shop_id) / 100
     return timedelta(milliseconds=int(share * spread_seconds * 1000))
-
-
-def keyword_arguments(args: Any, kwargs: Any) -> Mapping[str, Any]:
-    """Return the keyword arguments. Raises `InvalidInput` if there are positional ones."""
-    if args:
-        raise InvalidInput.of("args", _("must be empty; name every argument"))
-    if not isinstance(kwargs, Mapping):
-        raise InvalidInput.of("kwargs", _("must be a mapping"))
-    return kwargs
-
-
-def check_arguments(args: Any, kwargs: Any) -> None:
-    """Check the arguments before the admin form stores a periodic task. Raises `InvalidInput`."""
-    parse_arguments(keyword_arguments(args, kwargs))
 
 
 # A row that another transaction has locked is skipped: its count of requests is only informative.
