@@ -406,7 +406,9 @@ def _attempt(write: Callable[[Sequence[Publication]], list[WakeUp]], entries: Se
 def _refuse_in_window(entries: Sequence[Publication]) -> set[int]:
     """Refuse requests whose window another job holds. Return the places of those with a waiting job. Writes nothing."""
     keyed = {entry.place: entry for entry in entries if entry.key is not None}
-    waiting = set()
+    waiting: set[int] = set()
+    if not keyed:
+        return waiting
     for place, waits, task_id, state, ends_at in sql.rows(_STANDING, _columns(list(keyed.values()))):
         if waits:
             waiting.add(place)
