@@ -33,6 +33,7 @@ from rpa_tasks.browsers.browser_processes import (
 )
 from rpa_tasks.browsers.launch import (
     BROWSER_FAILED,
+    COMMON_FLAGS,
     DISK_FULL,
     PROFILE_BUSY,
     PROXY_FAILED,
@@ -135,21 +136,14 @@ SPAWNER = Path(__file__).with_name("spawn_process.py")
 PATH = "/usr/local/bin:/usr/bin:/bin"
 
 FLAGS = [
+    *COMMON_FLAGS,
     "--headless=new",
-    "--no-first-run",
-    "--no-default-browser-check",
     "--no-service-autorun",
     "--noerrdialogs",
     "--hide-crash-restore-bubble",
-    "--disable-search-engine-choice-screen",
-    "--disable-background-networking",
-    "--disable-component-update",
     "--disable-default-apps",
-    "--disable-sync",
-    "--disable-breakpad",
     "--disable-crash-reporter",
     "--metrics-recording-only",
-    "--password-store=basic",
     "--mute-audio",
     "--disable-gpu",
     # Pages in the background must run at full speed.
@@ -158,7 +152,6 @@ FLAGS = [
     "--disable-renderer-backgrounding",
     "--disable-features=Translate,OptimizationHints,MediaRouter",
     "--disk-cache-size=52428800",
-    "--window-size=1366,900",
     "--log-level=3",
 ]
 

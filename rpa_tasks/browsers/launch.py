@@ -32,6 +32,18 @@ def is_disk_full(error: OSError) -> bool:
 
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+#: Flags of each browser, also of a trial.
+COMMON_FLAGS = (
+    "--no-first-run",
+    "--no-default-browser-check",
+    "--disable-search-engine-choice-screen",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-breakpad",
+    "--password-store=basic",
+    "--window-size=1366,900",
+)
 SNAPS = "/snap/"  #: where the programs of snaps are mounted
 LONGEST_SCRIPT = 10_000  #: bytes read of a program that may be a script
 

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from rpa_tasks.browsers import devtools
-from rpa_tasks.browsers.launch import NoProgram, find_program
+from rpa_tasks.browsers.launch import COMMON_FLAGS, NoProgram, find_program
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Playwright
@@ -127,17 +127,6 @@ class Wire:
 
 START_TIMEOUT = 30.0  #: seconds
 CLOSE_TIMEOUT = 5.0  #: seconds to store its data before it is killed
-FLAGS = (
-    "--no-first-run",
-    "--no-default-browser-check",
-    "--disable-breakpad",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-search-engine-choice-screen",
-    "--password-store=basic",
-    "--window-size=1366,900",
-)
 
 
 @contextmanager
@@ -153,7 +142,7 @@ def open_browser(profile: Path | None = None, *, show: bool = False) -> Iterator
     with TemporaryDirectory(prefix="flow-profile-", ignore_cleanup_errors=True) as passing:
         folder = (profile or Path(passing)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        words = [program, *FLAGS, f"--user-data-dir={folder}", *([] if show else ["--headless=new"])]
+        words = [program, *COMMON_FLAGS, f"--user-data-dir={folder}", *([] if show else ["--headless=new"])]
         if os.geteuid() == 0:
             words.append("--no-sandbox")  # otherwise it refuses to run as root
         with devtools.reserve_port() as port:

@@ -78,14 +78,14 @@ _HEADS = f"""
                 SELECT job.task_id, job.due_at FROM rpa_tasks_job AS job
                 WHERE shop.login_state = 'ok' AND job.shop_id = lane.shop_id AND job.priority = tier.priority
                   AND job.state IN ('scheduled', 'queued') AND job.paused_by = ''
-                  AND job.due_at <= statement_timestamp()
+                  AND job.due_at <= statement_timestamp() + %(ahead)s
                   AND (NOT elsewhere.bound OR job.flow_id = ANY(platform.browserless))
                 ORDER BY job.due_at LIMIT 1
             ) UNION ALL (
                 SELECT job.task_id, job.due_at FROM rpa_tasks_job AS job
                 WHERE shop.login_state <> 'ok' AND job.task_id = lane.check_id AND job.priority = tier.priority
                   AND COALESCE(job.state, '') IN ('scheduled', 'queued') AND job.paused_by = ''
-                  AND job.due_at <= statement_timestamp()
+                  AND job.due_at <= statement_timestamp() + %(ahead)s
                   AND (NOT elsewhere.bound OR job.flow_id = ANY(platform.browserless))
             )
         ) AS job
@@ -187,6 +187,21 @@ class JobLedger(Ledger):
         )
         return {name: lanes for name, lanes in found if name}
 
+    def next_shops(self, queues: Sequence[str], *, node: str, within: timedelta, most: int) -> list[int]:
+        """Return the shops with a job that needs a browser and may start on this node `within` this time, the earliest
+        first.
+        """
+        found = sql.rows(
+            f"""
+            SELECT heads.shop_id FROM ({HEADS}) AS heads
+            JOIN rpa_tasks_job AS job USING (task_id) JOIN rpa_tasks_flow AS flow ON flow.id = job.flow_id
+            WHERE flow.needs_browser GROUP BY heads.shop_id ORDER BY min(heads.due_at) LIMIT %(most)s
+            """,
+            _lane_parameters(settings.AFTERTOUCH_RPA_AGEING)
+            | {"queues": list(queues), "node": node, "ahead": within, "most": most},
+        )
+        return [shop for (shop,) in found]
+
     def count_startable(self, queues: Sequence[str], *, ageing: timedelta) -> list[int]:
         """Return for each priority the lanes of these queues whose most urgent due job has it. A lane that waits for
         its preferred node counts only without a browser.
@@ -282,7 +297,8 @@ def _claim_half_open_trial(task_id: UUID, platform_id: int) -> bool:
 
 
 def _lane_parameters(ageing: timedelta) -> dict[str, object]:
-    return {"ageing": ageing.total_seconds(), "home_lease": settings.AFTERTOUCH_RPA_HOME_LEASE}
+    home_lease = settings.AFTERTOUCH_RPA_HOME_LEASE
+    return {"ageing": ageing.total_seconds(), "home_lease": home_lease, "ahead": timedelta(0)}
 
 
 job_ledger = JobLedger(Job._meta.db_table, route="shop_id")

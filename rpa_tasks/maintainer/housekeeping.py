@@ -13,14 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from uuid import UUID
 
 import structlog
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, close_old_connections, connection
-from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.utils.timezone import now
 
@@ -31,8 +30,8 @@ from rpa_tasks.browsers.browser_processes import processes_on_profile
 from rpa_tasks.browsers.launch import NoBrowser
 from rpa_tasks.browsers.registry import UNNEEDED_MARK, Lock
 from rpa_tasks.browsers.upkeep import WarmShop
+from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.jobs.nodes import is_draining
-from rpa_tasks.jobs.wakeups import queue_of
 from rpa_tasks.models import ExecutionNode, Job, JobState, LoginState, Shop
 from rpa_tasks.supervisor.runs import LEASE_NO, SHOP, TASK_ID, end_marked_processes, list_run_processes
 from rpa_tasks.takeover import leases
@@ -44,7 +43,7 @@ log = structlog.get_logger(__name__)
 
 
 HORIZON = timedelta(hours=1)  #: a browser that is needed later would be idle for too long
-LOOKED_AT = 200  #: waiting jobs of each state
+LOOKED_AT = 200  #: shops; some may have no browser of the pool
 
 
 def find_next_shops(queues: Sequence[str]) -> list[WarmShop]:
@@ -52,56 +51,28 @@ def find_next_shops(queues: Sequence[str]) -> list[WarmShop]:
 
     At most `AFTERTOUCH_RPA_WARM_BROWSERS`. A shop with a running job has its browser.
     """
+    node, most = settings.AFTERTOUCH_NODE, settings.AFTERTOUCH_RPA_WARM_BROWSERS
+    if not most:
+        return []
+    needed = job_ledger.next_shops(queues, node=node, within=HORIZON, most=LOOKED_AT)
+    shops = Shop.objects.select_related("platform")
+    by_id = shops.in_bulk(needed)
+    idle = shops.filter(
+        paused=False, retired_at=None, login_state=LoginState.OK, lane__task_id=None, lane__home=node,
+        platform__paused=False, platform__retired_at=None, platform__breaker__open_until=None,
+    )  # fmt: skip
+    served = idle.order_by("-lane__last_served_at")[: settings.AFTERTOUCH_RPA_BROWSERS]
     found: dict[int, WarmShop] = {}
-    for shop in _shops_by_need(queues):
-        if len(found) >= settings.AFTERTOUCH_RPA_WARM_BROWSERS:
+    for shop in chain((by_id[pk] for pk in needed if pk in by_id), served):
+        if len(found) >= most:
             break
-        if shop.pk not in found:
-            try:
-                launch = resolve_launch_settings(shop)
-            except NoBrowser:  # its run names the reason
-                continue
-            if launch.cdp_url:  # to attach it closes its pages, and a run on another node may have begun
-                continue
+        try:
+            launch = resolve_launch_settings(shop)
+        except NoBrowser:  # its run names the reason
+            continue
+        if not launch.cdp_url:  # to attach one closes its pages, and a run on another node may have begun
             found[shop.pk] = WarmShop(shop.profile, f"{shop.platform.key}/{shop.shop_id}", launch)
     return list(found.values())
-
-
-def _shops_by_need(queues: Sequence[str]) -> Iterator[Shop]:
-    jobs = [job for state, order in (("queued", "lease_until"), ("scheduled", "due_at"))
-            for job in _waiting_jobs(state).order_by(order)[:LOOKED_AT]]  # fmt: skip
-    for job in sorted(jobs, key=lambda job: job.due_at):
-        if queue_of(job.shop, job.priority) in queues:
-            yield job.shop
-    served = Shop.objects.filter(_is_servable(""), lane__home=settings.AFTERTOUCH_NODE)
-    yield from served.select_related("platform").order_by("-lane__last_served_at")[: settings.AFTERTOUCH_RPA_BROWSERS]
-
-
-def _waiting_jobs(state: str) -> QuerySet[Job]:
-    others = ExecutionNode.objects.filter(seen_at__gt=Now() - settings.AFTERTOUCH_RPA_HOME_LEASE)
-    elsewhere = others.exclude(name=settings.AFTERTOUCH_NODE).values("name")
-    waiting = (
-        Job.objects.filter(
-            _is_servable("shop__"), state=state, paused_by="", due_at__lt=Now() + HORIZON, flow__needs_browser=True
-        )
-        .exclude(shop__lane__held_until__gt=Now())
-        .exclude(shop__platform__waits_for_home=True, shop__lane__home__in=elsewhere)
-    )
-    return waiting.select_related("shop__platform", "shop__lane").defer("payload", "result")
-
-
-def _is_servable(shop: str) -> Q:
-    """Return the condition that jobs of a shop may start and none runs."""
-    wanted = {
-        "paused": False,
-        "retired_at": None,
-        "login_state": LoginState.OK,
-        "lane__task_id": None,
-        "platform__paused": False,
-        "platform__retired_at": None,
-        "platform__breaker__open_until": None,
-    }
-    return Q(**{f"{shop}{name}": value for name, value in wanted.items()})
 
 
 # Delete browser profiles and homes that their node no longer needs.

@@ -85,7 +85,7 @@ def test_forked_child_leaves_browser_lock(acquire: Acquire) -> None:
 def test_browser_death_during_run_leaves_usable_profile(acquire: Acquire) -> None:
     first = acquire("s1")
     kill(first.pid)
-    assert (first.profile_dir / "SingletonLock").is_symlink()
+    assert (registry.profile_dir("s1") / "SingletonLock").is_symlink()
     first.release()
     assert read_slot_states() == {}
 
@@ -113,9 +113,9 @@ def test_lock_of_browser_in_a_lost_container_is_removed(acquire: Acquire, state:
 
 
 def test_lock_of_live_browser_is_kept(acquire: Acquire) -> None:
-    borrowed = acquire("s1")
-    release_singleton(borrowed.profile_dir)
-    assert (borrowed.profile_dir / "SingletonLock").is_symlink()
+    acquire("s1")
+    release_singleton(registry.profile_dir("s1"))
+    assert (registry.profile_dir("s1") / "SingletonLock").is_symlink()
 
 
 class _Impostor(BaseHTTPRequestHandler):

@@ -115,7 +115,7 @@ def test_pick_reads_at_most_one_job_of_each_tier(jobs_with_history: None, market
         assert check_login(Shop.objects.get().pk, by="ann")
     sql.execute("ANALYZE rpa_tasks_job", {})
 
-    given = {"queues": None, "node": "n1", "ageing": 600.0, "home_lease": timedelta(minutes=2)}
+    given = {"queues": None, "node": "n1", "ageing": 600.0, "home_lease": timedelta(minutes=2), "ahead": timedelta(0)}
     read = [
         (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
         for node in explain(HEADS, given)
@@ -132,7 +132,7 @@ def test_pick_reads_no_job_of_a_shop_that_another_node_serves(jobs_with_history:
     Job.objects.filter(state="succeeded", pk__in=Job.objects.filter(state="succeeded")[:200]).update(state="scheduled")
     market.node("n1")
     Lane.objects.update(home="n1")
-    given = {"queues": None, "node": "n2", "ageing": 600.0, "home_lease": timedelta(minutes=2)}
+    given = {"queues": None, "node": "n2", "ageing": 600.0, "home_lease": timedelta(minutes=2), "ahead": timedelta(0)}
 
     assert not list(explain(HEADS, given))
     Flow.objects.update(needs_browser=False)
