@@ -104,12 +104,12 @@ def test_live_flow_that_bears_the_markers_of_another_shop_is_not_swept(task: Tas
         return markers[SHOP] == "pdd/s2"
 
     def stubborn() -> list[int]:
-        found = [
-            each
+        return [
+            each.pid
             for each in processes.all_processes()
             if processes.read_environment(each.pid).get(TASK_ID) == forged[TASK_ID]
+            and b"SIG_IGN" in processes.read_file(f"/proc/{each.pid}/cmdline")  # a short one may have ended
         ]
-        return [each.pid for each in found if b"SIG_IGN" in Path(f"/proc/{each.pid}/cmdline").read_bytes()]
 
     with SupervisedCommand(task.python(FORGER, *words, prefix=task.prefix(sandbox), grace=0.5)) as supervised:
         wait_for_start(supervised)
