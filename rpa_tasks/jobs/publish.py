@@ -151,17 +151,16 @@ def publish_job(request: PublishRequest) -> Receipt:
     shop, flow = _find_shop_and_flow(request)
     request, unfit = check_request(request, flow)
     entry = Publication(0, request, shop, flow, choose_dedupe_key(request, flow), new_id())
-    with transaction.atomic():
-        wakeups: list[WakeUp] = []
-        if request.merges_into_any and (key := _find_waiting_key(entry)) is not None:
-            entry.key = key
-            wakeups = _merge([entry])
-            entry.key = choose_dedupe_key(request, flow)
-        if entry.result is None and not unfit:
-            wakeups = _store(entry)
-        elif entry.result is None:
-            # A request that keeps the waiting job's payload need not bring a valid one.
-            wakeups = _merge([entry]) if request.keeps_payload and entry.key is not None else []
+    wakeups: list[WakeUp] = []
+    if request.merges_into_any and (key := _find_waiting_key(entry)) is not None:
+        entry.key = key
+        wakeups = _merge([entry])
+        entry.key = choose_dedupe_key(request, flow)
+    if entry.result is None and not unfit:
+        wakeups = _store(entry)
+    elif entry.result is None:
+        # A request that keeps the waiting job's payload need not bring a valid one.
+        wakeups = _merge([entry]) if request.keeps_payload and entry.key is not None else []
     if entry.result is None:
         raise InvalidInput(*unfit)
     if not isinstance(entry.result, Receipt):
@@ -174,18 +173,21 @@ def publish_job(request: PublishRequest) -> Receipt:
 def _store(entry: Publication) -> list[WakeUp]:
     """Store the request. A concurrent request of the key, or a run of its job, makes it start again."""
     while True:
-        if entry.request.touch_key:
-            known = Job.objects.filter(touch_key=entry.request.touch_key).values_list("task_id", "state").first()
-            if known:
-                entry.result = Receipt(known[0], True, known[1], "waiting")
-                return []
-        wakeups: list[WakeUp] = []
-        if _refuse_in_window([entry]):
-            wakeups = _merge([entry])
-        elif entry.result is None:
-            wakeups = _insert([entry])
-        if entry.result:
-            return wakeups
+        with transaction.atomic():
+            if entry.request.touch_key:
+                known = Job.objects.filter(touch_key=entry.request.touch_key).values_list("task_id", "state").first()
+                if known:
+                    entry.result = Receipt(known[0], True, known[1], "waiting")
+                    return []
+            wakeups: list[WakeUp] = []
+            if _refuse_in_window([entry]):
+                wakeups = _merge([entry])
+            elif entry.result is None:
+                wakeups = _insert([entry])
+            if entry.result:
+                return wakeups
+            # This releases the lock on a window that another job holds. A run locks its job first, then its window.
+            transaction.set_rollback(True)
 
 
 def _find_waiting_key(entry: Publication) -> str | None:

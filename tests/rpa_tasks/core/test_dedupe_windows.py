@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.db import connection, transaction
 from django.utils.timezone import now
 
 from rpa_tasks.jobs import payloads, schedules
@@ -25,7 +26,7 @@ from scheduling.models import FailedTask
 from scheduling.operations.failed_tasks import Actor, retry_failed_task
 from scheduling.operations.retention import delete_expired_in_table
 from tests.rpa_tasks.core.conftest import Market
-from tests.support.second_connection import Race
+from tests.support.second_connection import Race, SecondConnection
 from tests.support.tables import each_row
 
 DAY = timedelta(days=1)
@@ -238,6 +239,31 @@ def test_publishes_schedules_runs_and_retries_race_for_windows(market: Market, r
     succeeded = Job.objects.filter(state="succeeded").values_list("shop__shop_id", flat=True)
     assert sorted(succeeded) == sorted(shops)
     assert set(DedupeWindow.objects.values_list("task_id", flat=True)) <= set(Job.objects.values_list("pk", flat=True))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_publish_that_lost_a_window_keeps_no_lock_on_it(market: Market, second_connection: SecondConnection) -> None:
+    """It merges into the winner's job next, whose run locks the job, then the window."""
+    claims = []
+
+    def lose(execute: Any, query: Any, *rest: Any) -> Any:
+        if "INSERT INTO rpa_tasks_dedupewindow" in query:
+            claims.append(second_connection(market.publish))
+        elif claims and "FOR NO KEY UPDATE" in query:
+            claims.append(second_connection(lock_window))
+        return execute(query, *rest)
+
+    with connection.execute_wrapper(lose):
+        merged = market.publish()
+
+    assert claims == [replace(merged, duplicate=False, because=""), True]
+    assert merged.because == "waiting"
+
+
+@transaction.atomic
+def lock_window() -> bool:
+    """Return whether the only window can be locked at once."""
+    return DedupeWindow.objects.select_for_update(skip_locked=True).exists()
 
 
 def market_waits() -> bool:
