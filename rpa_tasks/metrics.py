@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 from django.conf import settings
 from django.db.models import Count
@@ -64,33 +65,11 @@ def record_ended_run(
 
 class RpaMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
-        family = GaugeMetricFamily(
-            "aftertouch_rpa_jobs_waiting",
-            f"Waiting jobs by tier. At most {MOST} each of due, later and dispatched jobs are counted.",
-            labels=["tier", "due"],
-        )
-        for priority, due, count in sql.rows(_WAITING, {"most": MOST}):
-            family.add_metric([TIERS[priority], "yes" if due else "no"], count)
-        yield family
-        yield _browser_metric()
-        yield _drain_metric()
-        yield _breaker_metric()
-        family = GaugeMetricFamily(
-            "aftertouch_rpa_jobs_late",
-            f"Jobs that are not done although their due date has passed, at most {MOST}.",
-            labels=["platform"],
-        )
-        for platform, count in sql.rows(_LATE, {"most": MOST}):
-            family.add_metric([platform], count)
-        yield family
-        family = GaugeMetricFamily(
-            "aftertouch_rpa_jobs_at_risk",
-            "Waiting jobs whose due date comes before their queue can have them done.",
-            labels=["platform"],
-        )
-        for platform, count in count_jobs_at_risk(MOST):
-            family.add_metric([platform], count)
-        yield family
+        for name, text, labels, statement in _GAUGES:
+            family = GaugeMetricFamily(name, text, labels=labels)
+            for *values, value in read_gauge(statement):
+                family.add_metric(values, value)
+            yield family
         family = GaugeMetricFamily(
             "aftertouch_rpa_logins_needed", "Shops whose jobs wait for a login.", labels=["platform"]
         )
@@ -100,9 +79,19 @@ class RpaMetrics(Collector):
         yield family
 
 
+RECENT_RUNS = 2_000  #: runs whose mean is the time that a flow takes
+RECENT = timedelta(days=1)
+
+
+def read_gauge(statement: str) -> list[Any]:
+    """Return rows with the values of the gauge's labels and its value."""
+    given = {"most": MOST, "runs": RECENT_RUNS, "recent": RECENT, "silent": NODE_SILENT, "tiers": list(TIERS.values())}
+    return sql.rows(statement, given)
+
+
 # Uses two indexes: `rpa_job_due` for due jobs and `rpa_job_leased`.
 _WAITING = """
-SELECT priority, due_at <= statement_timestamp(), count(*)
+SELECT (%(tiers)s::text[])[priority + 1], CASE WHEN due_at <= statement_timestamp() THEN 'yes' ELSE 'no' END, count(*)
 FROM (
     (SELECT priority, due_at FROM rpa_tasks_job
      WHERE state = 'scheduled' AND paused_by = '' AND due_at <= statement_timestamp() ORDER BY due_at LIMIT %(most)s)
@@ -116,60 +105,20 @@ FROM (
      ) AS leased WHERE state = 'queued' AND paused_by = '')
 ) AS waiting GROUP BY 1, 2
 """
-
-
-def _browser_metric() -> Metric:
-    family = GaugeMetricFamily(
-        "aftertouch_rpa_browsers", "Browser slots by execution node and state.", labels=["node", "state"]
-    )
-    found = sql.rows(
-        """
-        SELECT node.name, slot ->> 'state', count(*)
-        FROM rpa_tasks_executionnode AS node CROSS JOIN LATERAL jsonb_array_elements(node.browsers) AS slot
-        WHERE node.seen_at > statement_timestamp() - %(lease)s GROUP BY 1, 2
-        """,
-        {"lease": NODE_SILENT},
-    )
-    for node, state, count in found:
-        family.add_metric([node, state], count)
-    return family
-
-
-def _drain_metric() -> Metric:
-    family = GaugeMetricFamily(
-        "aftertouch_rpa_node_draining", "1 while the reporting execution node is drained.", labels=["node"]
-    )
-    found = sql.rows(
-        """
-        SELECT name, draining_at IS NOT NULL FROM rpa_tasks_executionnode
-        WHERE seen_at > statement_timestamp() - %(lease)s
-        """,
-        {"lease": NODE_SILENT},
-    )
-    for node, drains in found:
-        family.add_metric([node], float(drains))
-    return family
-
-
-def _breaker_metric() -> Metric:
-    family = GaugeMetricFamily(
-        "aftertouch_rpa_breaker_open",
-        "1 while the circuit breaker of the platform is open or half-open.",
-        labels=["platform"],
-    )
-    found = sql.rows(
-        """
-        SELECT platform.key, breaker.open_until IS NOT NULL
-        FROM rpa_tasks_breaker AS breaker JOIN rpa_tasks_platform AS platform ON platform.id = breaker.platform_id
-        WHERE platform.retired_at IS NULL
-        """,
-        {},
-    )
-    for platform, is_open in found:
-        family.add_metric([platform], float(is_open))
-    return family
-
-
+_BROWSERS = """
+SELECT node.name, slot ->> 'state', count(*)
+FROM rpa_tasks_executionnode AS node CROSS JOIN LATERAL jsonb_array_elements(node.browsers) AS slot
+WHERE node.seen_at > statement_timestamp() - %(silent)s GROUP BY 1, 2
+"""
+_DRAINS = """
+SELECT name, (draining_at IS NOT NULL)::int FROM rpa_tasks_executionnode
+WHERE seen_at > statement_timestamp() - %(silent)s
+"""
+_BREAKERS = """
+SELECT platform.key, (breaker.open_until IS NOT NULL)::int
+FROM rpa_tasks_breaker AS breaker JOIN rpa_tasks_platform AS platform ON platform.id = breaker.platform_id
+WHERE platform.retired_at IS NULL
+"""
 # A platform without late jobs has the value 0, so that its alert resolves.
 _LATE = """
 SELECT platform.key, count(late.task_id)
@@ -182,23 +131,10 @@ LEFT JOIN (
 ) AS late ON late.platform_id = platform.id
 WHERE platform.retired_at IS NULL GROUP BY 1
 """
-
-
-RECENT_RUNS = 2_000  #: runs whose mean is the time that a flow takes
-RECENT = timedelta(days=1)
-
-
-def count_jobs_at_risk(most: int) -> list[tuple[str, int]]:
-    """Return the number of jobs at risk for each active platform, of at most `most` waiting and running jobs each.
-
-    A job is at risk if its due date comes before its queue, its shop, or its own run can be done, or if no node serves
-    its queue. A flow takes the mean of its recent runs; without one its timeout. Jobs that are late already do not
-    count. Without a job with a due date nothing else is read.
-    """
-    given = {"most": most, "runs": RECENT_RUNS, "recent": RECENT, "silent": NODE_SILENT, "tiers": list(TIERS.values())}
-    return [(platform, count) for platform, count in sql.rows(_AT_RISK, given)]
-
-
+# A job is at risk if its due date comes before its queue, its shop, or its own run can be done, or if no node serves
+# its queue. A flow takes the mean of its recent runs; without one its timeout. Jobs that are late already do not count.
+# Without a job with a due date nothing else is read.
+#
 # Jobs with a due date, and all others that take slots of the same nodes. `line`: the queues that they share.
 _AT_RISK = f"""
 WITH dated AS MATERIALIZED (
@@ -254,6 +190,28 @@ LEFT JOIN needed ON needed.platform_id = platform.id AND needed.state <> 'runnin
          OR needed.deadline < GREATEST(statement_timestamp() + GREATEST(by_line, by_shop), needed.due_at + takes))
 WHERE platform.retired_at IS NULL GROUP BY 1
 """  # noqa: S608 (made of constants)
+#: Name, description and labels of gauges, and the statement that reads values of the labels and the value.
+_GAUGES = (
+    (
+        "aftertouch_rpa_jobs_waiting",
+        f"Waiting jobs by tier. At most {MOST} each of due, later and dispatched jobs are counted.",
+        ["tier", "due"], _WAITING,
+    ),
+    ("aftertouch_rpa_browsers", "Browser slots by execution node and state.", ["node", "state"], _BROWSERS),
+    ("aftertouch_rpa_node_draining", "1 while the reporting execution node is drained.", ["node"], _DRAINS),
+    (
+        "aftertouch_rpa_breaker_open", "1 while the circuit breaker of the platform is open or half-open.",
+        ["platform"], _BREAKERS,
+    ),
+    (
+        "aftertouch_rpa_jobs_late",
+        f"Jobs that are not done although their due date has passed, at most {MOST}.", ["platform"], _LATE,
+    ),
+    (
+        "aftertouch_rpa_jobs_at_risk",
+        "Waiting jobs whose due date comes before their queue can have them done.", ["platform"], _AT_RISK,
+    ),
+)  # fmt: skip
 
 
 ASSUMED_RUN = 60.0  #: seconds of a run before any has ended
