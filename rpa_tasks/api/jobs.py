@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
+from django.db.models import Prefetch, prefetch_related_objects
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from ninja import Field, Path, Query, Router, Schema
@@ -33,6 +34,7 @@ from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, charge_in_threa
 from scheduling.api.bulk_actions import BulkActionOut
 from scheduling.api.schemas import (
     ActionIn,
+    FieldErrorOut,
     Instant,
     Page,
     Problem,
@@ -84,11 +86,6 @@ class ReceiptOut(Schema):
     state: str
     because: Literal["waiting", "running", "window"] | None
     window_ends_at: datetime | None
-
-
-class FieldErrorOut(Schema):
-    field: str
-    message: str
 
 
 class JobResultOut(Schema):
@@ -145,6 +142,10 @@ class EvidenceOut(Schema):
     url: str
     created_at: datetime
 
+    @staticmethod
+    def resolve_url(row: Evidence) -> str:
+        return reverse("api:rpa_evidence", args=[row.run.job_id, row.pk])
+
 
 class RunOut(Schema):
     number: int
@@ -159,15 +160,19 @@ class RunOut(Schema):
     detail: str
     evidence: list[EvidenceOut]
 
+    @staticmethod
+    def resolve_pool_wait_seconds(row: Run) -> float | None:
+        return row.pool_wait.total_seconds() if row.pool_wait is not None else None
+
 
 class JobBriefOut(Schema):
     task_id: UUID
-    delivery_key: UUID
+    delivery_key: UUID = Field(alias="root_id")
     retry_of: UUID | None
     retried_as: UUID | None
-    platform: str
-    shop_id: str
-    task_type: str
+    platform: str = Field(alias="shop.platform.key")
+    shop_id: str = Field(alias="shop.shop_id")
+    task_type: str = Field(alias="flow.task_type")
     state: str
     reason: str
     paused_by: str
@@ -175,7 +180,7 @@ class JobBriefOut(Schema):
     dedupe_key: str
     requests: int
     source: str
-    touch: UUID | None
+    touch: UUID | None = Field(alias="touch_key")
     due_at: datetime
     planned_at: datetime
     deadline: datetime | None
@@ -188,11 +193,15 @@ class JobBriefOut(Schema):
     progress_message: str
     cancel_requested_at: datetime | None
 
+    @staticmethod
+    def resolve_priority(row: Job) -> str:
+        return Priority(row.priority).name.lower()
+
 
 class JobOut(JobBriefOut):
     payload: Any
     result: Any
-    runs: list[RunOut]
+    runs: list[RunOut] = Field(alias="shown_runs")
 
 
 class JobsOut(Schema):
@@ -206,19 +215,23 @@ class ShopFilters(Page):
 
 
 class ShopOut(Schema):
-    platform: str
-    shop_id: str
-    name: str
+    platform: str = Field(alias="shop.platform.key")
+    shop_id: str = Field(alias="shop.shop_id")
+    name: str = Field(alias="shop.name")
     login: str
-    login_lost_at: datetime | None
-    paused: bool
-    platform_paused: bool
+    login_lost_at: datetime | None = Field(alias="shop.login_lost_at")
+    paused: bool = Field(alias="shop.paused")
+    platform_paused: bool = Field(alias="shop.platform.paused")
     breaker_open_until: datetime | None
-    dedicated_queue: bool
+    dedicated_queue: bool = Field(alias="shop.dedicated_queue")
     waiting: int
     running: UUID | None
     last_served_at: datetime | None
     last_success_at: datetime | None
+
+    @staticmethod
+    def resolve_login(state: queries.ShopState) -> str:
+        return "checking" if state.checking else state.shop.login_state
 
 
 class ShopsOut(Schema):
@@ -243,14 +256,6 @@ PUBLISH, READ, OPERATE = ApiKeyAuth("rpa.publish"), ApiKeyAuth("rpa.read"), ApiK
 router = Router(tags=["RPA"], auth=READ)
 PROBLEMS = (400, 401, 403, 404, 409, 413, 422, 429, 503)
 LARGEST_KEY = 2**63 - 1
-JOB_FIELDS = (
-    "task_id", "retry_of", "state", "reason", "paused_by", "dedupe_key", "requests", "source", "due_at", "planned_at",
-    "deadline", "created_at", "settled_at", "attempt", "failures", "node", "progress", "progress_message",
-    "cancel_requested_at",
-)  # fmt: skip
-RUN_FIELDS = ("number", "lease_no", "node", "started_at", "ended_at", "outcome", "reason", "exit_code", "detail")
-SHOP_FIELDS = ("shop_id", "name", "login_lost_at", "paused", "dedicated_queue")
-STATE_FIELDS = ("waiting", "running", "last_served_at", "last_success_at", "breaker_open_until")
 
 
 @router.post("/rpa/jobs", auth=PUBLISH, response={(200, 202): ReceiptOut, PROBLEMS: ProblemOut})
@@ -366,44 +371,76 @@ def list_jobs(request: HttpRequest, filters: Query[JobFilters]) -> dict[str, Any
             before=filters.before(),
             limit=filters.limit + 1,
         )
-        again = queries.map_to_retries(row.task_id for row in rows)
-        return build_page(
-            [_serialize_job_brief(row, again) for row in rows], [row.task_id for row in rows], filters.limit
-        )
+        _add_retries(rows)
+        return build_page(rows, [row.task_id for row in rows], filters.limit)
 
 
 @router.get("/rpa/jobs/{task_id}", response={200: JobOut, PROBLEMS: ProblemOut})
-def get_job(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
+def get_job(request: HttpRequest, task_id: UUID) -> Any:
     """Return one job with all runs and their evidence."""
-    return _serialize_job(task_id)
+    return _find_job(task_id)
 
 
 @router.post("/rpa/jobs/{task_id}/cancel", auth=OPERATE, response={200: JobOut, PROBLEMS: ProblemOut})
-def cancel_job(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
+def cancel_job(request: HttpRequest, task_id: UUID) -> Any:
     """Cancel a job. A waiting job ends at once. A running job gets `cancel_requested_at`, and its node ends it within
     seconds. 409 if the job has ended. A key without `rpa.read` gets no payload, result or runs."""
     with sql.brief_lock_waits():
         request_cancel(task_id, by=build_api_key_actor(request).name)
-    may_read = Scope.RPA_READ.value in get_principal(request).granted_scopes
-    unread: dict[str, Any] = {} if may_read else {"payload": None, "result": None, "runs": []}
-    return _serialize_job(task_id) | unread
+    row = _find_job(task_id)
+    if Scope.RPA_READ.value not in get_principal(request).granted_scopes:
+        row.payload = row.result = None
+        row.shown_runs = []
+    return row
+
+
+def _find_job(task_id: UUID) -> Any:
+    """Return a job with its retry, runs and evidence."""
+    row: Any = queries.find_job(task_id)
+    if row is None:
+        raise NotFound(f"There is no job {task_id}.")
+    prefetch_related_objects([row], Prefetch("runs__evidence", Evidence.objects.defer("content").order_by("pk")))
+    _add_retries([row])
+    row.shown_runs = row.runs.all()
+    return row
+
+
+def _add_retries(rows: list[Job]) -> None:
+    """Note at each job the one that was published as its retry."""
+    again = queries.map_to_retries(row.task_id for row in rows)
+    for row in rows:
+        row.retried_as = again.get(row.task_id)  # type: ignore[attr-defined]
 
 
 @router.get("/rpa/jobs/{task_id}/evidence/{evidence_id}", url_name="rpa_evidence", response={PROBLEMS: ProblemOut})
 def get_evidence(request: HttpRequest, task_id: UUID, evidence_id: int) -> HttpResponse:
     """Download evidence of a failed run: a screenshot, the page's HTML, or its log."""
-    row = None
-    if 0 < evidence_id <= LARGEST_KEY:
-        row = Evidence.objects.filter(pk=evidence_id, run__job_id=task_id).first()
+    row = Evidence.objects.filter(pk=evidence_id, run__job_id=task_id).first()
     if row is None:
         raise NotFound(f"There is no such evidence of job {task_id}.")
+    return serve_evidence(row, task_id, "attachment")
+
+
+PICTURES = {b"\x89PNG\r\n\x1a\n": ("image/png", "png"), b"\xff\xd8\xff": ("image/jpeg", "jpg")}
+
+
+def serve_evidence(row: Evidence, task_id: UUID, disposition: str) -> HttpResponse:
+    """Serve a piece of evidence of this job so that none of it can act in a browser.
+
+    HTML of another site is text, and what should be a picture but is none is a file. The response has a separate origin
+    and may load nothing.
+    """
     content = bytes(row.content)
-    if row.kind == Evidence.Kind.SCREENSHOT:
-        kind, name = ("image/png", "png") if content.startswith(b"\x89PNG") else ("image/jpeg", "jpg")
-    else:
-        content, kind, name = unpack_text(content), "text/plain; charset=utf-8", "txt"
-    disposition = f'attachment; filename="{task_id}-{row.run_id}-{row.kind}.{name}"'
-    return HttpResponse(content, content_type=kind, headers={"Content-Disposition": disposition})
+    kind, ending = next((named for start, named in PICTURES.items() if content.startswith(start)), ("", "bin"))
+    if row.kind != Evidence.Kind.SCREENSHOT:
+        content, kind, ending = unpack_text(content), "text/plain; charset=utf-8", "txt"
+    response = HttpResponse(content, content_type=kind or "application/octet-stream")
+    name = f"{task_id}-{row.run_id}-{row.kind}.{ending}"
+    response["Content-Disposition"] = f'{disposition if kind else "attachment"}; filename="{name}"'
+    response["Content-Security-Policy"] = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
+    response["X-Content-Type-Options"] = "nosniff"
+    response["Cache-Control"] = "private, max-age=3600"
+    return response
 
 
 @router.get("/rpa/shops", response={200: ShopsOut, PROBLEMS: ProblemOut})
@@ -419,9 +456,7 @@ def list_shops(request: HttpRequest, filters: Query[ShopFilters]) -> dict[str, A
             after=before.int if before else 0,
             limit=filters.limit + 1,
         )
-        return build_page(
-            [_serialize_shop(each) for each in states], [UUID(int=each.shop.pk) for each in states], filters.limit
-        )
+        return build_page(states, [UUID(int=each.shop.pk) for each in states], filters.limit)
 
 
 @router.post("/rpa/shops/rebalance", auth=OPERATE, response={200: RebalancedOut, PROBLEMS: ProblemOut})
@@ -434,25 +469,25 @@ def rebalance(request: HttpRequest, wish: RebalanceIn) -> shops.UnpinCounts:
 
 
 @router.post("/rpa/shops/{platform}/{shop_id}/logged-in", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
-def logged_in(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> dict[str, Any]:
+def logged_in(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> queries.ShopState:
     """Confirm that an operator logged the shop in. Its jobs continue. If the platform has a login check, it runs first,
     and `login` is `checking` until it has ended."""
     return _act_on_shop(request, platform, shop_id, shops.check_login)
 
 
 @router.post("/rpa/shops/{platform}/{shop_id}/pause", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
-def pause(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> dict[str, Any]:
+def pause(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> queries.ShopState:
     """Start no more jobs of this shop. A running job continues. Idempotent."""
     return _act_on_shop(request, platform, shop_id, shops.pause_shop)
 
 
 @router.post("/rpa/shops/{platform}/{shop_id}/resume", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
-def resume(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> dict[str, Any]:
+def resume(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> queries.ShopState:
     """End the pause of the shop."""
     return _act_on_shop(request, platform, shop_id, shops.resume_shop)
 
 
-def _act_on_shop(request: HttpRequest, platform: str, shop_id: str, act: Callable[..., bool]) -> dict[str, Any]:
+def _act_on_shop(request: HttpRequest, platform: str, shop_id: str, act: Callable[..., bool]) -> queries.ShopState:
     found = Shop.objects.filter(platform__key=platform, shop_id=shop_id, retired_at=None)
     row = found.first()
     if row is None:
@@ -460,55 +495,4 @@ def _act_on_shop(request: HttpRequest, platform: str, shop_id: str, act: Callabl
     with sql.brief_lock_waits():
         act(row.pk, by=build_api_key_actor(request).name)
     (state,) = queries.shop_states(found)
-    return _serialize_shop(state)
-
-
-def _serialize_job(task_id: UUID) -> dict[str, Any]:
-    row = queries.find_job(task_id)
-    if row is None:
-        raise NotFound(f"There is no job {task_id}.")
-    evidence = Evidence.objects.filter(run__job=row).defer("content").order_by("pk")
-    left: dict[int, list[Evidence]] = {}
-    for each in evidence:
-        left.setdefault(each.run_id, []).append(each)
-    return _serialize_job_brief(row, queries.map_to_retries([task_id])) | {
-        "payload": row.payload,
-        "result": row.result,
-        "runs": [_serialize_run(run, row, left.get(run.pk, [])) for run in row.runs.all()],
-    }
-
-
-def _serialize_job_brief(row: Job, again: dict[UUID, UUID]) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in JOB_FIELDS} | {
-        "delivery_key": row.root_id,
-        "retried_as": again.get(row.task_id),
-        "platform": row.shop.platform.key,
-        "shop_id": row.shop.shop_id,
-        "task_type": row.flow.task_type,
-        "priority": Priority(row.priority).name.lower(),
-        "touch": row.touch_key,
-    }
-
-
-def _serialize_run(run: Run, job: Job, left: list[Evidence]) -> dict[str, Any]:
-    return {name: getattr(run, name) for name in RUN_FIELDS} | {
-        "pool_wait_seconds": run.pool_wait.total_seconds() if run.pool_wait is not None else None,
-        "evidence": [
-            {
-                "kind": each.kind,
-                "url": reverse("api:rpa_evidence", args=[job.task_id, each.pk]),
-                "created_at": each.created_at,
-            }
-            for each in left
-        ],
-    }
-
-
-def _serialize_shop(state: queries.ShopState) -> dict[str, Any]:
-    shop = state.shop
-    return (
-        {name: getattr(shop, name) for name in SHOP_FIELDS}
-        | {name: getattr(state, name) for name in STATE_FIELDS}
-        | {"platform": shop.platform.key, "platform_paused": shop.platform.paused}
-        | {"login": "checking" if state.checking else shop.login_state}
-    )
+    return state

@@ -8,11 +8,11 @@ from typing import Any
 from django.db.models import BooleanField, ExpressionWrapper, Q, QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest
-from ninja import Path, Router, Schema
+from ninja import Field, Path, Router, Schema
 
 from rpa_tasks.api.jobs import OPERATE, PROBLEMS, READ
 from rpa_tasks.jobs.ledger import NODE_SILENT
-from rpa_tasks.jobs.nodes import NodeLoad, count_free_slots, drain_node, measure_loads, resume_node
+from rpa_tasks.jobs.nodes import count_free_slots, drain_node, measure_loads, resume_node
 from rpa_tasks.models import ExecutionNode
 from scheduling import sql
 from scheduling.api.auth import build_api_key_actor
@@ -32,12 +32,12 @@ class NodeOut(Schema):
     drained_by: str
     slots: int
     free_slots: int
-    running: int
-    take_overs: int
-    pinned: int
-    waiting: int
-    empty: bool
-    queues: list[str]
+    running: int = Field(alias="load.running")
+    take_overs: int = Field(alias="load.take_overs")
+    pinned: int = Field(alias="load.pinned")
+    waiting: int = Field(alias="load.waiting")
+    empty: bool = Field(alias="load.is_empty")
+    queues: list[str] = Field(alias="serves")
 
 
 class NodesOut(Schema):
@@ -49,41 +49,30 @@ def list_nodes(request: HttpRequest) -> dict[str, Any]:
     """List all execution nodes with their load. `pinned` counts the shops whose browser profile a node has, `waiting`
     those of them with a due job."""
     with limit_list_time():
-        return {"items": _serialize_nodes(ExecutionNode.objects.all())}
+        return {"items": _list_nodes(ExecutionNode.objects.all())}
 
 
 @router.post("/rpa/nodes/{name}/drain", auth=OPERATE, response={200: NodeOut, PROBLEMS: ProblemOut})
-def drain_execution_node(request: HttpRequest, name: Path[Text]) -> dict[str, Any]:
+def drain_execution_node(request: HttpRequest, name: Path[Text]) -> ExecutionNode:
     """Let the node start nothing new. Running jobs and take-overs continue. Idempotent."""
     with sql.brief_lock_waits():
         drain_node(name, by=build_api_key_actor(request).name)
-    return _serialize_nodes(ExecutionNode.objects.filter(name=name))[0]
+    return _list_nodes(ExecutionNode.objects.filter(name=name))[0]
 
 
 @router.post("/rpa/nodes/{name}/resume", auth=OPERATE, response={200: NodeOut, PROBLEMS: ProblemOut})
-def resume_execution_node(request: HttpRequest, name: Path[Text]) -> dict[str, Any]:
+def resume_execution_node(request: HttpRequest, name: Path[Text]) -> ExecutionNode:
     """Let the node start jobs again. Idempotent."""
     with sql.brief_lock_waits():
         resume_node(name, by=build_api_key_actor(request).name)
-    return _serialize_nodes(ExecutionNode.objects.filter(name=name))[0]
+    return _list_nodes(ExecutionNode.objects.filter(name=name))[0]
 
 
-def _serialize_nodes(rows: QuerySet[ExecutionNode]) -> list[dict[str, Any]]:
+def _list_nodes(rows: QuerySet[ExecutionNode]) -> list[ExecutionNode]:
     reports = ExpressionWrapper(Q(seen_at__gt=Now() - NODE_SILENT), BooleanField())
-    nodes = list(rows.annotate(reports=reports).order_by("name"))
+    nodes: list[Any] = list(rows.annotate(reports=reports).order_by("name"))
     loads = measure_loads([node.name for node in nodes])
-    return [_serialize_node(node, loads[node.name], reports=node.reports) for node in nodes]
-
-
-def _serialize_node(node: ExecutionNode, load: NodeLoad, *, reports: bool) -> dict[str, Any]:
-    fields = ("name", "seen_at", "started_at", "draining_at", "drained_by", "slots")
-    return {name: getattr(node, name) for name in fields} | {
-        "reports": reports,
-        "free_slots": count_free_slots(node, load, reports=reports),
-        "running": load.running,
-        "take_overs": load.take_overs,
-        "pinned": load.pinned,
-        "waiting": load.waiting,
-        "empty": load.is_empty,
-        "queues": node.serves,
-    }
+    for node in nodes:
+        node.load = loads[node.name]
+        node.free_slots = count_free_slots(node, node.load, reports=node.reports)
+    return nodes
