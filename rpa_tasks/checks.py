@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from django.conf import settings
@@ -18,10 +18,7 @@ from rpa_tasks.supervisor.command import validate_command
 @register
 def check_lease_length(**_: Any) -> list[CheckMessage]:
     """Check that a run keeps its lease if two renewals are lost."""
-    from rpa_tasks.worker.runner import (
-        LEASE,
-        RENEW_INTERVAL,
-    )  # the runner is not imported by a web process until this check runs
+    from rpa_tasks.worker.runner import LEASE, RENEW_INTERVAL  # a web process does not import it until this check runs
 
     if LEASE.total_seconds() >= 3 * RENEW_INTERVAL:
         return []
@@ -128,9 +125,4 @@ def _tables_are_migrated() -> bool:
         if Flow._meta.db_table not in tables:
             return False
         described = connection.introspection.get_table_description(cursor, Flow._meta.db_table)
-    return list_expected_columns(Flow._meta.concrete_fields) <= {each.name for each in described}
-
-
-def list_expected_columns(fields: Iterable[Any]) -> set[str]:
-    """Return the columns that the models expect."""
-    return {field.column for field in fields}
+    return {field.column for field in Flow._meta.concrete_fields} <= {each.name for each in described}
