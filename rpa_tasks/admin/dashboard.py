@@ -105,15 +105,11 @@ def card(request: HttpRequest) -> DashboardCard | None:
         PageTimeLimit(settings.TIMEOUTS.dashboard),
         may_see_failed=request.user.has_perm("scheduling.view_failedtask"),
     )
-    counts = count_within(count_shops_by_state, settings.TIMEOUTS.dashboard) or []
-    shop_figures = [
-        Figure(each["words"], each["count"], f"{shops}?state={each['state']}" if each["state"] else shops, each["tone"])
-        for each in counts
-        if each["count"] or each["state"] in ("", "running", "login")
-    ]
+    states = count_within(count_shops_by_state, settings.TIMEOUTS.dashboard) or []
+    shown = [*states[:3], *(each for each in states[3:] if each.value)]  # a rest or pause of no shop is no news
     return DashboardCard(
         _("RPA"),
-        [*shop_figures, *_waiting_figures(), *_browser_figures()],
+        [*shown, *_waiting_figures(), *_browser_figures()],
         link=shops,
         charts=[ended],
     )

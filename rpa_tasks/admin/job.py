@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
 from django import forms
@@ -13,9 +14,10 @@ from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, QueryDict
+from django.shortcuts import get_object_or_404
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import reverse
 from django.utils.functional import Promise
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -26,8 +28,9 @@ from unfold.contrib.filters.admin import AutocompleteSelectFilter, ChoicesDropdo
 from unfold.widgets import UnfoldAdminSelectWidget
 
 from rpa_tasks.admin import labels, run_job
-from rpa_tasks.admin.labels import STATE_TONES
+from rpa_tasks.admin.labels import STATE_TONES, LiveTable
 from rpa_tasks.admin.run_job import RUN_JOBS
+from rpa_tasks.api.jobs import serve_evidence
 from rpa_tasks.jobs import publish
 from rpa_tasks.jobs.dead_letters import digest_jobs
 from rpa_tasks.jobs.nodes import waits_for_drained_node
@@ -43,8 +46,16 @@ from rpa_tasks.jobs.queries import (
 from rpa_tasks.jobs.shops import is_login_check
 from rpa_tasks.models import Evidence, ExecutionNode, Flow, Job, LoginState, Platform, Run, Shop
 from rpa_tasks.takeover.page_socket import PERMISSION
-from rpa_tasks.worker.runner import unpack_text
-from scheduling.admin.base import BigTable, Confirmation, ReadOnlyAdmin, ops_action, ops_display, parse_uuid, row_action
+from scheduling.admin.base import (
+    BigTable,
+    Confirmation,
+    ReadOnlyAdmin,
+    RowPage,
+    ops_action,
+    ops_display,
+    row_action,
+    table_page,
+)
 from scheduling.admin.failed_tasks.actions import PaceForm, render_difference
 from scheduling.admin.failed_tasks.bulk_action import matching_rows_page
 from scheduling.admin.labels import translate_reason
@@ -58,9 +69,6 @@ from scheduling.models import WAITING, FailedTask, Pause, Priority
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.redaction import redact_json, redact_text
 
-#: A sentence and a related link, or "".
-WaitingReason = tuple[str, str]
-
 
 def closed_gate_reason(shop: Shop, *, is_check: bool = False) -> str:
     """Return why no job of this shop may start, or "". The job that checks its login needs no login."""
@@ -72,15 +80,10 @@ def closed_gate_reason(shop: Shop, *, is_check: bool = False) -> str:
         return gettext("The platform is paused")
     if shop.login_state == LoginState.NEEDED and not is_check:
         return translate_reason("login_needed")
-    return breaker_text(shop.platform)
-
-
-def breaker_text(platform: Platform) -> str:
-    """Return the text for an open breaker of the platform, or ""."""
-    until = breaker_blocks_until(platform)
-    if until is None:
-        return ""
-    return insert_values(gettext("The platform blocks runs; next attempt at %(time)s"), time=format_instant(until))
+    if until := breaker_blocks_until(shop.platform):
+        words = gettext("The platform blocks runs; next attempt at %(time)s")
+        return insert_values(words, time=format_instant(until))
+    return ""
 
 
 def breaker_blocks_until(platform: Platform) -> datetime | None:
@@ -89,8 +92,8 @@ def breaker_blocks_until(platform: Platform) -> datetime | None:
     return until if until and until > now() else None
 
 
-def explain_waiting(job: Job) -> WaitingReason:
-    """Return why the job waits. It comes with shop, platform, breaker and lane."""
+def explain_waiting(job: Job) -> tuple[str, str]:
+    """Return why the job waits, and a related link or "". It comes with shop, platform, breaker and lane."""
     link = reverse("admin:rpa_tasks_shop_change", args=[job.shop_id])
     if job.paused_by or Pause.objects.filter(scope="all").exists():
         return translate_reason("paused"), reverse("admin:scheduling_pause_changelist")
@@ -130,100 +133,30 @@ def short_reason(job: Any) -> str:
     return translate_reason(job.reason)
 
 
-TONES = {
-    "succeeded": "good", "transient": "wait", "held": "wait", "session": "wait", "platform": "wait",
-    "cancelled": "plain", "business": "bad", "unknown": "bad",
-}  # fmt: skip
-ICONS = {
-    "succeeded": "check_circle", "transient": "replay", "held": "hourglass_top", "session": "lock_person",
-    "platform": "shield", "cancelled": "cancel", "business": "error", "unknown": "help",
+#: Tone and icon of each outcome of a run.
+OUTCOMES = {
+    "succeeded": ("good", "check_circle"), "transient": ("wait", "replay"), "held": ("wait", "hourglass_top"),
+    "session": ("wait", "lock_person"), "platform": ("wait", "shield"), "cancelled": ("plain", "cancel"),
+    "business": ("bad", "error"), "unknown": ("bad", "help"),
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class EvidencePiece:
-    """One piece of evidence: a screenshot is shown, a text opens as text."""
-
-    row: Evidence
-    link: str
-
-    @property
-    def is_picture(self) -> bool:
-        return self.row.kind == Evidence.Kind.SCREENSHOT
-
-
-@dataclass(frozen=True, slots=True)
-class RunStory:
-    run: Run
-    facts: list[tuple[str, str]]
-    pieces: list[EvidencePiece]
-
-    @property
-    def tone(self) -> str:
-        return TONES[self.run.outcome]
-
-    @property
-    def icon(self) -> str:
-        return ICONS[self.run.outcome]
-
-    @property
-    def output_tail(self) -> str:
-        return redact_text(self.run.detail)
-
-    @property
-    def error_line(self) -> str:
-        return find_error_line(self.output_tail)
-
-    @property
-    def has_more(self) -> bool:
-        return has_more_lines(self.output_tail)
-
-
-def job_page(jobs_admin: Any, request: HttpRequest, row: Job) -> HttpResponse:
-    """Render the whole page, or only its live part if an open page requests that."""
-    job = Job.objects.select_related("shop__platform__breaker", "shop__lane", "flow").get(pk=row.pk)
-    may_see_evidence = request.user.has_perm("rpa_tasks.view_evidence")
-    failed = FailedTask.objects.filter(task_id=job.pk).first()
-    edited_from = FailedTask.objects.filter(task_id=job.retry_of).first() if job.retry_of else None
-    may_take_over = request.user.has_perms([PERMISSION, "rpa_tasks.view_shop"]) and (
-        (job.state == "running" and job.flow.needs_browser)
-        or (job.state in WAITING and job.shop.login_state == LoginState.NEEDED)
-    )  # fmt: skip
-    context = {
-        "job": job,
-        "original": job,
-        "subtitle": None,
-        "tone": STATE_TONES[job.state],
-        "alive": job.state in (*WAITING, "running"),
-        "bar": labels.render_progress(job) if job.state == "running" else "",
-        "why": explain_waiting(job) if job.state in WAITING else (translate_reason(job.reason), ""),
-        "runs": run_stories(job.runs.all(), may_see_evidence),
-        "evidence_kept": may_see_evidence,
-        "payload": redact_json(job.payload),
-        "result": redact_json(job.result) if job.result is not None else "",
-        "failed": failed,
-        "difference": render_difference(edited_from) + render_difference(failed),
-        "again": Job.objects.filter(retry_of=job.pk).first(),
-        "running_for": describe_duration(timedelta(seconds=int((now() - job.sending_at).total_seconds())))
-        if job.state == "running" and job.sending_at
-        else "",
-        "take_over_link": reverse("admin:rpa_tasks_shop_take_over", args=[job.shop_id]) if may_take_over else "",
-        "links": jobs_admin.action_links(request, job),
-    }
-    if request.headers.get("X-Live"):
-        return TemplateResponse(request, "rpa_tasks/job_body.html", context)
-    return jobs_admin.page(request, "rpa_tasks/job.html", f"{job.shop} · {job.flow.task_type}", **context)  # type: ignore[no-any-return]
-
-
-def run_stories(runs: Iterable[Run], with_evidence: bool) -> list[RunStory]:
-    rows = list(runs)
-    pieces: dict[int, list[EvidencePiece]] = {}
-    kept = Evidence.objects.filter(run__in=rows).defer("content").order_by("run_id", "-kind") if with_evidence else ()
-    job_pk = rows[0].job_id if rows else None
-    for each in kept:
-        link = reverse("admin:rpa_tasks_job_evidence", args=[job_pk, each.pk])
-        pieces.setdefault(each.run_id, []).append(EvidencePiece(each, link))
-    return [RunStory(run, _run_facts(run), pieces.get(run.pk, [])) for run in rows]
+def tell_runs(job: Job, *, with_evidence: bool) -> list[dict[str, Any]]:
+    """Return what the pages show of each run: its facts, its output, and the links of its evidence."""
+    pieces = defaultdict(list)
+    if with_evidence:
+        for row in Evidence.objects.filter(run__job=job).defer("content").order_by("run_id", "-kind"):
+            link = reverse("admin:rpa_tasks_job_evidence", args=[job.pk, row.pk])
+            pieces[row.run_id].append({"row": row, "link": link, "is_picture": row.kind == Evidence.Kind.SCREENSHOT})
+    told = []
+    for run in job.runs.all():
+        tone, icon = OUTCOMES[run.outcome]
+        output = redact_text(run.detail)
+        told.append({
+            "run": run, "facts": _run_facts(run), "pieces": pieces[run.pk], "tone": tone, "icon": icon,
+            "output": output, "error_line": find_error_line(output), "has_more": has_more_lines(output),
+        })  # fmt: skip
+    return told
 
 
 def _run_facts(run: Run) -> list[tuple[str, str]]:
@@ -247,90 +180,56 @@ def format_short_span(span: timedelta) -> str:
     return gettext("%(seconds)s s") % {"seconds": f"{seconds:.1f}"} if seconds < 60 else describe_duration(span)
 
 
-# Serve evidence of failed runs so that none of it can act in the admin site.
-#
-# HTML of another site is served as text or a file. Every response gets a separate origin and may load nothing.
-
-
-PICTURES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
-ENDINGS = {"html": "html.txt", "log": "log.txt", "image/png": "png", "image/jpeg": "jpg"}
-
-
-def evidence_response(request: HttpRequest, job_pk: UUID, piece: int) -> HttpResponse:
-    """Serve one piece of evidence. With `?save` it is a download."""
-    if not request.user.has_perm("rpa_tasks.view_evidence"):
-        raise PermissionDenied
-    row = Evidence.objects.filter(pk=piece, run__job=job_pk).first()
-    if row is None:
-        raise Http404
-    content = bytes(row.content)
-    if row.kind == Evidence.Kind.SCREENSHOT:
-        kind = picture_type(content)
-    else:
-        content, kind = unpack_text(content), "text/plain; charset=utf-8"
-    response = HttpResponse(content, content_type=kind or "application/octet-stream")
-    ending = ENDINGS.get(kind) or ENDINGS.get(row.kind, "bin")
-    way = "attachment" if "save" in request.GET or not kind else "inline"
-    response["Content-Disposition"] = f'{way}; filename="{job_pk}-{row.run_id}.{ending}"'
-    response["Content-Security-Policy"] = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
-    response["X-Content-Type-Options"] = "nosniff"
-    response["Cache-Control"] = "private, max-age=3600"
-    return response
-
-
-def picture_type(content: bytes) -> str:
-    """Return the image type by the first bytes, or "" for anything but a screenshot."""
-    return next((kind for start, kind in PICTURES.items() if content.startswith(start)), "")
-
-
 def evidence_panel(request: HttpRequest, row: FailedTask) -> str:
     if row.task_id is None or not request.user.has_perm("rpa_tasks.view_job"):
         return ""
     job = Job.objects.select_related("shop__platform", "flow").filter(pk=row.task_id).first()
     if job is None:
         return ""
-    runs = run_stories(job.runs.all(), request.user.has_perm("rpa_tasks.view_evidence"))
+    runs = tell_runs(job, with_evidence=request.user.has_perm("rpa_tasks.view_evidence"))
     last = runs[-1] if runs else None
     return render_to_string("rpa_tasks/failed_panel.html", {"job": job, "story": last}, request=request)
 
 
-class DueFilter(DropdownFilter):  # type: ignore[misc]
-    """Filter of jobs that could start if a slot were free, and of those whose due date has passed."""
+class JobFilter(DropdownFilter):  # type: ignore[misc]
+    """A filter as the bulk actions read it."""
 
-    title = _("current status")
-    parameter_name = "status"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [("due", _("due")), ("late", _("late"))]
+    read: ClassVar[Any]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
         try:
-            return queryset.filter(filter_job_status(self.value() or ""))
+            return queryset.filter(type(self).read(self.value() or ""))
         except ValueError:
             return queryset
 
 
-class PlatformFilter(DropdownFilter):  # type: ignore[misc]
+class DueFilter(JobFilter):
+    """Filter of jobs that could start if a slot were free, and of those whose due date has passed."""
+
+    title = _("current status")
+    parameter_name = "status"
+    read = staticmethod(filter_job_status)
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [("due", _("due")), ("late", _("late"))]
+
+
+class PlatformFilter(JobFilter):
     title = _("platform")
     parameter_name = "platform"
+    read = staticmethod(filter_jobs_of_platform)
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [(str(row.pk), str(row)) for row in Platform.objects.all()]
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
-        value = self.value() or ""
-        return queryset.filter(filter_jobs_of_platform(value)) if value.isdecimal() else queryset
 
-
-class TaskTypeFilter(DropdownFilter):  # type: ignore[misc]
+class TaskTypeFilter(JobFilter):
     title = _("task type")
     parameter_name = "task_type"
+    read = staticmethod(filter_jobs_of_task_type)
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [(key, key) for key in Flow.objects.order_by("task_type").values_list("task_type", flat=True).distinct()]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
-        return queryset.filter(filter_jobs_of_task_type(self.value() or ""))
 
 
 CANCEL_JOBS = "rpa_tasks.cancel_job"
@@ -405,24 +304,16 @@ def describe_job_count(count: int | None) -> str:
 
 
 @admin.register(Job)
-class JobAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
+class JobAdmin(RowPage, LiveTable, ListExportMixin, BigTable, ReadOnlyAdmin):
     list_display = (
-        "made",
-        "state_tag",
-        "progress_bar",
-        "shop_link",
-        "flow_name",
-        "urgency",
-        "asked",
-        "node",
-        "short_id",
-    )
+        "made", "state_tag", "progress_bar", "shop_link", "flow_name", "urgency", "asked", "node", "short_id",
+    )  # fmt: skip
+    live_columns = ("state_tag", "progress_bar")
     list_display_links = ("made", "short_id")
     list_filter = (
         DueFilter, ("state", ChoicesDropdownFilter), PlatformFilter, ("shop", AutocompleteSelectFilter), TaskTypeFilter,
         ReasonFilter, ("priority", ChoicesDropdownFilter), ("created_at", SpanFilter),
     )  # fmt: skip
-    list_select_related = ("shop__platform__breaker", "shop__lane", "flow")
     ordering = ("-task_id",)  # ids grow with time, so the primary key sorts the newest first
     search_fields = ("task_id",)
     search_help_text = _("Task id, shop id or dedupe key, in full")
@@ -449,18 +340,10 @@ class JobAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
     def has_cancel_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm(CANCEL_JOBS)
 
-    def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view
-        return [
-            path("matching/<str:name>/", view(self.matching_view), name="rpa_tasks_job_matching"),
-            path("live/", view(self.live_view), name="rpa_tasks_job_live"),
-            path("<uuid:pk>/evidence/<int:piece>/", view(self.evidence_view), name="rpa_tasks_job_evidence"),
-            *super().get_urls(),
-        ]
-
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
         """Load rows without payload and result, which may be as long as a page. The job's own page loads them."""
-        return super().get_queryset(request).defer("payload", "result")  # type: ignore[no-any-return]
+        rows: QuerySet[Job] = super().get_queryset(request).defer("payload", "result")
+        return rows.select_related("shop__platform__breaker", "shop__lane", "flow")
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
@@ -482,7 +365,8 @@ class JobAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
         ]
         return super().changelist_view(request, {"matching_links": links, **(extra_context or {})})
 
-    def matching_view(self, request: HttpRequest, name: str) -> HttpResponse:
+    @table_page("matching/<str:name>/")
+    def matching(self, request: HttpRequest, name: str) -> HttpResponse:
         """Confirm an action on all jobs that match the list's filter, and start it as a bulk action."""
         verb, row_action = MATCHING_ACTIONS.get(name), JOB_ACTIONS.get(f"job.{name}")
         if verb is None or row_action is None:
@@ -503,21 +387,47 @@ class JobAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
             address.setlist("payload", address.pop("q"))
         return address
 
-    def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
-    ) -> HttpResponse:
-        return job_page(self, request, self.get_row_or_404(request, object_id))
+    def show_row(self, request: HttpRequest, job: Job) -> HttpResponse:
+        """Show the whole page, or only its live part if an open page requests that."""
+        failed = FailedTask.objects.filter(task_id=job.pk).first()
+        edited_from = FailedTask.objects.filter(task_id=job.retry_of).first() if job.retry_of else None
+        may_take_over = request.user.has_perms([PERMISSION, "rpa_tasks.view_shop"]) and (
+            (job.state == "running" and job.flow.needs_browser)
+            or (job.state in WAITING and job.shop.login_state == LoginState.NEEDED)
+        )
+        context = {
+            "job": job,
+            "original": job,
+            "subtitle": None,
+            "tone": STATE_TONES[job.state],
+            "alive": self.is_alive(job),
+            "bar": labels.render_progress(job) if job.state == "running" else "",
+            "why": explain_waiting(job) if job.state in WAITING else (translate_reason(job.reason), ""),
+            "runs": tell_runs(job, with_evidence=request.user.has_perm("rpa_tasks.view_evidence")),
+            "payload": redact_json(job.payload),
+            "result": redact_json(job.result) if job.result is not None else "",
+            "failed": failed,
+            "difference": render_difference(edited_from) + render_difference(failed),
+            "again": Job.objects.filter(retry_of=job.pk).first(),
+            "running_for": describe_duration(timedelta(seconds=int((now() - job.sending_at).total_seconds())))
+            if job.state == "running" and job.sending_at
+            else "",
+            "take_over_link": reverse("admin:rpa_tasks_shop_take_over", args=[job.shop_id]) if may_take_over else "",
+            "links": self.action_links(request, job),
+        }
+        if request.headers.get("X-Live"):
+            return TemplateResponse(request, "rpa_tasks/job_body.html", context)
+        return self.page(request, "rpa_tasks/job.html", f"{job.shop} · {job.flow.task_type}", **context)
 
-    def evidence_view(self, request: HttpRequest, pk: UUID, piece: int) -> HttpResponse:
-        return evidence_response(request, pk, piece)
+    @table_page("<uuid:pk>/evidence/<int:piece>/", "rpa_tasks.view_evidence")
+    def evidence(self, request: HttpRequest, pk: UUID, piece: int) -> HttpResponse:
+        row = get_object_or_404(Evidence, pk=piece, run__job=pk)
+        return serve_evidence(row, pk, "attachment" if "save" in request.GET else "inline")
 
     # --- the list -----------------------------------------------------------------------------------------------
 
-    def live_view(self, request: HttpRequest) -> HttpResponse:
-        wanted = [uuid for each in labels.requested_rows(request) if (uuid := parse_uuid(each))]
-        rows = self.get_queryset(request).filter(pk__in=wanted if self.has_view_permission(request) else ())
-        rows = rows.select_related(*self.list_select_related)
-        return labels.cells_response(each for row in rows for each in (self.state_tag(row), self.progress_bar(row)))
+    def is_alive(self, row: Job) -> bool:
+        return row.state in UNFINISHED
 
     @ops_display(description=_("published at"), ordering="task_id")
     def made(self, row: Job) -> str:
@@ -525,12 +435,12 @@ class JobAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
 
     @ops_display(description=_("state"))
     def state_tag(self, row: Job) -> SafeString:
-        return _live_cell(row, "state", labels.render_tag(row.get_state_display(), STATE_TONES[row.state]))
+        return self.live_cell(row, "state", labels.render_tag(row.get_state_display(), STATE_TONES[row.state]))
 
     @ops_display(description=_("progress or reason"))
     def progress_bar(self, row: Job) -> SafeString:
         running = row.state == "running" and not row.cancel_requested_at
-        return _live_cell(row, "progress", labels.render_progress(row) if running else short_reason(row))
+        return self.live_cell(row, "progress", labels.render_progress(row) if running else short_reason(row))
 
     @ops_display(description=_("shop"))
     def shop_link(self, row: Job) -> str:
@@ -601,8 +511,3 @@ class JobAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
     @row_action(permission=RUN_JOBS)
     def again(self, request: HttpRequest, row: Job) -> Confirmation:
         return run_job.confirm_run_again(self, request, row)
-
-
-def _live_cell(row: Job, name: str, content: Any) -> SafeString:
-    address = reverse("admin:rpa_tasks_job_live")
-    return labels.render_live_cell(address, row.pk, name, content, again=row.state in UNFINISHED)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from contextlib import suppress
+from typing import Any, ClassVar
 
 from django.contrib import admin
+from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.utils.functional import Promise
 from django.utils.html import format_html, format_html_join
@@ -14,7 +15,7 @@ from django.utils.translation import gettext, gettext_lazy, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
 from rpa_tasks.models import DemoOrder, DemoWatermark, Job, LoginState, Shop
-from scheduling.admin.base import ReadOnlyAdmin
+from scheduling.admin.base import OpsAdmin, ReadOnlyAdmin, table_page
 from scheduling.admin.labels import register_labels
 from scheduling.admin.navigation import MOST_COUNTED, Entry, Group, Tab
 
@@ -103,26 +104,45 @@ class DemoWatermarkAdmin(ReadOnlyAdmin):
     list_display = ("shop_id", "position", "lease_no")
 
 
-MOST_IDS = 200
+MOST_IDS = 200  #: rows whose cells a page requests at once
 
 
-def render_live_cell(address: str, row: Any, name: str, content: Any, *, again: bool) -> SafeString:
-    """Render the cell `name` of this row, for the page and for the response of `address`."""
-    return format_html(
-        '<span id="{0}-{1}" data-live="{2}" data-row="{0}"{3}>{4}</span>',
-        row, name, address, SafeString(" data-live-again") if again else "", content,
-    )  # fmt: skip
+class LiveTable(OpsAdmin):
+    """A list whose page requests cells of its rows again: see scheduling/live.js."""
+
+    live_columns: ClassVar[tuple[str, ...]]  #: each shows a `live_cell`
+
+    def is_alive(self, row: Any) -> bool:
+        """Return whether the cells of the row may change."""
+        raise NotImplementedError
+
+    def live_cell(self, row: Any, name: str, content: Any) -> SafeString:
+        return format_html(
+            '<span id="{0}-{1}" data-live="{2}" data-row="{0}"{3}>{4}</span>',
+            row.pk, name, self.url("live"), SafeString(" data-live-again") if self.is_alive(row) else "", content,
+        )  # fmt: skip
+
+    @table_page("live/", "view")
+    def live(self, request: HttpRequest) -> HttpResponse:
+        pks = []
+        for each in request.GET.get("ids", "").split(",")[:MOST_IDS]:
+            with suppress(ValidationError):
+                pks.append(self.opts.pk.to_python(each))
+        rows = self.get_queryset(request).filter(pk__in=pks)
+        cells = [(getattr(self, name)(row),) for row in rows for name in self.live_columns]
+        response = HttpResponse(format_html_join("", "{}", cells))
+        response["Cache-Control"] = "no-store"
+        return response
 
 
-def requested_rows(request: HttpRequest) -> list[str]:
-    """Return the rows whose cells a page requests, at most `MOST_IDS`."""
-    return request.GET.get("ids", "").split(",")[:MOST_IDS]
+class OfPlatform(OpsAdmin):
+    """A page of rows that belong to a platform: new ones get one in use."""
 
-
-def cells_response(cells: Iterable[SafeString]) -> HttpResponse:
-    response = HttpResponse(format_html_join("", "{}", ((each,) for each in cells)))
-    response["Cache-Control"] = "no-store"
-    return response
+    def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        field: Any = super().formfield_for_foreignkey(db_field, request, **kwargs)
+        if field is not None:
+            field.queryset = field.queryset.filter(retired_at=None)
+        return field
 
 
 def render_tag(text: Any, tone: str) -> SafeString:

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib import admin, messages
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Count, Q
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
@@ -22,7 +22,7 @@ from rpa_tasks.jobs import nodes
 from rpa_tasks.jobs.ledger import NODE_SILENT
 from rpa_tasks.jobs.shops import unpin_matching_shops
 from rpa_tasks.models import ExecutionNode, Job, LoginState, Run
-from scheduling.admin.base import Confirmation, ReadOnlyAdmin, ops_display, row_action
+from scheduling.admin.base import Confirmation, ReadOnlyAdmin, RowPage, ops_display, row_action
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.shown_values import render_time
 from scheduling.monitoring.duration_text import describe_duration
@@ -40,7 +40,7 @@ def has_stopped_reporting(row: ExecutionNode) -> bool:
 
 
 @admin.register(ExecutionNode)
-class ExecutionNodeAdmin(ReadOnlyAdmin):
+class ExecutionNodeAdmin(RowPage, ReadOnlyAdmin):
     list_display = ("name", "shown_state", "seen", "running", "free_slots", "shops", "browser_counts", "queue_names")
     actions = None
     actions_detail = ("drain", "resume", "release_shops")
@@ -93,20 +93,15 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
             row.load = loads[row.name]
         return found
 
-    def jobs_of(self, row: ExecutionNode) -> QuerySet[Job]:
-        return Job.objects.filter(state="running", node=row.name).select_related("shop__platform", "flow")
-
-    def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
-    ) -> HttpResponse:
-        row = self.get_row_or_404(request, object_id)
-        row.load = nodes.measure_loads([row.name])[row.name]
+    def show_row(self, request: HttpRequest, row: ExecutionNode) -> HttpResponse:
+        row.load = nodes.measure_loads([row.name])[row.name]  # type: ignore[attr-defined]
+        running = Job.objects.filter(state="running", node=row.name).select_related("shop__platform", "flow")
         return self.page(
             request, "rpa_tasks/node.html", row.name, original=row, node=row, subtitle=None,
             state=self.shown_state(row), gone=has_stopped_reporting(row), seen=format_age(row.seen_at),
             up=format_age(row.started_at), warm=describe_warm_share(row), free=self.free_slots(row),
             browsers=[_browser_row(each) for each in row.browsers],
-            jobs=[{"job": job, "bar": labels.render_progress(job)} for job in self.jobs_of(row)],
+            jobs=[{"job": job, "bar": labels.render_progress(job)} for job in running],
             take_overs=nodes.open_take_overs().filter(node=row.name).select_related("shop__platform"),
             shops=_shop_rows(row) if request.user.has_perm("rpa_tasks.view_shop") else [], shops_shown=SHOPS_SHOWN,
             links=self.action_links(request, row),

@@ -116,13 +116,9 @@ class BrowserForm(CheckedForm):
         )
 
     def find_error_field(self, path: str) -> str | None:
-        for name, inner in SETTINGS.items():
-            if path == f"browser.{inner}":
-                return f"browser_{name}"
-        for name, inner in SECRETS.items():
-            if path == f"browser.{inner}":
-                return f"secret_{name}"
-        return super().find_error_field(path)
+        fields = {f"browser.{inner}": f"browser_{name}" for name, inner in SETTINGS.items()}
+        fields |= {f"browser.{inner}": f"secret_{name}" for name, inner in SECRETS.items()}
+        return fields.get(path) or super().find_error_field(path)
 
 
 class BrowserAdmin(OpsAdmin):
@@ -220,14 +216,8 @@ def breaker_tag(breaker: Breaker) -> tuple[str, str]:
 class PlatformAdmin(Pausing, BrowserAdmin, HistoryAdmin, Retirable):
     form = PlatformForm
     list_display = (
-        "name_or_key",
-        "key",
-        "shown_state",
-        "breaker_state",
-        "shop_count",
-        "waiting_count",
-        "running_count",
-    )
+        "name_or_key", "key", "shown_state", "breaker_state", "shop_count", "waiting_count", "running_count",
+    )  # fmt: skip
     list_filter = (RetiredFilter,)
     list_filter_submit = False
     list_select_related = ("breaker",)

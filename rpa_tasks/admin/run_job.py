@@ -11,10 +11,8 @@ from uuid import UUID
 
 from django import forms
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
-from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect
 from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -32,7 +30,7 @@ from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish
 from rpa_tasks.jobs.queries import repeat_request
 from rpa_tasks.jobs.schedules import ALL_SHOPS, MAX_SPREAD, PRIORITIES, parse_arguments
 from rpa_tasks.models import Flow, Job, JobState, Platform, Shop
-from scheduling.admin.base import Confirmation, build_user_actor
+from scheduling.admin.base import Confirmation, OpsAdmin, build_user_actor, table_page
 from scheduling.admin.form_fields import NamesField
 from scheduling.admin.labels import translate_error
 from scheduling.admin.shown_values import describe_instant, format_instant
@@ -94,7 +92,7 @@ def confirm_run_again(jobs_admin: Any, request: HttpRequest, row: Job) -> Confir
                 show_receipt(request, receipt)
                 task_id = receipt.task_id
         except (InvalidInput, BacklogFull, Conflict) as error:
-            form.add_error(None, " ".join(refusal_reasons(error)))
+            form.add_error(None, explain_refusal(error))
             return None
         return redirect(jobs_admin.url("change", task_id))
 
@@ -129,14 +127,14 @@ def _retry_failed_job(request: HttpRequest, failed: FailedTask, given: dict[str,
     return task_id
 
 
-def refusal_reasons(error: InvalidInput | BacklogFull | Conflict) -> list[str]:
-    """Return the reasons of a refusal as sentences for the user."""
+def explain_refusal(error: InvalidInput | BacklogFull | Conflict) -> str:
+    """Return the reasons of a refusal in words for the user."""
     if isinstance(error, BacklogFull):
         words = _("%(scope)s: %(limit)s jobs wait already, no more are taken.")
-        return [words % {"scope": error.scope, "limit": error.limit}]
+        return words % {"scope": error.scope, "limit": error.limit}
     if isinstance(error, Conflict):
-        return [translate_error(str(error))]
-    return [f"{each.field}: {translate_error(each.message)}" for each in error.errors]
+        return translate_error(str(error))
+    return "; ".join(f"{each.field}: {translate_error(each.message)}" for each in error.errors)
 
 
 def show_receipt(request: HttpRequest, receipt: Receipt) -> None:
@@ -156,6 +154,8 @@ def describe_window(receipt: Receipt) -> str:
 
 MOST_AT_ONCE = 500  #: shops; a request must end
 LISTED = 200
+#: The permissions to edit schedules, which publish with a payload repeatedly.
+EDIT_SCHEDULES = (RUN_JOBS, "rpa_tasks.change_job", "rpa_tasks.change_shop")
 
 
 class RunForm(PublishForm):
@@ -174,38 +174,6 @@ class PublishResults:
     published: list[tuple[Shop, Receipt]] = field(default_factory=list)
     merged: list[tuple[Shop, Receipt]] = field(default_factory=list)
     refused: list[tuple[Shop, str]] = field(default_factory=list)
-
-
-def redirect_to_run_page(shops: QuerySet[Shop]) -> HttpResponse:
-    """Redirect from the list of shops with the selected ones."""
-    pks = ",".join(str(pk) for pk in shops.values_list("pk", flat=True)[: MOST_AT_ONCE + 1])
-    return redirect(f"{reverse('admin:rpa_tasks_shop_run_now')}?shops={pks}")
-
-
-def run_now_page(shops_admin: Any, request: HttpRequest) -> HttpResponse:
-    if not request.user.has_perm(RUN_JOBS):
-        raise PermissionDenied
-    shops = selected_shops(request)
-    back = str(shops_admin.url("change", shops[0].pk) if len(shops) == 1 else shops_admin.url("changelist"))
-    form = RunForm(request.POST or None, task_types=common_task_types(shops), edits_payload=may_edit_payload(request))
-
-    def act() -> HttpResponse:
-        outcome = publish_for_each(shops[:MOST_AT_ONCE], form.cleaned_data, source_of(request))
-        return shops_admin.page(  # type: ignore[no-any-return]
-            request, "rpa_tasks/run_outcome.html", _("Run now"), outcome=outcome, back=back, listed=LISTED,
-            task_type=form.cleaned_data["task_type"], jobs_link=reverse("admin:rpa_tasks_job_changelist"),
-        )  # fmt: skip
-
-    problem, warning = _check_selection(shops, form)
-    names = ", ".join(str(shop) for shop in shops[:8])
-    more = len(shops) - 8
-    listed = _("%(names)s and %(count)s more") % {"names": names, "count": more} if more > 0 else names
-    asked = Confirmation(
-        title=_("Run now"), act=act, form=form, facts=[listed], problem=problem, warning=warning, back=back,
-        text=_("One job a shop. Where one of its kind waits already, the request merges into it: the latest payload "
-               "and the highest priority count."),
-    )  # fmt: skip
-    return shops_admin.confirm(request, asked)  # type: ignore[no-any-return]
 
 
 def selected_shops(request: HttpRequest) -> list[Shop]:
@@ -239,24 +207,13 @@ def publish_for_each(shops: Iterable[Shop], wanted: dict[str, Any], source: str)
         try:
             receipt = publish_job(request)
         except (InvalidInput, BacklogFull) as error:
-            outcome.refused.append((shop, " ".join(refusal_reasons(error))))
+            outcome.refused.append((shop, explain_refusal(error)))
         else:
             if receipt.window_ends_at:
                 outcome.refused.append((shop, describe_window(receipt)))
             else:
                 (outcome.merged if receipt.duplicate else outcome.published).append((shop, receipt))
     return outcome
-
-
-def _check_selection(shops: list[Shop], form: RunForm) -> tuple[str, str]:
-    """Return why the request is impossible, and a warning."""
-    if not shops:
-        return _("No shop was chosen that is in use."), ""
-    if not form.fields["task_type"].choices:  # type: ignore[attr-defined]
-        return _("These shops have no task type in common: choose shops of one platform."), ""
-    if len(shops) > MOST_AT_ONCE:
-        return "", _("Only the first %(most)s shops are processed.") % {"most": MOST_AT_ONCE}
-    return "", ""
 
 
 # Pages for schedules of shops, such as "sync the orders of all shops every ten minutes".
@@ -356,25 +313,12 @@ class ScheduleForm(forms.Form):
         return row
 
 
-def may_edit_schedules(request: HttpRequest) -> bool:
-    """Return whether the user may edit schedules, which publish with a payload repeatedly."""
-    user = request.user
-    return all(user.has_perm(f"rpa_tasks.{name}") for name in ("run_job", "change_job", "change_shop"))
-
-
-def schedule_list_page(shops_admin: Any, request: HttpRequest) -> HttpResponse:
-    if not shops_admin.has_view_permission(request):
-        raise PermissionDenied
-    rows = PeriodicTask.objects.filter(task=TASK).select_related("interval", "crontab", "solar", "clocked")
-    return shops_admin.page(  # type: ignore[no-any-return]
-        request, "rpa_tasks/schedules.html", _("Schedules of shops"),
-        schedules=[_list_entry(row) for row in rows.order_by("name")], may_edit=may_edit_schedules(request),
-        add_link=shops_admin.url("schedule_add"),
-    )  # fmt: skip
-
-
 def _list_entry(row: PeriodicTask) -> dict[str, Any]:
-    order = _arguments_of(row)
+    order, problem = _arguments_of(row), ""
+    try:
+        parse_arguments(order)
+    except InvalidInput as error:
+        problem = explain_refusal(error)
     shops = order.get("shops", ALL_SHOPS)
     platform = Platform.objects.filter(key=order.get("platform")).first()
     minutes = _interval_minutes(row)
@@ -388,7 +332,7 @@ def _list_entry(row: PeriodicTask) -> dict[str, Any]:
         "spread": describe_duration(timedelta(seconds=float(order.get("spread_seconds") or 0))),
         "last": format_instant(row.last_run_at),
         "link": reverse("admin:rpa_tasks_shop_schedule", args=[row.pk]),
-        "problem": _schedule_problem(order) or translate_error(find_problem(row)),
+        "problem": problem or translate_error(find_problem(row)),
     }
 
 
@@ -400,44 +344,10 @@ def _arguments_of(row: PeriodicTask) -> dict[str, Any]:
     return order if isinstance(order, dict) else {}
 
 
-def _schedule_problem(order: dict[str, Any]) -> str:
-    """Return why it publishes nothing at present, or ""."""
-    try:
-        parse_arguments(order)
-    except InvalidInput as error:
-        return "; ".join(f"{each.field}: {translate_error(each.message)}" for each in error.errors)
-    return ""
-
-
 def _interval_minutes(row: PeriodicTask) -> int | None:
     """Return the interval in minutes; None for other intervals."""
     return (
         row.interval.every * MINUTES[row.interval.period] if row.interval and row.interval.period in MINUTES else None
-    )
-
-
-def schedule_edit_page(shops_admin: Any, request: HttpRequest, pk: int | None = None) -> HttpResponse:
-    """Edit or create a schedule. One without an interval in minutes is edited with the other periodic tasks."""
-    if not may_edit_schedules(request):
-        raise PermissionDenied
-    row = PeriodicTask.objects.filter(pk=pk, task=TASK).select_related("interval").first() if pk else None
-    if pk and row is None:
-        raise Http404
-    if row and _interval_minutes(row) is None:
-        return redirect("admin:django_celery_beat_periodictask_change", row.pk)
-    back = reverse("admin:rpa_tasks_shop_schedules")
-    if row and request.method == "POST" and "delete" in request.POST:
-        row.delete()
-        messages.success(request, _("The schedule was deleted."))
-        return redirect(back)
-    form = ScheduleForm(request.POST or None, row=row, initial=_initial_values(row) if row else None)
-    if request.method == "POST" and form.is_valid():
-        form.store()
-        messages.success(request, _("The schedule was saved."))
-        return redirect(back)
-    title = _("Schedule of shops") if row else _("A new schedule of shops")
-    return shops_admin.page(  # type: ignore[no-any-return]
-        request, "rpa_tasks/schedule_form.html", title, form=form, back=back, row=row
     )
 
 
@@ -451,3 +361,73 @@ def _initial_values(row: PeriodicTask) -> dict[str, Any]:
         "due": round(float(order.get("due_seconds") or 0) / 60) or None,
         "payload": order.get("payload") or {}, "name": row.name, "enabled": row.enabled,
     }  # fmt: skip
+
+
+class RunPages(OpsAdmin):
+    """Pages of shops that run a task type for many of them, now or regularly."""
+
+    @table_page("run-now/", RUN_JOBS)
+    def run_now_many(self, request: HttpRequest) -> HttpResponse:
+        shops = selected_shops(request)
+        back = str(self.url("change", shops[0].pk) if len(shops) == 1 else self.url("changelist"))
+        task_types = common_task_types(shops)
+        form = RunForm(request.POST or None, task_types=task_types, edits_payload=may_edit_payload(request))
+
+        def act() -> HttpResponse:
+            outcome = publish_for_each(shops[:MOST_AT_ONCE], form.cleaned_data, source_of(request))
+            return self.page(
+                request, "rpa_tasks/run_outcome.html", _("Run now"), outcome=outcome, back=back, listed=LISTED,
+                task_type=form.cleaned_data["task_type"], jobs_link=reverse("admin:rpa_tasks_job_changelist"),
+            )  # fmt: skip
+
+        problem = warning = ""
+        if not shops:
+            problem = _("No shop was chosen that is in use.")
+        elif not task_types:
+            problem = _("These shops have no task type in common: choose shops of one platform.")
+        elif len(shops) > MOST_AT_ONCE:
+            warning = _("Only the first %(most)s shops are processed.") % {"most": MOST_AT_ONCE}
+        names = ", ".join(str(shop) for shop in shops[:8])
+        more = len(shops) - 8
+        listed = _("%(names)s and %(count)s more") % {"names": names, "count": more} if more > 0 else names
+        asked = Confirmation(
+            title=_("Run now"), act=act, form=form, facts=[listed], problem=problem, warning=warning, back=back,
+            text=_("One job a shop. Where one of its kind waits already, the request merges into it: the latest "
+                   "payload and the highest priority count."),
+        )  # fmt: skip
+        return self.confirm(request, asked)
+
+    @table_page("schedules/", "view")
+    def schedules(self, request: HttpRequest) -> HttpResponse:
+        rows = PeriodicTask.objects.filter(task=TASK).select_related("interval", "crontab", "solar", "clocked")
+        return self.page(
+            request, "rpa_tasks/schedules.html", _("Schedules of shops"),
+            schedules=[_list_entry(row) for row in rows.order_by("name")],
+            may_edit=request.user.has_perms(EDIT_SCHEDULES), add_link=self.url("schedule_add"),
+        )  # fmt: skip
+
+    @table_page("schedules/add/", *EDIT_SCHEDULES)
+    def schedule_add(self, request: HttpRequest) -> HttpResponse:
+        return self._edit_schedule(request, None)
+
+    @table_page("schedules/<int:pk>/", *EDIT_SCHEDULES)
+    def schedule(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """Edit a schedule. One without an interval in minutes is edited with the other periodic tasks."""
+        row = get_object_or_404(PeriodicTask.objects.select_related("interval"), pk=pk, task=TASK)
+        if _interval_minutes(row) is None:
+            return redirect("admin:django_celery_beat_periodictask_change", row.pk)
+        if request.method == "POST" and "delete" in request.POST:
+            row.delete()
+            messages.success(request, _("The schedule was deleted."))
+            return redirect(self.url("schedules"))
+        return self._edit_schedule(request, row)
+
+    def _edit_schedule(self, request: HttpRequest, row: PeriodicTask | None) -> HttpResponse:
+        form = ScheduleForm(request.POST or None, row=row, initial=_initial_values(row) if row else None)
+        if request.method == "POST" and form.is_valid():
+            form.store()
+            messages.success(request, _("The schedule was saved."))
+            return redirect(self.url("schedules"))
+        title = _("Schedule of shops") if row else _("A new schedule of shops")
+        back = self.url("schedules")
+        return self.page(request, "rpa_tasks/schedule_form.html", title, form=form, back=back, row=row)

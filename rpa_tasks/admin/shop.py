@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from ipaddress import ip_address
 from typing import Any, ClassVar
 
 from django.contrib import admin, messages
@@ -12,7 +11,7 @@ from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery, 
 from django.db.models.functions import Coalesce, JSONObject, Now
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
-from django.urls import URLPattern, path, reverse
+from django.urls import reverse
 from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -21,17 +20,17 @@ from django.utils.translation import gettext, gettext_lazy
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import DropdownFilter, RelatedDropdownFilter
 
-from rpa_tasks.admin import labels, run_job
+from rpa_tasks.admin import labels
 from rpa_tasks.admin.job import breaker_blocks_until
-from rpa_tasks.admin.labels import STATE_TONES
+from rpa_tasks.admin.labels import STATE_TONES, LiveTable, OfPlatform
 from rpa_tasks.admin.node import format_age
 from rpa_tasks.admin.platform import BrowserAdmin, BrowserForm, Pausing
-from rpa_tasks.admin.run_job import RUN_JOBS
+from rpa_tasks.admin.run_job import MOST_AT_ONCE, RUN_JOBS, RunPages
 from rpa_tasks.browser_settings import find_browser_address, map_browsers_to_shops, uses_browser_elsewhere
 from rpa_tasks.configuration import check_shop, map_profiles_to_shops
 from rpa_tasks.jobs import shops
 from rpa_tasks.jobs.shops import is_being_checked
-from rpa_tasks.models import Job, JobState, Lane, LoginState, Shop, TakeOver, TakeOverEnd
+from rpa_tasks.models import Job, JobState, LoginState, Shop, TakeOver, TakeOverEnd
 from rpa_tasks.takeover import leases
 from rpa_tasks.takeover.leases import CannotTakeOver
 from rpa_tasks.takeover.page_socket import PERMISSION
@@ -46,9 +45,11 @@ from scheduling.admin.base import (
     parse_uuid,
     row_action,
 )
+from scheduling.admin.dashboard.charts import Figure
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.navigation import MOST_READ, Finder, Found, fits_term
 from scheduling.admin.shown_values import format_instant, insert_values
+from scheduling.identity.sign_ins import read_address
 from scheduling.ids import reveal_odd_characters
 from scheduling.models import WAITING, FailedTask
 from scheduling.monitoring.duration_text import describe_duration
@@ -61,16 +62,6 @@ PROBLEMS = {
     "node_lost": gettext_lazy("The shop's preferred node does not report. Its login is only there."),
     "node_drained": gettext_lazy("The shop's preferred node is drained. Resume it, or release the shop."),
 }
-
-
-def subquery_of_operator() -> Subquery:
-    """Return the name of the operator who has taken over the shop of the outer query."""
-    rows = TakeOver.objects.filter(shop=OuterRef("pk"), ended_at=None, lease_until__gt=Now())
-    return Subquery(rows.values("username")[:1])
-
-
-def describe_failed_check(lane: Lane) -> str:
-    return gettext("check: %(reason)s") % {"reason": translate_reason(lane.check_reason)}
 
 
 def is_in_use(shop: Shop) -> bool:
@@ -99,7 +90,7 @@ class TakeOverPages(Pausing):
     def _act_on_take_over(self, request: HttpRequest, shop: Shop) -> HttpResponse:
         if request.POST.get("do") == "start":
             try:
-                leases.start_take_over(shop.pk, user=request.user, address=client_address(request))  # type: ignore[arg-type]
+                leases.start_take_over(shop.pk, user=request.user, address=read_address(request))  # type: ignore[arg-type]
             except CannotTakeOver as error:
                 messages.error(request, PROBLEMS[error.reason])
             return redirect(request.path)
@@ -146,14 +137,6 @@ class TakeOverPages(Pausing):
         )  # fmt: skip
 
 
-def client_address(request: HttpRequest) -> str:
-    """Return the address of the client as the web server reports it, or ""."""
-    try:
-        return str(ip_address(request.META.get("REMOTE_ADDR", "")))
-    except ValueError:
-        return ""
-
-
 @admin.register(TakeOver)
 class TakeOverAdmin(ReadOnlyAdmin):
     """The record of take-overs. What was typed is not in it."""
@@ -194,19 +177,22 @@ class ShopForm(BrowserForm):
         check_shop({**values, **known}, map_profiles_to_shops(others), map_browsers_to_shops(others), inherited)
 
 
-#: Filters of the list by state.
+#: Filters of the list by state, for shops that come from `annotate_work`.
 STATES = {
-    "login": gettext_lazy("Login needed"),
-    "resting": gettext_lazy("Resting"),
-    "paused": gettext_lazy("Paused"),
-    "full": gettext_lazy("Backlog full"),
-    "running": JobState.RUNNING.label,
-    "waiting": gettext_lazy("Waiting"),
+    "login": (gettext_lazy("Login needed"), Q(login_state=LoginState.NEEDED)),
+    "resting": (gettext_lazy("Resting"), Q(platform__breaker__open_until__gt=Now())),
+    "paused": (gettext_lazy("Paused"), Q(paused=True) | Q(platform__paused=True)),
+    "full": (gettext_lazy("Backlog full"), Q(waiting__gte=F("backlog_limit"))),
+    "running": (JobState.RUNNING.label, Q(lane__task_id__isnull=False)),
+    "waiting": (gettext_lazy("Waiting"), Q(waiting__gt=0)),
 }
 
 
 def annotate_work(shops: QuerySet[Shop]) -> QuerySet[Shop]:
-    """Annotate each shop with `waiting`, the number of waiting jobs, `run`, the running job or None, and `operator`."""
+    """Annotate each shop with `waiting`, the number of waiting jobs, `run`, the running job or None, and `operator`.
+
+    The operator has taken over the shop.
+    """
     waiting = Job.objects.filter(shop=OuterRef("pk"), state__in=WAITING, paused_by="").order_by()
     running = Job.objects.filter(pk=OuterRef("lane__task_id"))
     running_job = JSONObject(
@@ -216,26 +202,14 @@ def annotate_work(shops: QuerySet[Shop]) -> QuerySet[Shop]:
     since = Coalesce(OuterRef("lane__last_success_at"), Value(datetime.min.replace(tzinfo=UTC)))
     jobs = Job.objects.filter(pk=OuterRef("task_id"), shop=OuterRef(OuterRef("pk")))
     failures = FailedTask.objects.filter(Exists(jobs), state="open", origin="rpa_job", failed_at__gt=since)
+    operators = TakeOver.objects.filter(shop=OuterRef("pk"), ended_at=None, lease_until__gt=Now())
     return shops.select_related("platform__breaker", "lane").annotate(
         waiting=Coalesce(Subquery(waiting.values("shop").annotate(count=Count("pk")).values("count")), 0),
         run=Subquery(running.values(running_job=running_job)[:1]),
-        operator=subquery_of_operator(),
+        operator=Subquery(operators.values("username")[:1]),
         checked=is_being_checked(),
         has_failure=Exists(failures),
     )
-
-
-def filter_by_state(shops: QuerySet[Shop], state: str) -> QuerySet[Shop]:
-    """Filter shops, which come from `annotate_work`, by state."""
-    gates = {
-        "login": Q(login_state=LoginState.NEEDED),
-        "resting": Q(platform__breaker__open_until__gt=Now()),
-        "paused": Q(paused=True) | Q(platform__paused=True),
-        "full": Q(waiting__gte=F("backlog_limit")),
-        "running": Q(lane__task_id__isnull=False),
-        "waiting": Q(waiting__gt=0),
-    }
-    return shops.filter(gates[state]) if state in gates else shops
 
 
 def state_of(shop: Any) -> tuple[str, str]:
@@ -265,15 +239,18 @@ def work_of(shop: Any) -> SafeString | str:
         return render_running_job(shop.run)
     if shop.login_state == LoginState.NEEDED and shop.login_lost_at and not shop.checked:
         since = insert_values(gettext("since %(time)s"), time=format_instant(shop.login_lost_at))
-        return format_html("{} · {}", since, describe_failed_check(shop.lane)) if shop.lane.check_reason else since
+        if not shop.lane.check_reason:
+            return since
+        check = gettext("check: %(reason)s") % {"reason": translate_reason(shop.lane.check_reason)}
+        return format_html("{} · {}", since, check)
     if until := breaker_blocks_until(shop.platform):
         return insert_values(gettext("next try at %(time)s"), time=format_instant(until))
-    return ""
+    return "–"
 
 
 def render_running_job(run: dict[str, Any]) -> SafeString:
     job = Job(progress=run["progress"], progress_message=run["message"] or "")
-    since = run_started_at(run)
+    since = parse_datetime(run["since"]) if run["since"] else None
     return format_html(
         '<a class="at-link" href="{}">{}</a> <span class="at-quiet at-nowrap">{}</span><br>{}',
         reverse("admin:rpa_tasks_job_change", args=[run["pk"]]), run["task_type"],
@@ -282,23 +259,19 @@ def render_running_job(run: dict[str, Any]) -> SafeString:
     )  # fmt: skip
 
 
-def run_started_at(run: dict[str, Any]) -> datetime | None:
-    return parse_datetime(run["since"]) if run["since"] else None
-
-
-def count_shops_by_state() -> list[dict[str, Any]]:
-    """Count the active shops in each state that operators should know."""
-    living = Shop.objects.filter(retired_at=None)
-    counts = living.aggregate(
-        running=Count("pk", filter=Q(lane__task_id__isnull=False)),
-        login=Count("pk", filter=Q(login_state=LoginState.NEEDED)),
-        paused=Count("pk", filter=Q(paused=True) | Q(platform__paused=True)),
-        resting=Count("pk", filter=Q(platform__breaker__open_until__gt=Now())),
-    )
-    shown = [("", gettext("Shops"), living.count(), ""), ("running", STATES["running"], counts["running"], "")]
-    shown += [(key, STATES[key], counts[key], "bad") for key in ("login", "resting", "paused")]
-    return [{"state": key, "words": words, "count": count, "tone": tone if count else ""}
-            for key, words, count, tone in shown]  # fmt: skip
+def count_shops_by_state() -> list[Figure]:
+    """Count the active shops: all, running ones, and those in each state that operators should know."""
+    link = reverse("admin:rpa_tasks_shop_changelist")
+    shown = {"running": "", "login": "bad", "resting": "bad", "paused": "bad"}
+    counts = {name: Count("pk", filter=STATES[name][1]) for name in shown}
+    found = Shop.objects.filter(retired_at=None).aggregate(all=Count("pk"), **counts)
+    return [
+        Figure(gettext("Shops"), found["all"], link),
+        *(
+            Figure(STATES[name][0], found[name], f"{link}?state={name}", tone if found[name] else "")
+            for name, tone in shown.items()
+        ),
+    ]
 
 
 JOBS_SHOWN = 10
@@ -309,59 +282,41 @@ class StateFilter(DropdownFilter):  # type: ignore[misc]
     parameter_name = "state"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return list(STATES.items())
+        return [(name, words) for name, (words, _condition) in STATES.items()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Shop]) -> QuerySet[Shop]:
-        return filter_by_state(queryset, self.value() or "")
+        return queryset.filter(STATES[self.value()][1]) if self.value() in STATES else queryset
 
 
 @admin.register(Shop)
-class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
+class ShopAdmin(LiveTable, RunPages, TakeOverPages, OfPlatform, BrowserAdmin, HistoryAdmin, Retirable):
     form = ShopForm
     list_display = ("name_and_id", "platform", "state_tag", "work", "backlog", "last_success", "home", "buttons")
+    live_columns = ("state_tag", "work", "backlog", "last_success")
     list_filter = (StateFilter, ("platform", RelatedDropdownFilter), RetiredFilter)
     list_filter_submit = True
     list_per_page = 100
     list_before_template = "rpa_tasks/shop_figures.html"
     change_form_outer_after_template = "rpa_tasks/shop_jobs.html"
     search_fields = ("=shop_id", "name")
-    readonly_fields = ("state_now", "work_now", "backlog", "last_success", "home", "profile_name", "version")
+    readonly_fields = ("state_tag", "work", "backlog", "last_success", "home", "profile_name", "version")
     fixed_fields = ("platform", "shop_id")
     actions = ("run_selected", "release_selected")
     actions_detail = (
-        "run_now",
-        "take_over",
-        "confirm_login",
-        "leave_home",
-        "pause_row",
-        "resume_row",
-        "retire",
-        "bring_back",
-    )
+        "run_now", "take_over", "confirm_login", "leave_home", "pause_row", "resume_row", "retire", "bring_back",
+    )  # fmt: skip
     pauses = staticmethod(shops.pause_shop)
     resumes = staticmethod(shops.resume_shop)
 
     def has_run_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm(RUN_JOBS)
 
-    def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view
-        pages = {
-            "live/": (self.live_view, "live"),
-            "run-now/": (lambda request: run_job.run_now_page(self, request), "run_now"),
-            "schedules/": (lambda request: run_job.schedule_list_page(self, request), "schedules"),
-            "schedules/add/": (lambda request: run_job.schedule_edit_page(self, request), "schedule_add"),
-            "schedules/<int:pk>/": (lambda request, pk: run_job.schedule_edit_page(self, request, pk), "schedule"),
-        }
-        own = [path(route, view(act), name=f"rpa_tasks_shop_{name}") for route, (act, name) in pages.items()]
-        return [*own, *super().get_urls()]
-
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         fields = ("platform", ("shop_id", "name"), "profile_id", ("backlog_limit", "dedicated_queue"))
         if obj is None:
             return [(None, {"fields": (*fields, "change_reason")}), *self.browser_layout(request, obj)]
         return [
-            (_("Now"), {"fields": (("state_now", "work_now"), ("backlog", "last_success"), ("home", "profile_name"))}),
+            (_("Now"), {"fields": (("state_tag", "work"), ("backlog", "last_success"), ("home", "profile_name"))}),
             (_("Settings"), {"fields": fields}),
             *self.browser_layout(request, obj),
             (_("Life"), {"fields": ("version", "change_reason")}),
@@ -369,12 +324,6 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Shop]:
         return annotate_work(super().get_queryset(request))
-
-    def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
-        field = super().formfield_for_foreignkey(db_field, request, **kwargs)
-        if field is not None:
-            field.queryset = field.queryset.filter(retired_at=None)
-        return field
 
     def in_use(self, row: Shop) -> bool:
         return row.jobs.exists() or row.take_overs.exists()
@@ -388,16 +337,8 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
         }
         return super().changelist_view(request, context)  # type: ignore[no-any-return]
 
-    def live_view(self, request: HttpRequest) -> HttpResponse:
-        wanted = [int(each) for each in labels.requested_rows(request) if each.isdecimal()]
-        rows = self.get_queryset(request).filter(pk__in=wanted if self.has_view_permission(request) else ())
-        parts = (self.state_tag, self.work, self.backlog, self.last_success)
-        return labels.cells_response(part(row) for row in rows for part in parts)
-
-    def _cell(self, row: Any, name: str, content: Any) -> SafeString:
-        return labels.render_live_cell(
-            reverse("admin:rpa_tasks_shop_live"), row.pk, name, content, again=row.retired_at is None
-        )
+    def is_alive(self, row: Shop) -> bool:
+        return row.retired_at is None
 
     @ops_display(description=_("shop"), ordering="shop_id")
     def name_and_id(self, row: Shop) -> str:
@@ -408,22 +349,22 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
     @ops_display(description=_("state"))
     def state_tag(self, row: Any) -> SafeString:
         tone, words = state_of(row)
-        return self._cell(row, "state", labels.render_tag(words, tone))
+        return self.live_cell(row, "state", labels.render_tag(words, tone))
 
     @ops_display(description=_("work"))
     def work(self, row: Any) -> SafeString:
-        return self._cell(row, "work", work_of(row))
+        return self.live_cell(row, "work", work_of(row))
 
     @ops_display(description=_("waiting"), ordering="waiting")
     def backlog(self, row: Any) -> SafeString:
         text = f"{row.waiting} / {row.backlog_limit}"
         full = row.waiting >= row.backlog_limit
-        return self._cell(row, "backlog", format_html('<span class="at-bad">{}</span>', text) if full else text)
+        return self.live_cell(row, "backlog", format_html('<span class="at-bad">{}</span>', text) if full else text)
 
     @ops_display(description=_("last success"), ordering="lane__last_success_at")
     def last_success(self, row: Any) -> SafeString:
         at = row.lane.last_success_at
-        return self._cell(row, "success", format_age(at) if at else gettext("never"))
+        return self.live_cell(row, "success", format_age(at) if at else gettext("never"))
 
     @ops_display(description=_("preferred node"), ordering="lane__home")
     def home(self, row: Any) -> str:
@@ -432,7 +373,7 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
     @ops_display(description="")
     def buttons(self, row: Any) -> str:
         """Render the buttons. `get_list_display` omits them for users without permission."""
-        links = [(f"{reverse('admin:rpa_tasks_shop_run_now')}?shops={row.pk}", gettext("Run now"))]
+        links = [(self._run_page(row.pk), gettext("Run now"))]
         if row.login_state == LoginState.NEEDED:
             links[:0] = [
                 (self.url("take_over", row.pk), gettext("Take over")),
@@ -446,15 +387,6 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
         return shown if self.has_run_permission(request) else [name for name in shown if name != "buttons"]
 
     # --- one shop -------------------------------------------------------------------------------------------------
-
-    @ops_display(description=_("state"))
-    def state_now(self, row: Any) -> str:
-        tone, words = state_of(row)
-        return labels.render_tag(words, tone)
-
-    @ops_display(description=_("work"))
-    def work_now(self, row: Any) -> str:
-        return self._cell(row, "work", work_of(row) or "–")
 
     @ops_display(description=_("browser profile"))
     def profile_name(self, row: Shop) -> str:
@@ -472,7 +404,10 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
 
     @ops_action(description=_("Run now"), permissions=["run"])
     def run_selected(self, request: HttpRequest, queryset: QuerySet[Shop]) -> HttpResponse:
-        return run_job.redirect_to_run_page(queryset)
+        return redirect(self._run_page(*queryset.values_list("pk", flat=True)[: MOST_AT_ONCE + 1]))
+
+    def _run_page(self, *pks: int) -> str:
+        return f"{self.url('run_now_many')}?shops={','.join(map(str, pks))}"
 
     @ops_action(description=_("Release the preferred node"), permissions=["run"])
     def release_selected(self, request: HttpRequest, queryset: QuerySet[Shop]) -> HttpResponse | None:
@@ -497,7 +432,7 @@ class ShopAdmin(TakeOverPages, Pausing, BrowserAdmin, HistoryAdmin, Retirable):
 
     @row_action(_("Run now"), icon="play_arrow", permission=RUN_JOBS, allowed=is_in_use)
     def run_now(self, request: HttpRequest, row: Shop) -> HttpResponse:
-        return redirect(f"{reverse('admin:rpa_tasks_shop_run_now')}?shops={row.pk}")
+        return redirect(self._run_page(row.pk))
 
     @row_action(
         _("Move to another node"), icon="moving", permission=RUN_JOBS,

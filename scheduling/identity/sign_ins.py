@@ -48,7 +48,7 @@ def record_sign_in(request: HttpRequest | None, user: Any, **_: Any) -> None:
         digest=hash_session_key(str(request.session.session_key)),
         defaults={
             "user": user,
-            "address": _read_address(request),
+            "address": read_address(request),
             "browser": storable_text(request.headers.get("User-Agent", "")[:BROWSER_LENGTH]),
         },
     )
@@ -88,7 +88,7 @@ def delete_orphans() -> None:
         cursor.execute(DELETE_ORPHANS)
 
 
-def _read_address(request: HttpRequest) -> str:
+def read_address(request: HttpRequest) -> str:
     try:
         return str(ip_address(request.META.get("REMOTE_ADDR", "")))
     except ValueError:

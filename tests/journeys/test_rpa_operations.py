@@ -175,7 +175,7 @@ def finish_run_and_check(page: Page, market: Market) -> None:
 
 
 def run_now(page: Page, open_admin_page: Callable[..., None], shop_id: str) -> None:
-    open_admin_page(page, "rpa_tasks_shop_run_now", query=f"?shops={Shop.objects.get(shop_id=shop_id).pk}")
+    open_admin_page(page, "rpa_tasks_shop_run_now_many", query=f"?shops={Shop.objects.get(shop_id=shop_id).pk}")
     page.click("form button:has-text('立即运行')")
     page.wait_for_selector(".at-figure:has-text('已发布')")
 
@@ -190,7 +190,7 @@ def test_failed_jobs_of_one_cause_are_retried(
     shops = list(Shop.objects.all()[:3])
     for shop in shops:
         market.fail(shop.shop_id, 65)
-    open_admin_page(page, "rpa_tasks_shop_run_now", query=f"?shops={','.join(str(shop.pk) for shop in shops)}")
+    open_admin_page(page, "rpa_tasks_shop_run_now_many", query=f"?shops={','.join(str(shop.pk) for shop in shops)}")
     page.click("form button:has-text('立即运行')")
     page.wait_for_selector(".at-figure:has-text('已发布') b:text-is('3')")
     open_admin_page(page, "rpa_tasks_job_changelist", query="?state__exact=")

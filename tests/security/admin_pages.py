@@ -440,7 +440,7 @@ MODELS: dict[str, Rights] = {
         {"name": "Other"}, {"key": "new"},
     ),
     # A flow is added with its command, for which editors lack `define_command`. The group "command editor" has it: see
-    # tests/rpa_tasks/admin/test_define_command.py, as this table orders roles in one line.
+    # tests/rpa_tasks/admin/test_shops.py, as this table orders roles in one line.
     "rpa_tasks_flow": Rights(
         VIEWER, ADMIN, EDITOR, EDITOR, first(Flow), SPARE_FLOW,
         {"timeout": "77s"},
@@ -645,7 +645,7 @@ PAGES: dict[str, Page] = {
     "scheduling_configdraft_mine": Page(EDITOR, EDITOR, own_draft, form=False, data={"act": "discard"}),
     # RPA.
     "rpa_tasks_job_matching": Page(OPERATOR, OPERATOR, lambda user: ("cancel",), query="status=due", data=PACE),
-    "rpa_tasks_job_live": Page(STAFF),
+    "rpa_tasks_job_live": Page(VIEWER),
     "rpa_tasks_job_evidence": Page(VIEWER, args=evidence),
     "rpa_tasks_job_export": Page(OPERATOR, args=lambda user: ("xlsx",), notes=True),
     "rpa_tasks_job_cancel": Page(OPERATOR, OPERATOR, first(Job, state="scheduled")),
@@ -653,7 +653,7 @@ PAGES: dict[str, Page] = {
     "rpa_tasks_platform_close_breaker": Page(OPERATOR, OPERATOR, open_breaker),
     "rpa_tasks_platform_pause_row": Page(OPERATOR, OPERATOR, first(Platform)),
     "rpa_tasks_platform_resume_row": Page(OPERATOR, OPERATOR, with_values(Platform, {}, paused=True)),
-    "rpa_tasks_shop_live": Page(STAFF),
+    "rpa_tasks_shop_live": Page(VIEWER),
     "rpa_tasks_shop_run_now": Page(OPERATOR, args=first(Shop, shop_id="s2")),
     "rpa_tasks_shop_run_now_many": Page(
         OPERATOR, OPERATOR, query=lambda: f"shops={Shop.objects.get(shop_id='s2').pk}",
@@ -674,9 +674,6 @@ PAGES: dict[str, Page] = {
     "rpa_tasks_shop_pause_row": Page(OPERATOR, OPERATOR, first(Shop, shop_id="s2")),
     "rpa_tasks_shop_resume_row": Page(OPERATOR, OPERATOR, with_values(Shop, {"shop_id": "s2"}, paused=True)),
 }  # fmt: skip
-
-#: By the route, where two addresses share a name.
-RENAMED = {"rpa_tasks/shop/run-now/": "rpa_tasks_shop_run_now_many"}
 
 #: Addresses that answer with files, fragments or words for scripts.
 NO_PAGES = {
@@ -733,7 +730,6 @@ def page_addresses(
     `histories` is the number of models whose history is read. `forms` includes the forms of the models,
     and `empty_forms` those for a new row, where a row of the model can be changed too.
     """
-    routes = {name: route for route, name in RENAMED.items()}
     for place, (name, rights) in enumerate(MODELS.items()):
         yield reverse(f"admin:{name}_changelist")
         if not forms:
@@ -745,6 +741,5 @@ def page_addresses(
     for name, page in PAGES.items():
         if page.see != NOBODY and name not in NO_PAGES:
             query = page.query() if callable(page.query) else page.query
-            named = name not in routes
-            address = reverse(f"admin:{name}", args=page.args(user)) if named else reverse("admin:index") + routes[name]
+            address = reverse(f"admin:{name}", args=page.args(user))
             yield f"{address}?{query}" if query else address

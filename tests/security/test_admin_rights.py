@@ -30,7 +30,6 @@ from tests.security.admin_pages import (
     NOBODY,
     OPEN,
     PAGES,
-    RENAMED,
     STAFF,
     VIEWER,
     Action,
@@ -63,7 +62,7 @@ def routes(patterns: Any = None, prefix: str = "") -> Iterator[tuple[str, str]]:
         if isinstance(each, URLResolver):
             yield from routes(each.url_patterns, route)
         elif isinstance(each, URLPattern):
-            yield route, RENAMED.get(route) or each.name or ""
+            yield route, each.name or ""
 
 
 def is_of_model(name: str) -> bool:
@@ -78,7 +77,7 @@ def test_each_admin_address_has_a_table_row() -> None:
     known = {f"{model._meta.app_label}/{model._meta.model_name}/<path:object_id>/" for model in admin.site._registry}
     assert unnamed == {*known, "(?P<url>.*)$"}
     named = [name for _route, name in routes() if name and name not in OPEN]
-    assert len(set(named)) == len(named), "two addresses share a name: see RENAMED"
+    assert len(set(named)) == len(named), "two addresses share a name"
 
 
 def pages_for(model: str) -> Any:
@@ -141,12 +140,8 @@ def cases_of(model: str) -> Iterator[Case]:
 
 def own_pages() -> Iterator[Case]:
     """The addresses that not every model has."""
-    routes = {name: route for route, name in RENAMED.items()}
     for name, page in PAGES.items():
-        if name in routes:
-            yield Case(name, page, lambda user, name=name: reverse("admin:index") + routes[name])  # type: ignore[misc]
-        else:
-            yield Case(name, page, lambda user, name=name, page=page: reverse(f"admin:{name}", args=page.args(user)))  # type: ignore[misc]
+        yield Case(name, page, lambda user, name=name, page=page: reverse(f"admin:{name}", args=page.args(user)))  # type: ignore[misc]
 
 
 # --- one request ------------------------------------------------------------------------------------------------------

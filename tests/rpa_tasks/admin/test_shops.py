@@ -230,15 +230,15 @@ def test_run_now_without_common_task_type_is_refused(operator: Client, market: M
     other = Platform.objects.create(key="temu")
     Flow.objects.create(platform=other, task_type="reply", command=["true", "{param}"])
     shop = Shop.objects.create(platform=other, shop_id="t1")
-    page = text(operator.get(f"{url('shop_run_now')}?shops={market.s1.pk},{shop.pk}"))
+    page = text(operator.get(f"{url('shop_run_now_many')}?shops={market.s1.pk},{shop.pk}"))
     assert "no task type in common" in page
-    assert "No shop was chosen" in text(operator.get(f"{url('shop_run_now')}?shops=999,x"))
+    assert "No shop was chosen" in text(operator.get(f"{url('shop_run_now_many')}?shops=999,x"))
 
 
 def test_run_now_by_operator_keeps_waiting_payload(operator: Client, market: Market) -> None:
     """A user who may run but not edit changes no settings of others."""
     job = market.waiting("s1", payload={"since": "monday"}, priority=2)
-    address = f"{url('shop_run_now')}?shops={market.s1.pk},{market.s2.pk}"
+    address = f"{url('shop_run_now_many')}?shops={market.s1.pk},{market.s2.pk}"
     assert "payload" not in read_context(operator, address)["form"].fields
     operator.post(address, {"task_type": "sync_order", "priority": "0", "payload": '{"since": "ever"}'})
     job.refresh_from_db()
