@@ -17,26 +17,31 @@ from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import RelatedDropdownFilter
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
-from rpa_tasks.admin import labels  # noqa: F401  (teaches the words)
+from rpa_tasks.admin.labels import OfPlatform
 from rpa_tasks.models import Flow
 from rpa_tasks.supervisor.command import check_program
 from scheduling.admin.base import CheckedForm, HistoryAdmin, Retirable, RetiredFilter, ops_display
-from scheduling.admin.form_fields import DurationField, DurationsField, NamesField, TextLikeField, split_pairs
+from scheduling.admin.form_fields import (
+    DataField,
+    DurationField,
+    DurationsField,
+    NamesField,
+    TextLikeField,
+    split_pairs,
+)
 from scheduling.admin.labels import translate_error
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.strict_text import FIELD_SIZE, InvalidText, read_json
 
-MOST_JSON = 4 * FIELD_SIZE  #: characters; payloads and schemas have lower limits
+
+def make_code_widget(rows: int) -> UnfoldAdminTextareaWidget:
+    return UnfoldAdminTextareaWidget(attrs={"rows": rows, "class": "at-mono", "spellcheck": "false"})
 
 
 class CommandField(TextLikeField):
     """The words of a command, one per line: no quotes, no shell. JSON for a word that a line cannot hold."""
 
-    def __init__(self, **kwargs: Any) -> None:
-        kwargs.setdefault(
-            "widget", UnfoldAdminTextareaWidget(attrs={"rows": 11, "class": "at-mono", "spellcheck": "false"})
-        )
-        super().__init__(strip=False, **kwargs)
+    widget = make_code_widget(11)
 
     def write(self, value: Iterable[str]) -> str:
         return "\n".join(_as_line(str(word)) for word in value)
@@ -88,10 +93,7 @@ class ExitCodesField(TextLikeField):
 class VariablesField(TextLikeField):
     """Variables with their values, `NAME=value`, one a line. Spaces around name and value are dropped."""
 
-    def __init__(self, **kwargs: Any) -> None:
-        kwargs.setdefault("required", False)
-        kwargs.setdefault("widget", UnfoldAdminTextareaWidget(attrs={"rows": 3, "class": "at-mono"}))
-        super().__init__(**kwargs)
+    widget = make_code_widget(3)
 
     def write(self, value: dict[str, str]) -> str:
         return "\n".join(f"{name}={text}" for name, text in sorted(value.items()))
@@ -103,15 +105,13 @@ class VariablesField(TextLikeField):
         return {name.strip(): text.strip() for name, _, text in (line.partition("=") for line in lines)}
 
 
-class JsonField(TextLikeField):
-    """A JSON object; empty text means an empty object."""
+class JsonField(TextLikeField, DataField):
+    """A JSON object of a row, in any layout; empty text means an empty object."""
+
+    most = 4 * FIELD_SIZE  # payloads and schemas have lower limits
 
     def __init__(self, **kwargs: Any) -> None:
-        kwargs.setdefault("required", False)
-        kwargs.setdefault(
-            "widget", UnfoldAdminTextareaWidget(attrs={"rows": 5, "class": "at-mono", "spellcheck": "false"})
-        )
-        super().__init__(**kwargs)
+        super().__init__(**{"widget": make_code_widget(5), **kwargs})
 
     def write(self, value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, indent=2) if value else ""
@@ -119,20 +119,8 @@ class JsonField(TextLikeField):
     def has_changed(self, initial: Any, data: Any) -> bool:
         try:
             return bool(self.to_python(data) != (initial or {}))
-        except forms.ValidationError:
+        except ValidationError:
             return True
-
-    def to_python(self, value: Any) -> Any:
-        text = (super().to_python(value) or "").strip()
-        try:
-            data = read_json(text, most=MOST_JSON) if text else {}
-        except InvalidText as error:
-            raise ValidationError(
-                gettext("This is not JSON: %(error)s") % {"error": translate_error(str(error))}
-            ) from None
-        if not isinstance(data, dict):
-            raise ValidationError(gettext("Must be a JSON object."))
-        return data
 
 
 USUAL_COMMAND = [
@@ -200,6 +188,7 @@ class FlowForm(CheckedForm):
 
     env = VariablesField(
         label=_("fixed variables"),
+        required=False,
         help_text=_("NAME=value, one a line. Every editor can read the values: pass secrets by their names above."),
     )
     path = NamesField(
@@ -228,7 +217,6 @@ class FlowForm(CheckedForm):
         super().__init__(*args, **kwargs)
         if self.instance.pk is None:
             self.fields["command"].initial = USUAL_COMMAND
-        if self.instance.pk is None:
             self.initial.pop("idempotent", None)
 
 
@@ -252,7 +240,7 @@ def shell_command(row: Flow) -> str:
 
 
 @admin.register(Flow)
-class FlowAdmin(HistoryAdmin, Retirable):
+class FlowAdmin(OfPlatform, HistoryAdmin, Retirable):
     form = FlowForm
     list_display = ("task_type", "platform", "program", "wait", "needs_browser", "idempotent", "shown_state")
     list_filter = (("platform", RelatedDropdownFilter), RetiredFilter)
@@ -292,12 +280,6 @@ class FlowAdmin(HistoryAdmin, Retirable):
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Allow adding only with the permission for commands: a flow needs a command."""
         return may_define_commands(request) and super().has_add_permission(request)
-
-    def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> forms.Field | None:
-        field: Any = super().formfield_for_foreignkey(db_field, request, **kwargs)
-        if field is not None:
-            field.queryset = field.queryset.filter(retired_at=None)
-        return field  # type: ignore[no-any-return]
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: Any) -> None:
         super().save_model(request, obj, form, change)

@@ -219,6 +219,8 @@ class DelayRulesField(TextLikeField):
 class DataField(forms.CharField):
     """A JSON object, as in an event."""
 
+    most: ClassVar[int] = FIELD_SIZE  #: characters
+
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("required", False)
         kwargs.setdefault("widget", UnfoldAdminTextareaWidget(attrs={"rows": 4, "placeholder": '{"order_no": "A1"}'}))
@@ -227,7 +229,7 @@ class DataField(forms.CharField):
     def to_python(self, value: Any) -> Any:
         text = (super().to_python(value) or "").strip()
         try:
-            data = read_json(text) if text else {}
+            data = read_json(text, most=self.most) if text else {}
         except InvalidText as error:
             raise ValidationError(_("This is not JSON: %(error)s") % {"error": translate_error(str(error))}) from None
         if not isinstance(data, dict):
