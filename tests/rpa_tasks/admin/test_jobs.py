@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.utils.timezone import now
 
 from rpa_tasks.jobs.personal_data import erase_jobs_of_customer
-from rpa_tasks.models import Evidence, Flow, Job, LoginState, Platform, Run, Shop
+from rpa_tasks.models import Evidence, Flow, Job, LoginState, Run, Shop
 from scheduling.ledger.anonymization import Identity
 from scheduling.models import FailedTask, Pause
 from tests.rpa_tasks.admin.conftest import Market, messages_of, text, url
@@ -37,21 +37,6 @@ def test_job_list_shows_progress_and_refreshes_open_jobs(viewer: Client, market:
     fresh = text(viewer.get(f"{url('job_live')}?ids={running.pk},{failed.pk}"))
     assert 'value="90"' in fresh
     assert "Ended with exit code 65" in fresh
-
-
-def test_job_list_finds_ended_jobs_by_reason_and_hides_other_platforms(viewer: Client, market: Market) -> None:
-    """`test_matching_jobs` has the filters of unfinished jobs."""
-    other = Platform.objects.create(key="temu")
-    Flow.objects.create(platform=other, task_type="sync_order", command=["true", "{param}"])
-    Shop.objects.create(platform=other, shop_id="t1")
-    market.publish("t1", platform="temu")
-    waiting, failed = market.waiting("s1"), market.failed("s2")
-    for query, found in (
-        ("reason=exit_65", {failed.pk}), ("state__exact=failed", {failed.pk}), ("q=s", set()),
-        (f"platform={market.pdd.pk}", {waiting.pk, failed.pk}),
-    ):  # fmt: skip
-        listed = read_context(viewer, f"{url('job_changelist')}?{query}")["cl"].result_list
-        assert {job.pk for job in listed} == found, query
 
 
 def test_pages_of_job_and_failed_task_show_runs_and_evidence(viewer: Client, market: Market) -> None:

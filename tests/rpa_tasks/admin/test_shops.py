@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Group, User
+from django.contrib.auth.models import Group, Permission, User
 from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
@@ -318,6 +318,29 @@ def test_flow_form_shows_errors_at_fields(editor: Client, market: Market, field:
     page = read_refusal(editor, url("flow_add"), {**FLOW, "platform": market.pdd.pk, field: value})
     assert words in str(page["adminform"].form.errors[field])
     assert not Flow.objects.filter(task_type="reply").exists()
+
+
+def test_commands_need_a_right_beside_that_to_edit_flows(as_member: Callable[[str], Client], market: Market) -> None:
+    change, add = url("flow_change", market.sync.pk), url("flow_add")
+    form = {**FLOW, "command": "/bin/sh\n{param}", "timeout": "77s", "path": "/opt/tools"}
+    new = {**form, "platform": market.pdd.pk, "task_type": "another"}
+
+    editor = as_member("editor")
+    assert editor.post(change, form).status_code == 302
+    assert editor.post(add, new).status_code == 403
+    flow = Flow.objects.get()
+    assert (flow.timeout, flow.param_style) == (timedelta(seconds=77), "nested")
+    kept = flow.command, flow.path, flow.cwd, flow.environment, flow.exit_codes, flow.env
+    assert kept == (["true", "{param}"], [], "", [], {}, {})
+
+    viewer = as_member("viewer")
+    Group.objects.get(name="viewer").permissions.add(Permission.objects.get(codename="define_command"))
+    assert viewer.post(change, form).status_code == 403
+
+    commander = as_member("command editor")
+    assert [commander.post(*each).status_code for each in ((change, form), (add, new))] == [302, 302]
+    for flow in Flow.objects.all():
+        assert (flow.command, flow.path, flow.environment) == (["/bin/sh", "{param}"], ["/opt/tools"], ["DATABASE_URL"])
 
 
 SCHEDULE = {
