@@ -7,6 +7,7 @@ failed task belong to the job, not to the touch.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -32,7 +33,7 @@ from scheduling.errors import InvalidInput
 
 THREADS = 4  #: each with a connection to PostgreSQL while it stores a job
 MEMBERS = ("user_id", "chat_id", "node", "content_type", "subject", "body")  #: of the payload, unless configured
-PLACEHOLDERS = (*MEMBERS, "delivery_key")
+PLACEHOLDER = re.compile(rf"{{({'|'.join(MEMBERS)}|delivery_key)}}")
 
 
 class Rpa(Channel):
@@ -104,7 +105,6 @@ def _fill_placeholders(value: Any, message: Message) -> Any:
         return {name: _fill_placeholders(each, message) for name, each in value.items()}
     if isinstance(value, list):
         return [_fill_placeholders(each, message) for each in value]
-    if isinstance(value, str):
-        for name in PLACEHOLDERS:
-            value = value.replace(f"{{{name}}}", str(getattr(message, name)))
+    if isinstance(value, str):  # in one pass: a text of a customer may look like a placeholder
+        return PLACEHOLDER.sub(lambda found: str(getattr(message, found[1])), value)
     return value

@@ -43,12 +43,12 @@ def job_table_lock() -> Iterator[threading.Event]:
     holder.join(WAIT_LIMIT)
 
 
-def message(number: int) -> Message:
+def message(number: int, **changes: Any) -> Message:
     key = new_id()
     return Message(
         task_id=key, delivery_key=key, user_id=f"user-{number}", chat_id="", node="n", content_type="guide",
         category="service", subject="", body="hi", locale="en", event={},
-    )  # fmt: skip
+    )._replace(**changes)  # fmt: skip
 
 
 def test_send_limits_threads_while_jobs_cannot_be_stored(market: Market, job_table_lock: threading.Event) -> None:
@@ -73,3 +73,17 @@ def test_send_limits_threads_while_jobs_cannot_be_stored(market: Market, job_tab
 
     assert {type(each) for each in outcomes} == {Delivered}
     assert Rpa.at_once == THREADS, "what is over waits in its lane, not behind a thread"
+
+
+def test_payload_is_filled_in_one_pass(market: Market) -> None:
+    """A text of a customer that looks like a placeholder stays as it is."""
+    market.flow()
+    market.shop()
+    payload = {"to": ["{user_id}"], "text": "{subject}: {body}", "key": "{delivery_key}", "count": 1, "other": "{x}"}
+    config = {"platform": "pdd", "task_type": "sync_order", "shop_id": "s1", "payload": payload}
+    sent = message(1, subject="{body}", body="{delivery_key}")
+    deadline = datetime.now(UTC) + timedelta(seconds=WAIT_LIMIT)
+    asyncio.run(Rpa(config, timedelta(seconds=WAIT_LIMIT)).send(sent, deadline))
+    assert Job.objects.get().payload == {
+        "to": ["user-1"], "text": "{body}: {delivery_key}", "key": str(sent.delivery_key), "count": 1, "other": "{x}",
+    }  # fmt: skip
