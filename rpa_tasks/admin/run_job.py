@@ -11,6 +11,7 @@ from uuid import UUID
 
 from django import forms
 from django.contrib import messages
+from django.db.models import Count
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.urls import reverse
@@ -186,12 +187,9 @@ def selected_shops(request: HttpRequest) -> list[Shop]:
 def common_task_types(shops: Iterable[Shop]) -> list[str]:
     """Return the task types that every platform of these shops has."""
     platforms = {shop.platform_id for shop in shops}
-    known: dict[int, set[str]] = {pk: set() for pk in platforms}
-    for pk, task_type in Flow.objects.filter(platform__in=platforms, retired_at=None).values_list(
-        "platform_id", "task_type"
-    ):
-        known[pk].add(task_type)
-    return sorted(set.intersection(*known.values())) if known else []
+    flows = Flow.objects.filter(platform__in=platforms, retired_at=None).order_by("task_type").values("task_type")
+    common = flows.annotate(platforms=Count("pk")).filter(platforms=len(platforms))
+    return list(common.values_list("task_type", flat=True))
 
 
 def publish_for_each(shops: Iterable[Shop], wanted: dict[str, Any], source: str) -> PublishResults:
