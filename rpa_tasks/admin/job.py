@@ -306,7 +306,7 @@ def describe_job_count(count: int | None) -> str:
 @admin.register(Job)
 class JobAdmin(RowPage, LiveTable, ListExportMixin, BigTable, ReadOnlyAdmin):
     list_display = (
-        "made", "state_tag", "progress_bar", "shop_link", "flow_name", "urgency", "asked", "node", "short_id",
+        "made", "state_tag", "progress_bar", "shop_link", "flow_name", "priority", "asked", "node", "short_id",
     )  # fmt: skip
     live_columns = ("state_tag", "progress_bar")
     list_display_links = ("made", "short_id")
@@ -452,10 +452,6 @@ class JobAdmin(RowPage, LiveTable, ListExportMixin, BigTable, ReadOnlyAdmin):
     @ops_display(description=_("task type"))
     def flow_name(self, row: Job) -> str:
         return row.flow.task_type
-
-    @ops_display(description=_("priority"), ordering="priority")
-    def urgency(self, row: Job) -> str:
-        return row.get_priority_display()
 
     @ops_display(description=_("requests"))
     def asked(self, row: Job) -> str:
