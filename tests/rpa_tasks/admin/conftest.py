@@ -15,7 +15,8 @@ from rpa_tasks.jobs import wakeups
 from rpa_tasks.jobs.dead_letters import record_failed_job
 from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.jobs.publish import PublishRequest, Receipt, publish_job
-from rpa_tasks.models import Evidence, Flow, Job, Lane, Platform, Run, Shop
+from rpa_tasks.models import Evidence, Job, Lane, Run
+from tests.rpa_tasks.api import conftest
 
 PNG = (
     b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x06\x00\x00\x00\x1f\x15\xc4\x89\x00\x00\x00\r"
@@ -31,19 +32,8 @@ def sent_wakeups(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return published
 
 
-class Market:
+class Market(conftest.Market):
     """Two shops of one platform, and jobs in every state."""
-
-    def __init__(self) -> None:
-        self.pdd = Platform.objects.create(key="pdd", name="Pinduoduo")
-        self.sync = Flow.objects.create(
-            platform=self.pdd, task_type="sync_order", command=["true", "{param}"], dedupe_by="task_type"
-        )
-        self.s1 = self.shop("s1", name="Flagship")
-        self.s2 = self.shop("s2")
-
-    def shop(self, shop_id: str, **changes: Any) -> Shop:
-        return Shop.objects.create(**{"platform": self.pdd, "shop_id": shop_id} | changes)
 
     def publish(self, shop_id: str = "s1", **changes: Any) -> Receipt:
         return publish_job(

@@ -64,16 +64,15 @@ def test_list_shops_filters_and_pages(api: Client, market: Market) -> None:
     assert api.get("/rpa/shops", login="maybe").status_code == 422
 
 
-def test_logged_in_request_clears_needed_login(api: Client, market: Market) -> None:
-    Shop.objects.filter(pk=market.s1.pk).update(login_state="needed", login_lost_at=AT)
+def test_logged_in_request_counts_or_starts_the_check_of_the_platform(api: Client, market: Market) -> None:
+    needed = {"login_state": "needed", "login_lost_at": AT}
+    Shop.objects.filter(pk=market.s1.pk).update(**needed)
     answer = api("POST", "/rpa/shops/pdd/s1/logged-in")
     assert (answer.status_code, answer.json()["login"], answer.json()["login_lost_at"]) == (200, "ok", None)
     assert market.s1.history.latest().history_change_reason == "logged in by api:shop"
 
-
-def test_logged_in_request_starts_the_check_of_the_platform(api: Client, market: Market) -> None:
     Platform.objects.update(check_task_type="sync_order")
-    Shop.objects.filter(pk=market.s1.pk).update(login_state="needed", login_lost_at=AT)
+    Shop.objects.filter(pk=market.s1.pk).update(**needed)
     for _ in range(2):
         assert api("POST", "/rpa/shops/pdd/s1/logged-in").json()["login"] == "checking"
     assert Job.objects.get().source == "login check by api:shop"
