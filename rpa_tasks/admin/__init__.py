@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from rpa_tasks.admin import flow, job, labels, node, platform, shop
 
-__all__ = ["flow", "job", "labels", "node", "platform", "shop", "take_over"]
+__all__ = ["flow", "job", "labels", "node", "platform", "shop"]
