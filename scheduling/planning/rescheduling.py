@@ -77,8 +77,8 @@ def list_rule_impacts(planned: ChangePlan) -> list[RuleImpact]:
     return [each for each in found if each.waiting]
 
 
-def count_limited_touches(rules: Iterable[RuleSpec], snapshot: Snapshot, most: int | None = None) -> int:
-    """Count the waiting touches that any of these rules may limit, up to `most`."""
+def count_limited_touches(rules: Iterable[RuleSpec], snapshot: Snapshot) -> int:
+    """Count the waiting touches that any of these rules may limit."""
     nodes: set[int] = set()
     in_chats = True
     for rule in rules:
@@ -87,12 +87,12 @@ def count_limited_touches(rules: Iterable[RuleSpec], snapshot: Snapshot, most: i
                 nodes.add(node.id)
         in_chats &= rule.scope == "community"
     found = Touch.objects.filter(node__in=nodes, state__in=WAITING)
-    return (found.exclude(chat_id="") if in_chats else found)[:most].count()
+    return (found.exclude(chat_id="") if in_chats else found).count()
 
 
-def list_waiting_users(most: int | None = None) -> list[str]:
-    """Return the user ids of customers with waiting touches that the hold-out concerns, at most `most`."""
-    return [row[0] for row in sql.rows(_WAITING_USERS, {"most": most})]
+def list_waiting_users() -> list[str]:
+    """Return the user ids of customers with waiting touches that the hold-out concerns."""
+    return [row[0] for row in sql.rows(_WAITING_USERS, {})]
 
 
 def count_failing(node_id: int, condition: NodeCondition) -> FailingCount:
@@ -113,7 +113,7 @@ SELECT DISTINCT c.user_id
 FROM scheduling_touch_live AS t
     JOIN scheduling_node AS n ON n.id = t.node_id
     JOIN scheduling_customer AS c ON c.id = t.customer_id
-WHERE t.state IN ('scheduled', 'queued') AND n.guard_holdout = 'apply' LIMIT %(most)s::bigint
+WHERE t.state IN ('scheduled', 'queued') AND n.guard_holdout = 'apply'
 """
 _WAITING_FACTS = """
 SELECT t.task_id, e.id, e.source, e.event_id, e.type, e.occurred_at, e.user_id, e.chat_id, e.data,

@@ -616,18 +616,6 @@ PAGES: dict[str, Page] = {
     "scheduling_node_matrix": Page(VIEWER),
     "scheduling_node_conversion": Page(VIEWER),
     "scheduling_node_open_waiting": Page(VIEWER, args=first(Node)),
-    "scheduling_harassmentrule_impact": Page(
-        NOBODY, EDITOR, first(HarassmentRule, kind="cap"), form=False, data={"limit": "9"}, writes=False,
-    ),
-    "scheduling_harassmentrule_impact_of_new": Page(NOBODY, EDITOR, form=False, data={"kind": "cap"}, writes=False),
-    "scheduling_holdout_impact": Page(
-        NOBODY, EDITOR, first(Holdout), form=False, data={"percent": "9"}, writes=False,
-    ),
-    "scheduling_holdout_impact_of_new": Page(NOBODY, form=False),
-    "scheduling_node_impact_of_new": Page(NOBODY, EDITOR, form=False, data={"key": "new"}, writes=False),
-    "scheduling_node_impact": Page(
-        NOBODY, EDITOR, first(Node, key="later"), form=False, data={"delay": "3h"}, writes=False,
-    ),
     "scheduling_node_preview": Page(VIEWER, args=first(Node, key="later"), query="user_id=ann"),
     "scheduling_node_place": Page(
         NOBODY, EDITOR, with_values(Node, {"key": "later"}, enabled=True), form=False,

@@ -20,20 +20,19 @@ from django.utils.functional import Promise
 from django.utils.http import urlencode
 from django.utils.text import slugify
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, gettext_noop
+from django.utils.translation import gettext_lazy, gettext_noop, ngettext
 
 from scheduling import sql
 from scheduling.admin.base import CheckedForm, Retirable, ops_display
-from scheduling.admin.dashboard.charts import Span, split_period
+from scheduling.admin.dashboard.charts import Span, format_capped_count, split_period
 from scheduling.admin.dashboard.series import EndedTouches, count_ended_by_span
-from scheduling.admin.matrix.preview import list_impact_lines
-from scheduling.admin.page_reads import PageTimeLimit, read_for_page
+from scheduling.admin.page_reads import PageTimeLimit, count_within, read_for_page
 from scheduling.admin.row_edits import VERSION_FIELD
 from scheduling.admin.shown_values import find_address
 from scheduling.admin.undo import create_undo_link
 from scheduling.error_text import ErrorText
 from scheduling.errors import Conflict
-from scheduling.models import EventType, Node, Pause, Stage
+from scheduling.models import WAITING, EventType, Node, Pause, Stage, Touch
 from scheduling.models.versioned import lock_for_write
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.monitoring.statistics import OutcomeCounts
@@ -62,6 +61,7 @@ def _shorten(text: str) -> str:
     return text[:LONGEST].strip("-_")
 
 
+MOST_COUNTED = 20_000  #: waiting touches of a node
 LONGEST_NAME = 90  #: characters of a copied name; the word for a copy follows
 
 
@@ -149,11 +149,36 @@ REVERSAL = Reversal(
 
 
 def _list_facts_to_confirm(form: CardForm, row: Node) -> list[str]:
-    """Return the impact if touches wait or other nodes follow; [] if nothing needs a confirmation."""
-    if "stage" not in form.changed_data and row.enabled:
+    """Return what the edit means if touches wait or other nodes follow; [] if nothing needs a confirmation."""
+    is_moved, is_switched_off = "stage" in form.changed_data, "enabled" in form.changed_data and not row.enabled
+    if not is_moved and not is_switched_off:
         return []
-    lines = list_impact_lines(form, row)
-    return [text for _tone, text in lines] if len(lines) > 1 else []
+    waiting = describe_waiting_touches(row)
+    facts = [waiting] if waiting else []
+    if is_switched_off and (keys := list_followers(row)):
+        text = _("These nodes follow it and plan no more touches: %(nodes)s.")
+        facts.append(text % {"nodes": ", ".join(keys)})
+    if is_moved and waiting:
+        facts.append(_("They keep their time, content and channel. Only the row of the matrix changes."))
+    if is_switched_off and waiting:
+        facts.append(_("They are suppressed when they fall due, unless the node is enabled again by then."))
+    return facts
+
+
+def describe_waiting_touches(row: Node) -> str:
+    """Return how many touches wait at a node; "" for none."""
+    waiting = Touch.objects.filter(node_id=row.pk, state__in=WAITING)
+    count = count_within(lambda: waiting[: MOST_COUNTED + 1].count())
+    if count is None:
+        return _("Too many touches wait at this node to count them now.")
+    words = ngettext("%(count)s touch waits at this node.", "%(count)s touches wait at this node.", count)
+    return words % {"count": format_capped_count(count, MOST_COUNTED)} if count else ""
+
+
+def list_followers(row: Node) -> list[str]:
+    """Return the keys of the nodes in use that follow this one."""
+    followers = Node.objects.filter(retired_at=None, from_nodes__contains=row.key).exclude(pk=row.pk)
+    return list(followers.values_list("key", flat=True))
 
 
 def _describe_card_change(form: CardForm, row: Node) -> str:

@@ -1,4 +1,4 @@
-"""Pages of nodes, with a live preview of what an edit changes for waiting touches."""
+"""Pages of nodes: the form with its checks, and the actions on a node."""
 
 from __future__ import annotations
 
@@ -54,24 +54,16 @@ from scheduling.admin.labels import translate_error
 from scheduling.admin.matrix import grid
 from scheduling.admin.matrix.conditions import ConditionField, VariantsField
 from scheduling.admin.matrix.grid import derive_node_key
-from scheduling.admin.matrix.preview import (
-    ImpactMixin,
-    Lines,
-    describe_retirement,
-    explain_retired_parts,
-    list_followers,
-    list_impact_lines,
-    move_after_commit,
-    preview_node,
-)
+from scheduling.admin.matrix.preview import move_after_commit, preview_node
 from scheduling.admin.matrix.rules import add_calendar_errors
 from scheduling.admin.shown_values import render_link
 from scheduling.admin.touches.pause import redirect_to_pause_page
 from scheduling.admin.touches.timeline import build_receipt_figures
 from scheduling.configuration.condition_fields import FieldCatalogue, conditions_in
 from scheduling.error_text import ErrorText
-from scheduling.models import WAITING, Node, Pause, Template, Touch
+from scheduling.models import WAITING, Calendar, Node, Pause, Template, Touch
 from scheduling.policy.matrix import TOUCH_TYPES, find_follow_problem
+from scheduling.policy.send_times import list_calendars
 
 SECTIONS: tuple[Any, ...] = (
     (
@@ -314,7 +306,7 @@ class StateFilter(admin.SimpleListFilter):
 
 
 @admin.register(Node)
-class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
+class NodeAdmin(HistoryAdmin, Retirable):
     form = NodeForm
     list_display = (
         "name_or_key", "key", "stage", "trigger", "wait", "template", "channel", "priority",
@@ -337,11 +329,7 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
     change_form_outer_after_template = "ops/node_after.html"
 
     class Media:
-        css = ImpactMixin.Media.css
-        js = (*ImpactMixin.Media.js, "scheduling/node_preview.js")
-
-    def list_impact_lines(self, form: Any, row: Node) -> Lines:
-        return list_impact_lines(form, row) if row.pk else []
+        js = ("scheduling/node_preview.js",)
 
     @table_page("conversion/", "view", "scheduling.view_touch")
     def conversion(self, request: HttpRequest) -> HttpResponse:
@@ -396,14 +384,29 @@ class NodeAdmin(ImpactMixin, HistoryAdmin, Retirable):
         return field
 
     def in_use(self, row: Node) -> bool:
-        return row.touches.exists() or bool(list_followers(row))
+        return row.touches.exists() or bool(grid.list_followers(row))
 
     def explain_retirement_block(self, row: Node) -> str:
-        keys = ", ".join(list_followers(row)[:5])
+        keys = ", ".join(grid.list_followers(row)[:5])
         return gettext("Other nodes follow this node: %(nodes)s.") % {"nodes": keys} if keys else ""
 
-    describe_retirement_effects = staticmethod(describe_retirement)
-    explain_restoration_block = staticmethod(explain_retired_parts)
+    def describe_retirement_effects(self, row: Node) -> list[str]:
+        waiting = grid.describe_waiting_touches(row)
+        effect = gettext("They are suppressed when they fall due, unless the node is restored by then.")
+        return [waiting, effect] if waiting else []
+
+    def explain_restoration_block(self, row: Node) -> str:
+        """Return which objects that the node uses are retired, or ""."""
+        used = [row.stage, row.channel, row.template, row.canary_template]
+        found = [str(each) for each in used if each and each.retired_at]
+        named: tuple[tuple[type[Template | Node | Calendar], list[str]], ...] = (
+            (Template, [each["template"] for each in row.variants]), (Node, row.from_nodes),
+            (Calendar, [key for _place, key in list_calendars(row.send_window)]),
+        )  # fmt: skip
+        for model, keys in named:
+            found += [str(each) for each in model._default_manager.filter(key__in=keys).exclude(retired_at=None)]
+        text = gettext("It uses objects that are retired: %(names)s. Restore them first.")
+        return text % {"names": ", ".join(dict.fromkeys(found))} if found else ""
 
     @ops_display(description=_("name"), ordering="key")
     def name_or_key(self, row: Node) -> str:

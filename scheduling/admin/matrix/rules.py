@@ -11,7 +11,7 @@ from django.http import HttpRequest
 from django.utils.formats import date_format
 from django.utils.html import format_html_join
 from django.utils.timezone import localdate
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from scheduling.admin.base import (
@@ -22,15 +22,10 @@ from scheduling.admin.base import (
     SingleRowAdmin,
     ops_display,
 )
-from scheduling.admin.dashboard.charts import format_capped_count
 from scheduling.admin.form_fields import LevelsField, LimitsField, NamesField, SuggestingInput, WindowsField
-from scheduling.admin.matrix.preview import MOST, ImpactMixin, Lines, describe_uncounted
-from scheduling.admin.page_reads import count_within
-from scheduling.configuration import snapshot
 from scheduling.configuration.validation import check_rule_channel
 from scheduling.models import Calendar, ChannelConfig, DelayRule, EventType, HarassmentRule, Holdout, Node
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.planning.rescheduling import count_limited_touches, list_waiting_users
 from scheduling.policy.send_times import format_window, is_official_working_day, list_calendars
 
 
@@ -157,23 +152,10 @@ class HoldoutForm(CheckedForm):
 
 
 @admin.register(Holdout)
-class HoldoutAdmin(ImpactMixin, HistoryAdmin, SingleRowAdmin):
+class HoldoutAdmin(HistoryAdmin, SingleRowAdmin):
     form = HoldoutForm
     fields = ("percent", "key", "version", "change_reason")
     readonly_fields = ("version",)
-
-    def list_impact_lines(self, form: Any, row: Holdout) -> Lines:
-        users = count_within(lambda: list_waiting_users(MOST + 1))
-        if users is None:
-            return describe_uncounted()
-        holdout = snapshot.holdout_spec(row)
-        count = sum(holdout is not None and holdout.includes(each) for each in users[:MOST])
-        text = ngettext(
-            "Of %(total)s customers with waiting touches the new share includes %(count)s.",
-            "Of %(total)s customers with waiting touches the new share includes %(count)s.", count,
-        ) % {"total": format_capped_count(len(users), MOST), "count": count}  # fmt: skip
-        later = gettext("Their touches are suppressed when they fall due.")
-        return [("", text), ("bad", later)] if count else [("", text)]
 
 
 def _list_channels() -> list[tuple[str, str]]:
@@ -210,7 +192,7 @@ class HarassmentRuleForm(CheckedForm):
 
 
 @admin.register(HarassmentRule)
-class HarassmentRuleAdmin(ImpactMixin, HistoryAdmin, Retirable):
+class HarassmentRuleAdmin(HistoryAdmin, Retirable):
     form = HarassmentRuleForm
     list_display = ("summary", "kind", "scope", "enabled", "version")
     fieldsets = (  # the form shows those of the chosen kind, by `ops.css`
@@ -234,17 +216,6 @@ class HarassmentRuleAdmin(ImpactMixin, HistoryAdmin, Retirable):
         (_("Life"), {"fields": ("version", "change_reason")}),
     )
     readonly_fields = ("version",)
-
-    def list_impact_lines(self, form: Any, row: HarassmentRule) -> Lines:
-        config = snapshot.current()
-        stored = HarassmentRule.objects.filter(pk=row.pk)
-        rules = [snapshot.rule_spec(each, config.nodes, config.templates) for each in (row, *stored) if each.enabled]
-        count = count_within(lambda: count_limited_touches(rules, config, MOST + 1))
-        if count is None:
-            return describe_uncounted()
-        text = ngettext("The rule covers %(count)s waiting touch.", "The rule covers %(count)s waiting touches.", count)
-        later = gettext("They are judged by the new rule when they fall due.")
-        return [("", text % {"count": format_capped_count(count, MOST)}), *([("wait", later)] if count else [])]
 
     def in_use(self, row: HarassmentRule) -> bool:
         """Always in use: verdicts refer to a rule by its version."""

@@ -106,11 +106,13 @@ def test_switch_off_with_waiting_touches_shows_the_impact_first(
     matrix: MatrixBuilder, editor: Client, admin_url: Url, record_event: RecordEvent
 ) -> None:
     node = matrix.node(delay=timedelta(hours=1))
+    matrix.node("reminder", "touch.delivered", from_nodes=[node.key])
     record_event()
     page = place(editor, admin_url, node, enabled="False")
     assert page.status_code == 200
     text = page.content.decode()
     assert "1 touch waits at this node." in text
+    assert "follow it and plan no more touches: reminder." in text
     assert "suppressed when they fall due" in text
     node.refresh_from_db()
     assert node.enabled
