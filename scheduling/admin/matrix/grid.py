@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from django import forms
@@ -16,26 +15,22 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
-from django.utils.functional import Promise
-from django.utils.http import urlencode
 from django.utils.text import slugify
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, gettext_noop, ngettext
 
 from scheduling import sql
 from scheduling.admin.base import CheckedForm, Retirable, ops_display
-from scheduling.admin.dashboard.charts import Span, format_capped_count, split_period
-from scheduling.admin.dashboard.series import EndedTouches, count_ended_by_span
+from scheduling.admin.dashboard.charts import format_capped_count, split_period
+from scheduling.admin.dashboard.series import count_ended_by_span
 from scheduling.admin.page_reads import PageTimeLimit, count_within, read_for_page
-from scheduling.admin.row_edits import VERSION_FIELD
-from scheduling.admin.shown_values import find_address
+from scheduling.admin.row_edits import VERSION_FIELD, OptimisticLockForm
 from scheduling.admin.undo import create_undo_link
 from scheduling.error_text import ErrorText
 from scheduling.errors import Conflict
 from scheduling.models import WAITING, EventType, Node, Pause, Stage, Touch
 from scheduling.models.versioned import lock_for_write
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.monitoring.statistics import OutcomeCounts
 from scheduling.operations import commands
 from scheduling.operations.failed_tasks import Actor
 from scheduling.operations.undo import Reversal
@@ -82,11 +77,6 @@ class CardForm(CheckedForm):
             self.add_error("enabled", self.fields["stage"].error_messages["required"])
         return super().clean()
 
-    def hide_fields(self) -> None:
-        """Leave only the reason visible, for the confirmation."""
-        for name in ("stage", "enabled"):
-            self.fields[name].widget = forms.HiddenInput()
-
 
 def build_card_link(nodes_admin: Any, node: Node) -> str:
     """Return the address of the node's card in the matrix."""
@@ -104,7 +94,8 @@ def place_card(nodes_admin: Any, request: HttpRequest, row: Node) -> HttpRespons
                     messages.error(request, f"{row}: {line}")
             return redirect(back)
         if "confirmed" not in request.POST and (facts := _list_facts_to_confirm(form, row)):
-            form.hide_fields()
+            for name in ("stage", "enabled"):  # the confirmation shows the reason only
+                form.fields[name].widget = forms.HiddenInput()
             if "enabled" in form.changed_data:
                 title, button = _("Switch off “%(node)s”?") % {"node": row}, _("Switch off")
             else:
@@ -190,8 +181,13 @@ def _describe_card_change(form: CardForm, row: Node) -> str:
 
 def copy_node(nodes_admin: Any, request: HttpRequest, row: Node) -> HttpResponse:
     """Store a copy of a node, with a new key and switched off."""
-    with transaction.atomic():
-        made = build_copy(row)
+    with transaction.atomic():  # it keeps the lock of the key
+        made = Node.objects.get(pk=row.pk)
+        made.pk = None
+        made._state.adding = True
+        made.key = derive_node_key(row.key, row.stage.key, row.trigger)
+        made.name = _("%(name)s (copy)") % {"name": str(row)[:LONGEST_NAME]}
+        made.enabled, made.version, made.retired_at = False, 1, None
         nodes_admin.save_model(request, made, None, change=False)
         nodes_admin.log_addition(request, made, [{"added": {}}])
     messages.success(request, _("“%(node)s” was stored with the key %(key)s. It is switched off.") % {
@@ -200,108 +196,39 @@ def copy_node(nodes_admin: Any, request: HttpRequest, row: Node) -> HttpResponse
     return redirect(build_card_link(nodes_admin, made))
 
 
-def build_copy(row: Node) -> Node:
-    """Return an unsaved copy of a node. The transaction keeps the lock of its key."""
-    made = Node.objects.get(pk=row.pk)
-    made.pk = None
-    made._state.adding = True
-    made.key = derive_node_key(row.key, row.stage.key, row.trigger)
-    made.name = _("%(name)s (copy)") % {"name": str(row)[:LONGEST_NAME]}
-    made.enabled, made.version, made.retired_at = False, 1, None
-    return made
-
-
 DAYS = 7  #: today included
-
-
-@dataclass(frozen=True, slots=True)
-class CardOutcome:
-    tone: str
-    words: str | Promise
-    states: frozenset[str]
-    filters: dict[str, str]  #: of the list of touches
-
-
-CARD_OUTCOMES = (
-    CardOutcome("good", gettext_lazy("Sent"), frozenset({"delivered"}), {"state__exact": "delivered"}),
-    CardOutcome("wait", gettext_lazy("Suppressed"), frozenset({"suppressed"}), {"state__exact": "suppressed"}),
-    CardOutcome("bad", gettext_lazy("Failed"), frozenset({"failed", "unknown"}), {"status": "bad"}),
+#: Tone, label, states, and filters of the list of touches.
+CARD_OUTCOMES: tuple[tuple[str, Any, tuple[str, ...], dict[str, str]], ...] = (
+    ("good", gettext_lazy("Sent"), ("delivered",), {"state__exact": "delivered"}),
+    ("wait", gettext_lazy("Suppressed"), ("suppressed",), {"state__exact": "suppressed"}),
+    ("bad", gettext_lazy("Failed"), ("failed", "unknown"), {"status": "bad"}),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CardFigure:
-    outcome: CardOutcome
-    count: int | None  #: None if counting exceeded its time limit
-    link: str
+def _count_outcomes(nodes: list[Node]) -> dict[int, list[dict[str, Any]]]:
+    """Return the figures of each node by period, from one count that the page's time limit bounds.
 
-
-@dataclass(frozen=True, slots=True)
-class CardPeriod:
-    title: str
-    figures: list[CardFigure]
-
-
-class CardFigures:
-    """Figures of all nodes, from one count that the page's time limit bounds."""
-
-    def __init__(self) -> None:
-        self._ended = count_ended_by_span(split_period(DAYS), PageTimeLimit(settings.TIMEOUTS.overview))
-        yesterday = self._ended.spans[-2]
-        self._periods = [
-            (_("Yesterday"), yesterday, _sum_by_node(self._ended.tallies[-2])),
-            (_("7 days"), None, _sum_by_node(self._ended.whole)),
-        ]
-
-    def list_periods(self, node_id: int) -> list[CardPeriod]:
-        return [
-            CardPeriod(title, [_build_figure(self._ended, span, counts, each, node_id) for each in CARD_OUTCOMES])
-            for title, span, counts in self._periods
-        ]
-
-
-def _sum_by_node(tally: OutcomeCounts | None) -> Counter[tuple[int, str]] | None:
-    """Count by node and tone of the outcome; None if the tally is missing."""
-    if tally is None:
-        return None
-    found: Counter[tuple[int, str]] = Counter()
-    for (state, _reason, node_id), count in tally.items():
-        for each in CARD_OUTCOMES:
-            if state in each.states:
-                found[node_id, each.tone] += count
+    A figure is None if counting exceeded the limit.
+    """
+    ended = count_ended_by_span(split_period(DAYS), PageTimeLimit(settings.TIMEOUTS.overview))
+    found: dict[int, list[dict[str, Any]]] = {node.pk: [] for node in nodes}
+    for title, span, tally in (
+        (_("Yesterday"), ended.spans[-2], ended.tallies[-2]), (_("7 days"), None, ended.whole),
+    ):  # fmt: skip
+        counts: Counter[tuple[int, str]] = Counter()
+        for (state, _reason, node_id), count in (tally or {}).items():
+            counts[node_id, state] += count
+        for node in nodes:
+            figures = [
+                {
+                    "tone": tone, "words": words,
+                    "count": None if tally is None else sum(counts[node.pk, state] for state in states),
+                    "link": ended.link(span, node__id__exact=str(node.pk), **filters),
+                }
+                for tone, words, states, filters in CARD_OUTCOMES
+            ]  # fmt: skip
+            found[node.pk].append({"title": title, "figures": figures})
     return found
-
-
-def _build_figure(
-    ended: EndedTouches, span: Span | None, counts: Counter[tuple[int, str]] | None, outcome: CardOutcome, node_id: int
-) -> CardFigure:
-    count = None if counts is None else counts[node_id, outcome.tone]
-    return CardFigure(outcome, count, ended.link(span, node__id__exact=str(node_id), **outcome.filters))
-
-
-@dataclass(frozen=True, slots=True)
-class NodeCard:
-    node: Node
-    wait: str
-    state: str  #: "on", "off", "paused"
-    state_text: str
-    link: str
-    row_version: str
-    periods: list[CardPeriod] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class MatrixCell:
-    trigger: str
-    trigger_name: str
-    cards: list[NodeCard]
-    add_link: str
-
-
-@dataclass(frozen=True, slots=True)
-class MatrixRow:
-    stage: Stage
-    cells: list[MatrixCell]
 
 
 def format_node_delay(node: Node) -> str:
@@ -318,72 +245,62 @@ def describe_node_state(node: Node, paused: bool) -> tuple[str, str]:
 
 
 def matrix_page(nodes_admin: Any, request: HttpRequest) -> TemplateResponse:
-    may_add = nodes_admin.has_add_permission(request)
     nodes = list(
         Node.objects.filter(retired_at=None)
         .select_related("stage", "template", "channel", "canary_template")
         .prefetch_related("template__texts")
         .order_by("delay", "key")
     )
+    periods: dict[int, list[dict[str, Any]]] = {}
+    if request.user.has_perm("scheduling.view_touch"):
+        periods = read_for_page(request, lambda: _count_outcomes(nodes))
+    paused = set(Pause.objects.values_list("scope", flat=True))
+    cards: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)  #: by stage and trigger
+    for node in nodes:
+        is_paused = bool(paused & {"all", f"channel:{node.channel.key}", f"node:{node.key}"})
+        state, state_text = describe_node_state(node, is_paused)
+        cards[node.stage_id, node.trigger].append({
+            "node": node, "wait": format_node_delay(node), "state": state, "state_text": state_text,
+            "row_version": CardForm(instance=node)[VERSION_FIELD].value(), "periods": periods.get(node.pk),
+        })  # fmt: skip
     names = dict(EventType.objects.values_list("key", "name"))
-    triggers = sorted({node.trigger for node in nodes})
-    figures = read_for_page(request, CardFigures) if request.user.has_perm("scheduling.view_touch") else None
-    rows = _build_matrix_rows(_build_cards(nodes, figures), triggers, names, may_add)
+    triggers = [(each, names.get(each) or "") for each in sorted({node.trigger for node in nodes})]
+    stages = Stage.objects.filter(retired_at=None)
+    shown_stages = stages | Stage.objects.filter(pk__in={node.stage_id for node in nodes})
     return nodes_admin.page(  # type: ignore[no-any-return]
         request,
         "ops/matrix.html",
         _("Service-node matrix"),
-        triggers=[(each, names.get(each) or "") for each in triggers],
-        rows=rows,
-        may_add=may_add,
+        triggers=triggers,
+        rows=[
+            {
+                "stage": stage,
+                "cells": [
+                    {"trigger": trigger, "name": name or trigger, "cards": cards[stage.pk, trigger]}
+                    for trigger, name in triggers
+                ],
+            }
+            for stage in shown_stages.distinct()
+        ],
+        may_add=nodes_admin.has_add_permission(request),
         may_change=nodes_admin.has_change_permission(request),
-        stages=Stage.objects.filter(retired_at=None),
+        stages=stages,
         add_link=reverse("admin:scheduling_node_add"),
         list_link=reverse("admin:scheduling_node_changelist"),
         is_fullwidth="1",
     )
 
 
-def _build_cards(nodes: list[Node], figures: CardFigures | None) -> list[NodeCard]:
-    paused = set(Pause.objects.values_list("scope", flat=True))
-    found = []
-    for node in nodes:
-        stopped = bool(paused & {"all", f"channel:{node.channel.key}", f"node:{node.key}"})
-        state, text = describe_node_state(node, stopped)
-        version = CardForm(instance=node)[VERSION_FIELD].value()
-        periods = figures.list_periods(node.pk) if figures else []
-        found.append(NodeCard(node, format_node_delay(node), state, text, find_address(node), version, periods))
-    return found
-
-
-def _build_matrix_rows(
-    cards: list[NodeCard], triggers: list[str], names: dict[str, str], may_add: bool
-) -> list[MatrixRow]:
-    by_cell: dict[tuple[int, str], list[NodeCard]] = defaultdict(list)
-    for card in cards:
-        by_cell[card.node.stage_id, card.node.trigger].append(card)
-    in_use = Stage.objects.filter(pk__in={card.node.stage_id for card in cards})
-    stages = Stage.objects.filter(retired_at=None) | in_use
-    add_page = reverse("admin:scheduling_node_add")
-    return [
-        MatrixRow(
-            stage,
-            [
-                MatrixCell(
-                    each,
-                    names.get(each) or each,
-                    by_cell[stage.pk, each],
-                    f"{add_page}?{urlencode({'stage': str(stage.pk), 'trigger': each})}" if may_add else "",
-                )
-                for each in triggers
-            ],
-        )
-        for stage in stages.distinct()
-    ]
+class StageForm(OptimisticLockForm):
+    class Meta:
+        model = Stage
+        fields = "__all__"
+        help_texts: ClassVar[Any] = {"position": gettext_lazy("Small numbers come first in the matrix.")}
 
 
 @admin.register(Stage)
 class StageAdmin(Retirable):
+    form = StageForm
     list_display = ("name_or_key", "key", "position", "node_count")
     search_fields = ("key", "name")
     fields = ("key", "name", "position")
@@ -404,14 +321,5 @@ class StageAdmin(Retirable):
         return row.nodes.exists()
 
     def explain_retirement_block(self, row: Stage) -> str:
-        return (
-            _("Nodes still belong to this stage. Retire or move them first.")
-            if row.nodes.filter(retired_at=None)
-            else ""
-        )
-
-    def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> forms.Field | None:
-        field: forms.Field | None = super().formfield_for_dbfield(db_field, request, **kwargs)
-        if field and db_field.name == "position":
-            field.help_text = gettext_lazy("Small numbers come first in the matrix.")
-        return field
+        has_nodes = row.nodes.filter(retired_at=None).exists()
+        return _("Nodes still belong to this stage. Retire or move them first.") if has_nodes else ""

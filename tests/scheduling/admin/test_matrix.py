@@ -23,14 +23,14 @@ pytestmark = pytest.mark.django_db
 
 def find_card(client: Client, admin_url: Url, node: Node) -> Any:
     rows = read_context(client, admin_url("node_matrix"))["rows"]
-    cards = [card for row in rows for cell in row.cells for card in cell.cards]
-    return next(card for card in cards if card.node.pk == node.pk)
+    cards = [card for row in rows for cell in row["cells"] for card in cell["cards"]]
+    return next(card for card in cards if card["node"].pk == node.pk)
 
 
 def place(client: Client, admin_url: Url, node: Node, **changes: Any) -> Any:
     """Send the form of a card as the page shows it, with changes."""
     shown = find_card(client, admin_url, node)
-    data = {"row_version": shown.row_version, "stage": node.stage_id, "enabled": str(node.enabled), **changes}
+    data = {"row_version": shown["row_version"], "stage": node.stage_id, "enabled": str(node.enabled), **changes}
     return client.post(admin_url("node_place", node.pk), data)
 
 
@@ -71,10 +71,10 @@ def test_figures_of_a_card_link_to_the_touches_that_they_count(
     ended_touches: Node, viewer: Client, admin_url: Url
 ) -> None:
     card = find_card(viewer, admin_url, ended_touches)
-    assert [[each.count for each in period.figures] for period in card.periods] == [[1, 1, 0], [2, 1, 1]]
-    for period in card.periods:
-        for each in period.figures:
-            assert len(read_context(viewer, each.link)["cl"].result_list) == each.count
+    assert [[each["count"] for each in period["figures"]] for period in card["periods"]] == [[1, 1, 0], [2, 1, 1]]
+    for period in card["periods"]:
+        for each in period["figures"]:
+            assert len(read_context(viewer, each["link"])["cl"].result_list) == each["count"]
 
 
 def test_card_shows_dashes_if_counting_takes_too_long(
@@ -149,7 +149,7 @@ def test_card_with_bad_or_old_values_changes_nothing(
 ) -> None:
     node = matrix.node()
     shown = find_card(editor, admin_url, node)
-    data = {"row_version": shown.row_version, "stage": node.stage_id, "enabled": "False", **changes}
+    data = {"row_version": shown["row_version"], "stage": node.stage_id, "enabled": "False", **changes}
     answer = editor.post(
         admin_url("node_place", node.pk), {key: each for key, each in data.items() if each is not None}
     )
@@ -165,7 +165,7 @@ def test_of_two_moves_from_old_pages_one_wins(
     stages = [Stage.objects.create(key=key) for key in ("a", "b")]
     node = matrix.node()
     shown = find_card(editor, admin_url, node)
-    sent = [{"row_version": shown.row_version, "stage": each.pk, "enabled": "True"} for each in stages]
+    sent = [{"row_version": shown["row_version"], "stage": each.pk, "enabled": "True"} for each in stages]
     race(2, lambda number: editor.post(admin_url("node_place", node.pk), sent[number]).status_code)
     node.refresh_from_db()
     assert node.version == 2
