@@ -12,7 +12,6 @@ from django.contrib import admin
 from django.db.models import Count, QuerySet
 from django.db.models.functions import Length
 from django.http import HttpRequest, HttpResponse
-from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.text import capfirst
 from django.utils.timezone import localdate, localtime
@@ -21,14 +20,7 @@ from django.utils.translation import gettext_lazy as _
 from unfold.admin import TabularInline
 from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminSelectWidget
 
-from scheduling.admin.base import (
-    CheckedForm,
-    HistoryAdmin,
-    Retirable,
-    ops_display,
-    row_action,
-    table_page,
-)
+from scheduling.admin.base import CheckedForm, HistoryAdmin, Retirable, ops_display, row_action, table_page
 from scheduling.admin.form_fields import DurationsField, SettingsField
 from scheduling.admin.page_reads import count_within
 from scheduling.admin.shown_values import format_instant, insert_values
@@ -46,12 +38,11 @@ SECRET_LABELS = {
     "url": _("address (URL)"), "secret": _("secret"), "address": _("address"), "callback_token": _("callback token"),
     "callback_key": _("callback encryption key"), "proxy": _("proxy"),
 }  # fmt: skip
-SECRET_HELP = {
-    "proxy": _(
-        "Like http://user:password@proxy.example:3128, or “direct” for none. Not set: the proxy of the installation. "
-        "Not shown after saving. Empty: no change. A single “-” removes the value."
-    ),
-}
+SECRET_HELP = _("Not shown after saving. Empty: no change. A single “-” removes the value.")
+PROXY_HELP = _(
+    "Like http://user:password@proxy.example:3128, or “direct” for none. Not set: the proxy of the installation. "
+    "Not shown after saving. Empty: no change. A single “-” removes the value."
+)
 KIND_LABELS = {
     "webhook": _("Webhook"), "wecom": _("WeCom robot"), "dingtalk": _("DingTalk robot"), "feishu": _("Feishu robot"),
     "wecom_app": _("WeCom application message"), "wechat_kf": _("WeChat customer service"),
@@ -71,8 +62,6 @@ SEALED = _(
     "Stored secrets cannot be decrypted on this server (encryption key missing). Empty: no change. A "
     "new value replaces all of them."
 )
-
-
 LIMITS = _(
     "Most messages to each receiver in a calendar day and month of the server's time zone, beside the "
     "limits of the kind. Empty: no limit. Touches beyond a limit wait for the next day or month."
@@ -93,9 +82,7 @@ class SecretField(forms.CharField):
         super().__init__(
             label=capfirst(SECRET_LABELS.get(name, name)),
             required=False,
-            help_text=SECRET_HELP.get(
-                name, _("Not shown after saving. Empty: no change. A single “-” removes the value.")
-            ),
+            help_text=PROXY_HELP if name == "proxy" else SECRET_HELP,
             widget=UnfoldAdminPasswordWidget(attrs={"placeholder": placeholder, "autocomplete": "new-password"}),
         )
 
@@ -183,15 +170,8 @@ class ChannelAdmin(HistoryAdmin, Retirable):
     form = ChannelForm
     inlines = (DisabledInline,)
     list_display = (
-        "name_or_key",
-        "key",
-        "kind_name",
-        "idempotent",
-        "wait",
-        "node_count",
-        "shown_state",
-        "disabled_count",
-    )
+        "name_or_key", "key", "kind_name", "idempotent", "wait", "node_count", "shown_state", "disabled_count",
+    )  # fmt: skip
     search_fields = ("key", "name", "kind")
     readonly_fields = ("version",)
     fixed_fields = ("key",)
@@ -290,54 +270,42 @@ def _filter_rules_of(row: ChannelConfig) -> QuerySet[HarassmentRule]:
 
 
 def _describe_receiver(row: ReceiverStatus, names: dict[str, str]) -> dict[str, Any]:
-    return {
-        "channel": row.channel.key,
-        "link": reverse("admin:scheduling_channelconfig_change", args=[row.channel.id]),
-        "kind": KIND_LABELS.get(row.channel.kind, row.channel.kind),
-        "community": names.get(row.chat_id) or row.chat_id,
-        "waiting": f"{row.waiting:,}" if row.counted_all else f"{row.waiting:,}+",
-        "in_flight": row.in_flight,
-        "rate": format_rate(row.rate),
-        "rest": describe_rest(row),
-        "tone": "danger" if row.resting_reason == "target_down" else "warning",
-        "end": _describe_end(row),
-        "used": [_describe_usage(*each) for each in row.used],
-    }
-
-
-def format_rate(rate: float | None) -> str:
-    """Format touches per second: by the minute if they are few."""
-    if not rate:
-        return "–"
-    if rate < 1:
-        return gettext("%(count)s a minute") % {"count": f"{60 * rate:.3g}"}
-    return gettext("%(count)s a second") % {"count": f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"}
-
-
-def describe_rest(row: ReceiverStatus) -> str:
-    """Return why a receiver gets nothing now and until when; empty if it does not rest."""
-    words = {
+    end = "–"
+    if row.ends_at is not None:
+        words = gettext("done at %(at)s") if row.counted_all else gettext("not before %(at)s")
+        end = insert_values(words, at=format_moment(row.ends_at))
+    rest: str = {  # why it gets nothing now
         "": "",
         "paused": gettext("Paused by an operator"),
         "throttled": gettext("Throttled by the vendor until %(at)s"),
         "target_down": gettext("Does not answer, rests until %(at)s"),
         "day": gettext("Limit of the day used up until %(at)s"),
         "month": gettext("Limit of the month used up until %(at)s"),
+    }[row.resting_reason]
+    if row.resting_until:
+        rest = insert_values(rest, at=format_moment(row.resting_until))
+    of_limit = {"day": gettext("%(used)s of %(limit)s today"), "month": gettext("%(used)s of %(limit)s this month")}
+    return {
+        "channel": row.channel,
+        "kind": KIND_LABELS.get(row.channel.kind, row.channel.kind),
+        "community": names.get(row.chat_id) or row.chat_id,
+        "waiting": f"{row.waiting:,}" if row.counted_all else f"{row.waiting:,}+",
+        "in_flight": row.in_flight,
+        "rate": _format_rate(row.rate),
+        "rest": rest,
+        "tone": "danger" if row.resting_reason == "target_down" else "warning",
+        "end": end,
+        "used": [of_limit[period] % {"used": f"{used:,}", "limit": f"{limit:,}"} for period, used, limit in row.used],
     }
-    text = words[row.resting_reason]
-    return insert_values(text, at=format_moment(row.resting_until)) if row.resting_until else text
 
 
-def _describe_end(row: ReceiverStatus) -> str:
-    if row.ends_at is None:
+def _format_rate(rate: float | None) -> str:
+    """Format touches per second: by the minute if they are few."""
+    if not rate:
         return "–"
-    words = gettext("done at %(at)s") if row.counted_all else gettext("not before %(at)s")
-    return insert_values(words, at=format_moment(row.ends_at))
-
-
-def _describe_usage(period: str, used: int, limit: int) -> str:
-    words = gettext("%(used)s of %(limit)s today") if period == "day" else gettext("%(used)s of %(limit)s this month")
-    return words % {"used": f"{used:,}", "limit": f"{limit:,}"}
+    if rate < 1:
+        return gettext("%(count)s a minute") % {"count": f"{60 * rate:.3g}"}
+    return gettext("%(count)s a second") % {"count": f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"}
 
 
 def format_moment(at: datetime) -> str:
@@ -386,14 +354,15 @@ class CommunityForm(CheckedForm):
         super().__init__(*args, **kwargs)
         self.targets: Mapping[str, Any] = self.instance.targets or {}  #: the value after the form is clean
         self.stored = get_readable_secrets(self.targets)
-        for place, names in list_targets(self.stored):
+        self.places = list_targets(self.stored)
+        for place, names in self.places:
             for name in names:
                 self.fields[f"target_{place}_{name}"] = SecretField(name, bool(self.stored.get(place, {}).get(name)))
 
     def values(self) -> dict[str, Any]:
         cleaned = super().values()
         targets = dict(self.stored)
-        for place, names in list_targets(self.stored):
+        for place, names in self.places:
             given = {name: cleaned.get(f"target_{place}_{name}", "").strip() for name in names}
             before = self.stored.get(place, {})
             others = {name: value for name, value in before.items() if name not in names}
@@ -423,19 +392,12 @@ class CommunityAdmin(Retirable):
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         stored = get_readable_secrets(obj.targets) if obj else {}
         sealed = obj is not None and isinstance(obj.targets, Sealed)
-        return [
-            (None, {"fields": ("chat_id", "name"), "description": SEALED if sealed else None}),
-            *(
-                (
-                    KIND_LABELS.get(place) or gettext("channel %s") % place,
-                    {
-                        "fields": [tuple(f"target_{place}_{name}" for name in names)],
-                        "classes": [] if place in stored else ["collapse"],
-                    },
-                )
-                for place, names in list_targets(stored)
-            ),
-        ]
+        sections: list[Any] = [(None, {"fields": ("chat_id", "name"), "description": SEALED if sealed else None})]
+        for place, names in list_targets(stored):
+            fields = [tuple(f"target_{place}_{name}" for name in names)]
+            title = KIND_LABELS.get(place) or gettext("channel %s") % place
+            sections.append((title, {"fields": fields, "classes": [] if place in stored else ["collapse"]}))
+        return sections
 
     def in_use(self, row: Community) -> bool:
         """Always in use: events and touches refer to a community by its chat id."""

@@ -17,26 +17,19 @@ from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from scheduling.admin.labels import translate_error
 from scheduling.errors import ErrorCollector
+from scheduling.models import Template
 from scheduling.policy.node_conditions import MOST_ROWS, MOST_VARIANTS, WITH_LIST, check_condition
 
 BLANK_ROWS = 3
 GROUPS = "ABCDEFGH"
 JOIN_LABELS = {"all": gettext_lazy("All rows must hold"), "any": gettext_lazy("Any row must hold")}
 OPERATOR_LABELS = {
-    "eq": gettext_lazy("is"),
-    "ne": gettext_lazy("is not"),
-    "gt": gettext_lazy("is more than"),
-    "gte": gettext_lazy("is at least"),
-    "lt": gettext_lazy("is less than"),
-    "lte": gettext_lazy("is at most"),
-    "in": gettext_lazy("is one of"),
-    "not_in": gettext_lazy("is none of"),
-    "contains": gettext_lazy("contains"),
-    "not_contains": gettext_lazy("does not contain"),
-    "starts_with": gettext_lazy("starts with"),
-    "exists": gettext_lazy("exists"),
-    "absent": gettext_lazy("is missing"),
-}
+    "eq": gettext_lazy("is"), "ne": gettext_lazy("is not"), "gt": gettext_lazy("is more than"),
+    "gte": gettext_lazy("is at least"), "lt": gettext_lazy("is less than"), "lte": gettext_lazy("is at most"),
+    "in": gettext_lazy("is one of"), "not_in": gettext_lazy("is none of"), "contains": gettext_lazy("contains"),
+    "not_contains": gettext_lazy("does not contain"), "starts_with": gettext_lazy("starts with"),
+    "exists": gettext_lazy("exists"), "absent": gettext_lazy("is missing"),
+}  # fmt: skip
 _NUMBER = re.compile(r"[+-]?\d{1,15}(\.\d{1,15})?")
 _ENTRY = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[^,，;；\n]+)\s*')
 _TRUTH = {"true": True, "false": False, "是": True, "否": False}
@@ -82,12 +75,7 @@ def _spread_rows(stored: Mapping[str, Any] | None) -> dict[str, Any]:
         group = "" if "field" in part or join in part else next(letters, "")
         inner = [part] if "field" in part else next(iter(part.values()))
         rows += [
-            {
-                "field": row["field"],
-                "op": row["op"],
-                "value": format_value(row.get("value")),
-                "group": group,
-            }
+            {"field": row["field"], "op": row["op"], "value": format_value(row.get("value")), "group": group}
             for row in inner
         ]
     return {"join": join, "rows": rows}
@@ -212,30 +200,22 @@ def _describe_error(path: str, message: str, condition: Any, numbers: Mapping[in
 class VariantsWidget(RowsWidget):
     """A key, a template and a condition for each variant, with one blank one below."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.templates: Callable[[], Iterable[str]] = tuple
-
     def render(self, name: str, value: Any, attrs: Any = None, renderer: Any = None) -> SafeString:
         locked = "disabled" in (attrs or {})
         given = [*(value or []), *([{}] if not locked and len(value or []) < MOST_VARIANTS else [])]
         rows = ConditionWidget()
         rows.suggest = self.suggest
-        listed = {"": "–", **{key: key for key in (() if locked else self.templates())}}
-        variants = [
-            {
-                "key": _input(f"{name}-{place}-key", each.get("key", ""), _("key")),
-                "template": _select(
-                    f"{name}-{place}-template",
-                    {**listed, each.get("template", ""): each.get("template", "") or "–"},
-                    each.get("template", ""),
-                    _("template"),
-                ),
-                "rows": rows.render(f"{name}-{place}", each.get("when"), attrs),
-                "blank": not each,
-            }
-            for place, each in enumerate(given)
-        ]
+        templates = () if locked else Template.objects.filter(retired_at=None).values_list("key", flat=True)
+        listed = {"": "–", **{key: key for key in templates}}
+        variants = []
+        for place, each in enumerate(given):
+            prefix, template = f"{name}-{place}", each.get("template", "")
+            choices = {**listed, template: template or "–"}
+            variants.append({
+                "key": _input(f"{prefix}-key", each.get("key", ""), _("key")),
+                "template": _select(f"{prefix}-template", choices, template, _("template")),
+                "rows": rows.render(prefix, each.get("when"), attrs), "blank": not each,
+            })  # fmt: skip
         return render_to_string("ops/variant_rows.html", {"variants": variants, "locked": locked})
 
     def value_from_datadict(self, data: Any, files: Any, name: str) -> Any:

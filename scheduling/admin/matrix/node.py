@@ -65,74 +65,37 @@ from scheduling.models import WAITING, Calendar, Node, Pause, Template, Touch
 from scheduling.policy.matrix import TOUCH_TYPES, find_follow_problem
 from scheduling.policy.send_times import list_calendars
 
-SECTIONS: tuple[Any, ...] = (
-    (
-        _("Essentials"),
-        {
-            "fields": (
-                "name",
-                ("stage", "trigger"),
-                "delay",
-                "move_waiting",
-                ("template", "channel"),
-                "enabled",
-                "change_reason",
-            )
-        },
-    ),
-    (
-        _("When"),
-        {
-            "fields": (
-                "from_nodes",
-                "dynamic",
-                "delay_rules",
-                ("at", "at_day"),
-                ("not_before", "send_window"),
-                "expires_after",
-                "cancel_on",
-            )
-        },
-    ),
-    (_("What"), {"fields": ("priority", "variants", "tags")}),
-    (
-        _("For whom"),
-        {
-            "fields": (
-                "when",
-                "rollout_percent",
-                "rollout_communities",
-                ("holdout_percent", "guard_holdout"),
-            )
-        },
-    ),
-    (_("Canary"), {"fields": ("canary_template", "canary_percent", "canary_communities")}),
-    (
-        _("Guards"),
-        {
-            "fields": (
-                ("guard_cap", "over_cap"),
-                ("guard_dedupe", "guard_conversation"),
-                "guard_quiet_hours",
-                "on_repeat",
-            )
-        },
-    ),
-    (_("Goal"), {"fields": (("goal_event", "goal_within"),)}),
-    (_("Life"), {"fields": ("key", "waiting", "version")}),
-)
+#: The first one is always unfolded; the last one shows nothing of a node's own.
+SECTIONS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
+    (_("Essentials"), (
+        "name", ("stage", "trigger"), "delay", "move_waiting", ("template", "channel"), "enabled", "change_reason",
+    )),
+    (_("When"), (
+        "from_nodes", "dynamic", "delay_rules", ("at", "at_day"), ("not_before", "send_window"), "expires_after",
+        "cancel_on",
+    )),
+    (_("What"), ("priority", "variants", "tags")),
+    (_("For whom"), ("when", "rollout_percent", "rollout_communities", ("holdout_percent", "guard_holdout"))),
+    (_("Canary"), ("canary_template", "canary_percent", "canary_communities")),
+    (_("Guards"), (
+        ("guard_cap", "over_cap"), ("guard_dedupe", "guard_conversation"), "guard_quiet_hours", "on_repeat",
+    )),
+    (_("Goal"), (("goal_event", "goal_within"),)),
+    (_("Life"), ("key", "waiting", "version")),
+)  # fmt: skip
 
 
 def build_sections(row: Node | None) -> list[Any]:
-    """Return the fieldsets of a node; without `move_waiting` for a new one."""
-    (name, options), *rest = SECTIONS
-    fields = tuple(each for each in options["fields"] if row is not None or each != "move_waiting")
+    """Return the fieldsets of a node, those without own values folded; without `move_waiting` for a new one."""
+    essentials, *others, life = SECTIONS
+    first = tuple(each for each in essentials[1] if row is not None or each != "move_waiting")
     return [
-        (name, {"fields": fields}),
+        (essentials[0], {"fields": first}),
         *(
-            (name, each if _has_own_values(row, each["fields"]) else {**each, "classes": ("collapse",)})
-            for name, each in rest
+            (title, {"fields": names, "classes": () if row and _has_own_values(row, names) else ("collapse",)})
+            for title, names in others
         ),
+        (life[0], {"fields": life[1], "classes": ("collapse",)}),
     ]
 
 
@@ -145,12 +108,10 @@ def unfold_edits(form: Any) -> None:
     ]
 
 
-def _has_own_values(row: Node | None, names: Any) -> bool:
-    """Return whether any of these columns of a stored node differs from the default."""
-    columns = {field.name: field for field in Node._meta.concrete_fields if not field.is_relation}
-    own = [columns[name] for name in flatten(names) if name in columns and name not in ("key", "version")]
-    canary = row is not None and row.canary_template_id is not None and "canary_template" in names
-    return canary or (row is not None and any(getattr(row, each.name) != each.get_default() for each in own))
+def _has_own_values(row: Node, names: Any) -> bool:
+    """Return whether any of these columns differs from the default."""
+    columns = [Node._meta.get_field(name) for name in flatten(names)]
+    return any(getattr(row, column.attname) != column.get_default() for column in columns)  # type: ignore[union-attr]
 
 
 _LOCK_JOURNEYS = "SELECT pg_advisory_xact_lock(hashtext('scheduling_node.from_nodes'))"
@@ -217,14 +178,10 @@ class NodeForm(CheckedForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        catalogue, trigger = FieldCatalogue(), self["trigger"].value() if "trigger" in self.fields else ""
+        self.catalogue = FieldCatalogue()
+        trigger = self["trigger"].value() if "trigger" in self.fields else ""
         for name in {"when", "variants"} & self.fields.keys():
-            self.fields[name].widget.suggest = lambda: catalogue.suggest(str(trigger or ""))
-        if "variants" in self.fields:
-            self.fields["variants"].widget.templates = lambda: Template.objects.filter(retired_at=None).values_list(
-                "key", flat=True
-            )
-        self.catalogue = catalogue
+            self.fields[name].widget.suggest = lambda: self.catalogue.suggest(str(trigger or ""))
         if "key" in self.fields:  # of a new node
             self.fields["key"].required = False
 
@@ -267,9 +224,6 @@ class NodeForm(CheckedForm):
         )
         for each in [*problems, *([problem] if problem else [])]:
             self.add_error("from_nodes", translate_error(each))
-
-    def values(self) -> dict[str, Any]:
-        return {name: value for name, value in super().values().items() if name != "move_waiting"}
 
     class Meta:
         model = Node
@@ -348,12 +302,11 @@ class NodeAdmin(HistoryAdmin, Retirable):
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any] | None:
         sections = build_sections(obj)
-        if obj is None or not has_running_rollout(obj):
-            return sections
-        return [
-            (name, {"fields": each["fields"], "description": MOVED_BY_ROLLOUT})
-            if "canary_percent" in each["fields"] else (name, each) for name, each in sections
-        ]  # fmt: skip
+        if obj is not None and has_running_rollout(obj):
+            for _title, options in sections:
+                if "canary_percent" in options["fields"]:
+                    options.update(classes=(), description=MOVED_BY_ROLLOUT)
+        return sections
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> HttpResponse:
         unfold_edits(context["adminform"])

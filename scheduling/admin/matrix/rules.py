@@ -23,8 +23,9 @@ from scheduling.admin.base import (
     ops_display,
 )
 from scheduling.admin.form_fields import LevelsField, LimitsField, NamesField, SuggestingInput, WindowsField
+from scheduling.admin.matrix.channel import channels_by_key
 from scheduling.configuration.validation import check_rule_channel
-from scheduling.models import Calendar, ChannelConfig, DelayRule, EventType, HarassmentRule, Holdout, Node
+from scheduling.models import Calendar, DelayRule, EventType, HarassmentRule, Holdout, Node
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.policy.send_times import format_window, is_official_working_day, list_calendars
 
@@ -158,10 +159,6 @@ class HoldoutAdmin(HistoryAdmin, SingleRowAdmin):
     readonly_fields = ("version",)
 
 
-def _list_channels() -> list[tuple[str, str]]:
-    return list(ChannelConfig.objects.filter(retired_at=None).values_list("key", "kind"))
-
-
 def _list_tags() -> list[tuple[str, str]]:
     lists = Node.objects.filter(retired_at=None).exclude(tags=[]).values_list("tags", flat=True)
     return [(tag, "") for tag in sorted({tag for tags in lists for tag in tags})]
@@ -175,7 +172,7 @@ class HarassmentRuleForm(CheckedForm):
     )
 
     def check(self, values: Mapping[str, Any], /) -> None:
-        check_rule_channel(values.get("channel", ""), dict(_list_channels()))
+        check_rule_channel(values.get("channel", ""), channels_by_key())
 
     class Meta:
         model = HarassmentRule
@@ -188,7 +185,9 @@ class HarassmentRuleForm(CheckedForm):
             "channel": _("Key or kind of a channel. Only its messages are counted and limited."),
             "tag": _("Only messages of nodes with this tag are counted and limited."),
         }
-        widgets: ClassVar[Any] = {"channel": SuggestingInput(_list_channels), "tag": SuggestingInput(_list_tags)}
+        widgets: ClassVar[Any] = {
+            "channel": SuggestingInput(lambda: channels_by_key().items()), "tag": SuggestingInput(_list_tags),
+        }  # fmt: skip
 
 
 @admin.register(HarassmentRule)
@@ -199,22 +198,14 @@ class HarassmentRuleAdmin(HistoryAdmin, Retirable):
         (None, {"fields": (("kind", "scope"), "enabled")}),
         (_("How often"), {"fields": ("window",), "classes": ("at-kind", "at-kind-cap", "at-kind-dedupe")}),
         (None, {"fields": (("limit", "limits"),), "classes": ("at-kind", "at-kind-cap")}),
-        (
-            _("Of which messages"),
-            {
-                "fields": (("channel", "category"), "tag"),
-                "classes": ("at-kind", "at-kind-cap", "at-kind-dedupe"),
-            },
-        ),
-        (
-            _("Quiet hours"),
-            {
-                "fields": (("quiet_from", "quiet_to"), "timezone"),
-                "classes": ("at-kind", "at-kind-quiet_hours"),
-            },
-        ),
+        (_("Of which messages"), {
+            "fields": (("channel", "category"), "tag"), "classes": ("at-kind", "at-kind-cap", "at-kind-dedupe"),
+        }),
+        (_("Quiet hours"), {
+            "fields": (("quiet_from", "quiet_to"), "timezone"), "classes": ("at-kind", "at-kind-quiet_hours"),
+        }),
         (_("Life"), {"fields": ("version", "change_reason")}),
-    )
+    )  # fmt: skip
     readonly_fields = ("version",)
 
     def in_use(self, row: HarassmentRule) -> bool:

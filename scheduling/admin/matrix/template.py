@@ -26,7 +26,7 @@ from scheduling.admin.base import (
     ops_display,
     row_action,
     table_page,
-)
+)  # fmt: skip
 from scheduling.admin.form_fields import DataField, SuggestingInput
 from scheduling.admin.labels import describe_problem, translate_error, translate_reason
 from scheduling.admin.matrix.channel import list_known_communities
