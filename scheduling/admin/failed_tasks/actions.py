@@ -156,29 +156,26 @@ def offer_retry_undo(request: HttpRequest, action: RowAction, retried: Mapping[U
 
 
 MOST_SHOWN = 50  #: changed values
-ABSENT = object()
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedValue:
-    """One value of a payload that was edited, by its path. An absent value is None."""
+def list_changed_values(difference: Any) -> list[dict[str, Any]]:
+    """Return the edited values of a stored difference, masked by name and content, at most `MOST_SHOWN`.
 
-    path: str
-    before: str | None
-    after: str | None
-
-
-def list_changed_values(difference: Any) -> list[ChangedValue]:
-    """Return the edited values of a stored difference, masked by name and content, at most `MOST_SHOWN`."""
-    if not difference:
-        return []
-    plain = [dict(_iterate_values(difference.get(side) or {})) for side in ("before", "after")]
-    shown = [dict(_iterate_values(redact(difference.get(side) or {}))) for side in ("before", "after")]
-    before, after = plain
+    Each has its path, and the texts before and after; an absent value is None.
+    """
+    sides = [(difference or {}).get(side) or {} for side in ("before", "after")]
+    before, after = (dict(_iterate_values(side)) for side in sides)
+    shown_before, shown_after = (
+        {
+            path: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            for path, value in _iterate_values(redact(side))
+        }
+        for side in sides
+    )
     kept = {path for path in before.keys() & after.keys() if is_same_json(before[path], after[path])}
     paths = [path for path in {**before, **after} if path not in kept]
     return [
-        ChangedValue(path, *(_format_value(side.get(path, ABSENT)) for side in shown)) for path in paths[:MOST_SHOWN]
+        {"path": path, "before": shown_before.get(path), "after": shown_after.get(path)} for path in paths[:MOST_SHOWN]
     ]
 
 
@@ -195,9 +192,3 @@ def _iterate_values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _iterate_values(below, f"{path}.{name}" if path else str(name))
     elif path:
         yield path, value
-
-
-def _format_value(value: Any) -> str | None:
-    if value is ABSENT:
-        return None
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from math import ceil
 from typing import Any
@@ -36,77 +36,50 @@ from scheduling.errors import AftertouchError, Conflict, InvalidInput
 from scheduling.models import BulkAction, FailedTask
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations import bulk_actions, failed_tasks
-from scheduling.operations.bulk_actions import Given, find_row_action, get_list, matching_rows, read_filter
+from scheduling.operations.bulk_actions import find_row_action, get_list, matching_rows, read_filter
 from scheduling.operations.undo import UNDO_WINDOW
 
 TONES = {"running": "warning", "done": "success", "cancelled": "default", "failed": "danger"}
 
 
-def list_refusal_reasons(action: str, address: Mapping[str, Any], as_of: datetime) -> list[str]:
-    """Return why the action cannot apply to the filter, each reason with its parameter."""
-    try:
-        bulk_actions.check_action(action, read_filter(address), as_of)
-    except InvalidInput as error:
-        return _format_field_errors(error)
-    return []
-
-
-def _format_field_errors(error: InvalidInput) -> list[str]:
-    return [f"{each.field}: {translate_error(each.message)}" for each in error.errors]
-
-
-def submit_bulk_action(
-    request: HttpRequest, action: str, address: Mapping[str, Any], form: PaceForm, as_of: datetime,
-    given: Given | None = None,
-) -> HttpResponse:  # fmt: skip
-    """Start a bulk action and redirect to its page; back to the form if it cannot start."""
-    pace = form.cleaned_data["per_second"]
-    try:
-        row = bulk_actions.start_bulk_action(
-            action,
-            read_filter(address),
-            build_user_actor(request, form.cleaned_data["reason"]),
-            per_second=pace,
-            as_of=as_of,
-            given=given,
-            after=UNDO_WINDOW,
-        )
-    except InvalidInput as error:
-        for line in _format_field_errors(error):
-            messages.error(request, line)
-    except Conflict as error:
-        messages.error(request, translate_error(str(error)))
-    else:
-        link = create_undo_link(request, "bulk.start", [row.pk], label=get_action_title(action))
-        text = _("%(what)s: the first batch starts in ten seconds.")
-        messages.success(request, text % {"what": get_action_title(action)}, extra_tags=link)
-        return redirect("admin:scheduling_bulkaction_change", row.pk)
-    return redirect(request.get_full_path())
-
-
 def matching_rows_page(
     listed: Any, request: HttpRequest, action: str, form: PaceForm, *, address: Mapping[str, Any],
-    describe_count: Callable[[int | None], str], **context: Any,
+    describe_count: Callable[[int | None], str], hidden: Sequence[tuple[str, str]] = (), **context: Any,
 ) -> HttpResponse:  # fmt: skip
-    """Confirm an action on all rows of the list that match its filter, as a bulk action.
+    """Confirm an action on all rows of the list that match its filter, and start it as a bulk action.
 
     `address` are the parameters of the filter. Fields of the form beside reason and rate are parameters of the action.
+    The page returns to the list if the action cannot start or apply to the filter.
     """
     back = f"{listed.url('changelist')}?{request.GET.urlencode()}"
     asked_at = read_page_time(request)
-    if refused := list_refusal_reasons(action, address, asked_at):
-        for line in refused:
-            messages.error(request, line)
+    try:
+        chosen = read_filter(address)
+        row_action = bulk_actions.check_action(action, chosen, asked_at)
+        if request.method == "POST" and form.is_valid():
+            row = bulk_actions.start_bulk_action(
+                action, chosen, build_user_actor(request, form.cleaned_data["reason"]),
+                per_second=form.cleaned_data["per_second"], as_of=asked_at, after=UNDO_WINDOW,
+                given={name: value for name, value in form.cleaned_data.items() if name not in PaceForm.base_fields},
+            )  # fmt: skip
+            title = get_action_title(action)
+            link = create_undo_link(request, "bulk.start", [row.pk], label=title)
+            text = _("%(what)s: the first batch starts in ten seconds.")
+            messages.success(request, text % {"what": title}, extra_tags=link)
+            return redirect("admin:scheduling_bulkaction_change", row.pk)
+    except InvalidInput as error:
+        for each in error.errors:
+            messages.error(request, f"{each.field}: {translate_error(each.message)}")
         return redirect(back)
-    if request.method == "POST" and form.is_valid():
-        given = {name: value for name, value in form.cleaned_data.items() if name not in PaceForm.base_fields}
-        return submit_bulk_action(request, action, address, form, asked_at, given)
-    applied = bulk_actions.check_action(action, read_filter(address), asked_at)
-    count = count_within(matching_rows(applied, read_filter(address), asked_at).order_by().count)
+    except Conflict as error:
+        messages.error(request, translate_error(str(error)))
+        return redirect(back)
+    count = count_within(matching_rows(row_action, chosen, asked_at).order_by().count)
     facts = [describe_count(count), _("Workers run the bulk action. A page shows its progress and can stop it.")]
     return listed.page(  # type: ignore[no-any-return]
         request, "ops/confirm.html", form=form, back=back, facts=facts,
-        hidden=[("asked_at", asked_at.isoformat())], problem="" if count != 0 else _("No row matches."), **context,
+        hidden=[("asked_at", asked_at.isoformat()), *hidden], problem="" if count != 0 else _("No row matches."),
+        **context,
     )  # fmt: skip
 
 
@@ -218,40 +191,40 @@ def make_list_action(name: str) -> Callable[[Any, HttpRequest, QuerySet[FailedTa
         asked_at = read_page_time(request)
         rows = verb.action.allowed_rows(queryset.filter(failed_at__lte=asked_at))
         count = count_within(rows.order_by().count)
-        by_workers = request.POST.get("select_across") == "1" and (count is None or count > AT_ONCE)
-        if by_workers and (refused := list_refusal_reasons(name, request.GET, asked_at)):
-            for line in refused:
-                messages.error(request, line)
-            return None
-        given = request.POST if "confirmed" in request.POST else None
-        form = PaceForm.for_action(verb.action, given) if by_workers else ReasonForm(given)
-        if form.is_valid():
-            if isinstance(form, PaceForm):
-                return submit_bulk_action(request, name, request.GET, form, asked_at)
-            _act_on_chosen(request, verb, rows, form)
-            return None
-        facts = [_("Applies to too many failed tasks to count now.")]
-        shown = count if by_workers else min(count or 0, MOST_CHOSEN)
-        if shown is not None:
-            words = ngettext("Applies to %(count)s failed task.", "Applies to %(count)s failed tasks.", shown)
-            facts = [words % {"count": shown}]
-        if by_workers:
-            facts.append(_("Workers run the bulk action. A page shows its progress and can stop it."))
         origins = count_within(lambda: list(rows.order_by().values_list("origin", flat=True).distinct()))
         of_origins = verb.for_origins(*(origins or ()))
+        given = request.POST if "confirmed" in request.POST else None
         hidden = [
-            ("action", f"bulk_{name}"), ("confirmed", "1"), ("asked_at", asked_at.isoformat()),
+            ("action", f"bulk_{name}"), ("confirmed", "1"),
             ("select_across", request.POST.get("select_across", "0")), ("index", "0"),
             *((ACTION_CHECKBOX_NAME, pk) for pk in request.POST.getlist(ACTION_CHECKBOX_NAME)),
         ]  # fmt: skip
+        texts = {
+            "title": of_origins.title, "text": of_origins.explains, "button": of_origins.title,
+            "danger": verb.action.as_new,
+        }  # fmt: skip
+        if request.POST.get("select_across") == "1" and (count is None or count > AT_ONCE):
+            return matching_rows_page(
+                tasks_admin, request, name, PaceForm.for_action(verb.action, given), address=request.GET,
+                describe_count=_describe_count, hidden=hidden, **texts,
+            )  # fmt: skip
+        form = ReasonForm(given)
+        if form.is_valid():
+            _act_on_chosen(request, verb, rows, form)
+            return None
         return tasks_admin.page(  # type: ignore[no-any-return]
-            request, "ops/confirm.html", of_origins.title, form=form, text=of_origins.explains,
-            button=of_origins.title, facts=facts, danger=verb.action.as_new, hidden=hidden,
-            back=request.get_full_path(),
+            request, "ops/confirm.html", form=form, facts=[_describe_count(min(count or 0, MOST_CHOSEN))],
+            hidden=[("asked_at", asked_at.isoformat()), *hidden], back=request.get_full_path(), **texts,
         )  # fmt: skip
 
     act.__name__ = f"bulk_{name}"
     return act
+
+
+def _describe_count(count: int | None) -> str:
+    if count is None:
+        return _("Applies to too many failed tasks to count now.")
+    return ngettext("Applies to %(count)s failed task.", "Applies to %(count)s failed tasks.", count) % {"count": count}
 
 
 def _act_on_chosen(request: HttpRequest, verb: FailedTaskAction, rows: QuerySet[FailedTask], form: ReasonForm) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -69,38 +69,25 @@ HOURS = 24
 STEP, HEIGHT = 4, 20  #: of the drawing; the base line below the bars adds 1
 
 
-@dataclass(frozen=True, slots=True)
-class Sparkline:
-    """Bars as x, y and height, and the same as a sentence."""
+def draw_trends(fingerprints: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the failures of each cause by hour, as bars and as a sentence. Empty if counting exceeds its time limit.
 
-    bars: list[tuple[int, float, float]]
-    words: str
-    width: int = HOURS * STEP
-    bar_width: int = STEP - 1
-
-
-def draw_trends(fingerprints: Sequence[str]) -> dict[str, Sparkline]:
-    """Return the trend of each cause. Empty if counting exceeds its time limit."""
-    present = localtime().replace(minute=0, second=0, microsecond=0)
-    since = present - timedelta(hours=HOURS - 1)
-    found = count_within(lambda: _count_by_hour(fingerprints, since))
-    if found is None:
-        return {}
-    return {each: _draw(found.get(each, {}), since) for each in fingerprints}
-
-
-def _count_by_hour(fingerprints: Sequence[str], since: datetime) -> dict[str, dict[int, int]]:
-    """Count failures by cause and hour after `since`. Ids grow with time, so older tasks are not read."""
+    Ids grow with time, so older tasks are not read.
+    """
+    since = localtime().replace(minute=0, second=0, microsecond=0) - timedelta(hours=HOURS - 1)
     given = {"since": since, "first": first_id_at(since - timedelta(minutes=1)), "causes": list(fingerprints)}
+    rows = count_within(lambda: sql.rows(_BY_HOUR, given))
+    if rows is None:
+        return {}
     counts: dict[str, dict[int, int]] = defaultdict(dict)
-    for fingerprint, hour, count in sql.rows(_BY_HOUR, given):
+    for fingerprint, hour, count in rows:
         counts[fingerprint][int(hour)] = count
-    return counts
+    return {each: _draw(counts[each], since) for each in fingerprints}
 
 
-def _draw(counts: dict[int, int], since: datetime) -> Sparkline:
+def _draw(counts: dict[int, int], since: datetime) -> dict[str, Any]:
     most = max(counts.values(), default=0)
-    bars = []
+    bars = []  # x, y and height
     for hour, count in sorted(counts.items()):
         if 0 <= hour < HOURS:
             height = max(round(HEIGHT * count / most, 1), 1.5)
@@ -111,7 +98,7 @@ def _draw(counts: dict[int, int], since: datetime) -> Sparkline:
         words = gettext("%(total)s in the last 24 hours, most at %(hour)s: %(most)s") % {
             "total": sum(counts.values()), "hour": describe_instant(peak), "most": most,
         }  # fmt: skip
-    return Sparkline(bars, words)
+    return {"bars": bars, "words": words, "width": HOURS * STEP, "bar_width": STEP - 1}
 
 
 _BY_HOUR = """
@@ -292,15 +279,12 @@ class OpenFilter(admin.SimpleListFilter):
         return queryset.filter(filter_failed_state(self.value() or ""))
 
 
-class ClassFilter(admin.SimpleListFilter):
+class ClassFilter(ColumnFilter):
     title = _("class")
     parameter_name = "failure"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return list(CLASSES.items())
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[FailedTask]) -> QuerySet[FailedTask]:
-        return queryset.filter(failure=self.value()) if self.value() else queryset
 
 
 class ChannelFilter(ColumnFilter):
@@ -353,16 +337,8 @@ def find_task_with_link(origin: str, task_id: Any) -> dict[str, Any] | None:
 @admin.register(FailedTask)
 class FailedTaskAdmin(RowPage, ListExportMixin, ReadOnlyAdmin):
     list_display = (
-        "failed",
-        "state_label",
-        "class_label",
-        "why",
-        "channel",
-        "node_key",
-        "user_key",
-        "assigned_to",
-        "origin",
-    )
+        "failed", "state_label", "class_label", "why", "channel", "node_key", "user_key", "assigned_to", "origin",
+    )  # fmt: skip
     list_select_related = ("assignee",)
     list_filter = (
         OpenFilter, ("origin", ChoicesDropdownFilter), CauseFilter, ChannelFilter, ClassFilter,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -84,10 +84,11 @@ def _list_workers() -> tuple[list[WorkerReport], bool]:
     except RedisError as error:
         log.warning("worker_reports_unavailable", error=str(error))
         has_answer = False
-    for lister in [lister for app in integrations() for lister in app.worker_lists]:
-        others = count_within(lister, settings.TIMEOUTS.dashboard)
-        found += others or []
-        has_answer = has_answer and others is not None
+    for app in integrations():
+        for lister in app.worker_lists:
+            others = count_within(lister, settings.TIMEOUTS.dashboard)
+            found += others or []
+            has_answer = has_answer and others is not None
     return found, has_answer
 
 
@@ -148,18 +149,6 @@ class EffectiveStateFilter(DropdownFilter):  # type: ignore[misc]
             return queryset
 
 
-def choose_index_order(asked: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the order of an index for filters that have one; () for the default.
-
-    Waiting touches are sorted by due time, ended ones by their end.
-    """
-    if asked.get("status") in ("waiting", "overdue"):
-        return ("due_at",)
-    if asked.get("settled_at_from_0") or asked.get("settled_at_to_0"):
-        return ("-settled_at",)
-    return ()
-
-
 def search_touches(touches: QuerySet[Touch], term: str) -> QuerySet[Touch]:
     """Search by full id or by words of a text. Matches are looked up by their ids, whatever else filters the list."""
     if not term:
@@ -167,14 +156,11 @@ def search_touches(touches: QuerySet[Touch], term: str) -> QuerySet[Touch]:
     customer = Customer.objects.filter(user_id=term).values("pk")
     # Of a chat: the touches sent to it, and those of the latest that wait or were not sent.
     sent = Touch.objects.filter(chat_id=term, reserved_at__isnull=False).exclude(chat_id="").order_by("-reserved_at")
-    others = Touch.objects.filter(chat_id=term, reserved_at__isnull=True)
-    if first := Touch.objects.order_by("-pk").values_list("pk", flat=True)[LOOKED_AT : LOOKED_AT + 1].first():
-        others = others.filter(pk__gt=first)
     found = {
         *_list_latest_ids(Touch.objects.filter(event__customer__in=customer)),
         *_list_latest_ids(Touch.objects.filter(event_id__in=queries.find_events_by_term(term))),
         *sent.values_list("pk", flat=True)[:FOUND],
-        *_list_latest_ids(others),
+        *_list_latest_ids(_list_latest(Touch).filter(chat_id=term, reserved_at__isnull=True)),
     }
     if uuid := parse_uuid(term):
         return touches.filter(task_id__in={*found, *queries.iterate_retries(uuid)})
@@ -193,8 +179,15 @@ ORDER BY task_id DESC LIMIT %(found)s
 """
 
 
-def _list_latest_ids(touches: QuerySet[Touch]) -> QuerySet[Any]:
-    return touches.order_by("-pk").values_list("pk", flat=True)[:FOUND]
+def _list_latest(model: type[Touch | Event]) -> QuerySet[Any]:
+    """Return the latest `LOOKED_AT` rows, for searches that no index covers."""
+    rows = model._default_manager.all()
+    first = rows.order_by("-pk").values_list("pk", flat=True)[LOOKED_AT : LOOKED_AT + 1].first()
+    return rows.filter(pk__gt=first) if first else rows
+
+
+def _list_latest_ids(rows: QuerySet[Any]) -> QuerySet[Any]:
+    return rows.order_by("-pk").values_list("pk", flat=True)[:FOUND]
 
 
 class SpanFilter(RangeDateTimeFilter):  # type: ignore[misc]
@@ -222,9 +215,6 @@ def build_span_link(name: str, field: str, since: datetime | None, until: dateti
         for part, form in ((0, "%Y-%m-%d"), (1, "%H:%M:%S"))
     }
     return f"{reverse(f'admin:{name}_changelist')}?{urlencode({**filters, **span})}"
-
-
-CANCEL_ACTION = "cancel"
 
 
 def _describe_touch_count(count: int | None) -> str:
@@ -308,7 +298,7 @@ class TouchAdmin(RowPage, ListExportMixin, BigTable, ReadOnlyAdmin):
     def cancel_matching(self, request: HttpRequest) -> HttpResponse:
         """Confirm the cancellation of all waiting touches that match the list's filter, as a bulk action."""
         return matching_rows_page(
-            self, request, CANCEL_ACTION, PaceForm.for_action(ROW_ACTIONS[CANCEL_ACTION], request.POST or None),
+            self, request, "cancel", PaceForm.for_action(ROW_ACTIONS["cancel"], request.POST or None),
             address=request.GET, describe_count=_describe_touch_count,
             title=gettext("Cancel all matching waiting touches"), button=gettext("Cancel the touch"),
             text=gettext("They will not be sent."), danger=True,
@@ -324,7 +314,12 @@ class TouchAdmin(RowPage, ListExportMixin, BigTable, ReadOnlyAdmin):
         return search_touches(queryset, search_term.strip()), False
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
-        return choose_index_order(request.GET) or tuple(super().get_ordering(request))
+        """Order by an index where the filter has one: waiting touches by due time, ended ones by their end."""
+        if request.GET.get("status") in ("waiting", "overdue"):
+            return ("due_at",)
+        if request.GET.get("settled_at_from_0") or request.GET.get("settled_at_to_0"):
+            return ("-settled_at",)
+        return tuple(super().get_ordering(request))
 
     @ops_display(description=_("due at"), ordering="due_at")
     def due(self, row: Touch) -> str:
@@ -340,11 +335,7 @@ class TouchAdmin(RowPage, ListExportMixin, BigTable, ReadOnlyAdmin):
             return translate_reason("paused")
         if row.state == "scheduled" and not row.reason:
             wait = row.due_at - now()
-            return (
-                gettext("in %(span)s") % {"span": describe_duration(wait)}
-                if wait.total_seconds() > 0
-                else gettext("due")
-            )
+            return gettext("in %(span)s") % {"span": describe_duration(wait)} if wait > timedelta(0) else gettext("due")
         return translate_reason(row.reason)
 
     @ops_display(description=_("customer"))
@@ -447,15 +438,10 @@ class EventAdmin(BigTable, ReadOnlyAdmin):
         if not term:
             return queryset, False
         customer = Customer.objects.filter(user_id=term).values("pk")
-        of_customer = Event.objects.filter(customer__in=customer).order_by("-pk")
-        # A chat's events are searched among the latest `LOOKED_AT` only, because no index covers the chat.
-        first = Event.objects.order_by("-pk").values_list("pk", flat=True)[LOOKED_AT : LOOKED_AT + 1].first()
-        latest = Event.objects.filter(pk__gt=first) if first else Event.objects.all()
-        of_chat = latest.filter(chat_id=term).order_by("-pk")
         found = {
             *queries.find_events_by_term(term),
-            *of_customer.values_list("pk", flat=True)[:FOUND],
-            *of_chat.values_list("pk", flat=True)[:FOUND],
+            *_list_latest_ids(Event.objects.filter(customer__in=customer)),
+            *_list_latest_ids(_list_latest(Event).filter(chat_id=term)),
         }
         return queryset.filter(pk__in=found), False
 

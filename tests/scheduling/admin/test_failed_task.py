@@ -112,8 +112,8 @@ def test_failed_tasks_are_grouped_by_cause_with_the_trend_of_a_day(
     FailedTask.objects.filter(pk=rows[0].pk).update(failed_at=now() - timedelta(days=2))
     page = viewer.get(admin_url("failedtask_groups"))
     group, other = page.context["groups"]
-    assert (group["count"], other["count"], len(group["trend"].bars)) == (3, 1, 1)
-    assert group["trend"].words.startswith("2 in the last 24 hours")
+    assert (group["count"], other["count"], len(group["trend"]["bars"])) == (3, 1, 1)
+    assert group["trend"]["words"].startswith("2 in the last 24 hours")
     assert 'role="img" aria-label="2 in the last 24 hours' in page.content.decode()
     shown = read_context(viewer, group["link"])["cl"].result_list
     assert {row.pk for row in shown} == {row.pk for row in rows}
