@@ -129,8 +129,8 @@ class ComplaintRate:
     complaints: int
 
     @property
-    def rate(self) -> float:
-        return self.complaints / self.delivered
+    def percent(self) -> float:
+        return 100 * self.complaints / self.delivered
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,11 +61,11 @@ def test_complaint_rates_by_node_template_community(
         rates = queries.complaint_rates(now() - HOUR)
 
     def summarize_rates(found: list[queries.ComplaintRate]) -> list[tuple[Any, ...]]:
-        return [(each.key, each.version, each.delivered, each.complaints, each.rate) for each in found]
+        return [(each.key, each.version, each.delivered, each.complaints, each.percent) for each in found]
 
-    assert summarize_rates(rates.by_node) == [("guide", None, 2, 1, 0.5), ("paid", None, 2, 0, 0)]
-    assert summarize_rates(rates.by_template) == [("guide", 2, 1, 1, 1), ("paid", 1, 2, 0, 0), ("guide", 1, 1, 0, 0)]
-    assert summarize_rates(rates.by_community) == [("c1", None, 2, 1, 0.5), ("c2", None, 1, 0, 0)]
+    assert summarize_rates(rates.by_node) == [("guide", None, 2, 1, 50), ("paid", None, 2, 0, 0)]
+    assert summarize_rates(rates.by_template) == [("guide", 2, 1, 1, 100), ("paid", 1, 2, 0, 0), ("guide", 1, 1, 0, 0)]
+    assert summarize_rates(rates.by_community) == [("c1", None, 2, 1, 50), ("c2", None, 1, 0, 0)]
 
 
 def test_complaint_rates_count_the_period_only(matrix: MatrixBuilder, record_event: RecordEvent) -> None:

@@ -91,39 +91,20 @@ class ComplaintAdmin(BigTable, ReadOnlyAdmin):
             request,
             lambda: count_within(lambda: queries.complaint_rates(since), settings.TIMEOUTS.complaint_rates),
         )
+        tables = found and [
+            (gettext("By node"), gettext("node"), found.by_node),
+            (gettext("By template version"), gettext("template"), found.by_template),
+            (gettext("By community"), gettext("community"), found.by_community),
+        ]
         return self.page(
             request,
             "ops/complaint_rates.html",
             gettext("Complaint rates"),
-            tables=_build_rate_tables(found) if found else None,
+            tables=tables,
             most=queries.MOST_RATES,
             periods=[(each, describe_duration(timedelta(days=each)), each == days) for each in PERIODS],
             back=self.url("changelist"),
         )
-
-
-def _build_rate_tables(found: queries.ComplaintRates) -> list[dict[str, Any]]:
-    groups = [
-        (gettext("By node"), gettext("node"), found.by_node),
-        (gettext("By template version"), gettext("template"), found.by_template),
-        (gettext("By community"), gettext("community"), found.by_community),
-    ]
-    return [
-        {
-            "title": title,
-            "noun": noun,
-            "rows": [
-                {
-                    "name": each.key if each.version is None else f"{each.key} (v{each.version})",
-                    "delivered": each.delivered,
-                    "complaints": each.complaints,
-                    "percent": 100 * each.rate,
-                }
-                for each in rates
-            ],
-        }
-        for title, noun, rates in groups
-    ]
 
 
 SHOWN = 30  #: rows of each kind
@@ -133,31 +114,27 @@ SEARCHED_TAGS = 1_000  #: latest profiles whose tags the filter offers
 def build_customer_context(request: HttpRequest, customer: Customer) -> dict[str, Any]:
     """Return what a customer's page shows beyond the form, limited to the user's rights."""
     may = request.user.has_perm
+    changes = CustomerChange.objects.filter(customer=customer).order_by("-pk")[:SHOWN]
     context: dict[str, Any] = {
-        "may_see_touches": may("scheduling.view_touch"),
-        "may_see_events": may("scheduling.view_event"),
-        "shown": SHOWN,
+        "disabled_addresses": list_disabled_addresses(customer),
+        "changes": [{"row": row, "fields": _describe_change(row)} for row in changes],
     }
-    if context["may_see_touches"]:
+    search = urlencode({"q": customer.user_id})
+    if may("scheduling.view_touch"):
         touches = Touch.objects.select_related("node", "event")
-        touches_link = f"{reverse('admin:scheduling_touch_changelist')}?{urlencode({'q': customer.user_id})}"
         upcoming = touches.filter(customer=customer, state__in=WAITING).order_by("due_at")
         past = touches.filter(event__customer=customer).exclude(state__in=WAITING).order_by("-task_id")
         context |= {
             "upcoming": _describe_touches(upcoming),
             "past": _describe_touches(past),
-            "touches_link": touches_link,
+            "touches_link": f"{reverse('admin:scheduling_touch_changelist')}?{search}",
+            "eligibility": _describe_eligibility(preview.check_eligibility(customer.spec(), now())),
         }
-        context["eligibility"] = _describe_eligibility(preview.check_eligibility(customer.spec(), now()), customer)
-    if context["may_see_events"]:
-        events = Event.objects.filter(customer=customer)
-        events_link = f"{reverse('admin:scheduling_event_changelist')}?{urlencode({'q': customer.user_id})}"
-        context |= {"events": list(events.order_by("-pk")[:SHOWN]), "events_link": events_link}
-    changes = CustomerChange.objects.filter(customer=customer).order_by("-pk")[:SHOWN]
-    context["changes"] = [
-        {"at": row.at, "actor": row.actor, "created": row.created, "fields": _describe_change(row)} for row in changes
-    ]
-    context["disabled_addresses"] = list_disabled_addresses(customer)
+    if may("scheduling.view_event"):
+        context |= {
+            "events": list(Event.objects.filter(customer=customer).order_by("-pk")[:SHOWN]),
+            "events_link": f"{reverse('admin:scheduling_event_changelist')}?{search}",
+        }
     if may("scheduling.view_complaint"):
         found = Complaint.objects.filter(customer=customer).select_related("touch__node").order_by("-pk")
         context["complaints"] = list(found[:SHOWN])
@@ -186,13 +163,10 @@ def _format_changed(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-# --- eligibility ------------------------------------------------------------------------------------------------------
-
-
-def _describe_eligibility(found: Eligibility, customer: Customer) -> dict[str, Any]:
+def _describe_eligibility(found: Eligibility) -> dict[str, Any]:
     return {
         "open": found.is_open,
-        "at": format_instant(found.opens_at) if found.opens_at else "",
+        "at": found.opens_at,
         "wait": describe_duration(found.opens_at - now()) if found.opens_at and found.opens_at > now() else "",
         "usages": [
             gettext("%(taken)s of %(limit)s in %(span)s")
@@ -201,7 +175,6 @@ def _describe_eligibility(found: Eligibility, customer: Customer) -> dict[str, A
             for usage in found.usages
         ],
         "nodes": [_describe_node_verdict(each) for each in found.answers],
-        "marketing_only": customer.opted_out,
     }
 
 
@@ -211,18 +184,10 @@ def _describe_node_verdict(each: NodeVerdict) -> dict[str, Any]:
              "suppress": ("danger", gettext("Would not be sent"))}  # fmt: skip
     tone, words = tones[verdict.decision]
     return {
-        "node": each.node.key,
-        "link": reverse("admin:scheduling_node_change", args=[each.node.id]),
-        "tone": tone,
-        "words": words,
-        "why": translate_reason(verdict.rule) if verdict.rule else "",
-        "figures": _format_verdict_figures(verdict),
-        "again": format_instant(verdict.next_eligible_at) if verdict.next_eligible_at else "",
-        "reads_event": each.reads_event,
-    }
-
-
-# --- touches and events -----------------------------------------------------------------------------------------------
+        "node": each.node, "tone": tone, "words": words, "reads_event": each.reads_event,
+        "why": translate_reason(verdict.rule) if verdict.rule else "", "figures": _format_verdict_figures(verdict),
+        "again": verdict.next_eligible_at,
+    }  # fmt: skip
 
 
 def _describe_touches(rows: QuerySet[Touch]) -> list[dict[str, Any]]:
@@ -230,15 +195,11 @@ def _describe_touches(rows: QuerySet[Touch]) -> list[dict[str, Any]]:
     for row in rows[:SHOWN]:
         # The latest verdict with this reason explains why the touch waits or was not sent.
         last = next((each for each in reversed(row.verdicts) if each.rule and each.rule == row.reason), None)
-        found.append(
-            {
-                "row": row,
-                "why": translate_reason("paused") if row.paused_by else translate_reason(row.reason),
-                "tone": STATE_TONES[row.state],
-                "figures": _format_verdict_figures(last) if last else "",
-                "again": format_instant(last.next_eligible_at) if last and last.next_eligible_at else "",
-            }
-        )
+        found.append({
+            "row": row, "why": translate_reason("paused" if row.paused_by else row.reason),
+            "tone": STATE_TONES[row.state], "figures": _format_verdict_figures(last) if last else "",
+            "again": last.next_eligible_at if last else None,
+        })  # fmt: skip
     return found
 
 
@@ -264,7 +225,6 @@ class CustomerTagFilter(DropdownFilter):  # type: ignore[misc]
 
 
 class CustomerForm(CheckedForm):
-    check = staticmethod(lambda values: None)
     written_columns = ("objected_at",)
 
     addresses = SettingsField(

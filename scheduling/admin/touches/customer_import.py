@@ -84,8 +84,6 @@ class CustomerImportAdmin(RowPage, ReadOnlyAdmin):
     def outcome(self, row: CustomerImport) -> str:
         return " · ".join(f"{label} {value}" for label, value in _list_figures(row) if value)
 
-    # --- upload -------------------------------------------------------------------------------------------------------
-
     def add_view(self, request: HttpRequest, form_url: str = "", extra_context: Any = None) -> HttpResponse:
         if not self.has_add_permission(request):
             raise PermissionDenied
@@ -117,12 +115,11 @@ class CustomerImportAdmin(RowPage, ReadOnlyAdmin):
             return HttpResponse(translate_error(str(error)), status=409, content_type="text/plain; charset=utf-8")
         return HttpResponse(content_type="text/plain")
 
-    # --- one import ---------------------------------------------------------------------------------------------------
-
     def show_row(self, request: HttpRequest, row: CustomerImport) -> HttpResponse:
-        may_act = self.has_add_permission(request)
         columns = map_header(row.header) if row.header else None
         phase = _get_phase(row)
+        batches = row.refused.filter(phase=phase).order_by("pk")[:SHOWN_REFUSALS]  # none is empty
+        shows_file = self.has_add_permission(request) and columns and row.state in imports.WITH_FILE
         return self.page(
             request,
             "ops/import_run.html",
@@ -136,12 +133,8 @@ class CustomerImportAdmin(RowPage, ReadOnlyAdmin):
             problems=[(field, translate_error(ErrorText.load(message))) for field, message in row.problems],
             columns=[each for each in columns.columns if each.parse] if columns else [],
             unknown=columns.unknown if columns else [],
-            records=imports.read_first_records(row, SHOWN_RECORDS)
-            if may_act and columns and row.state in imports.WITH_FILE
-            else [],
-            refused=_list_refusals(row, phase),
-            changed=imports.changed_customers(row),
-            may_act=may_act,
+            records=imports.read_first_records(row, SHOWN_RECORDS) if shows_file else [],
+            refused=[entry for batch in batches for entry in _describe_entries(batch)][:SHOWN_REFUSALS],
             links=self.action_links(request, row),
             back=self.url("changelist"),
         )
@@ -202,24 +195,15 @@ def _compute_progress(row: CustomerImport) -> int:
     return 100
 
 
-def _list_refusals(row: CustomerImport, phase: str) -> list[tuple[str, str, str]]:
-    """Return the first refusals: line or customer, column or field, and reason."""
-    found: list[tuple[str, str, str]] = []
-    for each in row.refused.filter(phase=phase).order_by("pk"):
-        found += _describe_entries(each)
-        if len(found) >= SHOWN_REFUSALS:
-            break
-    return found[:SHOWN_REFUSALS]
-
-
 def _describe_entries(batch: RefusedLines) -> list[tuple[str, str, str]]:
-    entries = batch.entries
-    names: dict[int, str] = {}
+    """Return the line or customer, the column or field, and the reason of each refusal."""
+    names: dict[int, str] | None = None
     if batch.phase == State.UNDOING:
-        names = dict(Customer.objects.filter(pk__in={each[0] for each in entries}).values_list("pk", "user_id"))
+        customers = Customer.objects.filter(pk__in={each[0] for each in batch.entries})
+        names = dict(customers.values_list("pk", "user_id"))
     return [
-        (str(names.get(key, "–") if names else key), field or "–", translate_error(ErrorText.load(message)))
-        for key, field, message in entries
+        (str(key) if names is None else names.get(key, "–"), field or "–", translate_error(ErrorText.load(message)))
+        for key, field, message in batch.entries
     ]
 
 

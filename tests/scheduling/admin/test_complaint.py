@@ -41,7 +41,10 @@ def delivered(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[...,
 
 
 def read_tables(page: Any) -> list[list[tuple[Any, ...]]]:
-    return [[tuple(row.values()) for row in table["rows"]] for table in page["tables"]]
+    return [
+        [(row.key, row.version, row.delivered, row.complaints, row.percent) for row in rates]
+        for _title, _noun, rates in page["tables"]
+    ]
 
 
 def test_complaint_rates_are_sorted_worst_first(
@@ -52,10 +55,12 @@ def test_complaint_rates_are_sorted_worst_first(
     delivered("cid", complaint=True)
     page = viewer.get(admin_url("complaint_rates"))
     nodes, templates, communities = read_tables(page.context)
-    assert nodes == [("guide", 2, 1, 50), ("paid", 1, 0, 0)]
-    assert templates == [("guide (v3)", 2, 1, 50), ("paid (v3)", 1, 0, 0)]
-    assert [(name, count, complaints) for name, count, complaints, _percent in communities] == [("c1", 3, 1)]
-    assert "33.33%" in page.content.decode()
+    assert nodes == [("guide", None, 2, 1, 50), ("paid", None, 1, 0, 0)]
+    assert templates == [("guide", 3, 2, 1, 50), ("paid", 3, 1, 0, 0)]
+    assert [row[:4] for row in communities] == [("c1", None, 3, 1)]
+    text = page.content.decode()
+    assert "guide (v3)" in text
+    assert "33.33%" in text
     assert admin_url("complaint_rates") in viewer.get(admin_url("complaint_changelist")).content.decode()
 
 
@@ -64,7 +69,7 @@ def test_complaint_rates_period_can_be_chosen(delivered: Callable[..., Touch], v
         delivered(user, days=days)
     for query, count in (("?days=7", 1), ("", 2), ("?days=90", 3), ("?days=9999999999", 2)):
         nodes, _templates, _communities = read_tables(read_context(viewer, admin_url("complaint_rates") + query))
-        assert nodes == [("guide", count, 0, 0)], query
+        assert nodes == [("guide", None, count, 0, 0)], query
 
 
 def test_complaint_rates_report_slow_count(viewer: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch) -> None:
