@@ -10,7 +10,6 @@ from django.conf import settings
 from django.contrib import admin
 from django.contrib.admin.utils import flatten, unquote
 from django.db import connection
-from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
@@ -53,7 +52,6 @@ from scheduling.admin.form_fields import (
 from scheduling.admin.labels import translate_error
 from scheduling.admin.matrix import grid
 from scheduling.admin.matrix.conditions import ConditionField, VariantsField
-from scheduling.admin.matrix.grid import derive_node_key
 from scheduling.admin.matrix.preview import move_after_commit, preview_node
 from scheduling.admin.matrix.rules import add_calendar_errors
 from scheduling.admin.shown_values import render_link
@@ -205,7 +203,7 @@ class NodeForm(CheckedForm):
         """Set the key of a new node if the user typed none."""
         given = self.cleaned_data
         if "key" in self.fields and not given.get("key") and not {"key", "stage", "trigger"} & self.errors.keys():
-            given["key"] = derive_node_key(given.get("name", ""), given["stage"].key, given["trigger"])
+            given["key"] = grid.derive_node_key(given.get("name", ""), given["stage"].key, given["trigger"])
 
     def _check_followed_nodes(self, cleaned: dict[str, Any]) -> None:
         """Add errors for unknown nodes, a cycle and a long chain. Of two concurrent saves the second one waits."""
@@ -248,17 +246,6 @@ class NodeForm(CheckedForm):
         }
 
 
-class StateFilter(admin.SimpleListFilter):
-    title = _("enabled")
-    parameter_name = "enabled"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [("1", _("Enabled")), ("0", _("Switched off"))]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Node]) -> QuerySet[Node]:
-        return queryset.filter(enabled=self.value() == "1") if self.value() else queryset
-
-
 @admin.register(Node)
 class NodeAdmin(HistoryAdmin, Retirable):
     form = NodeForm
@@ -266,9 +253,7 @@ class NodeAdmin(HistoryAdmin, Retirable):
         "name_or_key", "key", "stage", "trigger", "wait", "template", "channel", "priority",
         "shown_state", "waiting",
     )  # fmt: skip
-    list_filter = (
-        ("stage", RelatedDropdownFilter), ("channel", RelatedDropdownFilter), StateFilter, RetiredFilter,
-    )  # fmt: skip
+    list_filter = (("stage", RelatedDropdownFilter), ("channel", RelatedDropdownFilter), "enabled", RetiredFilter)
     list_filter_submit = True
     list_select_related = ("stage", "template", "channel")
     search_fields = ("name", "key", "trigger", "template__content_type")

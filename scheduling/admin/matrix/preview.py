@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import structlog
@@ -19,7 +18,7 @@ from django.utils.translation import gettext, gettext_lazy, ngettext
 from django.utils.translation import gettext as _
 from unfold.widgets import UnfoldAdminTextInputWidget
 
-from scheduling.admin.form_fields import DataField, make_event_type_input
+from scheduling.admin.form_fields import DataField, NamesField, make_event_type_input
 from scheduling.admin.labels import translate_error
 from scheduling.admin.page_reads import count_within
 from scheduling.admin.shown_values import format_instant
@@ -49,10 +48,9 @@ class EventForm(forms.Form):
         label=gettext_lazy("level"), max_length=MAX_LEVEL, required=False, widget=UnfoldAdminTextInputWidget,
         help_text=gettext_lazy("What if the customer had these values? Empty fields keep the stored ones."),
     )  # fmt: skip
-    tags = forms.CharField(
-        label=gettext_lazy("tags"), required=False, widget=UnfoldAdminTextInputWidget,
-        help_text=gettext_lazy("Separated by commas."),
-    )  # fmt: skip
+    tags = NamesField(
+        label=gettext_lazy("tags"), widget=UnfoldAdminTextInputWidget, help_text=gettext_lazy("Separated by commas.")
+    )
     attributes = DataField(label=gettext_lazy("attributes (JSON)"))
 
     def clean(self) -> dict[str, Any]:
@@ -60,10 +58,9 @@ class EventForm(forms.Form):
         given: dict[str, Any] = super().clean() or self.cleaned_data
         if self.errors:
             return given
-        tags = [tag.strip() for tag in re.split("[,，]", given["tags"]) if tag.strip()]
         try:
             given["customer"] = imagine_customer(
-                given["user_id"].strip(), level=given["level"].strip(), tags=tags, attributes=given["attributes"]
+                given["user_id"], level=given["level"], tags=given["tags"], attributes=given["attributes"]
             )
         except InvalidInput as error:
             for each in error.errors:
@@ -90,12 +87,11 @@ def preview_page(events_admin: Any, request: HttpRequest) -> HttpResponse:
     if form.is_bound and form.is_valid():
         given = form.cleaned_data
         event = NewEvent(
-            "admin", str(new_id()), given["type"].strip(), given["user_id"].strip(), given["chat_id"].strip(),
-            data=given["event_data"],
-        )  # fmt: skip
+            "admin", str(new_id()), given["type"], given["user_id"], given["chat_id"], data=given["event_data"]
+        )
         outcomes = [_describe_preview(each) for each in preview_event(event, customer=given["customer"])]
         # Disabled nodes with this trigger often explain why nothing is sent.
-        switched_off = list(Node.objects.filter(trigger=given["type"].strip(), enabled=False, retired_at=None))
+        switched_off = list(Node.objects.filter(trigger=given["type"], enabled=False, retired_at=None))
     return events_admin.page(  # type: ignore[no-any-return]
         request,
         "ops/event_preview.html",

@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.contrib import admin
-from django.http import HttpRequest
 from django.utils.formats import date_format
 from django.utils.html import format_html_join
 from django.utils.timezone import localdate
@@ -234,6 +233,4 @@ class EventTypeAdmin(OpsAdmin):
     list_display = ("key", "name", "is_activity", "created_at")
     search_fields = ("key", "name")
     fields = ("key", "name", "is_activity")
-
-    def get_readonly_fields(self, request: HttpRequest, obj: EventType | None = None) -> Any:
-        return ["key"] if obj else []
+    fixed_fields = ("key",)

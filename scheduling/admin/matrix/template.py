@@ -41,7 +41,6 @@ from scheduling.models.encrypted import Unreadable
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
 from scheduling.templating import CannotRender, choose_text, render_message
 
-SAMPLE_USER = "sample"
 SUGGESTED = 500  #: chats that the input suggests; others can be typed
 
 
@@ -49,7 +48,7 @@ def sample_customer(user_id: str) -> CustomerSpec:
     """Return the customer, or an invented one if it does not exist."""
     row = Customer.objects.filter(user_id=user_id).first() if user_id else None
     if row is None:
-        return CustomerSpec(0, user_id or SAMPLE_USER, name=user_id or gettext("Zhang San"), level="normal")
+        return CustomerSpec(0, user_id or "sample", name=user_id or gettext("Zhang San"), level="normal")
     return row.spec()
 
 
@@ -72,10 +71,6 @@ def render_preview(request: HttpRequest, text: TextSpec) -> HttpResponse:
     return JsonResponse({"body": body, "subject": subject, "problem": ""})
 
 
-def suggest_communities() -> list[tuple[str, str]]:
-    return list(list_known_communities().values_list("chat_id", "name")[:SUGGESTED])
-
-
 class TestMessageForm(forms.Form):
     channel = forms.ModelChoiceField(
         ChannelConfig.objects.filter(retired_at=None), label=gettext_lazy("channel"), widget=UnfoldAdminSelectWidget
@@ -85,7 +80,7 @@ class TestMessageForm(forms.Form):
         label=gettext_lazy("chat id"),
         required=False,
         to_field_name="chat_id",
-        widget=SuggestingInput(suggest_communities),
+        widget=SuggestingInput(lambda: list_known_communities().values_list("chat_id", "name")[:SUGGESTED]),
         help_text=gettext_lazy("For robots of group chats and webhooks."),
     )
     user_id = forms.CharField(
@@ -117,7 +112,7 @@ def _send_test_message(template: Template, wanted: Mapping[str, Any]) -> tuple[O
     config = snapshot.current()
     spec = config.channels[wanted["channel"].pk]
     community = wanted["community"]
-    who = sample_customer(wanted["user_id"].strip())
+    who = sample_customer(wanted["user_id"])
     chat_id = community.chat_id if community else ""
     communities = {community.chat_id: community.targets} if community else {}
     try:

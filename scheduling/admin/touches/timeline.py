@@ -24,7 +24,6 @@ from scheduling.models import (
     Attempt,
     AttemptOutcome,
     Category,
-    Complaint,
     Customer,
     DeliveryReceipt,
     DisabledTarget,
@@ -58,10 +57,8 @@ def build_receipt_figures(node: Node) -> list[Figure]:
         is_bad = kind in (ReceiptKind.BOUNCED, ReceiptKind.COMPLAINED) and counts and kind in counts
         share = ""
         if count is not None and delivered:
-            share = _("%(share)s %% of %(delivered)s delivered") % {
-                "share": f"{100 * count / delivered:.1f}",
-                "delivered": delivered,
-            }
+            percent = f"{100 * count / delivered:.1f}"
+            share = _("%(share)s %% of %(delivered)s delivered") % {"share": percent, "delivered": delivered}
         figures.append(Figure(ReceiptKind(kind).label, count, tone="bad" if is_bad else "", hint=share))
     return figures
 
@@ -134,10 +131,8 @@ def format_verdict_figure(text: str) -> str:
         return _("global hold-out, of all nodes")
     if found := re.fullmatch(r"(\d+) in (\S+)(?: of (.+))?", text):
         with suppress(ValueError):
-            words = _("%(count)s in %(span)s") % {
-                "count": found[1],
-                "span": describe_duration(parse_duration(found[2])),
-            }
+            span = describe_duration(parse_duration(found[2]))
+            words = _("%(count)s in %(span)s") % {"count": found[1], "span": span}
             return words + describe_counted_kinds((found[3] or "").split(", "))
     if found := re.fullmatch(r"(\d+) \((\d+) unsettled\)", text):
         return _("%(count)s, %(open)s of them still being sent") % {"count": found[1], "open": found[2]}
@@ -203,39 +198,26 @@ def list_verdict_facts(verdict: Any) -> list[tuple[str, str]]:
 
 def _build_attempt_entry(attempt: Attempt) -> TimelineEntry:
     tone = {"delivered": "good", "transient": "wait"}.get(attempt.outcome, "bad")
-    took = format_attempt_duration(attempt)
+    took = ""
+    if attempt.ended_at is not None:
+        took = _("%(ms)s ms") % {"ms": round((attempt.ended_at - attempt.started_at).total_seconds() * 1000)}
     facts = [
         (_("outcome"), str(AttemptOutcome(attempt.outcome).label)),
         (_("reason"), translate_reason(attempt.reason) if attempt.reason else ""),
         (_("status"), str(attempt.status) if attempt.status is not None else ""),
-        (_("took"), took),
-        (_("answer"), redact_text(attempt.detail)),
-        (_("subject"), redact_text(attempt.subject)),
-    ]
+        (_("took"), took), (_("answer"), redact_text(attempt.detail)), (_("subject"), redact_text(attempt.subject)),
+    ]  # fmt: skip
     title = _("Attempt %(number)s") % {"number": attempt.number}
-    return TimelineEntry(
-        attempt.started_at,
-        "outgoing_mail",
-        tone,
-        title,
-        [fact for fact in facts if fact[1]],
-        body=redact_text(attempt.body),
-    )
-
-
-def format_attempt_duration(attempt: Attempt) -> str:
-    if attempt.ended_at is None:
-        return ""
-    return _("%(ms)s ms") % {"ms": round((attempt.ended_at - attempt.started_at).total_seconds() * 1000)}
+    shown = [fact for fact in facts if fact[1]]
+    return TimelineEntry(attempt.started_at, "outgoing_mail", tone, title, shown, body=redact_text(attempt.body))
 
 
 def _build_end_entry(touch: Touch) -> TimelineEntry:
     facts = [(_("reason"), translate_reason(touch.reason))] if touch.reason else []
     if touch.state in ("scheduled", "queued", "running"):
         facts.append((_("due at"), format_instant(touch.due_at)))
-        return TimelineEntry(
-            None, "schedule", "wait", _("Now: %(state)s") % {"state": touch.get_state_display()}, facts
-        )
+        title = _("Now: %(state)s") % {"state": touch.get_state_display()}
+        return TimelineEntry(None, "schedule", "wait", title, facts)
     tone = "good" if touch.state == "delivered" else "bad" if touch.state in ("failed", "unknown") else "plain"
     icon = {"delivered": "check_circle", "cancelled": "cancel", "suppressed": "block"}.get(touch.state, "error")
     if touch.state == "delivered" and touch.settled_at:
@@ -246,26 +228,31 @@ def _build_end_entry(touch: Touch) -> TimelineEntry:
 
 def _build_follow_up_entries(touch: Touch) -> list[TimelineEntry]:
     """Return what followed the end: receipts, complaints, the failed task, and new touches that repeat this one."""
-    moments = [_build_receipt_entry(each) for each in DeliveryReceipt.objects.filter(delivery_key=touch.root_id)]
-    moments.sort(key=lambda moment: moment.at.timestamp() if moment.at else 0)
-    moments += [_build_complaint_entry(each) for each in touch.complaints.order_by("complained_at")]
-    failed = FailedTask.objects.filter(task_id=touch.pk).first()
-    if failed:
+    moments = [
+        _build_receipt_entry(each) for each in DeliveryReceipt.objects.filter(delivery_key=touch.root_id).order_by("at")
+    ]
+    moments += [
+        TimelineEntry(
+            each.complained_at, "sentiment_dissatisfied", "bad", _("Complaint"),
+            link=find_address(each), link_text=_("open the complaint"),
+        )
+        for each in touch.complaints.order_by("complained_at")
+    ]  # fmt: skip
+    if failed := FailedTask.objects.filter(task_id=touch.pk).first():
         facts = [(_("state"), failed.get_state_display())]
         if failed.acted_at:
             facts += [(_("by"), failed.actor_name), (_("reason of the action"), failed.action_reason)]
-        link, words = find_address(failed), _("open the failed task")
-        moments.append(
-            TimelineEntry(failed.acted_at, "person_alert", "plain", _("Failed task"), facts, link=link, link_text=words)
+        moments.append(TimelineEntry(
+            failed.acted_at, "person_alert", "plain", _("Failed task"), facts,
+            link=find_address(failed), link_text=_("open the failed task"),
+        ))  # fmt: skip
+    moments += [
+        TimelineEntry(
+            again.created_at, "replay", "plain", _("Published again"), [(_("state"), again.get_state_display())],
+            link=find_address(again), link_text=str(again.pk),
         )
-    for again in Touch.objects.filter(retry_of=touch.pk):
-        link = find_address(again)
-        facts = [(_("state"), again.get_state_display())]
-        moments.append(
-            TimelineEntry(
-                again.created_at, "replay", "plain", _("Published again"), facts, link=link, link_text=str(again.pk)
-            )
-        )
+        for again in Touch.objects.filter(retry_of=touch.pk)
+    ]  # fmt: skip
     return moments
 
 
@@ -276,11 +263,3 @@ def _build_receipt_entry(receipt: DeliveryReceipt) -> TimelineEntry:
         facts.append((_("answer"), redact_text(receipt.detail)))
     title = _("Receipt: %(kind)s") % {"kind": receipt.get_kind_display()}
     return TimelineEntry(receipt.at, "mark_chat_read", "bad" if bad else "good", title, facts)
-
-
-def _build_complaint_entry(complaint: Complaint) -> TimelineEntry:
-    link = find_address(complaint)
-    return TimelineEntry(
-        complaint.complained_at, "sentiment_dissatisfied", "bad", _("Complaint"), link=link,
-        link_text=_("open the complaint"),
-    )  # fmt: skip
