@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from django.contrib.messages import get_messages
 from django.test import Client
 from django.urls import reverse
 from pytest_django import Settings
@@ -21,6 +22,11 @@ Url = Callable[..., str]
 FillForm = Callable[..., dict[str, Any]]
 SaveForm = Callable[..., None]
 FormErrors = Callable[..., list[dict[str, str]]]
+CheckFormErrors = Callable[..., None]
+
+
+def read_messages(answer: Any) -> str:
+    return " ".join(str(message) for message in get_messages(answer.wsgi_request))
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +76,19 @@ def save_form(editor: Client, fill_form: FillForm) -> SaveForm:
         assert answer.status_code == 302, answer.context["adminform"].form.errors
 
     return save_form
+
+
+@pytest.fixture
+def check_form_errors(list_form_errors: FormErrors) -> CheckFormErrors:
+    """Send the form of a page with each of the changes, and expect one error each: at this field, with this text."""
+
+    def check_form_errors(url: str, *rows: Any) -> None:
+        errors = list_form_errors(url, *(changes for changes, *_ in rows))
+        assert [list(each) for each in errors] == [[field] for _, field, *_ in rows]
+        told = zip(errors, rows, strict=True)
+        assert [each for each, (_, field, *texts) in told if any(text not in each[field] for text in texts)] == []
+
+    return check_form_errors
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from django.contrib.messages import get_messages
 from django.http import QueryDict
 from django.test import Client
 from django.utils.timezone import localtime, now
@@ -21,7 +20,7 @@ from scheduling.models import BulkAction, Event, FailedTask, Touch
 from scheduling.operations import bulk_actions
 from scheduling.operations.bulk_actions import ROW_ACTIONS, matching_rows, read_filter
 from scheduling.operations.failed_tasks import Actor
-from tests.scheduling.admin.conftest import Url
+from tests.scheduling.admin.conftest import Url, read_messages
 from tests.support.matrix import MatrixBuilder
 from tests.support.undrawn import read_context
 
@@ -40,10 +39,6 @@ def _small_pages(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
 @pytest.fixture
 def rows(failed: Callable[..., Any]) -> list[FailedTask]:
     return [failed(f"user{number}") for number in range(3)]
-
-
-def read_messages(answer: Any) -> str:
-    return " ".join(str(message) for message in get_messages(answer.wsgi_request))
 
 
 def ask(client: Client, url: str, action: str = "bulk_retry") -> Any:

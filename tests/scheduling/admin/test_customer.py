@@ -169,12 +169,9 @@ def test_opt_out_that_is_later_than_the_consent_or_the_page_stays(
 
 
 def test_customer_page_lists_events_and_complaints(
-    matrix: MatrixBuilder,
-    record_event: RecordEvent,
-    send: Callable[..., Touch],
-    open_customer_page: Callable[..., Any],
-    admin_url: Url,
-) -> None:
+    matrix: MatrixBuilder, record_event: RecordEvent, send: Callable[..., Touch],
+    open_customer_page: Callable[..., Any], admin_url: Url,
+) -> None:  # fmt: skip
     matrix.node("a", trigger="a")
     send("a")
     record_event("complaint.received", event_id="c1")
@@ -200,11 +197,9 @@ def test_customer_page_hides_parts_without_permission(
 
 
 def test_customer_page_query_count_is_constant(
-    matrix: MatrixBuilder,
-    record_event: RecordEvent,
-    open_customer_page: Callable[..., Any],
+    matrix: MatrixBuilder, record_event: RecordEvent, open_customer_page: Callable[..., Any],
     django_assert_max_num_queries: DjangoAssertNumQueries,
-) -> None:
+) -> None:  # fmt: skip
     matrix.node("a", trigger="a", delay=HOUR)
     for _ in range(8):
         record_event("a")

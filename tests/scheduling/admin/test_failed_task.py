@@ -5,24 +5,19 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib.messages import get_messages
 from django.test import Client
 from django.utils.timezone import now
 
 from scheduling.admin.failed_tasks import failed_task
 from scheduling.ledger.failures import record_unreadable_message
 from scheduling.models import FailedTask, Touch
-from tests.scheduling.admin.conftest import Url
+from tests.scheduling.admin.conftest import Url, read_messages
 from tests.support.tables import each_row
 from tests.support.undrawn import read_context, read_refusal
 
 pytestmark = pytest.mark.django_db
 
 Failed = Callable[..., Any]
-
-
-def read_messages(answer: Any) -> str:
-    return " ".join(str(message) for message in get_messages(answer.wsgi_request))
 
 
 def confirm(client: Client, url: str, action: str, **data: Any) -> Any:

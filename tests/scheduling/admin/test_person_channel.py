@@ -11,7 +11,7 @@ from pytest_django import Settings
 
 from scheduling.channels.vendors.base import shared_tokens
 from scheduling.models import ChannelConfig, Customer
-from tests.scheduling.admin.conftest import FillForm, FormErrors, SaveForm, Url
+from tests.scheduling.admin.conftest import CheckFormErrors, FillForm, SaveForm, Url
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.matrix import MatrixBuilder
 from tests.support.tables import each_row
@@ -81,18 +81,20 @@ def test_declared_channel_form_keeps_no_secret_for_another_host(
     assert row.config["secret"] == "two"
 
 
-def test_declared_channel_form_errors_name_the_setting(list_form_errors: FormErrors, admin_url: Url) -> None:
-    wrong = [
-        ("then: retry", "then: perhaps", "errors.0.then: must be one of permanent, retry"),
-        ("{{ message.body }}", "{{ user.name }}", "body.text: line 1: unknown variable “user”"),
-        ("1/1m", "many", "quotas: “many” is not like 20/1m"),
-        ("https://api.vendor.example.com/token", "https://10.0.0.1/", "token.url: "),
-    ]
+def test_declared_channel_form_errors_name_the_setting(check_form_errors: CheckFormErrors, admin_url: Url) -> None:
     form = {"key": "texts", "kind": "http", "secret_url": "https://api.vendor.example.com/send"}
-    sent = [form | {"settings": DECLARED.replace(before, after)} for before, after, _ in wrong]
-    errors = list_form_errors(admin_url("channelconfig_add"), *sent)
-    told = zip(errors, wrong, strict=True)
-    assert [each for each, (_, _, error) in told if f">{error}" not in each["settings"]] == []
+    check_form_errors(
+        admin_url("channelconfig_add"),
+        *(
+            (form | {"settings": DECLARED.replace(before, after)}, "settings", f">{error}")
+            for before, after, error in (
+                ("then: retry", "then: perhaps", "errors.0.then: must be one of permanent, retry"),
+                ("{{ message.body }}", "{{ user.name }}", "body.text: line 1: unknown variable “user”"),
+                ("1/1m", "many", "quotas: “many” is not like 20/1m"),
+                ("https://api.vendor.example.com/token", "https://10.0.0.1/", "token.url: "),
+            )
+        ),
+    )
     assert not ChannelConfig.objects.exists()
 
 

@@ -176,18 +176,6 @@ def test_touch_list_runs_no_count(
     assert counts == []
 
 
-def test_customer_page_shows_past_and_upcoming(
-    matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: RecordEvent
-) -> None:
-    matrix.node("now")
-    matrix.node("later", delay=timedelta(days=1), template=matrix.template("later"))
-    touches = {touch.node.key: touch for touch in Touch.objects.filter(pk__in=record_event().task_ids)}
-    deliver([touches["now"].pk])
-    page = read_context(viewer, admin_url("customer_change", touches["now"].customer_id))
-    assert [each["row"].pk for each in page["upcoming"]] == [touches["later"].pk]
-    assert [each["row"].pk for each in page["past"]] == [touches["now"].pk]
-
-
 def test_touch_search_finds_words_of_the_text(
     matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: RecordEvent
 ) -> None:
