@@ -16,11 +16,12 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import Count, Max, Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
+from django.template.defaultfilters import linebreaksbr
 from django.urls import reverse
 from django.utils.dateparse import parse_datetime
 from django.utils.html import Urlizer, format_html
 from django.utils.http import urlencode
-from django.utils.safestring import SafeString, mark_safe
+from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.timezone import localtime
 from django.utils.translation import gettext, gettext_lazy
@@ -122,15 +123,15 @@ class AssigneeFilter(admin.SimpleListFilter):
         return queryset.filter(assignee=None) if self.value() == "none" else queryset
 
 
-class AssignForm(forms.Form):
-    user = forms.ChoiceField(label=_("Assignee"), required=False, widget=UnfoldAdminSelectWidget)
+def _list_assignees() -> list[tuple[str, Any]]:
+    users = failed_tasks.list_assignable_users()
+    return [("", _("Not assigned")), *((each.username, format_user(each)) for each in users)]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        users = failed_tasks.list_assignable_users()
-        self.fields["user"].choices = [  # type: ignore[attr-defined]
-            ("", _("Not assigned")), *((each.username, format_user(each)) for each in users),
-        ]  # fmt: skip
+
+class AssignForm(forms.Form):
+    user = forms.ChoiceField(
+        label=_("Assignee"), required=False, choices=_list_assignees, widget=UnfoldAdminSelectWidget
+    )
 
 
 class CommentForm(forms.Form):
@@ -145,9 +146,6 @@ class CommentUrlizer(Urlizer):
     url_template = '<a class="at-link" href="{href}" target="_blank" rel="noopener noreferrer nofollow">{url}</a>'
 
 
-_urlizer = CommentUrlizer()
-
-
 def format_user(user: User | None) -> str:
     """Return the full name of a user with the user name; "–" for None."""
     if user is None:
@@ -158,8 +156,8 @@ def format_user(user: User | None) -> str:
 
 def format_comment(text: str) -> SafeString:
     """Return a comment as HTML: masked, escaped, with links and line breaks."""
-    linked = _urlizer(redact_text(text), autoescape=True)
-    return mark_safe(str(linked).replace("\n", "<br>"))  # noqa: S308 (escaped by the urlizer)
+    escaped = CommentUrlizer()(redact_text(text), autoescape=True)
+    return linebreaksbr(escaped, autoescape=False)
 
 
 def build_notes(request: HttpRequest, row: FailedTask, links: Mapping[str, str]) -> dict[str, Any]:

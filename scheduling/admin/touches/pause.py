@@ -63,21 +63,23 @@ SELECT pause.scope, (
 """
 
 
+def _list_scopes() -> list[tuple[str, Any]]:
+    channels = ChannelConfig.objects.filter(retired_at=None).values_list("key", flat=True)
+    nodes = Node.objects.filter(retired_at=None).values_list("key", flat=True)
+    return [
+        ("all", _("Everything")),
+        (_("A channel"), [(f"channel:{key}", key) for key in channels]),
+        (_("A node"), [(f"node:{key}", key) for key in nodes]),
+    ]
+
+
 class PauseForm(forms.Form):
-    scope = forms.ChoiceField(label=pgettext_lazy("pause", "What"), widget=UnfoldAdminSelectWidget)
+    scope = forms.ChoiceField(
+        label=pgettext_lazy("pause", "What"), choices=_list_scopes, widget=UnfoldAdminSelectWidget
+    )
     reason = forms.CharField(
         label=gettext_lazy("Why"), max_length=200, required=False, widget=UnfoldAdminTextInputWidget
     )
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        channels = ChannelConfig.objects.filter(retired_at=None).values_list("key", flat=True)
-        nodes = Node.objects.filter(retired_at=None).values_list("key", flat=True)
-        self.fields["scope"].choices = [  # type: ignore[attr-defined]
-            ("all", _("Everything")),
-            (_("A channel"), [(f"channel:{key}", key) for key in channels]),
-            (_("A node"), [(f"node:{key}", key) for key in nodes]),
-        ]
 
 
 @admin.register(Pause)
