@@ -127,14 +127,14 @@ def busy_shops_and_chats(transactional_db: None) -> None:
         NudgeTally.objects.create(at=now() - timedelta(hours=hour), policy="default", sent=dice.randrange(1, 6))
 
 
-def advance_clock_until(page: Page, selector: str) -> None:
+def advance_clock_until(page: Page, selector: str, state: Any = "visible") -> None:
     """Ten seconds after ten seconds: a look that is still under way plans the next one only when it is over."""
     from playwright.sync_api import TimeoutError as TooLate
 
     for _ in range(60):
         page.clock.run_for(10_000)
         with suppress(TooLate):
-            page.wait_for_selector(selector, timeout=1_000)
+            page.wait_for_selector(selector, state=state, timeout=1_000)
             return
     raise AssertionError(f"{selector} never came")
 
@@ -271,14 +271,14 @@ def test_dashboard_refreshes_pauses_and_reports_errors(
 
     # Without a response it shows that, and keeps the last figures.
     page.route("**/admin/", lambda route: route.abort())
-    advance_clock_until(page, "#dashboard-status:has-text('The last refresh failed')")
+    advance_clock_until(page, "#live-failed:has-text('The last refresh failed')")
     assert page.locator("#chart-ended").count() == 1
     page.unroute("**/admin/")
-    advance_clock_until(page, "#dashboard-status:not(:has-text('failed'))")
+    advance_clock_until(page, "#live-failed", state="hidden")
 
     # It can be paused. `r` still reloads, also while an earlier request runs.
-    page.click("#dashboard-hold")
-    page.wait_for_selector("#dashboard-status:has-text('Refresh stopped')")
+    page.click("#live-hold")
+    page.wait_for_selector("#live-held:has-text('Refresh stopped')")
 
     under_way: list[Any] = []
     page.route("**/admin/", lambda route: under_way.append((route, route.fetch(timeout=90_000))), times=1)

@@ -1,7 +1,8 @@
 // Parts of a page that keep themselves up to date. A part has an id and `data-live`, the address of a page in which the
 // part with the same id is newer; it is looked at again while it has `data-live-again`. Parts of rows name them in
 // `data-row`: those rows are asked for together, as `?ids=`. Nothing is asked in a hidden tab, and a server that does
-// not answer is asked ever more rarely.
+// not answer is asked ever more rarely. `data-live-every` names the ms between two looks. A page with the button
+// `live-hold` can be held; `r` looks again without a reload of that page.
 "use strict";
 
 document.addEventListener("DOMContentLoaded", () => {
@@ -9,11 +10,14 @@ document.addEventListener("DOMContentLoaded", () => {
     const SLOWEST = 60000;
     const REQUEST_TIMEOUT = 20000;
     const failed = document.getElementById("live-failed");
-    let wait = EVERY;
+    const hold = document.getElementById("live-hold");
+    let slowdown = 1;
     let timer = null;
     let asking = false; // an older answer must not replace a newer one
+    let again = false; // asked for by `r` while a look was under way, which may have read before that
 
     const live = () => [...document.querySelectorAll("[data-live][data-live-again]")];
+    const isHeld = () => hold?.getAttribute("aria-pressed") === "true";
 
     // A form's token looks different in each answer and is the same: a button that is just being pressed stays.
     const contentOf = (part) => part.innerHTML.replace(/(name="csrfmiddlewaretoken" value=")[^"]*/g, "$1");
@@ -62,28 +66,47 @@ document.addEventListener("DOMContentLoaded", () => {
     };
 
     const turn = async () => {
+        clearTimeout(timer);
         timer = null;
         if (document.hidden || asking) return; // `visibilitychange` or the answer goes on
         asking = true;
+        again = false;
         try {
             await refresh();
-            wait = EVERY;
+            slowdown = 1;
         } catch {
-            wait = Math.min(wait * 2, SLOWEST);
+            slowdown *= 2;
         }
         asking = false;
-        if (failed) failed.hidden = wait === EVERY;
-        plan();
+        if (failed) failed.hidden = slowdown === 1;
+        if (again) turn();
+        else plan();
     };
 
     const plan = () => {
-        if (timer === null && live().length) timer = setTimeout(turn, wait);
+        if (timer !== null || isHeld() || !live().length) return;
+        const pace = Math.min(...live().map((part) => Number(part.dataset.liveEvery) || EVERY));
+        timer = setTimeout(turn, Math.min(pace * slowdown, SLOWEST));
     };
 
     document.addEventListener("visibilitychange", () => {
-        if (document.hidden || !live().length) return;
-        clearTimeout(timer);
-        turn();
+        if (!document.hidden && !isHeld() && live().length) turn();
     });
+    if (hold) {
+        const held = document.getElementById("live-held");
+        hold.hidden = false;
+        hold.addEventListener("click", () => {
+            hold.setAttribute("aria-pressed", String(!isHeld()));
+            held.hidden = !isHeld();
+            clearTimeout(timer);
+            timer = null;
+            if (!isHeld()) turn();
+        });
+        document.addEventListener("at:refresh", (event) => {
+            event.preventDefault();
+            again = true;
+            turn();
+        });
+    }
     plan();
 });
