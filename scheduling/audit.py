@@ -54,8 +54,6 @@ def _redact_value(name: str, value: Any) -> str | None:
 
 HISTORY_ACTIONS = {"+": "added", "~": "changed", "-": "deleted"}
 LOG_ACTIONS = {1: "added", 2: "changed", 3: "deleted"}
-#: The title of exports in Django's log. Their text has the filter, which may name a customer.
-EXPORT = "export"
 #: Kinds whose titles and texts may name a customer.
 SILENT_KINDS = frozenset((
     "scheduling.customer", "scheduling.touch", "scheduling.event", "scheduling.failedtask", "scheduling.complaint",
@@ -86,10 +84,10 @@ def _list_changes(record: Any) -> list[Change]:
 
 @receiver(post_save, sender=LogEntry)
 def _record_admin_action(instance: LogEntry, created: bool, **_: Any) -> None:
-    """Record what the back office logs, except exports and edits that a history keeps."""
+    """Record what the back office logs, except edits that a history keeps."""
     kind = instance.content_type.model_class() if instance.content_type else None
     is_edit = instance.change_message.startswith("[")
-    if not created or instance.object_repr == EXPORT or (is_edit and hasattr(kind, "history")):
+    if not created or (is_edit and hasattr(kind, "history")):
         return
     target = (kind._meta.label_lower if kind else "unknown", instance.object_id or "")
     is_silent = target[0] in SILENT_KINDS
