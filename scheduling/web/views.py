@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import wraps
 from typing import Any
 from urllib.parse import quote, urlsplit
 from uuid import UUID
@@ -170,8 +171,25 @@ def export_metrics(request: HttpRequest) -> HttpResponse:
 # --- unsubscribe --------------------------------------------------------------------------------------------------
 
 
+UNSUBSCRIBE_PAGE = "scheduling/unsubscribe.html"
+
+
+def unlisted(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    """Keep an address with a token from the servers that its page leads to, and from search engines."""
+
+    @wraps(view)
+    def answer(request: HttpRequest, token: str) -> HttpResponse:
+        response = view(request, token)
+        response["Referrer-Policy"] = "no-referrer"
+        response["X-Robots-Tag"] = "noindex"
+        return response
+
+    return answer
+
+
 @csrf_exempt
 @never_cache
+@unlisted
 @require_http_methods(["GET", "HEAD", "POST"])
 def unsubscribe(request: HttpRequest, token: str) -> HttpResponse:
     """Show the unsubscribe page; a POST opts the customer out.
@@ -182,19 +200,12 @@ def unsubscribe(request: HttpRequest, token: str) -> HttpResponse:
     try:
         user_id = read_token(token)
     except BadSignature:
-        return _render_unsubscribe_page(request, "unknown", status=404)
+        return render(request, UNSUBSCRIBE_PAGE, {"step": "unknown"}, status=404)
     if request.method == "POST":
         commands.update_customer(user_id, {"objection": True}, actor="unsubscribe")
         log.info("unsubscribed", user_id=user_id)
-        return _render_unsubscribe_page(request, "done")
-    return _render_unsubscribe_page(request, "ask")
-
-
-def _render_unsubscribe_page(request: HttpRequest, step: str, *, status: int = 200) -> HttpResponse:
-    response = render(request, "scheduling/unsubscribe.html", {"step": step}, status=status)
-    response["Referrer-Policy"] = "no-referrer"
-    response["X-Robots-Tag"] = "noindex"
-    return response
+        return render(request, UNSUBSCRIBE_PAGE, {"step": "done"})
+    return render(request, UNSUBSCRIBE_PAGE, {"step": "ask"})
 
 
 # --- links of messages ------------------------------------------------------------------------------------------------
@@ -215,30 +226,28 @@ RETRY_SECONDS = 1  #: a click before its message is settled; the browser asks ag
 
 
 @never_cache
+@unlisted
 @require_safe
 def follow_link(request: HttpRequest, token: str) -> HttpResponse:
     """Redirect to the link of a sent text. A forged or outdated token gets the page 404, never a redirect."""
     try:
         delivery_key, number = read_link_token(token)
     except BadSignature:
-        return _render_missing(request)
+        return render(request, "404.html", status=404)
     target, settling = _find_target(delivery_key, number)
     if settling and not target:
         response = HttpResponse(status=503)
         response["Refresh"] = response["Retry-After"] = str(RETRY_SECONDS)
         return response
     if not target:
-        return _render_missing(request)
+        return render(request, "404.html", status=404)
     if request.method == "GET" and not is_prefetch(request):
         # Record a click. A database that is unavailable must not keep the customer from the page.
         try:
             record_reports([Report("clicked", delivery_key=delivery_key)])
         except DatabaseError as error:
             log.warning("click_not_recorded", delivery_key=str(delivery_key), error=str(error))
-    response = HttpResponseRedirect(target)
-    response["Referrer-Policy"] = "no-referrer"
-    response["X-Robots-Tag"] = "noindex"
-    return response
+    return HttpResponseRedirect(target)
 
 
 def is_prefetch(request: HttpRequest) -> bool:
@@ -259,13 +268,6 @@ def _find_target(delivery_key: UUID, number: int) -> tuple[str, bool]:
         if attempt.body and (target := find_link(attempt.body, number)):
             return target, False
     return "", any(touch.state in SETTLING for touch in touches)
-
-
-def _render_missing(request: HttpRequest) -> HttpResponse:
-    response = render(request, "404.html", status=404)
-    response["Referrer-Policy"] = "no-referrer"
-    response["X-Robots-Tag"] = "noindex"
-    return response
 
 
 # --- callbacks of vendors ---------------------------------------------------------------------------------------------
