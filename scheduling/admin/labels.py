@@ -91,27 +91,21 @@ PREFIXES = {
 }
 
 
-#: Codes that other apps register by `register_labels`.
-OTHER_REASONS: dict[str, str | Promise] = {}
-OTHER_PREFIXES: dict[str, str] = {}
-
-
 def register_labels(reasons: Mapping[str, str | Promise], prefixes: Mapping[str, str]) -> None:
-    """Register the labels of another app's codes, for pages that show rows of both apps."""
-    OTHER_REASONS.update(reasons)
-    OTHER_PREFIXES.update(prefixes)
+    """Add the labels of another app's codes, for pages that show rows of both apps."""
+    REASONS.update(reasons)
+    PREFIXES.update(prefixes)
 
 
 def translate_reason(code: str) -> str:
     """Return the label of a code; an unknown code is returned unchanged."""
-    words = REASONS.get(code) or OTHER_REASONS.get(code)
-    if words:
-        return str(words)
+    if code in REASONS:
+        return str(REASONS[code])
     head, plus, tail = code.rpartition("+")
-    if plus and tail in OTHER_REASONS:
+    if plus and tail in REASONS:
         second = translate_reason(tail)
         return _("%(first)s; %(second)s") % {"first": translate_reason(head), "second": second} if head else second
-    for prefix, words in {**PREFIXES, **OTHER_PREFIXES}.items():
+    for prefix, words in PREFIXES.items():
         if code.startswith(prefix):
             return _(words) % code.removeprefix(prefix)
     return code
