@@ -393,12 +393,7 @@ class ConfigDraftAdmin(RowPage, OpsAdmin):
 
         def act() -> None:
             actor, given = build_user_actor(request, form.cleaned_data["reason"]), form.cleaned_data
-            try:
-                moved = drafts.publish_draft(row.pk, given["seen"], actor, move_waiting=given["move_waiting"])
-            except (Conflict, InvalidConfiguration) as error:
-                for line in translate_errors(error):
-                    messages.error(request, line)
-                return
+            moved = drafts.publish_draft(row.pk, given["seen"], actor, move_waiting=given["move_waiting"])
             messages.success(request, _("The draft is live."))
             if moved is not None:
                 report_moved_touches(request, moved)

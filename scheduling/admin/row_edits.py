@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 from django import forms
@@ -255,35 +256,23 @@ class DraftableAdmin:
     def changeform_view(
         self: Any, request: HttpRequest, object_id: str | None = None, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
-        def show() -> HttpResponse:
-            context = {**(extra_context or {})}
-            if not object_id:  # Unfold lists the buttons for existing rows only
-                context["actions_submit_line"] = self.get_actions_submit_line(request, None)
-            answer: HttpResponse = super(DraftableAdmin, self).changeform_view(  # type: ignore[misc]
-                request, object_id, form_url, context
-            )
-            return answer
-
+        context = {**(extra_context or {})}
+        if not object_id:  # Unfold lists the buttons for existing rows only
+            context["actions_submit_line"] = self.get_actions_submit_line(request, None)
+        show = partial(super().changeform_view, request, object_id, form_url, context)  # type: ignore[misc]
         if request.method != "POST" or BUTTON not in request.POST:
-            return show()
+            return show()  # type: ignore[no-any-return]
         if not self.may_try_draft(request):
             raise PermissionDenied
         return _try_edit(request, show)
 
-    def response_add(self, request: HttpRequest, obj: Any, post_url_continue: Any = None) -> HttpResponse:
-        if BUTTON in request.POST:
-            return redirect("admin:scheduling_configdraft_mine")
-        answer: HttpResponse = super().response_add(request, obj, post_url_continue)  # type: ignore[misc]
-        return answer
-
-    def response_change(self, request: HttpRequest, obj: Any) -> HttpResponse:
-        if BUTTON in request.POST:
-            return redirect("admin:scheduling_configdraft_mine")
-        answer: HttpResponse = super().response_change(request, obj)  # type: ignore[misc]
-        return answer
+    def message_user(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
+        """Say nothing about a save that is rolled back."""
+        if BUTTON not in request.POST:
+            super().message_user(request, *args, **kwargs)  # type: ignore[misc]
 
 
-def _try_edit(request: HttpRequest, show: Any) -> HttpResponse:
+def _try_edit(request: HttpRequest, show: Callable[[], HttpResponse]) -> HttpResponse:
     """Save the form into the draft. An invalid form is shown with its errors."""
     answers: list[HttpResponse] = []
 
@@ -299,7 +288,8 @@ def _try_edit(request: HttpRequest, show: Any) -> HttpResponse:
         return redirect(request.get_full_path())
     if is_kept:
         messages.success(request, _("The edit is in your draft. The live configuration has not changed."))
-    elif answers[-1].status_code == 302:
+        return redirect("admin:scheduling_configdraft_mine")
+    if answers[-1].status_code == 302:
         messages.info(request, _("The form changes nothing that a draft can hold."))
         return redirect(request.get_full_path())
     return answers[-1]
