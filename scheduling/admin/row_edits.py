@@ -267,7 +267,7 @@ class DraftableAdmin:
         return _try_edit(request, show)
 
     def message_user(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
-        """Say nothing about a save that is rolled back."""
+        """Show no message of a save that is rolled back."""
         if BUTTON not in request.POST:
             super().message_user(request, *args, **kwargs)  # type: ignore[misc]
 

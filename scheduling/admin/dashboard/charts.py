@@ -230,34 +230,27 @@ def count_by_span(past: HourlyCache[T], spans: list[Span], time_limit: PageTimeL
 SHOWN = 5
 
 
-@dataclass(frozen=True, slots=True)
-class CodeLabels:
-    """Labels and links of codes: `link(code, span)`. Code "" means all codes, span None the whole period."""
-
-    words: Callable[[str], str]
-    others: str
-    link: Callable[[str, Span | None], str]
-
-
 def build_ranked_chart(
-    key: str, title: str, spans: Sequence[Span], counts: Sequence[Counter[str] | None], names: CodeLabels
+    key: str, title: str, spans: Sequence[Span], counts: Sequence[Counter[str] | None], *,
+    words: Callable[[str], str], others: str, link: Callable[[str, Span | None], str],
 ) -> Chart:  # fmt: skip
-    """Chart the `SHOWN` most frequent codes, and the others as one series."""
+    """Chart the `SHOWN` most frequent codes, and the others as one series.
+
+    `link(code, span)` leads to the counted rows. Code "" means all codes, span None the whole period.
+    """
     total: Counter[str] = sum((each for each in counts if each), Counter())
     common = [code for code, _count in total.most_common(SHOWN)]
-    series = [Series(code, names.words(code), f"hue{number}") for number, code in enumerate(common)]
+    series = [Series(code, words(code), f"hue{number}") for number, code in enumerate(common)]
     if len(total) > len(common):
-        series.append(Series("", names.others, "quiet"))
-
-    def bucket(span: Span, found: Counter[str] | None) -> Bucket:
+        series.append(Series("", others, "quiet"))
+    buckets = []
+    for span, found in zip(spans, counts, strict=True):
         shown: Counter[str] = Counter()
         for code, count in (found or {}).items():
             shown[code if code in common else ""] += count
-        links = {each.key: names.link(each.key, span) for each in series}
-        return Bucket(span.label, None if found is None else shown, links)
-
-    buckets = [bucket(*each) for each in zip(spans, counts, strict=True)]
-    return build_stacked_chart(key, title, series, buckets, lambda code: names.link(code, None))
+        links = {each.key: link(each.key, span) for each in series}
+        buckets.append(Bucket(span.label, None if found is None else shown, links))
+    return build_stacked_chart(key, title, series, buckets, lambda code: link(code, None))
 
 
 @dataclass(frozen=True, slots=True)

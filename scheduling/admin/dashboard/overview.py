@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -33,6 +32,7 @@ from scheduling.admin.dashboard.charts import (
     split_period,
 )
 from scheduling.admin.dashboard.series import (
+    TOUCH_LIST,
     EndedTouches,
     build_pace_card,
     build_queues_card,
@@ -68,46 +68,28 @@ class Step:
 
 
 def build_checklist(request: HttpRequest) -> list[Step]:
-    """Return the steps that the user may take; empty if they are done or the user has hidden the list."""
-    steps = list(_list_steps(request))
-    if all(step.done for step in steps) or DismissedChecklist.objects.filter(user=request.user.pk).exists():
-        return []
-    return steps
+    """Return the steps that the user may take; empty if they are done or the user has hidden the list.
 
-
-def _list_steps(request: HttpRequest) -> Iterator[Step]:
-    """Yield the steps. Each reads one row or stops at the second one."""
-    user = request.user
+    Each step reads one row or stops at the second one.
+    """
+    user, steps = request.user, list[Step]()
     channels = ChannelConfig.objects.filter(retired_at=None).exclude(kind__in=HARMLESS_KINDS)
     if user.has_perm("scheduling.add_channelconfig"):
-        yield Step(
-            _("Set a channel"),
-            reverse("admin:scheduling_channelconfig_add"),
-            _("The channel of a new installation writes into the log only."),
-            channels.exists(),
-        )
+        hint = _("The channel of a new installation writes into the log only.")
+        steps.append(Step(_("Set a channel"), reverse("admin:scheduling_channelconfig_add"), hint, channels.exists()))
     if user.has_perm("scheduling.change_node"):
-        enabled = Node.objects.filter(enabled=True, retired_at=None, channel__in=channels)
-        yield Step(
-            _("Enable the first node"),
-            reverse("admin:scheduling_node_matrix"),
-            _("Select your channel at a node and enable it."),
-            enabled.exists(),
-        )
-        yield Step(
-            _("Send a test event"),
-            reverse("api:openapi-view"),
-            _("With an API key, or with manage.py sample_data load."),
-            Event.objects.exists(),
-        )
+        enabled = Node.objects.filter(enabled=True, retired_at=None, channel__in=channels).exists()
+        hint = _("Select your channel at a node and enable it.")
+        steps.append(Step(_("Enable the first node"), reverse("admin:scheduling_node_matrix"), hint, enabled))
+        hint = _("With an API key, or with manage.py sample_data load.")
+        steps.append(Step(_("Send a test event"), reverse("api:openapi-view"), hint, Event.objects.exists()))
     if user.has_perm("auth.add_user"):
         staff = get_user_model()._default_manager.filter(is_staff=True, is_active=True)
-        yield Step(
-            _("Invite a colleague"),
-            reverse("admin:auth_user_add"),
-            _("Give staff status and a group, such as operator."),
-            len(staff[:2]) > 1,
-        )
+        hint = _("Give staff status and a group, such as operator.")
+        steps.append(Step(_("Invite a colleague"), reverse("admin:auth_user_add"), hint, len(staff[:2]) > 1))
+    if all(step.done for step in steps) or DismissedChecklist.objects.filter(user=user.pk).exists():
+        return []
+    return steps
 
 
 @require_POST
@@ -186,7 +168,7 @@ def _list_pauses(time_limit: PageTimeLimit) -> Lines:
         scope, detail = each["row"].scope, _("too much to count now")
         if held is not None:
             detail = _("touches held: %(count)s") % {"count": format_capped_count(held[scope], MOST)}
-        link = f"{reverse('admin:scheduling_touch_changelist')}?{urlencode({'paused_by': scope})}"
+        link = f"{reverse(TOUCH_LIST)}?{urlencode({'paused_by': scope})}"
         lines.append(ActionLine("pause_circle", _("Paused: %(what)s.") % {"what": each["name"]}, link, detail, "wait"))
     return lines
 
@@ -196,7 +178,7 @@ def _list_overdue(late: Overdue | None) -> Lines:
         return None if late is None else []
     words = _("Touches are late: %(count)s") % {"count": format_capped_count(late.count, MOST)}
     detail = _("the oldest for %(span)s") % {"span": describe_duration(late.oldest)} if late.oldest else ""
-    return [ActionLine("schedule", words, f"{reverse('admin:scheduling_touch_changelist')}?status=overdue", detail)]
+    return [ActionLine("schedule", words, f"{reverse(TOUCH_LIST)}?status=overdue", detail)]
 
 
 def _list_late_queues(broker: BrokerReading | None) -> Lines:
@@ -229,9 +211,6 @@ def _list_alerts(user: Any) -> list[ActionLine]:
     return lines
 
 
-TOUCH_LIST = "admin:scheduling_touch_changelist"
-
-
 def build_page_context(request: HttpRequest) -> dict[str, Any]:
     """Return the active pauses for the banner of every page, and the place of the page in the menu."""
     user = request.user
@@ -262,11 +241,16 @@ def _add_figures(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any
         cards += [build_pace_card(time_limit), build_queues_card(broker)]
         past = series.count_ended_by_span(columns, time_limit)
         context["sums"] = _build_result_figures(past, days)
-        context["charts"] = [series.chart_outcomes(past), series.chart_suppression_reasons(past)]
-        charts = [series.chart_lateness(columns, time_limit)]
+        unsent = _("Why touches were not sent")
+        context["charts"] = [
+            series.chart_outcomes(past),
+            series.chart_reasons("reasons", unsent, past, ["suppressed"], state__exact="suppressed"),
+        ]
+        charts = [series.chart_lateness(past, time_limit)]
         if request.user.has_perm("scheduling.view_event"):
             charts.append(series.chart_events(columns, time_limit))
-        charts.append(series.chart_failure_reasons(past))
+        failed = _("Why touches failed")
+        charts.append(series.chart_reasons("failures", failed, past, ["failed", "unknown"], status="bad"))
         context["may_see_complaints"] = request.user.has_perm("scheduling.view_complaint")
         if context["may_see_complaints"]:
             context["complaints"] = _rank_complaint_rates(past, time_limit)

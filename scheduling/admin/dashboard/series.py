@@ -20,7 +20,6 @@ from scheduling.admin.dashboard.charts import (
     WIDTH,
     Bucket,
     Chart,
-    CodeLabels,
     DashboardCard,
     Figure,
     Goal,
@@ -228,35 +227,23 @@ def count_ended_by_span(spans: list[Span], time_limit: PageTimeLimit) -> EndedTo
 
 
 def chart_outcomes(ended: EndedTouches) -> Chart:
-    def bucket(span: Span, tally: OutcomeCounts | None) -> Bucket:
+    buckets = []
+    for span, tally in zip(ended.spans, ended.tallies, strict=True):
         links = {each.key: ended.link(span, state__exact=each.key) for each in STATES}
-        return Bucket(span.label, None if tally is None else sum_by_state(tally), links)
-
-    buckets = [bucket(*each) for each in zip(ended.spans, ended.tallies, strict=True)]
-    title = _("Outcomes")
-    return build_stacked_chart("ended", title, STATES, buckets, lambda key: ended.link(state__exact=key))
+        buckets.append(Bucket(span.label, None if tally is None else sum_by_state(tally), links))
+    return build_stacked_chart("ended", _("Outcomes"), STATES, buckets, lambda key: ended.link(state__exact=key))
 
 
-def chart_suppression_reasons(ended: EndedTouches) -> Chart:
-    """Chart the most frequent reasons of suppressed touches, and the others together."""
-    return _chart_reasons(
-        "reasons", _("Why touches were not sent"), ended, ["suppressed"], {"state__exact": "suppressed"}
-    )
+def chart_reasons(key: str, title: str, ended: EndedTouches, states: Collection[str], **filters: str) -> Chart:
+    """Chart the most frequent reasons of touches that ended in one of `states`, the rows of a list with `filters`."""
 
-
-def chart_failure_reasons(ended: EndedTouches) -> Chart:
-    """Chart the most frequent reasons of failed and unknown touches."""
-    return _chart_reasons("failures", _("Why touches failed"), ended, ["failed", "unknown"], {"status": "bad"})
-
-
-def _chart_reasons(
-    key: str, title: str, ended: EndedTouches, states: Collection[str], filters: dict[str, str]
-) -> Chart:
     def link(code: str, span: Span | None) -> str:
         return ended.link(span, **filters, **({"reason": code} if code else {}))
 
     counts = [None if tally is None else sum_by_reason(tally, states) for tally in ended.tallies]
-    return build_ranked_chart(key, title, ended.spans, counts, CodeLabels(translate_reason, _("Other reasons"), link))
+    return build_ranked_chart(
+        key, title, ended.spans, counts, words=translate_reason, others=_("Other reasons"), link=link
+    )
 
 
 def sum_by_state(tally: OutcomeCounts) -> Counter[str]:
@@ -283,42 +270,31 @@ QUANTILES = {
 }
 
 
-def chart_lateness(spans: list[Span], time_limit: PageTimeLimit) -> Chart:
+def chart_lateness(ended: EndedTouches, time_limit: PageTimeLimit) -> Chart:
     """Chart the lateness of delivered touches, from due to sent."""
-    found = count_by_span(statistics.lateness_cache, spans, time_limit)
-
-    def link(span: Span | None = None) -> str:
-        since, until = get_span_bounds(spans, span)
-        return build_span_link("scheduling_touch", "settled_at", since, until, state__exact="delivered")
-
-    def bucket(span: Span, late: LatenessCounts | None) -> Bucket:
-        counts = (
-            None
-            if late is None
-            else {each.key: _compute_quantile_ms(late, part) for part, each in QUANTILES.items() if late}
-        )
-        return Bucket(span.label, counts, {each.key: link(span) for each in QUANTILES.values()} if late else {})
-
-    buckets = [bucket(*each) for each in zip(spans, found, strict=True)]
+    found = count_by_span(statistics.lateness_cache, ended.spans, time_limit)
+    buckets = []
+    for span, late in zip(ended.spans, found, strict=True):
+        counts: dict[str, int] | None = None if late is None else {}
+        links = {}
+        if late:
+            counts = {each.key: _compute_quantile_ms(late, part) for part, each in QUANTILES.items()}
+            links = dict.fromkeys(counts, ended.link(span, state__exact="delivered"))
+        buckets.append(Bucket(span.label, counts, links))
     whole = None if None in found else sum(filter(None, found), LatenessCounts())
+    delivered = ended.link(state__exact="delivered")
     legend = [
-        (each, "?" if whole is None else _format_ms(_compute_quantile_ms(whole, part) if whole else 0), link())
+        (each, "?" if whole is None else _format_ms(_compute_quantile_ms(whole, part) if whole else 0), delivered)
         for part, each in QUANTILES.items()
     ]
-    goal = Goal(
-        _convert_to_ms(GOAL.total_seconds()), _("Goal: P99 within %(span)s.") % {"span": describe_duration(GOAL)}
-    )
+    goal = Goal(round(GOAL.total_seconds() * 1000), _("Goal: P99 within %(span)s.") % {"span": describe_duration(GOAL)})
     return build_grouped_chart("lateness", _("Lateness, from due to sent"), legend, buckets, _format_ms, goal)
 
 
 def _compute_quantile_ms(late: LatenessCounts, part: float) -> int:
     """Return a quantile in milliseconds; at least 1, so that a bar is visible."""
     span = compute_lateness_quantile(late, part)
-    return max(1, _convert_to_ms(span.total_seconds())) if span else 0
-
-
-def _convert_to_ms(span: float) -> int:
-    return round(span * 1000)
+    return max(1, round(span.total_seconds() * 1000)) if span else 0
 
 
 def _format_ms(ms: int) -> str:
@@ -334,5 +310,7 @@ def chart_events(spans: list[Span], time_limit: PageTimeLimit) -> Chart:
 
     counts = count_by_span(statistics.event_cache, spans, time_limit)
     words = dict(EventType.objects.exclude(name="").values_list("key", "name")[:TYPES])
-    names = CodeLabels(lambda kind: words.get(kind, kind), _("Other types"), link)
-    return build_ranked_chart("events", _("Events received"), spans, counts, names)
+    return build_ranked_chart(
+        "events", _("Events received"), spans, counts,
+        words=lambda kind: words.get(kind, kind), others=_("Other types"), link=link,
+    )  # fmt: skip
