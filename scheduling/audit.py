@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from django.contrib.admin.models import LogEntry
+from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.auth.models import User
 from django.contrib.auth.signals import user_logged_in, user_logged_out, user_login_failed
 from django.db.models import Model
@@ -86,7 +86,7 @@ def _list_changes(record: Any) -> list[Change]:
 def _record_admin_action(instance: LogEntry, created: bool, **_: Any) -> None:
     """Record what the back office logs, except edits that a history keeps."""
     kind = instance.content_type.model_class() if instance.content_type else None
-    is_edit = instance.change_message.startswith("[")
+    is_edit = instance.action_flag == DELETION or instance.change_message.startswith("[")
     if not created or (is_edit and hasattr(kind, "history")):
         return
     target = (kind._meta.label_lower if kind else "unknown", instance.object_id or "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property, wraps
@@ -89,8 +89,8 @@ def render_site_page(
     return render(request, template, {**admin.site.each_context(request), "title": title, **context}, status=status)
 
 
-class DeclaredLookups:
-    """Restrict a list's lookups to its own filters.
+class StrictList:
+    """Restrict a list's lookups to its own filters, and log each row that is deleted.
 
     Django lets a list's address query any column with any lookup. With `?addresses__phone__startswith=138` a viewer
     could find a hidden value digit by digit.
@@ -112,6 +112,11 @@ class DeclaredLookups:
         if any(lookup == path or lookup.removeprefix(f"{path}__") in WHOLE_VALUES for path in paths):
             return True
         return lookup in {getattr(each, "parameter_name", None) for each in filters} | {self.date_hierarchy}
+
+    def log_deletions(self, request: HttpRequest, queryset: Iterable[Any]) -> None:
+        """Log one row after the other: Django stores several entries without the signal that the audit log needs."""
+        for row in queryset:
+            super().log_deletions(request, [row])  # type: ignore[misc]
 
 
 #: Lookups allowed after a filter's path: comparisons with a whole value.
@@ -301,7 +306,7 @@ class OpsPages:
         return row
 
 
-class OpsAdmin(OpsPages, DeclaredLookups, DraftableAdmin, ModelAdmin):  # type: ignore[misc]
+class OpsAdmin(OpsPages, StrictList, DraftableAdmin, ModelAdmin):  # type: ignore[misc]
     """Base class of back office pages."""
 
     form = OptimisticLockForm

@@ -26,9 +26,9 @@ from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminSelectWidget, U
 
 from scheduling.admin.base import (
     Confirmation,
-    DeclaredLookups,
     OpsAdmin,
     OpsPages,
+    StrictList,
     ops_display,
     render_site_page,
     row_action,
@@ -88,7 +88,7 @@ class IdentityLinkInline(TabularInline):  # type: ignore[misc]
 
 
 @admin.register(User)
-class PersonAdmin(OpsPages, DeclaredLookups, TranslatedPermissions, UserAdmin, ModelAdmin):  # type: ignore[type-arg, misc]
+class PersonAdmin(OpsPages, StrictList, TranslatedPermissions, UserAdmin, ModelAdmin):  # type: ignore[type-arg, misc]
     form = PersonForm
     add_form = NewPersonForm
     change_password_form = AdminPasswordChangeForm

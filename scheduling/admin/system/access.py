@@ -25,9 +25,9 @@ from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 from scheduling.admin.base import (
     BigTable,
     Confirmation,
-    DeclaredLookups,
     OpsAdmin,
     ReadOnlyAdmin,
+    StrictList,
     ops_action,
     ops_display,
     row_action,
@@ -133,7 +133,7 @@ admin.site.unregister(Group)
 
 
 @admin.register(Group)
-class RoleAdmin(DeclaredLookups, TranslatedPermissions, GroupAdmin, ModelAdmin):  # type: ignore[misc]
+class RoleAdmin(StrictList, TranslatedPermissions, GroupAdmin, ModelAdmin):  # type: ignore[misc]
     pass
 
 
@@ -153,8 +153,7 @@ class FailedLoginAdmin(OpsAdmin):
 
     @ops_action(description=_("Unlock"), permissions=["delete"])
     def unlock(self, request: HttpRequest, chosen: QuerySet[FailedLogin]) -> None:
-        for row in chosen:
-            self.log_deletions(request, FailedLogin.objects.filter(pk=row.pk))
+        self.log_deletions(request, chosen)
         chosen.delete()
         messages.success(request, gettext("Unlocked. The user can log in again."))
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Group, User
 from django.core.management import call_command
 from django.db import IntegrityError, transaction
 from django.test import Client
@@ -20,7 +20,7 @@ from scheduling.customers.erasure import erase_operator_texts
 from scheduling.errors import Conflict
 from scheduling.ids import first_id_at
 from scheduling.ledger.anonymization import Identity
-from scheduling.models import AuditEntry, FailedTask, Node, Touch
+from scheduling.models import AuditEntry, FailedTask, Node, Stage, Touch
 from scheduling.operations import commands, failed_tasks, retention
 from scheduling.operations.failed_tasks import Actor
 from tests.scheduling.admin.conftest import SaveForm, Url
@@ -156,3 +156,17 @@ def test_configuration_file_is_recorded_for_the_system(matrix: MatrixBuilder, tm
     assert (row.actor, row.kind, row.changes) == (
         "", "scheduling.configuration", [["stages presale", None, "changed"]],
     )  # fmt: skip
+
+
+def test_deletion_is_recorded_once_for_each_row(administrator: Client, admin_url: Url) -> None:
+    """Django stores the entries of several rows without a signal."""
+    groups = [Group.objects.create(name=name).pk for name in ("east", "west")]
+    chosen = {"action": "delete_selected", "_selected_action": groups, "post": "yes"}
+    assert administrator.post(reverse("admin:auth_group_changelist"), chosen).status_code == 302
+    stage = Stage.objects.create(key="spare", name="Spare", position=9)
+    administrator.post(admin_url("stage_delete", stage.pk), {"post": "yes"})
+    assert not Stage.objects.exists()
+    found = AuditEntry.objects.filter(kind__in=["auth.group", "scheduling.stage"], actor="admin").order_by("pk")
+    assert [(each.action, each.label) for each in found] == [
+        ("deleted", "east"), ("deleted", "west"), ("deleted", "Spare"),
+    ]  # fmt: skip
