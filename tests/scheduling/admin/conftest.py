@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Callable, Iterator
 from html import unescape
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -15,6 +12,7 @@ from django.test import Client
 from django.urls import reverse
 from pytest_django import Settings
 
+from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.undrawn import read_context, read_refusal
 
@@ -107,38 +105,16 @@ def list_form_errors(editor: Client, fill_form: FillForm) -> FormErrors:
     return list_form_errors
 
 
-class Receiver(ThreadingHTTPServer):
-    """A webhook's receiver that takes everything and remembers it."""
-
-    def __init__(self) -> None:
-        self.bodies: list[Any] = []
-        super().__init__(("127.0.0.1", 0), Answer)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/"
-
-
-class Answer(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.bodies.append(json.loads(body))  # type: ignore[attr-defined]
-        self.send_response(204)
-        self.end_headers()
-
-    def log_message(self, *args: Any) -> None:
-        """Discard the log line."""
+@pytest.fixture
+def receiver(settings: Settings) -> Iterator[ScriptedReceiver]:
+    settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ["127.0.0.1"]
+    with ScriptedReceiver() as server:
+        yield server
 
 
 @pytest.fixture
-def receiver(settings: Settings) -> Iterator[Receiver]:
-    settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ["127.0.0.1"]
-    with Receiver() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+def administrator(as_member: Callable[[str], Client]) -> Client:
+    return as_member("admin")
 
 
 @pytest.fixture

@@ -10,13 +10,14 @@ from django.test import Client
 from django.utils.timezone import now
 
 from scheduling.models import Alert, AlertReceiver, ChannelConfig, Community
-from tests.scheduling.admin.conftest import FormErrors, Receiver, SaveForm, Url
+from tests.scheduling.admin.conftest import FormErrors, SaveForm, Url
+from tests.scheduling.core.receivers import ScriptedReceiver
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def hook(receiver: Receiver) -> ChannelConfig:
+def hook(receiver: ScriptedReceiver) -> ChannelConfig:
     return ChannelConfig.objects.create(key="ops", kind="webhook", config={"url": receiver.url})
 
 
@@ -39,13 +40,13 @@ def test_alert_receiver_without_address_is_refused(list_form_errors: FormErrors,
 
 
 def test_test_alert_is_delivered(
-    alert_receiver: AlertReceiver, editor: Client, admin_url: Url, receiver: Receiver, valkey: redis.Redis
+    alert_receiver: AlertReceiver, editor: Client, admin_url: Url, receiver: ScriptedReceiver, valkey: redis.Redis
 ) -> None:
     url = admin_url("alertreceiver_send_test", alert_receiver.pk)
     assert editor.get(url).status_code == 200
-    assert receiver.bodies == []
+    assert receiver.calls == []
     assert "Delivered" in editor.post(url).content.decode()
-    assert receiver.bodies[0]["data"]["body"].startswith("[Test] Alerts\n")
+    assert receiver.calls[0].json["data"]["body"].startswith("[Test] Alerts\n")
 
 
 def test_open_alerts_and_problems_are_shown(alert_receiver: AlertReceiver, viewer: Client, admin_url: Url) -> None:

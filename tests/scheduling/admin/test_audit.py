@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -28,11 +27,6 @@ from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.undrawn import read_context
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def administrator(as_member: Callable[[str], Client]) -> Client:
-    return as_member("admin")
 
 
 def test_edit_of_a_node_records_values_reason_and_address(

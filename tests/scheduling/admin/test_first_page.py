@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -31,6 +32,17 @@ def lines(client: Client) -> dict[str, ActionLine]:
 
 def text(client: Client, **query: Any) -> str:
     return client.get(reverse("admin:index"), query).content.decode()
+
+
+def test_login_leads_to_the_overview_in_the_chosen_language_without_external_resources(
+    viewer: Client, client: Client
+) -> None:
+    answer = client.post(reverse("admin:login"), {"username": "viewer", "password": "x"})
+    assert answer["location"] == reverse("admin:index")
+    client.post("/i18n/setlang/", {"language": "zh-hans"})
+    page = text(client)
+    assert "总览" in page
+    assert not re.search(r'(src|href)="(https?:)?//', page)
 
 
 # --- what needs action ------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import timedelta
 from io import StringIO
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.core.management import call_command
-from django.db import connections
 from django.db.models import F
 from django.db.models.functions import Now
 from django.test import Client
@@ -19,6 +17,7 @@ from pytest_django import Settings
 
 from scheduling.models import FailedLogin
 from scheduling.web.login_lockout import ADDRESSES, ANY, KNOWN_FOR
+from tests.support.second_connection import Race
 
 pytestmark = pytest.mark.django_db
 
@@ -141,22 +140,8 @@ def test_login_count_works_without_redis(settings: Settings) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_login_concurrent_failures_are_all_counted() -> None:
-    start = threading.Barrier(16)
-    answers: list[Any] = []
-
-    def one() -> None:
-        try:
-            start.wait()
-            answers.append(attempt())
-        finally:
-            connections.close_all()
-
-    threads = [threading.Thread(target=one) for _ in range(16)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+def test_login_concurrent_failures_are_all_counted(race: Race) -> None:
+    answers = race(16, lambda _at: attempt())
     assert len([page for page in answers if LOCKED not in page]) == 4
     assert FailedLogin.objects.exclude(address=ANY).get().tries == 5
     assert LOCKED in attempt("right")

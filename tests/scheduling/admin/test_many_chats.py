@@ -8,7 +8,8 @@ from django.db import connection
 from django.test import Client
 
 from scheduling.models import AlertReceiver, ChannelConfig, Community
-from tests.scheduling.admin.conftest import Receiver, SaveForm, Url
+from tests.scheduling.admin.conftest import SaveForm, Url
+from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.matrix import MatrixBuilder
 from tests.support.undrawn import read_context
 
@@ -42,7 +43,7 @@ def test_alert_receiver_offers_configured_communities(editor: Client, admin_url:
 
 @pytest.mark.usefixtures("chats")
 def test_template_test_accepts_any_known_community(
-    editor: Client, admin_url: Url, matrix: MatrixBuilder, receiver: Receiver, valkey: redis.Redis
+    editor: Client, admin_url: Url, matrix: MatrixBuilder, receiver: ScriptedReceiver, valkey: redis.Redis
 ) -> None:
     template = matrix.template("guide")
     hook = ChannelConfig.objects.create(key="ops", kind="webhook", config={"url": receiver.url})
@@ -52,6 +53,6 @@ def test_template_test_accepts_any_known_community(
     given = {"channel": hook.pk, "user_id": "ann", "event_data": "{}"}
     page = editor.post(url, given | {"community": "counted"}).content.decode()
     assert "Delivered" in page
-    assert receiver.bodies[0]["data"]["chat_id"] == "counted"
+    assert receiver.calls[0].json["data"]["chat_id"] == "counted"
     form = editor.post(url, given | {"community": "nowhere"}).context["form"]
     assert list(form.errors) == ["community"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -23,11 +22,6 @@ CRONTAB = {
     "minute": "0", "hour": "9", "day_of_month": "*", "month_of_year": "*", "day_of_week": "*",
     "periodictask_set-TOTAL_FORMS": "0", "periodictask_set-INITIAL_FORMS": "0",
 }  # fmt: skip
-
-
-@pytest.fixture
-def administrator(as_member: Callable[[str], Client]) -> Client:
-    return as_member("admin")
 
 
 @pytest.fixture

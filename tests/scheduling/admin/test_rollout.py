@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -122,21 +121,17 @@ def test_node_form_locks_canary_during_rollout(
     assert "canary_percent" in fill_form(url)
 
 
-@pytest.fixture
-def withdraw_in_parallel(node: Node) -> Callable[[], None]:
+def withdraw_in_parallel() -> None:
     """Over another connection, what a pass does that finds the canary harmful."""
-    rollouts.start_rollout(node.pk, {}, Actor("ops"))
-
-    return lambda: act_on_second_connection(lambda: rollouts.stop_rollout(node.pk, Actor("guard")))
+    act_on_second_connection(lambda: rollouts.stop_rollout(AutomaticRollout.objects.get().pk, Actor("guard")))
 
 
 @pytest.mark.django_db(transaction=True)
 def test_node_save_does_not_undo_withdrawal(
-    node: Node, withdraw_in_parallel: Callable[[], None], editor: Client, admin_url: Url, fill_form: FillForm,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    rollout: AutomaticRollout, editor: Client, admin_url: Url, fill_form: FillForm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The view reads the row, the roll-out withdraws, the form locks and writes the row."""
-    url = admin_url("node_change", node.pk)
+    url = admin_url("node_change", rollout.pk)
     data = fill_form(url, delay="3h", change_reason="later")
     validate = NodeForm.full_clean
 
@@ -157,9 +152,8 @@ def test_node_save_does_not_undo_withdrawal(
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("verb", ["retire", "bring_back"])
 def test_node_retirement_does_not_undo_withdrawal(
-    node: Node, withdraw_in_parallel: Callable[[], None], editor: Client, admin_url: Url, verb: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    rollout: AutomaticRollout, editor: Client, admin_url: Url, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read = NodeAdmin.get_row_or_404
 
     def found(*given: Any) -> Any:
@@ -168,7 +162,7 @@ def test_node_retirement_does_not_undo_withdrawal(
         return row
 
     monkeypatch.setattr(NodeAdmin, "get_row_or_404", found)
-    assert editor.post(admin_url(f"node_{verb}", node.pk)).status_code == 302
+    assert editor.post(admin_url(f"node_{verb}", rollout.pk)).status_code == 302
     stored = Node.objects.get()
     assert (stored.retired_at is not None) == (verb == "retire")
     assert (stored.canary_percent, stored.canary_communities) == (0, [])

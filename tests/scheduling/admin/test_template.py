@@ -9,7 +9,8 @@ from django.test import Client
 
 from scheduling.models import ChannelConfig, Community, Template, TemplateText, Touch
 from scheduling.operations.commands import update_customer
-from tests.scheduling.admin.conftest import FillForm, Receiver, SaveForm, Url
+from tests.scheduling.admin.conftest import FillForm, SaveForm, Url
+from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.matrix import MatrixBuilder
 from tests.support.tables import each_row
 from tests.support.undrawn import read_refusal
@@ -92,7 +93,7 @@ def test_preview_of_own_text_needs_edit_permission(
 
 
 def test_template_test_is_marked_reaches_its_receiver_and_makes_no_touch(
-    matrix: MatrixBuilder, editor: Client, admin_url: Url, receiver: Receiver
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, receiver: ScriptedReceiver
 ) -> None:
     url = admin_url("template_send_test", matrix.template("guide").pk)
 
@@ -103,7 +104,7 @@ def test_template_test_is_marked_reaches_its_receiver_and_makes_no_touch(
     assert (page["result"]["title"], page["body"]) == ("Delivered", "[Test] hi ann")
     hook = ChannelConfig.objects.create(key="hook", kind="webhook", config={"url": receiver.url})
     assert send(hook)["result"]["title"] == "Delivered"
-    assert [each["data"]["node"] for each in receiver.bodies] == ["test"]
+    assert [call.json["data"]["node"] for call in receiver.calls] == ["test"]
     Community.objects.create(chat_id="c1")
     result = send(ChannelConfig.objects.create(key="robot", kind="wecom"), community="c1")["result"]
     assert (result["title"], "No target to send to" in result["text"]) == ("Not sent", True)

@@ -13,6 +13,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 from django.contrib.auth.models import User
+from django.test import Client
+from django.urls import reverse
 from pytest_django import Settings
 
 from config.local.processes import select_port, wait_until
@@ -21,6 +23,10 @@ from config.local.processes import select_port, wait_until
 @pytest.fixture
 def ann(db: None, static_root: None) -> User:
     return User.objects.create_superuser("ann", "ann@example.com", "right")
+
+
+def is_inside(client: Client) -> bool:
+    return client.get(reverse("admin:account")).status_code == 200
 
 
 class MockProvider:

@@ -12,6 +12,7 @@ from django.utils.timezone import now
 from scheduling.identity import sign_ins
 from scheduling.identity.sign_ins import SessionStore
 from scheduling.models import SignIn
+from tests.scheduling.identity.conftest import is_inside
 
 pytestmark = pytest.mark.django_db
 
@@ -23,10 +24,6 @@ def sign_in(name: str = "ann", address: str = "192.0.2.1") -> Client:
     client.post(reverse("admin:login"), {"username": name, "password": "right"})
     client.cookies["django_language"] = "en"
     return client
-
-
-def is_inside(client: Client) -> bool:
-    return client.get(reverse("admin:account")).status_code == 200
 
 
 def test_account_lists_own_sign_ins_and_marks_the_current_one(ann: User) -> None:

@@ -21,6 +21,7 @@ from pytest_django import Settings
 from scheduling.identity import totp
 from scheduling.identity.invitations import assign_roles
 from scheduling.models import AuditEntry, RecoveryCode, TotpDevice
+from tests.scheduling.identity.conftest import is_inside
 from tests.support.second_connection import Race
 from tests.support.tables import each_row
 
@@ -49,10 +50,6 @@ def open_login(client: Client, password: str = "right", target: str = "") -> Any
 
 def enter_code(client: Client, code: str) -> Any:
     return client.post(reverse("admin:login_code"), {"code": code})
-
-
-def is_inside(client: Client) -> bool:
-    return client.get(reverse("admin:account")).status_code == 200
 
 
 def test_sign_in_with_second_factor_needs_password_and_code(ann: User, client: Client) -> None:
