@@ -148,12 +148,14 @@ class PeriodicTaskAdmin(StrictList, beat.PeriodicTaskAdmin, ModelAdmin):  # type
         return translate_error(find_problem(row))
 
     def enable_tasks(self, request: HttpRequest, queryset: QuerySet[PeriodicTask]) -> None:
-        super().enable_tasks(request, queryset)
-        restart_from_now(queryset)
+        rows = fix_rows(queryset)
+        super().enable_tasks(request, rows)
+        restart_from_now(rows)
 
     def toggle_tasks(self, request: HttpRequest, queryset: QuerySet[PeriodicTask]) -> None:
-        super().toggle_tasks(request, queryset)
-        restart_from_now(queryset)
+        rows = fix_rows(queryset)
+        super().toggle_tasks(request, rows)
+        restart_from_now(rows)
 
     enable_tasks.short_description = beat.PeriodicTaskAdmin.enable_tasks.short_description  # type: ignore[attr-defined]
     toggle_tasks.short_description = beat.PeriodicTaskAdmin.toggle_tasks.short_description  # type: ignore[attr-defined]
@@ -189,6 +191,11 @@ class PeriodicTaskAdmin(StrictList, beat.PeriodicTaskAdmin, ModelAdmin):  # type
     @ops_display(description=_("in words"))
     def crontab_translation(self, row: PeriodicTask) -> str:
         return describe_crontab(row.crontab) if row.crontab else "–"
+
+
+def fix_rows(rows: QuerySet[PeriodicTask]) -> QuerySet[PeriodicTask]:
+    """Return the rows by their keys: a list of the disabled ones has them no more after they are enabled."""
+    return PeriodicTask.objects.filter(pk__in=list(rows.values_list("pk", flat=True)))
 
 
 def restart_from_now(rows: QuerySet[PeriodicTask]) -> None:

@@ -81,13 +81,16 @@ def test_form_refuses_what_beat_would_skip_and_repairs_a_row(
 
 
 @each_row("action, enabled", [("enable_tasks", True), ("toggle_tasks", True), ("disable_tasks", False)])
+@each_row("chosen", ["", "?enabled__exact={}"])
 def test_enabled_schedule_publishes_no_earlier_round(
-    administrator: Client, stored: dict[str, PeriodicTask], action: str, enabled: bool
+    administrator: Client, stored: dict[str, PeriodicTask], action: str, enabled: bool, chosen: str
 ) -> None:
+    """Also in a list of the disabled ones, in which it is no more after the act."""
     row, long_ago = stored["hourly"], now() - timedelta(days=90)
     before = {"enabled": not enabled, "last_run_at": long_ago, "date_changed": long_ago}
     PeriodicTask.objects.filter(pk=row.pk).update(**before)
-    administrator.post(reverse(LIST), {"action": action, "_selected_action": [str(row.pk)]})
+    address = reverse(LIST) + chosen.format(int(not enabled))
+    administrator.post(address, {"action": action, "_selected_action": [str(row.pk)]})
     row.refresh_from_db()
     assert row.enabled == enabled
     if enabled:
