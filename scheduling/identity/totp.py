@@ -17,7 +17,7 @@ from django.utils.timezone import now
 
 from scheduling.audit import record_action
 from scheduling.models import RecoveryCode, TotpDevice
-from scheduling.models.encrypted import Unreadable
+from scheduling.models.encrypted import Sealed
 
 log = structlog.get_logger(__name__)
 
@@ -43,13 +43,14 @@ def start_enrolment(user: User) -> None:
 
 
 def find_enrolment(user: User) -> TotpDevice | None:
-    """Return the authenticator app that waits for its confirmation."""
-    return TotpDevice.objects.filter(user=user, confirmed_at=None).first()
+    """Return the authenticator app that waits for its confirmation. None if its secret is unreadable here."""
+    device = TotpDevice.objects.filter(user=user, confirmed_at=None).first()
+    return None if device and isinstance(device.secret, Sealed) else device
 
 
 def describe_enrolment(device: TotpDevice) -> dict[str, str]:
     """Return the secret in groups of four, and the QR code as SVG."""
-    secret = _read_secret(device)
+    secret = device.secret
     issuer = f"Aftertouch {settings.AFTERTOUCH_ENVIRONMENT}".strip()
     uri = pyotp.TOTP(secret).provisioning_uri(name=device.user.get_username(), issuer_name=issuer)
     groups = [secret[at : at + 4] for at in range(0, len(secret), 4)]
@@ -113,22 +114,15 @@ def reset_totp(user: User) -> bool:
 
 def _find_step(device: TotpDevice, code: str) -> int | None:
     """Return the time step of a code within the drift; None if it belongs to none."""
-    try:
-        generator = pyotp.TOTP(_read_secret(device))
-    except Unreadable:
+    if isinstance(device.secret, Sealed):
         log.error("totp_secret_unreadable", user=device.user.get_username())
         return None
+    generator = pyotp.TOTP(device.secret)
     at = now().timestamp()
     for drift in range(-DRIFT, DRIFT + 1):
         if secrets.compare_digest(generator.generate_otp(int(at) // STEP + drift), code):
             return int(at) // STEP + drift
     return None
-
-
-def _read_secret(device: TotpDevice) -> str:
-    """Return the secret. Raises `Unreadable`."""
-    secret = device.secret
-    return secret if isinstance(secret, str) else secret.open()
 
 
 def _hash_code(code: str) -> str:

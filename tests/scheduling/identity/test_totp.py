@@ -186,12 +186,26 @@ def test_secret_and_codes_are_stored_unreadable(ann: User) -> None:
     assert codes[0].replace("-", "").upper() not in stored
 
 
-def test_unreadable_secret_leaves_recovery_codes(ann: User) -> None:
-    secret, codes = enrol(ann)
+def make_secret_unreadable() -> None:
     with connection.cursor() as cursor:
         cursor.execute("UPDATE scheduling_totpdevice SET secret = 'x'")
+
+
+def test_unreadable_secret_leaves_recovery_codes(ann: User) -> None:
+    secret, codes = enrol(ann)
+    make_secret_unreadable()
     assert not totp.accept_code(ann, code_of(secret))
     assert totp.accept_code(ann, codes[0])
+
+
+def test_unreadable_secret_that_waits_is_replaced(ann: User, client: Client) -> None:
+    open_login(client)
+    page = reverse("admin:account_second_factor")
+    client.post(page, {"do": "start"})
+    make_secret_unreadable()
+    assert 'value="start"' in client.get(reverse("admin:account")).content.decode()
+    client.post(page, {"do": "start"})
+    assert 'value="confirm"' in client.get(reverse("admin:account")).content.decode()
 
 
 def test_administrator_and_command_reset(ann: User, as_member: Callable[[str], Client]) -> None:
