@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -417,7 +416,31 @@ def _plan_edits(row: ConfigDraft) -> tuple[ChangePlan | None, list[str]]:
 
 
 def _describe_changes(planned: ChangePlan | None) -> list[dict[str, Any]]:
-    return build_changes_context(map(drafts.serialize_change, planned.changes if planned else ()))
+    """Return the template context of a draft's changes to the live configuration."""
+    verbs = {"added": _("added"), "changed": _("changed"), "restored": _("restored"), "retired": _("retired")}
+    return [
+        {
+            "section": change.section.name,
+            "label": change.label,
+            "words": verbs.get(change.verb, change.verb),
+            "is_simulated": change.section.name not in drafts.NOT_SIMULATED,
+            "differences": [
+                {
+                    "path": each.path,
+                    "before": _format_change_value(each.before),
+                    "after": _format_change_value(each.after),
+                }
+                for each in change.differences
+            ],
+        }
+        for change in (planned.changes if planned else ())
+    ]
+
+
+def _format_change_value(value: Any) -> str:
+    if value is None or value in ("", [], {}):
+        return "–"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _describe_impacts(planned: ChangePlan) -> list[str]:
@@ -441,47 +464,6 @@ def _describe_impacts(planned: ChangePlan) -> list[str]:
     return lines
 
 
-def build_changes_context(changes: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the template context of a draft's changes to the live configuration."""
-    verbs = {"added": _("added"), "changed": _("changed"), "restored": _("restored"), "retired": _("retired")}
-    return [
-        {
-            **each,
-            "words": verbs.get(each["verb"], each["verb"]),
-            "is_simulated": each["section"] not in drafts.NOT_SIMULATED,
-            "differences": [
-                {
-                    "path": one["path"],
-                    "before": _format_change_value(one["before"]),
-                    "after": _format_change_value(one["after"]),
-                }
-                for one in each["differences"]
-            ],
-        }
-        for each in changes
-    ]
-
-
-def _format_change_value(value: Any) -> str:
-    if value is None or value in ("", [], {}):
-        return "–"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedCount:
-    """One number of the live configuration and of the draft."""
-
-    words: str
-    live: int
-    draft: int
-
-    @property
-    def difference(self) -> str:
-        change = self.draft - self.live
-        return f"{change:+d}".replace("-", "−") if change else "="
-
-
 def build_result_context(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the template context of a replay's result: all nodes together, then those that differ, then the others."""
     live, draft = result["live"], result["draft"]
@@ -494,7 +476,8 @@ def build_result_context(result: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _compare_outcomes(live: Mapping[str, int], draft: Mapping[str, int]) -> list[ComparedCount]:
+def _compare_outcomes(live: Mapping[str, int], draft: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return the numbers of the live configuration and of the draft, line by line."""
     words = {
         "planned": _("planned"), "delivered": _("sent"), "held": _("temporarily deferred"),
         "waiting": _("still waiting"),
@@ -505,8 +488,10 @@ def _compare_outcomes(live: Mapping[str, int], draft: Mapping[str, int]) -> list
     ):
         state, _colon, reason = outcome.partition(":")
         words[outcome] = f"{ends[state]} · {translate_reason(reason)}" if reason else ends[state]
-    return [
-        ComparedCount(text, live.get(outcome, 0), draft.get(outcome, 0))
-        for outcome, text in words.items()
-        if outcome in live or outcome in draft or outcome in ("planned", "delivered")
-    ]
+    lines = []
+    for outcome, text in words.items():
+        if outcome in live or outcome in draft or outcome in ("planned", "delivered"):
+            counts = {"live": live.get(outcome, 0), "draft": draft.get(outcome, 0)}
+            change = counts["draft"] - counts["live"]
+            lines.append({"words": text, **counts, "difference": f"{change:+d}".replace("-", "−") if change else "="})
+    return lines

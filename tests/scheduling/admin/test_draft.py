@@ -199,7 +199,7 @@ def test_result_compares_live_and_draft_for_each_node(
         ("planned", 2, 2, "="), ("sent", 2, 0, "−2"), ("still waiting", 0, 2, "+2"),
     ]  # fmt: skip
     assert [
-        (key, [(each.words, each.live, each.draft, each.difference) for each in counts])
+        (key, [tuple(each[name] for name in ("words", "live", "draft", "difference")) for each in counts])
         for key, counts in page.context["results"]["nodes"]
     ] == [("All nodes", expected), ("guide", expected)]
     said = page.content.decode()
