@@ -286,10 +286,9 @@ class OpsPages:
 
     def action_links(self: Any, request: HttpRequest, row: Any) -> dict[str, str]:
         """Return the address of each action that the user may take on the row now, by name."""
-        found = super().get_actions_detail(request, row.pk)  # type: ignore[misc]
-        found = [each.method for each in found if self.may(request, each.method.permission)]
-        names = [each.__name__ for each in found if each.allowed(row)]
-        return {name: self.url(name, row.pk) for name in names}
+        methods = [each.method for each in super().get_actions_detail(request, row.pk)]  # type: ignore[misc]
+        allowed = [each for each in methods if self.may(request, each.permission) and each.allowed(row)]
+        return {each.__name__: self.url(each.__name__, row.pk) for each in allowed}
 
     def get_row_or_404(self: Any, request: HttpRequest, object_id: str) -> Any:
         """Return a row.

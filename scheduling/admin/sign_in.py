@@ -108,7 +108,6 @@ class SignInView(LoginView):
     authentication_form = LoginForm
     template_name = "ops/sign_in.html"
 
-    @method_decorator(sensitive_post_parameters())
     @method_decorator(never_cache)
     def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> HttpResponseBase:
         request.current_app = admin.site.name

@@ -192,9 +192,6 @@ class InvitationAdmin(OpsAdmin):
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return invitations.may_invite(request.user)  # type: ignore[arg-type]
 
-    def has_module_permission(self, request: HttpRequest) -> bool:
-        return self.has_view_permission(request)
-
     def has_add_permission(self, request: HttpRequest) -> bool:
         return self.has_view_permission(request) and not settings.AFTERTOUCH_OIDC_ONLY
 

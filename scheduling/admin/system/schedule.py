@@ -195,7 +195,7 @@ class PeriodicTaskAdmin(StrictList, beat.PeriodicTaskAdmin, ModelAdmin):  # type
 
 def fix_rows(rows: QuerySet[PeriodicTask]) -> QuerySet[PeriodicTask]:
     """Return the rows by their keys: a list of the disabled ones has them no more after they are enabled."""
-    return PeriodicTask.objects.filter(pk__in=list(rows.values_list("pk", flat=True)))
+    return PeriodicTask.objects.filter(pk__in=list(rows.values_list("pk", flat=True)))  # type: ignore[no-any-return]
 
 
 def restart_from_now(rows: QuerySet[PeriodicTask]) -> None:
