@@ -21,7 +21,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import partial
 from time import monotonic
 from typing import Any
 from uuid import UUID
@@ -107,8 +106,7 @@ def record_events(
             batch.update_customers()
             transaction.on_commit(batch.log_touches)
             if publish_wakeups and batch.wakeups:
-                # Robust: an error after the commit must not look like a failed commit.
-                transaction.on_commit(partial(publish_wakeups, batch.wakeups), robust=True)
+                batch.publish_after_commit(publish_wakeups)
             break
     return batch.receipts()
 
@@ -299,6 +297,11 @@ class _EventBatch:
             )
             for event in complaints
         )  # fmt: skip
+
+    def publish_after_commit(self, publish: Callable[[list[WakeUp]], None]) -> None:
+        """Register the publication. An error after the commit must not look like a failed commit."""
+        # Django logs the name of a robust callback. A partial function has none, and would raise.
+        transaction.on_commit(lambda: publish(self.wakeups), robust=True)
 
     def log_touches(self) -> None:
         """Log each stored event, once for each touch it planned and at least once."""

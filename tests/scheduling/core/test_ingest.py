@@ -226,6 +226,17 @@ def test_wakeup_is_not_published_without_a_commit(matrix: MatrixBuilder) -> None
     assert announced == []
 
 
+def test_error_after_the_commit_looks_like_no_failed_commit(matrix: MatrixBuilder) -> None:
+    matrix.node(delay=timedelta(0))
+
+    def publish(wakeups: Any) -> None:
+        raise RuntimeError("no thread can start")
+
+    (receipt,) = record_events([new()], publish_wakeups=publish)
+
+    assert states(receipt) == [("waiting", "")]
+
+
 def test_wakeup_is_published_by_a_background_thread(matrix: MatrixBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     """I1: a thread of its own hands the wake-ups to the broker, and a broker that fails costs only the wake-up."""
     matrix.node(delay=timedelta(0))
