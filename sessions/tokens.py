@@ -78,8 +78,6 @@ def verify_token(token: str, session_id: str) -> Admission:
 
 MAX_LIFETIME = timedelta(hours=1)  #: of a token
 REVOKE = read_script("revoke")
-#: Where processes of a release without revocations by shard write. During an upgrade and the hour after it, it counts.
-UNSHARDED = "{at:revoked}"
 
 
 class Revocation(NamedTuple):
@@ -99,11 +97,9 @@ def revoke_tokens(server: Server, session_id: str, sides: Sequence[str]) -> int:
 
 
 def is_revoked(server: Server, session_id: str, side: str, issued_at: int) -> bool:
-    """Return whether a revocation is later than the token. One of another layout counts while its node answers."""
+    """Return whether a revocation is later than the token."""
     member, key = _member(session_id, side), client.REVOKED[client.shard_of(session_id)]
     (at,) = server.ask(lambda pipe: [pipe.zscore(key, member)])
-    if at is None or at <= issued_at:
-        (at,) = server.ask(lambda pipe: [pipe.zscore(UNSHARDED, member)], partly=True)
     return at is not None and at > issued_at
 
 

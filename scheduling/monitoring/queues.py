@@ -23,7 +23,6 @@ from django.db import DatabaseError
 from scheduling import broker_health
 from scheduling.app_integrations import integrations
 from scheduling.dispatch import read_publication_time
-from scheduling.queue_names import TOUCH_QUEUES
 from scheduling.redis_client import RedisError, connect_once
 
 log = structlog.get_logger(__name__)
@@ -190,8 +189,7 @@ def remove_worker_report(report: WorkerReport) -> None:
 def list_worker_reports() -> list[WorkerReport]:
     """Return the reports of the last `REPORT_LIFETIME` seconds. Raises `RedisError`.
 
-    A worker of an older version reports no queues: it is taken as a core worker. Execution workers report on RabbitMQ
-    only.
+    Execution workers report on RabbitMQ only.
     """
     now, found = _read_reports()
     return [
@@ -199,10 +197,10 @@ def list_worker_reports() -> list[WorkerReport]:
             said["name"],
             said["processes"],
             said["busy"],
-            said.get("queues", list(TOUCH_QUEUES.values())),
-            said.get("running", 0),
+            said["queues"],
+            said["running"],
             max(0.0, now - said["at"]),
-            said.get("unacked", {}),
+            said["unacked"],
         )
         for _key, said in sorted((key, json.loads(text)) for key, text in found.items())
         if now - said["at"] < REPORT_LIFETIME

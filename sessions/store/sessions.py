@@ -397,7 +397,7 @@ class Store:
             None
             if values is None or left_ms is None
             else decode_text(values[0][6:])
-            if values[0] and (within is None or _is_recent(left_ms, within))
+            if values[0] and (within is None or timedelta(milliseconds=left_ms) > SESSION_LIFETIME - within)
             else ""
             for values, left_ms in zip(found[::2], found[1::2], strict=True)
         ]
@@ -617,15 +617,6 @@ def _collect_presence(
         elif wrote[frame.user_id] != 1:
             wrote[frame.user_id] = at
     return present, wrote
-
-
-def _is_recent(left_ms: int, window: timedelta) -> bool:
-    """Return whether the user's last frame is within the window, by the remaining lifetime of the presence.
-
-    A process of an earlier version keeps it for the window only. So it counts in its last minutes too.
-    """
-    left = timedelta(milliseconds=left_ms)
-    return left <= window or left > SESSION_LIFETIME - window
 
 
 def _parse_claim(

@@ -738,8 +738,6 @@ def test_inapp_finds_sessions_within_window_only(chats: Chats) -> None:
     assert chats.store.sessions_of(["ann"]) == ["s1"]
     chats.user(kind="ping")
     assert chats.store.sessions_of(["ann"], within=timedelta(minutes=10)) == ["s1"]
-    chats.store.server.client.pexpire(name, timedelta(minutes=10))  # of an earlier version
-    assert chats.store.sessions_of(["ann"], within=timedelta(minutes=10)) == ["s1"]
 
 
 def test_presence_value_stays_below_44_bytes(chats: Chats) -> None:

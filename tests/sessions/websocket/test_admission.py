@@ -85,16 +85,6 @@ def test_revocation_is_later_than_clock_that_went_back(valkey: redis.Redis) -> N
     assert [each.session_id for each in found[shard]] == ["s1"]
 
 
-def test_revocation_of_a_process_before_the_upgrade_counts(valkey: redis.Redis) -> None:
-    """It lies in one key for all shards. A token that it revoked was valid after the upgrade."""
-    server = live_store().server
-    at = tokens.read_issue_time(server, "s1")
-    valkey.zadd("{at:revoked}", {"s1\nuser": at})
-    assert tokens.is_revoked(server, "s1", "user", at - 1)
-    assert not tokens.is_revoked(server, "s1", "user", at)
-    assert not tokens.is_revoked(server, "s1", "agent", at - 1)
-
-
 def test_origin_list_limits_pages(initial_rows: None, second_address: str) -> None:
     answers = {}
     for origin in ("https://shop.example.com", "https://evil.example.com", "null", None):
