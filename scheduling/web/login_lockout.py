@@ -90,7 +90,7 @@ def unlock_login(name: str) -> int:
 
 
 @receiver(user_logged_in)
-def reset_on_login(request: HttpRequest | None, user: Any, **_: Any) -> None:
+def reset_tries(request: HttpRequest | None, user: Any, **_: Any) -> None:
     """Reset the tries of the name from this address, and mark the address as known."""
     if request is not None:
         values = {"digest": _hash_name(user.get_username()), "address": _get_client_address(request), "user": user.pk}

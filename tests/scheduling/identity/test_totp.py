@@ -140,6 +140,15 @@ def test_wrong_codes_lock_like_wrong_passwords(ann: User, client: Client) -> Non
     assert totp.count_recovery_codes(ann) == 10, "a locked sign-in uses no code up"
 
 
+def test_right_codes_of_the_account_page_lock_nobody(as_member: Callable[[str], Client]) -> None:
+    client = as_member("viewer")
+    _secret, codes = enrol(User.objects.get(username="viewer"))
+    for _time in range(6):
+        page = client.post(reverse("admin:account_second_factor"), {"do": "codes", "code": codes[0]}).content.decode()
+        codes = re.findall(r"^(?:.*>)?([a-z2-7]{4}(?:-[a-z2-7]{4}){3})$", page, re.M)
+        assert len(codes) == 10
+
+
 def test_required_second_factor_is_set_up_before_the_first_session(
     ann: User, client: Client, settings: Settings
 ) -> None:
