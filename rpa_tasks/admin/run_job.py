@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -317,7 +317,6 @@ def _list_entry(row: PeriodicTask) -> dict[str, Any]:
         parse_arguments(order)
     except InvalidInput as error:
         problem = explain_refusal(error)
-    shops = order.get("shops", ALL_SHOPS)
     platform = Platform.objects.filter(key=order.get("platform")).first()
     minutes = _interval_minutes(row)
     every = describe_duration(timedelta(minutes=minutes)) if minutes else str(row.scheduler)
@@ -325,9 +324,9 @@ def _list_entry(row: PeriodicTask) -> dict[str, Any]:
         "row": row,
         "platform": platform or order.get("platform", "?"),
         "task_type": order.get("task_type", "?"),
-        "shops": _("all") if shops == ALL_SHOPS else len(shops),
+        "shops": _("all") if order.get("shops", ALL_SHOPS) == ALL_SHOPS else len(_shops_of(order)),
         "every": every,
-        "spread": describe_duration(timedelta(seconds=float(order.get("spread_seconds") or 0))),
+        "spread": describe_duration(timedelta(seconds=_seconds_of(order, "spread_seconds"))),
         "last": format_instant(row.last_run_at),
         "link": reverse("admin:rpa_tasks_shop_schedule", args=[row.pk]),
         "problem": problem or translate_error(find_problem(row)),
@@ -342,6 +341,18 @@ def _arguments_of(row: PeriodicTask) -> dict[str, Any]:
     return order if isinstance(order, dict) else {}
 
 
+def _seconds_of(order: Mapping[str, Any], name: str) -> float:
+    """Return a span of a schedule. One that no run accepts counts as none; the list names the problem."""
+    value = order.get(name)
+    return value if isinstance(value, int | float) and 0 <= value <= MAX_SPREAD else 0
+
+
+def _shops_of(order: Mapping[str, Any]) -> list[Any]:
+    """Return the shops that a schedule lists; none for all."""
+    shops = order.get("shops")
+    return shops if isinstance(shops, list) else []
+
+
 def _interval_minutes(row: PeriodicTask) -> int | None:
     """Return the interval in minutes; None for other intervals."""
     return (
@@ -351,12 +362,11 @@ def _interval_minutes(row: PeriodicTask) -> int | None:
 
 def _initial_values(row: PeriodicTask) -> dict[str, Any]:
     order = _arguments_of(row)
-    shops = order.get("shops", ALL_SHOPS)
     flow = Flow.objects.filter(platform__key=order.get("platform"), task_type=order.get("task_type")).first()
     return {
-        "flow": flow, "every": _interval_minutes(row), "spread": round(float(order.get("spread_seconds") or 0) / 60),
-        "shops": [] if shops == ALL_SHOPS else shops, "priority": order.get("priority", "normal"),
-        "due": round(float(order.get("due_seconds") or 0) / 60) or None,
+        "flow": flow, "every": _interval_minutes(row), "spread": round(_seconds_of(order, "spread_seconds") / 60),
+        "shops": _shops_of(order), "priority": order.get("priority", "normal"),
+        "due": round(_seconds_of(order, "due_seconds") / 60) or None,
         "payload": order.get("payload") or {}, "name": row.name, "enabled": row.enabled,
     }  # fmt: skip
 

@@ -383,6 +383,15 @@ def test_schedule_pages_name_retired_shops_and_ignore_other_periodic_tasks(edito
     assert ("there is no shop “s2”" in page, "scheduling.dispatch_due" in page) == (True, False)
 
 
+def test_schedule_that_was_written_past_the_form_stops_no_page(editor: Client, market: Market) -> None:
+    editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk})
+    row = PeriodicTask.objects.get(task="rpa_tasks.publish_for_shops")
+    wrong = {"platform": "pdd", "task_type": "sync_order", "shops": 5, "spread_seconds": "ten", "due_seconds": 1e300}
+    PeriodicTask.objects.filter(pk=row.pk).update(kwargs=json.dumps(wrong))
+    assert "spread_seconds" in text(editor.get(url("shop_schedules")))
+    assert editor.get(url("shop_schedule", row.pk)).status_code == 200
+
+
 def test_node_without_report_is_marked_and_deletable(
     editor: Client, as_member: Callable[[str], Client], market: Market
 ) -> None:
