@@ -140,7 +140,7 @@ def test_wrong_codes_lock_like_wrong_passwords(ann: User, client: Client) -> Non
     assert totp.count_recovery_codes(ann) == 10, "a locked sign-in uses no code up"
 
 
-def test_right_codes_of_the_account_page_lock_nobody(as_member: Callable[[str], Client]) -> None:
+def test_right_codes_of_the_account_page_lock_no_name(as_member: Callable[[str], Client]) -> None:
     client = as_member("viewer")
     _secret, codes = enrol(User.objects.get(username="viewer"))
     for _time in range(6):
