@@ -61,13 +61,7 @@ def export_document(names: Iterable[str] = (), *, with_secrets: bool = False) ->
 
 
 class InvalidConfiguration(InvalidInput):
-    """The file cannot be applied. Fields are places: `nodes[2].template`. The first error of a place is reported."""
-
-    def __init__(self, *errors: FieldError) -> None:
-        first: dict[str, FieldError] = {}
-        for error in errors:
-            first.setdefault(error.field, error)
-        super().__init__(*first.values())
+    """The file cannot be applied. Fields are places: `nodes[2].template`."""
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.errors))
@@ -161,9 +155,12 @@ def plan_changes(document: Mapping[str, Any]) -> ChangePlan:
                     section.check(one, plan)
             found.raise_if_any()
         changes = [change for section in given for change in section.list_changes(plan)]
-        _check_retirements(plan, changes)
     except InvalidInput as error:
-        raise InvalidConfiguration(*error.errors) from None
+        first: dict[str, FieldError] = {}  # of each place
+        for each in error.errors:
+            first.setdefault(each.field, each)
+        raise InvalidConfiguration(*first.values()) from None
+    _check_retirements(plan, changes)
     return ChangePlan(changes, plan.notes, frozenset(plan.listed))
 
 
@@ -183,7 +180,7 @@ def _check_retirements(plan: Plan, changes: Sequence[Change]) -> None:
     """Refuse to retire a row to which a row refers that the file does not list."""
     retired = {(each.section.name, each.label) for each in changes if each.verb == "retired"}
     models = {each.section.model for each in changes if each.verb == "retired"}
-    found = ErrorCollector()
+    found: list[FieldError] = []
     for section in plan.sections.values():
         if not models & section.referred_models:
             continue
@@ -192,14 +189,13 @@ def _check_retirements(plan: Plan, changes: Sequence[Change]) -> None:
             for _place, model, key in section.list_references(row):
                 owner = plan.section_of[model]
                 if (owner.name, key) in retired:
-                    found.add(
-                        owner.name,
-                        _(
-                            "%(noun)s “%(key)s” is not listed, but %(other)s “%(user)s” still uses it",
-                            noun=_(owner.noun), key=key, other=_(section.noun), user=section.label(row),
-                        ),
+                    message = _(
+                        "%(noun)s “%(key)s” is not listed, but %(other)s “%(user)s” still uses it",
+                        noun=_(owner.noun), key=key, other=_(section.noun), user=section.label(row),
                     )  # fmt: skip
-    found.raise_if_any()
+                    found.append(FieldError(owner.name, message))
+    if found:
+        raise InvalidConfiguration(*dict.fromkeys(found))
 
 
 def store_plan(document: Mapping[str, Any], planned: ChangePlan, stamp: Stamp) -> None:
