@@ -14,10 +14,11 @@ import math
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
+from itertools import islice
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -84,7 +85,7 @@ def deliver_touches(task_ids: Sequence[UUID]) -> None:
         django.db.Error: PostgreSQL is unavailable, or it exceeded its time limit for a single touch.
             The latter may mean that the machine was suspended.
     """
-    batching.bisect(task_ids, partial(_deliver_batch, slots={}, waits={}), _give_up, concerns_all=_concerns_all)
+    batching.bisect(task_ids, partial(_deliver_batch, waits={}), _give_up, concerns_all=_concerns_all)
 
 
 def _concerns_all(error: Exception, count: int) -> bool:
@@ -121,14 +122,10 @@ def _settle_without_attempt(task_id: UUID, end: Settlement) -> list[UUID]:
     return [claim.task_id for claim in claims]
 
 
-def _deliver_batch(task_ids: Sequence[UUID], slots: QuotaSlots, waits: LaneWaits) -> None:
-    """Deliver a batch. `slots` and `waits` keep what its tries and halves have reserved.
-
-    A second question takes a second slot or instant.
-    """
+def _deliver_batch(task_ids: Sequence[UUID], waits: LaneWaits) -> None:
     config = snapshot.current()
     announced = read_announced(task_ids, config)
-    reserve_quota_slots(task_ids, config, slots)
+    slots = reserve_quota_slots(task_ids, config)
     with transaction.atomic():
         locked = due_batch.lock(announced, config)
         batch, deferred = admit_batch(locked, slots, waits) if locked else (None, {})
@@ -139,6 +136,9 @@ def _deliver_batch(task_ids: Sequence[UUID], slots: QuotaSlots, waits: LaneWaits
     judged = [each for alike in decisions.values() for each in alike]
     settled = {each.row.task_id for each in judged}
     rest = [*batch.rest, *(each.wakeup for each in batch.due if each.task_id not in settled)] if batch else []
+    keep = {task_id for task_id, (reason, _) in deferred.items() if reason != QUOTA}
+    keep |= {each.task_id for each in rest}  # they are published at once and use the slots that they have
+    forget_quota_slots(set(task_ids) - keep)
     # Before any statement that may fail: the touches are claimed.
     deliveries = [each.delivery for each in judged if each.delivery]
     if deliveries:
@@ -220,39 +220,61 @@ def _measure(decisions: Decided) -> None:
 
 QUOTA = "quota"
 LANE_STEP = 0.5  #: seconds; the touches of a lane return in groups, because each message to a worker has a price
+MOST_REMEMBERED = 20_000  #: slots
+SLOT_MEMORY = 10.0  #: seconds; a slot that no commit used in this time may have passed
 NEARLY_DUE = timedelta(milliseconds=50)  #: longer than from the question about slots to the lock
 
 
-QuotaSlots = dict[UUID, datetime]  #: reserved slots, by PostgreSQL's clock
+QuotaSlots = Mapping[UUID, datetime]  #: reserved slots ahead, by PostgreSQL's clock
 Postponed = dict[UUID, tuple[str, datetime]]  #: reason and new due time
 LaneWaits = dict[UUID, tuple[str, float]]  #: reason and instant in monotonic time
+#: In the order of reservation: the slot, and when it was reserved in monotonic seconds.
+recent_quota_slots: dict[UUID, tuple[datetime, float]] = {}
 _Wanted = dict[tuple[str, int], list[tuple[UUID, SlotRequest]]]  #: by receiver and priority
 
 
-def reserve_quota_slots(task_ids: Sequence[UUID], config: Snapshot, slots: QuotaSlots) -> None:
-    """Reserve a quota slot for each touch that needs one and has none in `slots`, in Redis. Add them to `slots`.
+def reserve_quota_slots(task_ids: Sequence[UUID], config: Snapshot) -> QuotaSlots:
+    """Reserve a quota slot for each touch that needs one, in Redis. Call it before the transaction.
 
-    Call it before the transaction. A touch whose slot would lie after its expiry takes none. It waits until it expires,
-    and judging ends it. A touch that is cancelled gives its slot back.
+    Return the slots that lie ahead, by PostgreSQL's clock. A touch whose slot would lie after its expiry takes none. It
+    waits until it expires, and judging ends it. A touch that is cancelled gives its slot back.
     """
     if not config.counting_quotas:
-        return
+        return {}
     clock = time.monotonic()
     found = sql.rows(_WANTING, {"ids": list(task_ids), "nodes": list(config.counting_quotas), "nearly": NEARLY_DUE})
-    found = [row for row in found if row[0] not in slots]
+    known = {row[0]: slot for row in found if row[7] != QUOTA and (slot := _recall_quota_slot(row[0], clock))}
+    found = [row for row in found if row[0] not in known]
     groups, lanes = _group_by_receiver(found, config)
     sending = sender()
     in_transit = {key: sum(map(sending.lanes.count_ungranted, receivers)) for key, receivers in lanes.items()}
     waits: dict[UUID, timedelta] = {}
     for quotas, wanted in groups.items():
         requests = {key: [request for _, request in group] for key, group in wanted.items()}
-        for key, found_waits in sending.quotas.reserve(quotas, requests, in_transit).items():
-            for (task_id, request), wait in zip(wanted[key], found_waits, strict=True):
+        for key, slots in sending.quotas.reserve(quotas, requests, in_transit).items():
+            for (task_id, request), wait in zip(wanted[key], slots, strict=True):
                 waits[task_id] = request.longest if wait is None else wait
     passed = timedelta(seconds=time.monotonic() - clock)
-    for row in found:
-        if row[0] in waits:
-            slots[row[0]] = row[6] + passed + waits[row[0]] if waits[row[0]] else row[6]
+    fresh = {row[0]: row[6] + passed + waits[row[0]] if waits[row[0]] else row[6] for row in found if row[0] in waits}
+    # Keep the latest slots. A batch that is halved, repeated or left for later must not reserve its slots again.
+    recent_quota_slots.update({task_id: (slot, clock) for task_id, slot in fresh.items()})
+    forget_quota_slots(list(islice(recent_quota_slots, max(len(recent_quota_slots) - MOST_REMEMBERED, 0))))
+    return known | fresh
+
+
+def _recall_quota_slot(task_id: UUID, clock: float) -> datetime | None:
+    """Return the slot that a lost batch reserved moments ago."""
+    slot, reserved_at = recent_quota_slots.get(task_id, (None, 0.0))
+    return slot if clock - reserved_at <= SLOT_MEMORY else None
+
+
+def forget_quota_slots(task_ids: Iterable[UUID]) -> None:
+    """Forget the slots of touches that are claimed or wait for their slot. Their next wake-up reserves again.
+
+    Call it after the commit. A touch that waits half a second for its lane keeps its slot, for `SLOT_MEMORY`.
+    """
+    for task_id in task_ids:
+        recent_quota_slots.pop(task_id, None)
 
 
 def _group_by_receiver(
@@ -300,6 +322,8 @@ freed_slots = BackgroundBatcher(_give_back, name="freed_slots")
 
 def admit_batch(batch: DueBatch, slots: QuotaSlots, waits: LaneWaits) -> tuple[DueBatch, Postponed]:
     """Admit the touches that their receivers have room for, the most important first. Change no row.
+
+    `waits` keeps the instants of lanes for the tries and halves of one batch: a second question takes a second instant.
 
     Return the batch without the postponed touches, and these.
     Touches with an unknown receiver are admitted: judging reports the error. So are touches of idle nodes, which

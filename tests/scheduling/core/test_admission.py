@@ -26,9 +26,9 @@ from scheduling.delivery import lanes, pipeline
 from scheduling.delivery.sender import sender
 from scheduling.ids import new_id
 from scheduling.ledger.touches import TouchLedger
-from scheduling.models import ChannelConfig, Node, Pause, Touch
+from scheduling.models import ChannelConfig, HarassmentRule, Node, Pause, Touch
 from scheduling.operations import commands
-from tests.scheduling.core.conftest import Shop, deliver_when_due, fall_due, pass_time, rows
+from tests.scheduling.core.conftest import Shop, deliver_when_due, fall_due, make_quiet_now, pass_time, rows
 from tests.scheduling.core.fake_channels import Died
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.touch_logs import list_verdicts
@@ -133,7 +133,11 @@ def test_robot_quota_gives_each_touch_a_slot_of_its_own(
     assert 20 <= written.total() <= 2 * 20
 
 
-def test_lost_batch_loses_slots_only(limited: Node, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("process", ["the same", "another"])
+def test_batch_lost_after_its_reservation_loses_slots_only(
+    limited: Node, shop: Shop, monkeypatch: pytest.MonkeyPatch, process: str
+) -> None:
+    """A batch that is halved, or that PostgreSQL rolls back, reserved a second slot for each touch."""
     ids = shop.plan(6)
     fall_due()
     before = rows(ids)
@@ -145,31 +149,17 @@ def test_lost_batch_loses_slots_only(limited: Node, shop: Shop, monkeypatch: pyt
         (row.state, row.due_at, row.lease_no) for row in before
     ]
 
+    if process == "another":
+        pipeline.recent_quota_slots.clear()
     found = deliver_when_due(*ids)
 
-    assert {(row.state, row.reason, row.lease_no) for row in found} == {("scheduled", "quota", 0)}
-    assert min(row.due_at for row in found) > before[0].due_at + timedelta(minutes=100), "after the lost slots"
-    assert not list_verdicts()
-
-
-def test_halved_batch_takes_each_slot_once(limited: Node, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = shop.plan(6)
-    defer, failures = TouchLedger.defer, 2
-
-    def fail(self: TouchLedger, deferred: Any) -> None:
-        nonlocal failures
-        failures -= 1
-        if failures >= 0:
-            raise ValueError
-        defer(self, deferred)
-
-    monkeypatch.setattr(TouchLedger, "defer", fail)
-
-    found = deliver_when_due(*ids)
-
-    assert failures < 0
-    assert Counter(row.state for row in found) == {"delivered": 2, "scheduled": 4}
-    assert max(row.due_at for row in found) < now() + timedelta(hours=2, minutes=5)
+    if process == "another":
+        assert {(row.state, row.reason, row.lease_no) for row in found} == {("scheduled", "quota", 0)}
+        assert min(row.due_at for row in found) > before[0].due_at + timedelta(minutes=100), "after the lost slots"
+        assert not list_verdicts()
+    else:
+        assert Counter(row.state for row in found) == {"delivered": 2, "scheduled": 4}
+        assert max(row.due_at for row in found) < now() + timedelta(hours=2, minutes=5)
 
 
 def test_stopped_touches_take_no_slot(limited: Node, shop: Shop) -> None:
@@ -198,6 +188,47 @@ def test_channels_with_one_receiver_count_by_their_own_limits(shop: Shop) -> Non
     assert [row.state for row in sent] == ["delivered"] * 2
     (state,) = sender().quotas.read_states([("limited:robot", (CalendarQuota(5, "day"),))])
     assert state.used == (("day", 1, 5),)
+
+
+@pytest.mark.parametrize("between", ["quiet hours", "retry"])
+def test_used_slot_admits_no_second_time(between: str, limited: Node, shop: Shop) -> None:
+    """The process remembered the slot, also after its touch had used it: a claim and a verdict for nothing."""
+    if between == "quiet hours":
+        make_quiet_now()
+    else:
+        shop.answer(Transient("busy"))
+    early = shop.plan(2)
+    before = deliver_when_due(*early)
+    assert {(row.state, row.lease_no) for row in before} == {("scheduled", 1)}
+    HarassmentRule.objects.filter(kind="quiet_hours").delete()
+    shop.answer(Delivered("heard"))
+    if between == "quiet hours":
+        sender().quotas._redis.flushall()
+        later = [shop.record_event(user=f"other-{number}").task_ids[0] for number in range(2)]
+        assert {row.state for row in deliver_when_due(*later)} == {"delivered"}
+    judged = len(list_verdicts())
+
+    after = deliver_when_due(*early)
+
+    assert {(row.state, row.reason, row.lease_no) for row in after} == {("scheduled", "quota", 1)}
+    assert len(list_verdicts()) == judged
+
+
+def test_slot_of_a_lost_batch_is_forgotten_soon(limited: Node, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    early = shop.plan(2)
+    fall_due()
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "judge_batch", lambda _: _die())
+        with pytest.raises(Died):
+            pipeline.deliver_touches(early)
+    later = [shop.record_event(user=f"other-{number}").task_ids[0] for number in range(2)]
+    sender().quotas._redis.flushall()
+    assert {row.state for row in deliver_when_due(*later)} == {"delivered"}
+    monkeypatch.setattr(pipeline, "SLOT_MEMORY", -1.0)
+
+    after = deliver_when_due(*early)
+
+    assert {(row.reason, row.lease_no) for row in after} == {("quota", 0)}
 
 
 def _die() -> None:
