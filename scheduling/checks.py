@@ -11,6 +11,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.utils.module_loading import import_string
 
+from scheduling.channels.base import Channel
 from scheduling.configuration.validation import MAX_TIMEOUT
 from scheduling.delivery.outgoing import BATCH_DEADLINE, LEASE
 from scheduling.ledger.transitions import WAKEUP_LEASE
@@ -53,26 +54,24 @@ def check_visibility_timeout(**_: Any) -> list[CheckMessage]:
 
 @register
 def check_registry_paths(**_: Any) -> list[CheckMessage]:
-    """Check that every dotted path in the registries can be imported."""
+    """Check that every dotted path in the registries can be imported, and that each channel is one."""
     registries = {
         "CHANNELS": settings.CHANNELS.values(),
         "CONFIG_SECTIONS": settings.CONFIG_SECTIONS,
         "INTEGRATIONS": settings.INTEGRATIONS,
     }
-    return [
-        Error(f"{name} names {path}, which cannot be imported.", id="aftertouch.E003")
-        for name, paths in registries.items()
-        for path in paths
-        if not _importable(path)
-    ]
-
-
-def _importable(path: str) -> bool:
-    try:
-        import_string(path)
-    except ImportError:
-        return False
-    return True
+    found: list[CheckMessage] = []
+    for name, paths in registries.items():
+        for path in paths:
+            try:
+                named = import_string(path)
+            except ImportError:
+                found.append(Error(f"{name} names {path}, which cannot be imported.", id="aftertouch.E003"))
+            else:
+                if name == "CHANNELS" and not issubclass(named, Channel):
+                    text = f"{name} names {path}, which does not derive from {Channel.__module__}.Channel."
+                    found.append(Error(text, id="aftertouch.E003"))
+    return found
 
 
 @register(deploy=True)

@@ -13,6 +13,7 @@ import asyncio
 import contextvars
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -144,7 +145,8 @@ class RateLimits:
         self._redis = connect_redis(url, timeout=settings.TIMEOUTS.redis_rates)
         self._slices: dict[str, Slice] = {}
         self._changing = threading.Lock()
-        self._taking = threading.Lock()  #: held during a round trip: the requests that wait use what it takes
+        #: By budget. Held during a round trip: the requests that wait use what it takes.
+        self._taking: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._retry_redis_at = 0.0
 
     def consume(self, budget: str, count: int) -> float | None:
@@ -167,11 +169,13 @@ class RateLimits:
         """Consume from the slice of this process, or from one that is taken from Redis.
 
         Returns the seconds to wait, 0 if consumed or if Redis did not respond. Blocks for a round trip, at most
-        `TIMEOUTS.redis_rates`, and for those of other threads.
+        `TIMEOUTS.redis_rates`, and for those of other threads that take of the same budget.
         """
         if (wait := self.consume(budget, count)) is not None:
             return wait
-        with self._taking:
+        with self._changing:
+            taking = self._taking[budget]
+        with taking:
             if (wait := self.consume(budget, count)) is not None:
                 return wait
             wanted = max(count, min(LARGEST_SLICE, limit // 100))
@@ -192,9 +196,9 @@ class RateLimits:
             with self._changing:
                 rest, now = self._slices.get(budget), time.monotonic()
                 left = granted + (rest.left if rest and now < rest.ends else 0)
-                consumed = count if left >= count else 0
-                self._slices[budget] = Slice(ends, left - consumed, granted < wanted)
-            return 0 if consumed else max(ends - now, 0)
+                is_enough = left >= count
+                self._slices[budget] = Slice(ends, left - count if is_enough else left, granted < wanted)
+            return 0 if is_enough else max(ends - now, 0)
 
 
 @cache

@@ -20,7 +20,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 from zlib import crc32
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo, available_timezones
 
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector, InvalidInput
@@ -310,14 +310,12 @@ def read_window(given: Any) -> dict[str, Any]:
     return stored
 
 
-@lru_cache(1_000)
 def is_time_zone(name: str) -> bool:
-    """Return whether this is the name of an IANA time zone."""
-    try:
-        ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):  # a directory of the database, a path outside it, a NUL
-        return False
-    return bool(name)
+    """Return whether this is the name of an IANA time zone. Others of the system, such as `right/UTC`, are none."""
+    return name in _time_zones()
+
+
+_time_zones = cache(available_timezones)  # it reads all files of the database
 
 
 def check_windows(given: Any, found: ErrorCollector, field: str) -> None:

@@ -323,9 +323,11 @@ class Section:
         except InvalidInput as error:
             raise InvalidInput(*(FieldError(self.path_of(each.field), each.message) for each in error.errors)) from None
         self.check_among(one, plan)
+        found = ErrorCollector()
         for place, model, key in self.list_references(one.row):
             if (key,) not in plan.in_use(model):
-                raise InvalidInput.of(place, plan.describe_missing(model, key))
+                found.add(place, plan.describe_missing(model, key))
+        found.raise_if_any()
 
     def path_of(self, name: str) -> str:
         """Return where the file writes a value. A dot leads inside the value."""

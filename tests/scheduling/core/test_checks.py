@@ -66,6 +66,7 @@ def test_check_horizon_beyond_visibility_timeout_fails(settings: Settings) -> No
     "registry, value",
     [
         ("CHANNELS", {"pigeon": "scheduling.channels.pigeon.Pigeon"}),
+        ("CHANNELS", {"pigeon": "scheduling.channels.base.Message"}),
         ("CONFIG_SECTIONS", ["no.such.module.Section"]),
         ("INTEGRATIONS", ["scheduling.integration.no_such_name"]),
     ],
