@@ -150,17 +150,20 @@ def publish_job(request: PublishRequest) -> Receipt:
     """
     shop, flow = _find_shop_and_flow(request)
     request, unfit = check_request(request, flow)
-    entry = Publication(0, request, shop, flow, choose_dedupe_key(request, flow), new_id())
+    key = choose_dedupe_key(request, flow)
+    entry = Publication(0, request, shop, flow, key, new_id())
     wakeups: list[WakeUp] = []
-    if request.merges_into_any and (key := _find_waiting_key(entry)) is not None:
-        entry.key = key
-        wakeups = _merge([entry])
-        entry.key = choose_dedupe_key(request, flow)
+    if request.merges_into_any and key is not None:
+        # A run may take the found job before the merge. Then another one may wait.
+        while entry.result is None and (found := _find_waiting_key(entry)) is not None:
+            entry.key = found
+            wakeups = _merge([entry])
+            entry.key = key
     if entry.result is None and not unfit:
         wakeups = _store(entry)
-    elif entry.result is None:
+    elif entry.result is None and request.keeps_payload and key is not None:
         # A request that keeps the waiting job's payload need not bring a valid one.
-        wakeups = _merge([entry]) if request.keeps_payload and entry.key is not None else []
+        wakeups = _merge([entry])
     if entry.result is None:
         raise InvalidInput(*unfit)
     if not isinstance(entry.result, Receipt):

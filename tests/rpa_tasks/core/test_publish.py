@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import subprocess
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.utils.timezone import now
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pytest_django import DjangoCaptureOnCommitCallbacks
 
 from rpa_tasks.jobs.ledger import job_ledger
-from rpa_tasks.jobs.publish import BacklogFull
+from rpa_tasks.jobs.publish import BacklogFull, Receipt
 from rpa_tasks.models import Flow, Job
 from rpa_tasks.supervisor import command
 from scheduling.errors import InvalidInput
 from scheduling.ledger.transitions import Settlement
 from tests.rpa_tasks.core.conftest import Market
-from tests.support.second_connection import Race
+from tests.support.second_connection import Race, SecondConnection
 from tests.support.tables import each_row
 
 
@@ -119,6 +121,41 @@ def test_publish_with_kept_payload_checks_schema_of_new_job(market: Market) -> N
 
     assert market.publish(task_type="sync_page", keeps_payload=True, merges_into_any=True, priority=0).duplicate
     assert (Job.objects.get().payload, Job.objects.get().priority) == ({"page": 1}, 0)
+
+
+def test_publish_into_any_waiting_job_needs_a_flow_that_merges(market: Market) -> None:
+    """The waiting job is of the time when the flow merged equal payloads."""
+    flow = market.flow("reply", dedupe_by="payload")
+    market.publish(task_type="reply", payload={"to": "ann"}, delay=timedelta(hours=1))
+    assert not market.publish(task_type="reply", keeps_payload=True, merges_into_any=True, dedupe_key="").duplicate
+    Flow.objects.filter(pk=flow.pk).update(dedupe_by="none")
+
+    assert not market.publish(task_type="reply", keeps_payload=True, merges_into_any=True).duplicate
+    assert Job.objects.count() == 3
+
+
+@pytest.mark.django_db(transaction=True)
+def test_publish_into_any_waiting_job_finds_the_one_behind_a_new_run(
+    market: Market, second_connection: SecondConnection
+) -> None:
+    """The first job starts between the look and the merge."""
+    market.flow("reply", dedupe_by="payload")
+    market.publish(task_type="reply", payload={"to": "ann"})
+    behind: list[Receipt] = []
+
+    def start_and_publish() -> Receipt:
+        assert market.pick()
+        return market.publish(task_type="reply", payload={"to": "bob"})
+
+    def start_first(execute: Any, query: Any, *rest: Any) -> Any:
+        if not behind and "FOR NO KEY UPDATE" in query:
+            behind.append(second_connection(start_and_publish))
+        return execute(query, *rest)
+
+    with connection.execute_wrapper(start_first):
+        merged = market.publish(task_type="reply", keeps_payload=True, merges_into_any=True)
+
+    assert [merged] == [replace(each, duplicate=True, because="waiting") for each in behind]
 
 
 # --- which requests merge ------------------------------------------------------------------------------------------
