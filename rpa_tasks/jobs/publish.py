@@ -150,6 +150,8 @@ def publish_job(request: PublishRequest) -> Receipt:
     """
     shop, flow = _find_shop_and_flow(request)
     request, unfit = check_request(request, flow)
+    if unfit and not request.keeps_payload:
+        raise InvalidInput(*unfit)
     key = choose_dedupe_key(request, flow)
     entry = Publication(0, request, shop, flow, key, new_id())
     wakeups: list[WakeUp] = []
@@ -161,7 +163,7 @@ def publish_job(request: PublishRequest) -> Receipt:
             entry.key = key
     if entry.result is None and not unfit:
         wakeups = _store(entry)
-    elif entry.result is None and request.keeps_payload and key is not None:
+    elif entry.result is None and key is not None:
         # A request that keeps the waiting job's payload need not bring a valid one.
         wakeups = _merge([entry])
     if entry.result is None:

@@ -158,6 +158,21 @@ def test_publish_into_any_waiting_job_finds_the_one_behind_a_new_run(
     assert [merged] == [replace(each, duplicate=True, because="waiting") for each in behind]
 
 
+def test_publish_refuses_unstorable_payload_before_its_key(market: Market) -> None:
+    market.flow("reply", dedupe_by="payload")
+    for payload in ({"to": "\ud800"}, {"to": {"a", "set"}}):
+        with pytest.raises(InvalidInput):
+            market.publish(task_type="reply", payload=payload)
+
+
+def test_publish_with_its_own_payload_merges_no_invalid_one_into_any(market: Market) -> None:
+    market.flow("sync_page", payload_schema={"type": "object", "required": ["page"]})
+    market.publish(task_type="sync_page", payload={"page": 1})
+    with pytest.raises(InvalidInput):
+        market.publish(task_type="sync_page", merges_into_any=True)
+    assert Job.objects.get().payload == {"page": 1}
+
+
 # --- which requests merge ------------------------------------------------------------------------------------------
 
 
