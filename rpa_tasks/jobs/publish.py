@@ -505,7 +505,8 @@ def _insert(entries: Sequence[Publication]) -> list[WakeUp]:
         entry.result = Receipt(task_id, False, state)
         if state == "queued":
             wakeups.append(WakeUp(task_id, due_at, entry.request.priority, shop))
-    payloads.release_unused([entry.task_id for entry in fitting if entry.result is None])
+    if unused := [entry.task_id for entry in fitting if entry.result is None and entry.window is not None]:
+        payloads.release_unused(unused)
     return wakeups
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -171,6 +172,12 @@ def test_publish_with_its_own_payload_merges_no_invalid_one_into_any(market: Mar
     with pytest.raises(InvalidInput):
         market.publish(task_type="sync_page", merges_into_any=True)
     assert Job.objects.get().payload == {"page": 1}
+
+
+def test_publish_without_a_window_releases_none(market: Market) -> None:
+    with CaptureQueriesContext(connection) as found:
+        market.publish()
+    assert not [each["sql"] for each in found if "DELETE FROM" in each["sql"]]
 
 
 # --- which requests merge ------------------------------------------------------------------------------------------
