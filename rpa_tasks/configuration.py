@@ -453,16 +453,18 @@ class Shops(Pausable):
 
     def check_among(self, one: Listed, plan: Plan) -> None:
         super().check_among(one, plan)
+        found = ErrorCollector()
         profiles = plan.once("profiles of the file", dict)
         first = profiles.setdefault(one.row.profile, one.path)
         if first != one.path:
             problem = _("browser profile “%(profile)s” is used at %(path)s too", profile=one.row.profile, path=first)
-            raise InvalidInput.of("profile_id", problem)
+            found.add("profile_id", problem)
         browsers = plan.once("browsers of the file", lambda: self._map_unlisted_browsers(plan))
         own, template = one.row.browser.get("cdp_url", ""), _map_templates(plan).get(one.row.platform.key, "")
         address = find_browser_address(own, template, one.row.shop_id)
         if address and (other := browsers.setdefault(address, one.path)) != one.path:
-            raise InvalidInput.of(PROVIDER, _("this browser is used at %(path)s too", path=other))
+            found.add(PROVIDER, _("this browser is used at %(path)s too", path=other))
+        found.raise_if_any()
 
     def _map_unlisted_browsers(self, plan: Plan) -> dict[str, str]:
         absent = (row for key, row in plan.stored(self).items() if key not in plan.listed[self.name])
