@@ -439,7 +439,6 @@ def serve_evidence(row: Evidence, task_id: UUID, disposition: str) -> HttpRespon
     response["Content-Disposition"] = f'{disposition if kind else "attachment"}; filename="{name}"'
     response["Content-Security-Policy"] = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
     response["X-Content-Type-Options"] = "nosniff"
-    response["Cache-Control"] = "private, max-age=3600"
     return response
 
 

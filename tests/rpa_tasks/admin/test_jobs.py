@@ -109,6 +109,7 @@ def test_evidence_runs_no_active_content(viewer: Client, market: Market) -> None
         for address in (url("job_evidence", job.pk, piece.pk), f"{url('job_evidence', job.pk, piece.pk)}?save"):
             answer = viewer.get(address)
             assert answer["X-Content-Type-Options"] == "nosniff"
+            assert "no-store" in answer["Cache-Control"]
             assert "sandbox" in answer["Content-Security-Policy"]
             assert "default-src 'none'" in answer["Content-Security-Policy"]
             assert not answer["Content-Type"].startswith(("text/html", "image/svg"))

@@ -288,6 +288,7 @@ def test_evidence_is_served_as_attachment(api: Client, failed: Callable[[], Job]
     for each in (picture, page):
         assert each.headers["content-disposition"].startswith("attachment;")
         assert each.headers["x-content-type-options"] == "nosniff"
+        assert each.headers["cache-control"] == "no-store", "no copy outlives an erasure"
 
 
 @each_row(
