@@ -129,7 +129,6 @@ class PoolScaler(Autoscaler):  # type: ignore[misc]
         wanted = self._sizer.size(seen, least=self.min_concurrency, most=self.max_concurrency, now=now)
         if wanted > seen.processes:
             self._grow(wanted - seen.processes)
-            self.pool.maintain_pool()
             log.info("pool_grows", by=wanted - seen.processes, processes=self.processes, why=str(seen))
         elif wanted < seen.processes:
             self._shrink(seen.processes - wanted)
@@ -146,6 +145,11 @@ class PoolScaler(Autoscaler):  # type: ignore[misc]
             oldest=max((measure_wait(request, now) for request in waiting), default=0.0),
             soon=sum(request.eta <= soon for request in state.scheduled_requests),
         )
+
+    def _grow(self, n: int) -> None:
+        """Start the processes at once, also for `celery control autoscale`."""
+        self.pool.grow(n)
+        self.pool.maintain_pool()
 
     def _shrink(self, n: int) -> None:
         """End only idle processes, which get no further task.

@@ -5,12 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 from pytest_django import Settings
 
 from config.celery import autoscaler
-from config.celery.autoscaler import ScalingWorker, measure_wait
+from config.celery.autoscaler import PoolScaler, ScalingWorker, measure_wait
 from scheduling.queue_names import CORE_QUEUES, RPA_QUEUES
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -63,6 +64,13 @@ def test_default_growth_leaves_other_pools_and_fixed_ones(settings: Settings, mo
     assert bounds(settings, RPA_QUEUES[0], most=None, concurrency=2) is None
     settings.CELERY_TASK_CREATE_MISSING_QUEUE_TYPE = "quorum"
     assert bounds(settings, CORE_QUEUES[0], most=None, concurrency=2) is None
+
+
+def test_control_command_starts_processes_at_once() -> None:
+    """`celery control autoscale` calls `update`. A missing process would otherwise wait for the next task."""
+    pool, worker = Mock(num_processes=2), Mock()
+    PoolScaler(pool, max_concurrency=4, min_concurrency=2, worker=worker).update(max=6, min=5)
+    assert pool.method_calls == [call.grow(3), call.maintain_pool()]
 
 
 @pytest.mark.parametrize(
