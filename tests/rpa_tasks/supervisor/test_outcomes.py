@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 from rpa_tasks.models import Run
@@ -88,6 +89,14 @@ def test_exit_codes_of_flow_add_to_defaults() -> None:
     assert judge_exits({}, 0, 64, 77, 75, 1) == ["succeeded", "business", "session", "platform", "transient"]
     own = {"business": [3], "transient": [75, 124]}  # the second has another meaning by default
     assert judge_exits(own, 3, 64, 77, 75, 124) == ["business", "business", "session", "transient", "transient"]
+
+
+def test_reason_of_each_end_fits_its_column() -> None:
+    endings = ({}, {"exit": 0, "result": {}}, {"signal": 64, "survivors": 1})
+    for ended, changes, idempotent, needs_result in product(ExitCause, endings, (True, False), (True, False)):
+        ending = CommandResult(ended, **changes)  # type: ignore[arg-type]
+        told = judge(ending, exit_codes={}, idempotent=idempotent, needs_result=needs_result)
+        assert len(told.reason) <= 64
 
 
 def test_retry_delays_grow_by_jitter_up_to_the_longest() -> None:

@@ -72,6 +72,16 @@ def test_log_keeps_the_end_of_the_output(chunks: list[bytes]) -> None:
     assert min(20, len(text)) <= len(kept) <= 40
 
 
+def test_log_loses_only_output_during_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = RunLog(str(tmp_path / "log"))
+    log.write(b"before\n")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pwrite", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        log.write(b"between\n")
+    log.write(b"after\n")
+    assert (tmp_path / "log").read_bytes() == b"before\nafter\n"
+
+
 def test_tail_counts_characters_and_replaces_invalid_bytes() -> None:
     assert decode_tail("值".encode() * 10_000) == "值" * 8000
     assert decode_tail(b"\xff\0") == "��"
