@@ -259,9 +259,21 @@ def test_dashboard_refreshes_pauses_and_reports_errors(
     advance_clock_until(page, "a.at-figure:has-text('Due within the hour') b:text-is('0')")
     assert page.locator("#table-ended[open]").count() == 1
 
-    # In a hidden tab nothing is asked; a look follows when it is seen again.
-    asked = []
+    # It looks every ten seconds.
+    asked, answered = [], []
     page.on("request", lambda request: asked.append(request.url) if request.headers.get("x-live") else None)
+    page.on("requestfinished", lambda request: answered.append(request.url) if request.headers.get("x-live") else None)
+    until = page.evaluate("Date.now()") + 30_000
+    while page.evaluate("Date.now()") < until:
+        page.clock.run_for(1_000)
+        for _ in range(900):
+            if len(answered) >= len(asked):
+                break
+            page.wait_for_timeout(100)
+    assert 0 < len(asked) <= 4
+
+    # In a hidden tab nothing is asked; a look follows when it is seen again.
+    asked.clear()
     see = "hidden => { Object.defineProperty(document, 'hidden', {value: hidden, configurable: true}); document.dispatchEvent(new Event('visibilitychange')) }"  # noqa: E501
     page.evaluate(see, True)
     page.clock.run_for(120_000)
