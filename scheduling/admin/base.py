@@ -39,12 +39,12 @@ from unfold.utils import display_for_field
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextInputWidget
 
 from scheduling.admin.form_fields import DurationField, NumberField
-from scheduling.admin.labels import translate_error, translate_errors
+from scheduling.admin.labels import translate_error
 from scheduling.admin.page_reads import count_within, render_from_replica
 from scheduling.admin.row_edits import VERSION_FIELD, DraftableAdmin, OptimisticLockForm, RestorableAdmin
 from scheduling.admin.shown_values import format_instant
 from scheduling.durations import format_duration
-from scheduling.errors import AftertouchError, InvalidInput
+from scheduling.errors import AftertouchError, FieldError, InvalidInput
 from scheduling.ids import reveal_odd_characters
 from scheduling.models.versioned import lock_for_write
 from scheduling.operations.failed_tasks import Actor
@@ -151,14 +151,16 @@ def _show_refusal(request: HttpRequest, asked: Confirmation, error: AftertouchEr
     if asked.refused:
         messages.error(request, asked.refused)
         return
-    lines = [("", line) for line in translate_errors(error)]
-    if isinstance(error, InvalidInput):
-        lines = [(each.field, translate_error(each.message)) for each in error.errors]
-    for field, words in lines:
+    fields = () if asked.form is None else asked.form.fields
+    for each in error.errors if isinstance(error, InvalidInput) else [FieldError("", str(error))]:
+        if each.field in fields:
+            asked.form.add_error(each.field, translate_error(each.message))
+            continue
+        words = translate_error(str(each) if each.field else each.message)
         if asked.form is None:
             messages.error(request, words)
         else:
-            asked.form.add_error(field if field in asked.form.fields else None, words)
+            asked.form.add_error(None, words)
 
 
 #: A method of an admin. It answers for one row with a page of its own, or with a question that the admin shows.

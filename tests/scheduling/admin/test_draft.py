@@ -154,6 +154,27 @@ def test_edit_on_top_of_a_draft_that_fits_no_more_names_the_problem(
     assert ConfigDraft.objects.get().document == text
 
 
+def test_publication_of_a_draft_that_fits_no_more_names_the_place(
+    node: Node, editor: Client, admin_url: Url, fill_form: FillForm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = admin_url("node_change", node.pk)
+    tried(editor, url, fill_form(url, delay="20m"))
+    replay_draft(ConfigDraft.objects.get())
+    plan_edits = drafts.plan_edits
+
+    def plan_before_a_retirement(draft: ConfigDraft) -> Any:
+        planned = plan_edits(draft)
+        node.channel.retired_at = now()
+        node.channel.save()
+        return planned
+
+    monkeypatch.setattr(drafts, "plan_edits", plan_before_a_retirement)
+    page = publish(editor, admin_url)
+    assert page.context["form"].non_field_errors() == ["nodes[0].channel: there is no channel “log”"]
+    node.refresh_from_db()
+    assert node.delay == timedelta(minutes=15)
+
+
 def test_page_that_shows_an_older_draft_changes_nothing(
     node: Node, editor: Client, admin_url: Url, fill_form: FillForm
 ) -> None:
