@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from typing import Any
 
 from django import forms
@@ -134,7 +135,7 @@ class CustomerImportAdmin(RowPage, ReadOnlyAdmin):
             columns=[each for each in columns.columns if each.parse] if columns else [],
             unknown=columns.unknown if columns else [],
             records=imports.read_first_records(row, SHOWN_RECORDS) if shows_file else [],
-            refused=[entry for batch in batches for entry in _describe_entries(batch)][:SHOWN_REFUSALS],
+            refused=list(islice(chain.from_iterable(map(_describe_entries, batches)), SHOWN_REFUSALS)),
             links=self.action_links(request, row),
             back=self.url("changelist"),
         )

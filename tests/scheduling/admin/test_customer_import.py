@@ -8,9 +8,10 @@ import io
 import pytest
 from django.test import Client
 
+from scheduling.admin.touches import customer_import
 from scheduling.customers.changes import change_customer
 from scheduling.error_text import ErrorText
-from scheduling.models import CustomerImport
+from scheduling.models import CustomerImport, RefusedLines
 from tests.scheduling.admin.conftest import Url
 from tests.scheduling.imports.conftest import check, import_file, undo
 from tests.support.tables import each_row
@@ -71,6 +72,19 @@ def test_undone_import_lists_values_that_stay(editor: Client, admin_url: Url) ->
     assert page["refused"] == [("bob", "name", "was changed later by eve")]
     text = b"".join(editor.get(admin_url("customerimport_refused", row.pk)).streaming_content).decode()
     assert "bob,name,was changed later by eve" in text
+
+
+def test_page_describes_only_the_refusals_that_it_shows(
+    editor: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = check(CONTENT)
+    row.refused.all().delete()
+    entries = [[line, "name", ErrorText.dump("is missing")] for line in range(15)]
+    RefusedLines.objects.bulk_create(RefusedLines(upload=row, phase="checking", entries=entries) for _ in range(4))
+    described: list[str] = []
+    monkeypatch.setattr(customer_import, "translate_error", lambda text: described.append(text) or text)
+    page = read_context(editor, admin_url("customerimport_change", row.pk))
+    assert (len(page["refused"]), len(described)) == (20, 30)  # two batches
 
 
 def test_wrong_header_is_shown_by_column(editor: Client, admin_url: Url) -> None:
