@@ -40,7 +40,7 @@ from scheduling.strict_text import InvalidText, write_yaml
 log = structlog.get_logger(__name__)
 
 NOT_SIMULATED = ("silence_policies",)  #: sections that a replay ignores
-#: Sections that a draft may change. The most edited ones come first.
+#: Sections that a draft may change if their app is installed. The most edited ones come first.
 DRAFTED = (
     "nodes", "delay_rules", "harassment_rules", "holdout", "calendars", "stages", "templates", *NOT_SIMULATED
 )  # fmt: skip
@@ -55,14 +55,18 @@ State = ConfigDraft.State
 # --- texts ---
 
 
+def list_drafted() -> list[str]:
+    return [name for name in DRAFTED if name in sections()]
+
+
 def is_draftable(model: type[Model]) -> bool:
     """Return whether a draft can hold edits of these rows."""
-    return any(model in sections()[name].tables for name in DRAFTED)
+    return any(model in sections()[name].tables for name in list_drafted())
 
 
 def export_live_draft() -> str:
     """Return the live configuration as a draft without changes."""
-    return write_yaml(apply.export_document(DRAFTED))
+    return write_yaml(apply.export_document(list_drafted()))
 
 
 def read_draft(text: str) -> tuple[dict[str, Any], ChangePlan]:
@@ -73,8 +77,9 @@ def read_draft(text: str) -> tuple[dict[str, Any], ChangePlan]:
         InvalidConfiguration: with the problems of the first section of the draft that has any.
     """
     given = apply.parse_document(text.encode())
-    if foreign := [name for name in given if name not in (*DRAFTED, "version") and name in sections()]:
-        problem = _("a draft cannot change this; allowed: %(known)s", known=", ".join(DRAFTED))
+    allowed = list_drafted()
+    if foreign := [name for name in given if name not in (*allowed, "version") and name in sections()]:
+        problem = _("a draft cannot change this; allowed: %(known)s", known=", ".join(allowed))
         raise InvalidConfiguration(*(FieldError(name, problem) for name in foreign))
     return given, apply.plan_changes(given)
 
@@ -124,7 +129,7 @@ def _identify_row(change: Change) -> tuple[str, object]:
 
 def _store_edits(draft: ConfigDraft, stamp: Stamp) -> ChangePlan:
     """Store the edits of the draft over the live configuration. Raises the errors of `plan_edits`."""
-    with apply.hold_sections(DRAFTED):
+    with apply.hold_sections(list_drafted()):
         return apply.store_chosen(read_draft(draft.document)[0], partial(_choose_edits, draft), stamp)
 
 
@@ -176,7 +181,7 @@ def capture_edit(user: Any, save: Callable[[], bool]) -> bool:
             owner=user, defaults={"base": "", "document": ""}
         )
         text = ""
-        with _rolled_back(), apply.hold_sections(DRAFTED):
+        with _rolled_back(), apply.hold_sections(list_drafted()):
             live, before = export_live_draft(), _read_rows()
             with _rolled_back():
                 after = _read_rows() if save() else before
@@ -196,7 +201,7 @@ Rows = dict[tuple[type[Model], Any], dict[str, Any]]
 
 
 def _read_rows() -> Rows:
-    models = [model for name in DRAFTED for model in sections()[name].tables]
+    models = [model for name in list_drafted() for model in sections()[name].tables]
     return {(model, row[model._meta.pk.attname]): row for model in models for row in model._default_manager.values()}
 
 

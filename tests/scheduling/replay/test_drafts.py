@@ -11,16 +11,19 @@ import yaml
 from django.contrib.auth.models import User
 from django.db import OperationalError, connection
 from django.db.models import F
+from django.test import override_settings
 from django.utils.timezone import now
 
 from scheduling.configuration import snapshot
 from scheduling.configuration.file.apply import InvalidConfiguration
+from scheduling.configuration.file.sections import sections
 from scheduling.error_text import ErrorText
 from scheduling.errors import Conflict
 from scheduling.experiments import drafts, replay
 from scheduling.models import ConfigDraft, Event, HarassmentRule, Node, Touch
 from scheduling.operations.failed_tasks import Actor
 from scheduling.strict_text import InvalidText
+from sessions.models import SilencePolicy
 from tests.scheduling.core.conftest import pass_time
 from tests.support.drafts import open_draft, replay_draft
 from tests.support.matrix import MatrixBuilder, RecordEvent
@@ -131,6 +134,18 @@ def test_draft_errors_name_the_field(two_customers_node: Node, ops: User) -> Non
     with pytest.raises(InvalidText, match="line 2"):
         drafts.read_draft("nodes: {")
     assert not drafts.run_next_replay()
+
+
+def test_draft_leaves_out_sections_of_apps_that_are_not_installed(two_customers_node: Node) -> None:
+    try:
+        with override_settings(CONFIG_SECTIONS=[]):
+            sections.cache_clear()
+            given, planned = drafts.read_draft(drafts.export_live_draft())
+            draftable = [drafts.is_draftable(model) for model in (Node, SilencePolicy)]
+    finally:
+        sections.cache_clear()
+    assert ("nodes" in given, "silence_policies" in given, planned.changes) == (True, False, [])
+    assert draftable == [True, False]
 
 
 def test_publication_stores_author_and_reason_once(two_customers_node: Node, ops: User) -> None:
