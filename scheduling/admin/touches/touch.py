@@ -145,7 +145,7 @@ class EffectiveStateFilter(DropdownFilter):  # type: ignore[misc]
     def queryset(self, request: HttpRequest, queryset: QuerySet[Touch]) -> QuerySet[Touch]:
         try:
             return queryset.filter(filter_effective_state(self.value() or ""))
-        except KeyError:
+        except ValueError:
             return queryset
 
 

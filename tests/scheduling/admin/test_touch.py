@@ -165,6 +165,15 @@ def test_reason_filter_offers_what_the_latest_touches_have(
     assert offered() == []
 
 
+def test_touch_list_ignores_an_unknown_status(
+    matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: RecordEvent
+) -> None:
+    matrix.node(delay=HOUR)
+    waiting = set(record_event().task_ids)
+    found = [listed(viewer, f"{admin_url('touch_changelist')}?status={each}") for each in ("waiting", "bad", "late")]
+    assert found == [waiting, set(), waiting]
+
+
 def test_touch_list_runs_no_count(
     matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: RecordEvent
 ) -> None:
