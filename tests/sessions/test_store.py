@@ -304,6 +304,25 @@ def test_user_message_cancels_claim(chats: Chats) -> None:
     assert again.nudge == 1
 
 
+def test_ping_keeps_claimed_silence(chats: Chats) -> None:
+    """Its message may be out before it is confirmed: a new arming would bring a second one."""
+    chats.user(seq=1)
+    chats.pass_time(61)
+    (claim,) = chats.claim()
+    assert chats.user(kind="ping", seq=2) == (COUNTED, claim.deadline_ms)
+    assert chats.user(kind="ping", seq=2).outcome == DROPPED
+    assert chats.is_current(claim)
+    chats.pass_time(31)
+    assert chats.claim() == [claim]
+    assert chats.store.release([claim]) == 1
+    chats.user(kind="ping")
+    assert chats.claim() == [claim]
+    assert chats.store.confirm([claim]) == 1
+    chats.user(kind="ping")
+    chats.pass_time(3600)
+    assert chats.claim() == []
+
+
 def test_claim_returns_oldest_silences_up_to_limit(chats: Chats) -> None:
     for number in range(40):
         chats.user(session=f"s{number}")
