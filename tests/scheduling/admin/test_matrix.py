@@ -11,6 +11,7 @@ from django.test import Client
 from django.utils.timezone import localtime
 from pytest_django import Settings
 
+from scheduling.admin.matrix import grid
 from scheduling.models import Event, Node, Stage, Touch
 from tests.scheduling.admin.conftest import FillForm, Url, read_messages
 from tests.support.matrix import MatrixBuilder, RecordEvent
@@ -128,6 +129,18 @@ def test_switch_off_with_waiting_touches_shows_the_impact_first(
     assert editor.post(admin_url("node_place", node.pk), {**data, "change_reason": "too many"}).status_code == 302
     node.refresh_from_db()
     assert (node.enabled, node.history.first().history_change_reason) == (False, "too many")
+
+
+def test_switch_off_is_confirmed_also_if_counting_takes_too_long(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = matrix.node()
+    monkeypatch.setattr(grid, "count_within", lambda count: None)
+    text = place(editor, admin_url, node, enabled="False").content.decode()
+    assert "Too many touches wait at this node to count them now." in text
+    assert "suppressed when they fall due" in text
+    node.refresh_from_db()
+    assert node.enabled
 
 
 def test_move_changes_the_stage_and_keeps_the_touches(
