@@ -62,8 +62,13 @@ def test_preview_without_a_node_or_with_a_wrong_field_plans_nothing(
         assert (list(context["form"].errors), context["outcomes"]) == ([field], None)
 
 
-def test_preview_renders_no_template_in_values(matrix: MatrixBuilder, viewer: Client, admin_url: Url) -> None:
+def test_preview_renders_stored_templates_only(matrix: MatrixBuilder, viewer: Client, admin_url: Url) -> None:
     matrix.node()
+    asked = {"type": "material.downloaded", "user_id": "ann", "body": "bye {{ user.name }}", "subject": "bye",
+             "template": "bye"}  # fmt: skip
+    outcomes = read_context(viewer, admin_url("event_preview"), asked)["outcomes"]
+    assert [each["body"] for each in outcomes] == ["hi ann"]
+    assert "bye" not in str(outcomes)
     inside = {"type": "material.downloaded", "user_id": "{{ event.type }}"}
     (outcome,) = read_context(viewer, admin_url("event_preview"), inside)["outcomes"]
     assert outcome["body"] == "hi {{ event.type }}"
