@@ -188,8 +188,8 @@ def read_each_event(request: HttpRequest) -> list[NewEvent | InvalidInput]:
         InvalidInput: a batch that holds no events.
     """
     media_type = _read_media_type(request)
-    is_binary = "HTTP_CE_SPECVERSION" in request.META or "HTTP_CE_ID" in request.META
-    is_binary &= media_type not in (BATCH, STRUCTURED)
+    has_headers = "HTTP_CE_SPECVERSION" in request.META or "HTTP_CE_ID" in request.META
+    is_binary = has_headers and media_type not in (BATCH, STRUCTURED)
     if not is_binary and media_type not in (BATCH, STRUCTURED, PLAIN):
         raise Problem(415, f"Send {STRUCTURED}, {BATCH}, or {PLAIN} with or without ce- headers.")
     trace_id = read_traceparent(request.META.get("HTTP_TRACEPARENT"))
