@@ -111,23 +111,28 @@ WITH head AS MATERIALIZED (
     {_HEADS.format(chosen="ORDER BY rank, job.due_at LIMIT 1")}
     ORDER BY head.rank, lane.last_served_at NULLS FIRST LIMIT 1
     FOR UPDATE OF lane SKIP LOCKED
+), startable AS MATERIALIZED (
+    SELECT row.task_id FROM head JOIN rpa_tasks_job AS row USING (task_id)
+    WHERE row.state IN ('scheduled', 'queued') AND row.paused_by = ''
+      AND row.due_at <= statement_timestamp() -- another may have run it and put it off since the look
+    FOR NO KEY UPDATE OF row SKIP LOCKED
 ), claimed AS (
     UPDATE rpa_tasks_job AS row
     SET state = 'running', lease_no = GREATEST(head.lease_no, row.lease_no) + 1, sending_at = NULL,
         lease_until = statement_timestamp() + %(lease)s, fresh = false, node = %(node)s::text,
         progress = NULL, progress_message = ''
-    FROM head
-    WHERE row.task_id = head.task_id AND row.state IN ('scheduled', 'queued') AND row.paused_by = ''
-      AND row.due_at <= statement_timestamp() -- another may have run it and put it off since the look
+    FROM head JOIN startable USING (task_id)
+    WHERE row.task_id = head.task_id
     RETURNING row.task_id, row.lease_no, row.shop_id
 ), taken AS (
     UPDATE rpa_tasks_lane AS lane
     SET task_id = claimed.task_id, lease_no = claimed.lease_no, last_served_at = statement_timestamp()
     FROM claimed WHERE lane.shop_id = claimed.shop_id
 )
-SELECT claimed.task_id, claimed.lease_no, head.shop_id, head.platform_id, head.queue, head.probes
+SELECT claimed.task_id, claimed.lease_no, head.shop_id, head.platform_id, head.queue, head.probes, head.task_id
 FROM head LEFT JOIN claimed USING (task_id)
 """
+_AWAIT = "SELECT FROM rpa_tasks_job WHERE task_id = %(id)s FOR NO KEY UPDATE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +159,14 @@ class JobLedger(Ledger):
                 found = sql.rows(_PICK, parameters)
                 if not found:
                     return None
-                task_id, lease_no, shop_id, platform_id, queue, probes = found[0]
+                task_id, lease_no, shop_id, platform_id, queue, probes, head = found[0]
                 if task_id and (not probes or _claim_half_open_trial(task_id, platform_id)):
                     return Pick(Claim(task_id, lease_no), shop_id, platform_id, queue, probes)
-                # Without an id another transaction changed the job between its selection and its claim. The rollback
-                # frees the job: that transaction may wait for it again, and hold the one that the next look selects.
+                # The rollback frees the lane, and those that another pick took since the look: they stay locked.
                 transaction.set_rollback(True)
+            if task_id is None:
+                # Another transaction has or had the job. It may wait for a run whose end waits for one of the lanes.
+                sql.rows(_AWAIT, {"id": head})
 
     def pin_to_node(self, pick: Pick, *, node: str) -> None:
         """Pin the shop to this node, which has its browser profile. No effect if the claim has lost the lane."""

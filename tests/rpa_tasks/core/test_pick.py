@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -18,8 +19,15 @@ from scheduling import sql
 from scheduling.ledger.transitions import Settlement, WakeUp
 from scheduling.models import Pause, Priority
 from tests.rpa_tasks.core.conftest import EVERY, Market
-from tests.support.second_connection import Race, SecondConnection, act_behind_locks, await_lock_waits
+from tests.support.second_connection import (
+    Race,
+    SecondConnection,
+    act_and_close,
+    act_behind_locks,
+    await_lock_waits,
+)
 from tests.support.tables import each_row
+from tests.support.waiting import WAIT_LIMIT
 
 
 @pytest.fixture(autouse=True)
@@ -304,6 +312,26 @@ def test_pick_rechecks_due_time_after_lock(market: Market) -> None:
 
     assert market.pick() is None
     assert Job.objects.get(pk=receipt.task_id).state == "scheduled"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_pick_that_waits_for_a_job_holds_no_lane(market: Market, second_connection: SecondConnection) -> None:
+    """The other transaction may wait for a run, and the end of that run for a lane that the pick has looked at."""
+    market.shop()
+    market.publish()
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic():
+            Job.objects.select_for_update(no_key=True).get()
+            picking = pool.submit(act_and_close, market.pick)
+            await_lock_waits()
+            assert second_connection(lock_lane)
+        assert picking.result(WAIT_LIMIT)
+
+
+@transaction.atomic
+def lock_lane() -> bool:
+    """Return whether the only lane can be locked at once."""
+    return Lane.objects.select_for_update(skip_locked=True).exists()
 
 
 @pytest.mark.django_db(transaction=True)
