@@ -68,7 +68,7 @@ class Rpa(Channel):
     def target_key(self, message: Message) -> str:
         return f"{self.kind}:{self.platform}"
 
-    async def attempt(self, message: Message, left: timedelta) -> Outcome:
+    async def attempt(self, message: Message) -> Outcome:
         """Store the job. A full backlog is a transient error, an invalid shop a permanent one."""
         shop_id = str(message.target.get("shop_id") or self.shop_id)
         request = PublishRequest(
@@ -80,7 +80,7 @@ class Rpa(Channel):
             source=f"touch {message.task_id}",
         )
         try:
-            async with asyncio.timeout(left.total_seconds()):
+            async with asyncio.timeout(self.timeout.total_seconds()):
                 receipt = await asyncio.get_running_loop().run_in_executor(
                     thread_pool("rpa-jobs", THREADS), _publish_in_thread, request
                 )

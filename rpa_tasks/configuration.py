@@ -361,7 +361,7 @@ class Pausable(Section):
 def note_waiting_jobs(changes: Sequence[Change], plan: Plan, column: str) -> None:
     """Add a note about jobs of retired rows, which the next pass cancels."""
     retired = {change.before.pk: change for change in changes if change.verb == "retired"}
-    jobs = Job.objects.filter(Q((f"{column}__in", list(retired))), state__in=WAITING, paused_by="")
+    jobs = Job.objects.filter(Q((f"{column}__in", list(retired))), state__in=WAITING)
     for pk, waiting in jobs.values_list(column).annotate(Count("pk")).order_by() if retired else ():
         change = retired[pk]
         plan.note(f"{change.section.noun} “{change.label}” is retired: its waiting jobs ({waiting}) are cancelled")

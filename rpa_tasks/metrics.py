@@ -94,15 +94,15 @@ _WAITING = """
 SELECT (%(tiers)s::text[])[priority + 1], CASE WHEN due_at <= statement_timestamp() THEN 'yes' ELSE 'no' END, count(*)
 FROM (
     (SELECT priority, due_at FROM rpa_tasks_job
-     WHERE state = 'scheduled' AND paused_by = '' AND due_at <= statement_timestamp() ORDER BY due_at LIMIT %(most)s)
+     WHERE state = 'scheduled' AND due_at <= statement_timestamp() ORDER BY due_at LIMIT %(most)s)
     UNION ALL
     (SELECT priority, due_at FROM rpa_tasks_job
-     WHERE state = 'scheduled' AND paused_by = '' AND due_at > statement_timestamp() ORDER BY due_at LIMIT %(most)s)
+     WHERE state = 'scheduled' AND due_at > statement_timestamp() ORDER BY due_at LIMIT %(most)s)
     UNION ALL
     (SELECT priority, due_at FROM (
-        SELECT priority, due_at, state, paused_by FROM rpa_tasks_job
+        SELECT priority, due_at, state FROM rpa_tasks_job
         WHERE state IN ('queued', 'running') ORDER BY lease_until LIMIT %(most)s
-     ) AS leased WHERE state = 'queued' AND paused_by = '')
+     ) AS leased WHERE state = 'queued')
 ) AS waiting GROUP BY 1, 2
 """
 _BROWSERS = """
@@ -149,7 +149,7 @@ WITH dated AS MATERIALIZED (
     FROM lately JOIN rpa_tasks_job AS job ON job.task_id = lately.job_id GROUP BY 1
 ), open AS MATERIALIZED (
     (SELECT task_id, shop_id, flow_id, priority, due_at, deadline, state FROM rpa_tasks_job
-     WHERE EXISTS (SELECT FROM dated) AND state = 'scheduled' AND paused_by = '' ORDER BY due_at LIMIT %(most)s)
+     WHERE EXISTS (SELECT FROM dated) AND state = 'scheduled' ORDER BY due_at LIMIT %(most)s)
     UNION ALL
     (SELECT task_id, shop_id, flow_id, priority, due_at, deadline, state FROM rpa_tasks_job
      WHERE EXISTS (SELECT FROM dated) AND state IN ('queued', 'running') ORDER BY lease_until LIMIT %(most)s)

@@ -339,17 +339,19 @@ class Job(LedgerRow):
         permissions = [("run_job", _("Can publish jobs")), ("cancel_job", _("Can cancel jobs"))]
         indexes = [
             *LedgerRow.indexes_for("rpa_job"),
+            # For the dispatch.
+            models.Index(fields=["due_at"], name="rpa_job_due", condition=Q(state="scheduled")),
             # For the pick: the first job of a shop in each tier.
             models.Index(
                 fields=["shop", "priority", "due_at"],
                 name="rpa_job_heads",
-                condition=Q(state__in=WAITING, paused_by=""),
+                condition=Q(state__in=WAITING),
             ),
             # For the job that waits with a key, and those of a retired flow.
             models.Index(
                 fields=["flow", "shop", "dedupe_key"],
                 name="rpa_job_keys",
-                condition=Q(state__in=WAITING, paused_by=""),
+                condition=Q(state__in=WAITING),
             ),
             # For the jobs that are late.
             models.Index(

@@ -26,8 +26,8 @@ from scheduling.batching import BackgroundBatcher
 from scheduling.broker_health import broker_alarm
 from scheduling.configuration import snapshot
 from scheduling.ledger.failures import record_failed_touches
-from scheduling.ledger.touches import touch_ledger
-from scheduling.ledger.transitions import AGE_UNKNOWN, Settlement, WakeUp
+from scheduling.ledger.touches import AGE_UNKNOWN, touch_ledger
+from scheduling.ledger.transitions import Settlement, WakeUp
 from scheduling.models import Attempt, Touch
 from scheduling.policy.specs import NodeSpec
 from scheduling.queue_names import TOUCH_QUEUES
@@ -243,7 +243,7 @@ def build_wakeup_messages(
     now = datetime.now(UTC)
 
     def find_route(wakeup: WakeUp) -> tuple[int, int]:
-        node = nodes.get(wakeup.route)
+        node = nodes.get(wakeup.owner)
         return wakeup.priority, node.channel.id if node else 0
 
     ordered = sorted(wakeups, key=lambda wakeup: (find_route(wakeup), wakeup.due_at))

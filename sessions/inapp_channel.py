@@ -61,11 +61,11 @@ class InApp(Channel):
     def target_key(self, message: Message) -> str:
         return self.kind
 
-    async def attempt(self, message: Message, left: timedelta) -> Outcome:
+    async def attempt(self, message: Message) -> Outcome:
         """Store the message, then notify open pages. Idempotent, so errors are retried."""
         post_request = InappPost(_build_post(message), message.user_id)
         try:
-            async with asyncio.timeout(left.total_seconds()):
+            async with asyncio.timeout(self.timeout.total_seconds()):
                 post, posted = await _post_writer().submit_and_wait(post_request)
         except BatcherOverloaded:
             return Transient("inapp_busy", retry_after=timedelta(seconds=1))

@@ -119,7 +119,7 @@ def _waiting_figures() -> list[Figure]:
     link = reverse("admin:rpa_tasks_job_changelist")
 
     def count(tier: int) -> int:
-        waiting = Job.objects.filter(state="scheduled", paused_by="", due_at__lte=Now(), priority=tier)
+        waiting = Job.objects.filter(state="scheduled", due_at__lte=Now(), priority=tier)
         handed_over = Job.objects.filter(state="queued", priority=tier)
         return waiting[:COUNT_LIMIT].count() + handed_over[:COUNT_LIMIT].count()
 

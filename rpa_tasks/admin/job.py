@@ -95,7 +95,7 @@ def breaker_blocks_until(platform: Platform) -> datetime | None:
 def explain_waiting(job: Job) -> tuple[str, str]:
     """Return why the job waits, and a related link or "". It comes with shop, platform, breaker and lane."""
     link = reverse("admin:rpa_tasks_shop_change", args=[job.shop_id])
-    if job.paused_by or Pause.objects.filter(scope="all").exists():
+    if Pause.objects.filter(scope="all").exists():
         return translate_reason("paused"), reverse("admin:scheduling_pause_changelist")
     if gate := closed_gate_reason(job.shop, is_check=is_login_check(job)):
         return gate, link
@@ -118,8 +118,6 @@ def explain_waiting(job: Job) -> tuple[str, str]:
 
 def short_reason(job: Any) -> str:
     """Return the reason for a list, without further queries."""
-    if job.paused_by:
-        return translate_reason("paused")
     if job.state in ("scheduled", "queued"):
         if gate := closed_gate_reason(job.shop, is_check=is_login_check(job)):
             return gate

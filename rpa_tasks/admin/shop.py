@@ -193,7 +193,7 @@ def annotate_work(shops: QuerySet[Shop]) -> QuerySet[Shop]:
 
     The operator has taken over the shop.
     """
-    waiting = Job.objects.filter(shop=OuterRef("pk"), state__in=WAITING, paused_by="").order_by()
+    waiting = Job.objects.filter(shop=OuterRef("pk"), state__in=WAITING).order_by()
     running = Job.objects.filter(pk=OuterRef("lane__task_id"))
     running_job = JSONObject(
         pk="pk", since="sending_at", progress="progress", message="progress_message", task_type="flow__task_type"

@@ -175,7 +175,6 @@ class JobBriefOut(Schema):
     task_type: str = Field(alias="flow.task_type")
     state: str
     reason: str
-    paused_by: str
     priority: str
     dedupe_key: str
     requests: int

@@ -96,7 +96,7 @@ def _republish(old: Job, retry: Retry) -> Mapping[str, Any] | None:
     follows = edited is not None and key.startswith(PAYLOAD_KEY)
     key = period + (key_of_payload(payload) if follows else key)
     same = Job.objects.filter(
-        shop_id=old.shop_id, flow_id=old.flow_id, dedupe_key=key, state__in=("scheduled", "queued"), paused_by=""
+        shop_id=old.shop_id, flow_id=old.flow_id, dedupe_key=key, state__in=("scheduled", "queued")
     )
     try:
         with transaction.atomic():

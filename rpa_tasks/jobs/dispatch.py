@@ -232,10 +232,10 @@ FROM rpa_tasks_platform AS platform
     JOIN rpa_tasks_shop AS shop ON shop.platform_id = platform.id
     JOIN rpa_tasks_job AS job ON job.shop_id = shop.id
 WHERE (platform.retired_at IS NOT NULL OR shop.retired_at IS NOT NULL)
-  AND job.state IN ('scheduled', 'queued') AND job.paused_by = ''
+  AND job.state IN ('scheduled', 'queued')
 UNION ALL
 SELECT job.task_id
 FROM rpa_tasks_flow AS flow JOIN rpa_tasks_job AS job ON job.flow_id = flow.id
-WHERE flow.retired_at IS NOT NULL AND job.state IN ('scheduled', 'queued') AND job.paused_by = ''
+WHERE flow.retired_at IS NOT NULL AND job.state IN ('scheduled', 'queued')
 LIMIT %(limit)s
 """

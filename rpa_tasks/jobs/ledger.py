@@ -18,9 +18,15 @@ from uuid import UUID
 from django.conf import settings
 from django.db import connection, transaction
 
-from rpa_tasks.models import Job
 from scheduling import sql
-from scheduling.ledger.transitions import Claim, Ledger, Settlement
+from scheduling.ledger.transitions import (
+    WAKEUP_LEASE,
+    Claim,
+    Settlement,
+    WakeUp,
+    fetch_wakeups,
+    lock_expired_runs,
+)
 from scheduling.queue_names import RPA_QUEUES
 
 TIERS = dict(enumerate(RPA_QUEUES))  #: names of priorities, and the queues of their jobs
@@ -77,14 +83,14 @@ _HEADS = f"""
             (
                 SELECT job.task_id, job.due_at FROM rpa_tasks_job AS job
                 WHERE shop.login_state = 'ok' AND job.shop_id = lane.shop_id AND job.priority = tier.priority
-                  AND job.state IN ('scheduled', 'queued') AND job.paused_by = ''
+                  AND job.state IN ('scheduled', 'queued')
                   AND job.due_at <= statement_timestamp() + %(ahead)s
                   AND (NOT elsewhere.bound OR job.flow_id = ANY(platform.browserless))
                 ORDER BY job.due_at LIMIT 1
             ) UNION ALL (
                 SELECT job.task_id, job.due_at FROM rpa_tasks_job AS job
                 WHERE shop.login_state <> 'ok' AND job.task_id = lane.check_id AND job.priority = tier.priority
-                  AND COALESCE(job.state, '') IN ('scheduled', 'queued') AND job.paused_by = ''
+                  AND COALESCE(job.state, '') IN ('scheduled', 'queued')
                   AND job.due_at <= statement_timestamp() + %(ahead)s
                   AND (NOT elsewhere.bound OR job.flow_id = ANY(platform.browserless))
             )
@@ -113,7 +119,7 @@ WITH head AS MATERIALIZED (
     FOR UPDATE OF lane SKIP LOCKED
 ), startable AS MATERIALIZED (
     SELECT row.task_id FROM head JOIN rpa_tasks_job AS row USING (task_id)
-    WHERE row.state IN ('scheduled', 'queued') AND row.paused_by = ''
+    WHERE row.state IN ('scheduled', 'queued')
       AND row.due_at <= statement_timestamp() -- another may have run it and put it off since the look
     FOR NO KEY UPDATE OF row SKIP LOCKED
 ), claimed AS (
@@ -146,7 +152,14 @@ class Pick:
     probes: bool  #: whether this run is the half-open trial of its platform
 
 
-class JobLedger(Ledger):
+class JobLedger:
+    def dispatch_due(self, *, horizon: timedelta, limit: int = 1000) -> list[WakeUp]:
+        """Mark up to `limit` jobs due within `horizon` as dispatched and return them for publishing.
+
+        Safe to run concurrently on any node: only one caller gets a job.
+        """
+        return fetch_wakeups(_DISPATCH_DUE, {"horizon": horizon, "limit": limit, "lease": WAKEUP_LEASE})
+
     def pick(self, queues: Sequence[str], *, node: str, lease: timedelta, ageing: timedelta) -> Pick | None:
         """Claim the best startable job of these queues together with its lane. Returns None if no job can start.
 
@@ -233,7 +246,7 @@ class JobLedger(Ledger):
             row[0]
             for row in sql.rows(
                 f"""
-                UPDATE {self.table} AS row SET sending_at = statement_timestamp(), attempt = row.attempt + 1
+                UPDATE rpa_tasks_job AS row SET sending_at = statement_timestamp(), attempt = row.attempt + 1
                 FROM {sql.parallel_rows(ids="uuid", lease_nos="int")} AS v(task_id, lease_no)
                 WHERE row.task_id = ANY(%(ids)b) AND row.task_id = v.task_id
                   AND COALESCE(row.state, '') = 'running' AND row.lease_no = v.lease_no
@@ -255,20 +268,51 @@ class JobLedger(Ledger):
         """
         where = "WHERE task_id = %(id)s AND COALESCE(state, '') = 'running' AND lease_no = %(lease_no)s"
         found = sql.rows(
-            f"SELECT cancel_requested_at IS NOT NULL FROM {self.table} {where}"
+            f"SELECT cancel_requested_at IS NOT NULL FROM rpa_tasks_job {where}"
             if message is None
             else f"""
-            UPDATE {self.table} SET progress = %(progress)s, progress_message = %(message)s {where}
+            UPDATE rpa_tasks_job SET progress = %(progress)s, progress_message = %(message)s {where}
             RETURNING cancel_requested_at IS NOT NULL
             """,
             {"id": claim.task_id, "lease_no": claim.lease_no, "progress": fraction, "message": message},
         )
         return bool(found[0][0]) if found else None
 
+    def renew(self, claim: Claim, *, lease: timedelta) -> bool:
+        """Extend the lease of a claim. Return False if the claim is lost; the caller must then stop."""
+        renewed = sql.execute(
+            """
+            UPDATE rpa_tasks_job SET lease_until = statement_timestamp() + %(lease)s
+            WHERE task_id = %(id)s AND COALESCE(state, '') = 'running' AND lease_no = %(lease_no)s
+            """,
+            {"id": claim.task_id, "lease_no": claim.lease_no, "lease": lease},
+        )
+        return renewed == 1
+
+    def expired_runs(self, *, limit: int = 500) -> list[tuple[Claim, bool]]:
+        return lock_expired_runs("rpa_tasks_job", limit=limit)
+
+    def cancel(self, task_ids: Sequence[UUID], *, reason: str) -> set[UUID]:
+        """Cancel jobs that do not run yet. Return the ids of the cancelled jobs."""
+        return {row[0] for row in sql.rows(_CANCEL, {"ids": list(task_ids), "reason": reason[:64]})}
+
     def settle(self, settlements: Mapping[Claim, Settlement]) -> set[Claim]:
         """End these runs and free their lanes, with the login check that ended. Return the claims that were valid."""
         with transaction.atomic():
-            settled = super().settle(settlements)
+            ends = settlements.values()
+            settled = {
+                Claim(*row)
+                for row in sql.rows(
+                    _SETTLE,
+                    {
+                        "ids": [claim.task_id for claim in settlements],
+                        "lease_nos": [claim.lease_no for claim in settlements],
+                        "states": [each.state for each in ends],
+                        "reasons": [each.reason[:64] for each in ends],
+                        "due": [each.due_at for each in ends],
+                    },
+                )
+            }
             if settled:
                 sql.execute(
                     """
@@ -292,6 +336,42 @@ class JobLedger(Ledger):
         return settled
 
 
+_DISPATCH_DUE = """
+WITH due AS MATERIALIZED (
+    SELECT task_id FROM rpa_tasks_job
+    WHERE state = 'scheduled' AND due_at <= statement_timestamp() + %(horizon)s
+    ORDER BY due_at LIMIT %(limit)s
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE rpa_tasks_job AS row
+SET state = 'queued', queued_at = statement_timestamp(), wakeups = LEAST(row.wakeups + 1, 30),
+    lease_until = GREATEST(row.due_at, statement_timestamp()) + %(lease)s * power(2, LEAST(row.wakeups, 6))
+WHERE row.task_id = ANY(ARRAY(SELECT task_id FROM due))
+RETURNING row.task_id, row.due_at, row.priority, row.shop_id
+"""
+_SETTLED_JOBS = sql.parallel_rows(ids="uuid", lease_nos="int", states="text", reasons="text", due="timestamptz")
+_SETTLE = f"""
+UPDATE rpa_tasks_job AS row
+SET state = v.state, reason = v.reason, lease_until = NULL, wakeups = 0, due_at = COALESCE(v.due_at, row.due_at),
+    settled_at = CASE WHEN v.state <> 'scheduled' THEN statement_timestamp() END
+FROM {_SETTLED_JOBS} AS v(task_id, lease_no, state, reason, due_at)
+WHERE row.task_id = ANY(%(ids)b) AND row.task_id = v.task_id
+  AND COALESCE(row.state, '') = 'running' AND row.lease_no = v.lease_no
+RETURNING row.task_id, row.lease_no
+"""
+_CANCEL = """
+WITH locked AS MATERIALIZED (
+    SELECT task_id FROM rpa_tasks_job
+    WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued')
+    ORDER BY task_id FOR UPDATE
+)
+UPDATE rpa_tasks_job AS row
+SET state = 'cancelled', reason = %(reason)s, lease_until = NULL, settled_at = statement_timestamp()
+WHERE row.task_id = ANY(ARRAY(SELECT task_id FROM locked))
+RETURNING row.task_id
+"""
+
+
 def _claim_half_open_trial(task_id: UUID, platform_id: int) -> bool:
     """Make this run the trial of a half-open platform. Returns False if another run is the trial."""
     return (
@@ -308,7 +388,7 @@ def _lane_parameters(ageing: timedelta) -> dict[str, object]:
     return {"ageing": ageing.total_seconds(), "home_lease": home_lease, "ahead": timedelta(0)}
 
 
-job_ledger = JobLedger(Job._meta.db_table, route="shop_id")
+job_ledger = JobLedger()
 
 
 @contextmanager

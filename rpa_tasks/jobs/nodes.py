@@ -119,4 +119,4 @@ def pinned_shops(name: str) -> QuerySet[Shop]:
 
 
 def _due_jobs() -> QuerySet[Job]:
-    return Job.objects.filter(shop=OuterRef("pk"), state__in=WAITING, paused_by="", due_at__lte=Now())
+    return Job.objects.filter(shop=OuterRef("pk"), state__in=WAITING, due_at__lte=Now())

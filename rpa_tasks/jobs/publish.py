@@ -54,14 +54,14 @@ MAX_TIME_TO_DUE = timedelta(days=366)
 # Rows are ordered by shop, flow and key, so that two concurrent statements cannot deadlock.
 _INSERT_JOBS = """
 INSERT INTO rpa_tasks_job (
-    task_id, root_id, state, priority, due_at, planned_at, queued_at, lease_until, wakeups, paused_by, attempt,
+    task_id, root_id, state, priority, due_at, planned_at, queued_at, lease_until, wakeups, attempt,
     lease_no, reason, created_at, shop_id, flow_id, payload, dedupe_key, fresh, requests, failures, touch_key, deadline,
     source, node, progress_message
 )
 SELECT tried.task_id, tried.task_id, CASE WHEN tried.soon THEN 'queued' ELSE 'scheduled' END, {priority},
        statement_timestamp() + tried.delay, statement_timestamp() + tried.delay,
        CASE WHEN tried.soon THEN statement_timestamp() END,
-       CASE WHEN tried.soon THEN statement_timestamp() + tried.delay + %(lease)s END, tried.soon::int, '', 0, 0, '',
+       CASE WHEN tried.soon THEN statement_timestamp() + tried.delay + %(lease)s END, tried.soon::int, 0, 0, '',
        statement_timestamp(), tried.shop_id, {flow}, {payload}::jsonb, {key}, true, 1, 0, {touch}::uuid,
        {deadline}::timestamptz, {source}, '', ''
 FROM tried ORDER BY tried.shop_id{order}
@@ -198,7 +198,7 @@ def _store(entry: Publication) -> list[WakeUp]:
 def _find_waiting_key(entry: Publication) -> str | None:
     """Return the key of a waiting job of any payload."""
     period = entry.request.period
-    waiting = Job.objects.filter(shop_id=entry.shop.pk, flow_id=entry.flow.pk, state__in=WAITING, paused_by="").filter(
+    waiting = Job.objects.filter(shop_id=entry.shop.pk, flow_id=entry.flow.pk, state__in=WAITING).filter(
         Q(dedupe_key__in=[entry.key, add_period("", period)])
         | Q(dedupe_key__startswith=add_period(PAYLOAD_KEY, period))
     )
@@ -432,7 +432,7 @@ FROM unnest(%(places)b::int[], %(shops)b::bigint[], %(flows)b::bigint[], %(keys)
 LEFT JOIN LATERAL (
     SELECT task_id FROM rpa_tasks_job AS row
     WHERE row.shop_id = v.shop AND row.flow_id = v.flow AND row.dedupe_key = v.key
-      AND row.state IN ('scheduled', 'queued') AND row.paused_by = ''
+      AND row.state IN ('scheduled', 'queued')
     LIMIT 1
 ) AS waiting ON true
 LEFT JOIN LATERAL (
@@ -461,7 +461,6 @@ def _merge(entries: Sequence[Publication]) -> list[WakeUp]:
     return wakeups
 
 
-# No job has a `paused_by`. Statements name it, because the partial indexes of waiting rows do.
 _MERGE = """
 WITH given AS MATERIALIZED (
     SELECT * FROM unnest(
@@ -474,7 +473,7 @@ WITH given AS MATERIALIZED (
     FROM given CROSS JOIN LATERAL (
         SELECT task_id, priority, due_at FROM rpa_tasks_job
         WHERE shop_id = given.shop AND flow_id = given.flow AND dedupe_key = given.key
-          AND state IN ('scheduled', 'queued') AND paused_by = ''
+          AND state IN ('scheduled', 'queued')
         ORDER BY fresh DESC, due_at LIMIT 1
         FOR NO KEY UPDATE
     ) AS job
@@ -556,7 +555,7 @@ _COUNT_OF_SHOPS = """
 SELECT shop.id, (
     SELECT count(*) FROM (
         SELECT FROM rpa_tasks_job AS job
-        WHERE job.shop_id = shop.id AND job.state IN ('scheduled', 'queued') AND job.paused_by = ''
+        WHERE job.shop_id = shop.id AND job.state IN ('scheduled', 'queued')
         LIMIT shop.backlog_limit
     ) AS counted
 )
@@ -566,7 +565,7 @@ _COUNT_OF_PLATFORMS = """
 SELECT platform.id, (
     SELECT count(*) FROM (
         SELECT FROM rpa_tasks_job AS job JOIN rpa_tasks_shop AS shop ON shop.id = job.shop_id
-        WHERE job.state IN ('scheduled', 'queued') AND job.paused_by = '' AND shop.platform_id = platform.id
+        WHERE job.state IN ('scheduled', 'queued') AND shop.platform_id = platform.id
         LIMIT platform.backlog_limit
     ) AS counted
 )

@@ -115,7 +115,7 @@ def shops_page(*, platform: str = "", login: str = "", after: int = 0, limit: in
 def shop_states(shops: QuerySet[Shop]) -> list[ShopState]:
     """Return the state of each shop. Uses two queries for any number of shops."""
     rows = list(shops.select_related("platform__breaker", "lane").annotate(checked=is_being_checked()))
-    jobs = Job.objects.filter(shop__in=[row.pk for row in rows], state__in=WAITING, paused_by="")
+    jobs = Job.objects.filter(shop__in=[row.pk for row in rows], state__in=WAITING)
     waiting: Counter[int] = Counter(dict(jobs.values_list("shop_id").annotate(Count("pk")).order_by()))
     return [
         ShopState(
@@ -133,7 +133,7 @@ def shop_states(shops: QuerySet[Shop]) -> list[ShopState]:
 
 def count_platform_backlog(platform_pk: int) -> int:
     """Count the waiting jobs that count against the platform's backlog limit."""
-    return Job.objects.filter(shop__platform=platform_pk, state__in=WAITING, paused_by="").count()
+    return Job.objects.filter(shop__platform=platform_pk, state__in=WAITING).count()
 
 
 UNFINISHED = (*WAITING, "running")
@@ -149,7 +149,7 @@ def filter_job_status(value: str, as_of: datetime | None = None) -> Q:
     at = as_of or now()
     meant = {
         "": Q(),
-        "due": Q(state="scheduled", paused_by="", due_at__lte=at) | Q(state="queued"),
+        "due": Q(state="scheduled", due_at__lte=at) | Q(state="queued"),
         "late": Q(state__in=UNFINISHED, deadline__lt=at),
     }
     if value not in meant:

@@ -210,7 +210,7 @@ _COUNT_REQUESTS = """
 WITH mine AS MATERIALIZED (
     SELECT task_id FROM rpa_tasks_job
     WHERE shop_id = ANY(%(shops)b::bigint[]) AND flow_id = %(flow)s AND dedupe_key = %(key)s
-      AND state IN ('scheduled', 'queued') AND paused_by = ''
+      AND state IN ('scheduled', 'queued')
     FOR UPDATE SKIP LOCKED
 )
 UPDATE rpa_tasks_job AS job SET requests = job.requests + 1 FROM mine WHERE job.task_id = mine.task_id
@@ -224,21 +224,21 @@ WITH wanted AS MATERIALIZED (
     WHERE NOT EXISTS (SELECT FROM rpa_tasks_job AS job WHERE job.task_id = wanted.task_id) AND NOT EXISTS (
         SELECT FROM rpa_tasks_job AS job
         WHERE job.shop_id = wanted.shop_id AND job.flow_id = %(flow)s AND job.dedupe_key = %(key)s
-          AND job.state IN ('scheduled', 'queued') AND job.paused_by = ''
+          AND job.state IN ('scheduled', 'queued')
     )
 ), room AS MATERIALIZED (
     SELECT platform.backlog_limit - count(job.task_id) AS left
     FROM rpa_tasks_platform AS platform
         JOIN rpa_tasks_shop AS shop ON shop.platform_id = platform.id
         LEFT JOIN rpa_tasks_job AS job
-            ON job.shop_id = shop.id AND job.state IN ('scheduled', 'queued') AND job.paused_by = ''
+            ON job.shop_id = shop.id AND job.state IN ('scheduled', 'queued')
     WHERE platform.id = %(platform)s GROUP BY platform.backlog_limit
 ), fitting AS MATERIALIZED (
     SELECT free.*, row_number() OVER (ORDER BY free.delay, free.shop_id) AS place
     FROM free JOIN rpa_tasks_shop AS shop ON shop.id = free.shop_id
     WHERE shop.backlog_limit > (
         SELECT count(*) FROM rpa_tasks_job AS job
-        WHERE job.shop_id = free.shop_id AND job.state IN ('scheduled', 'queued') AND job.paused_by = ''
+        WHERE job.shop_id = free.shop_id AND job.state IN ('scheduled', 'queued')
     )
 ), candidates AS MATERIALIZED (
     SELECT * FROM fitting WHERE place <= (SELECT room.left FROM room)

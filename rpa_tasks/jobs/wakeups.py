@@ -211,7 +211,7 @@ def wake_for_shops(shop_pks: Iterable[int]) -> None:
         FROM unnest(%(shops)b::bigint[]) AS shop(id)
         CROSS JOIN LATERAL (
             SELECT task_id, due_at, priority FROM rpa_tasks_job
-            WHERE shop_id = shop.id AND state IN ('scheduled', 'queued') AND paused_by = ''
+            WHERE shop_id = shop.id AND state IN ('scheduled', 'queued')
               AND due_at <= statement_timestamp()
             ORDER BY priority, due_at LIMIT 1
         ) AS head

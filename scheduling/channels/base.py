@@ -6,11 +6,12 @@ outcome alone decides the next step of the ledger. An exception from a defect of
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, ClassVar, NamedTuple
 from uuid import UUID
@@ -157,22 +158,30 @@ class Channel:
         """Return scheme, host and port of each receiver of the secret that the settings name. They may be wrong."""
         return frozenset()
 
-    async def send(self, message: Message, deadline: datetime) -> Outcome:
-        """Try once. Return by `deadline` or after `timeout`, whichever is sooner, for any behaviour of the receiver."""
-        left = min(self.timeout, deadline - datetime.now(UTC))
-        if left <= timedelta(0):
-            return Transient("no_time", "the deadline had passed before the attempt started")
+    async def send(self, message: Message) -> Outcome:
+        """Try once, within `timeout`. Raise nothing for any behaviour of the receiver or defect of the channel."""
+        seconds = self.timeout.total_seconds()
         try:
-            return await self.attempt(message, left)
+            # `attempt` enforces the limit itself. This one covers an attempt that does not.
+            async with asyncio.timeout(seconds + 1):
+                return await self.attempt(message)
         except Failure as failure:
             return failure.outcome()
         except InvalidSetting as error:
             return Permanent("bad_target", str(error))
         except BadContent as error:
             return Permanent("bad_content", str(error))
+        except TimeoutError:
+            return Unknown("timeout", f"no end after {seconds:g} s")
+        except Exception as error:
+            log.exception("channel_call_failed", kind=self.kind)
+            return Unknown("channel_error", f"{type(error).__name__}: {error}"[:500])
 
-    async def attempt(self, message: Message, left: timedelta) -> Outcome:
-        """Send within `left`. May raise `Failure`; before it sends, `InvalidSetting` of the target and `BadContent`."""
+    async def attempt(self, message: Message) -> Outcome:
+        """Send within `timeout`. May raise `Failure`; before it sends, `InvalidSetting` of the target and `BadContent`.
+
+        Any other exception counts as `Unknown`: the message may have been sent.
+        """
         raise NotImplementedError
 
 

@@ -323,16 +323,16 @@ class Email(Channel):
         """Return the relay: it can be slow or dead. The mailbox behind it is not visible."""
         return f"{self.kind}:{self._relay.host}:{self._relay.port}" if self._relay else self.kind
 
-    async def attempt(self, message: Message, left: timedelta) -> Outcome:
+    async def attempt(self, message: Message) -> Outcome:
         """Try once. Return `Unknown` if the content was sent and the relay's reply did not come."""
         self.validate_target(message.target)
         mail = self.compose(message)
         if self._relay is None:
-            return await _send_by_django(mail, left.total_seconds())
+            return await _send_by_django(mail, self.timeout.total_seconds())
         sender = sanitize_address(self._bounces_to or parseaddr(self._from)[1], "utf-8")
         recipient = sanitize_address(str(message.target["address"]), "utf-8")
         content = mail.message().as_bytes().replace(b"\n", b"\r\n")  # base64 contains no other line end
-        return await deliver_mail(self._relay, sender, recipient, content, left.total_seconds())
+        return await deliver_mail(self._relay, sender, recipient, content, self.timeout.total_seconds())
 
     def compose(self, message: Message) -> EmailMessage:
         """Return the mail. Line breaks and control characters become spaces, so that no text can add a header."""

@@ -436,23 +436,13 @@ def trace_flights() -> aiohttp.TraceConfig:
 # --- one message ------------------------------------------------------------------------------------------------------
 
 
-def send_once(channel: Channel, message: Message, timeout: timedelta) -> Outcome:
-    """Send and block until there is an outcome. The calling thread must not run an event loop.
+def send_once(channel: Channel, message: Message) -> Outcome:
+    """Send and block until there is an outcome. The calling thread must not run an event loop."""
 
-    A defect of the channel counts as `Unknown`, as in delivery.
-    """
-    try:
-        return asyncio.run(_send_and_close(channel, message, timeout))
-    except TimeoutError:
-        return Unknown("timeout", f"no end after {timeout.total_seconds():g} s")
-    except Exception as error:
-        log.exception("channel_call_failed", channel=channel.kind)
-        return Unknown("channel_error", f"{type(error).__name__}: {error}"[:500])
+    async def send_and_close() -> Outcome:
+        try:
+            return await channel.send(message)
+        finally:
+            await close_shared_transport()
 
-
-async def _send_and_close(channel: Channel, message: Message, timeout: timedelta) -> Outcome:
-    try:
-        # The channel enforces the deadline itself. This timeout covers one that does not.
-        return await asyncio.wait_for(channel.send(message, datetime.now(UTC) + timeout), timeout.total_seconds() + 1)
-    finally:
-        await close_shared_transport()
+    return asyncio.run(send_and_close())

@@ -33,7 +33,7 @@ class Log(Channel):
     def target_key(self, message: Message) -> str:
         return self.kind
 
-    async def attempt(self, message: Message, left: timedelta) -> Outcome:
+    async def attempt(self, message: Message) -> Outcome:
         # A pipe that is not read blocks a thread, not the calls of other channels.
         await asyncio.to_thread(_log_message, message)
         return Delivered("logged")

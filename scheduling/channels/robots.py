@@ -89,12 +89,12 @@ class Robot(CodedAnswers, Channel):
         value = escape_tags(value) if self.format == TEXT else escape_markdown(value)
         return escape_mentions(value) if self._mentions else value
 
-    async def attempt(self, message: Message, left: timedelta) -> Outcome:
+    async def attempt(self, message: Message) -> Outcome:
         """Try once. Return `Unknown` if the vendor's result cannot be read."""
         self.validate_target(message.target)
         url, document = self.request(message, datetime.now(UTC))
         response = await shared_transport().request(
-            "POST", url, encode_json(document), HEADERS, timeout=left, repeatable=False, proxy=self._proxy
+            "POST", url, encode_json(document), HEADERS, timeout=self.timeout, repeatable=False, proxy=self._proxy
         )
         return self.judge(response)
 

@@ -56,7 +56,7 @@ class Webhook(Channel):
     def target_key(self, message: Message) -> str:
         return options.opaque_key(self.kind, str(message.target.get("url") or self._url))
 
-    async def attempt(self, message: Message, left: timedelta) -> Outcome:
+    async def attempt(self, message: Message) -> Outcome:
         """Try once. A refused connection never gives `Unknown`; a request without an answer always does."""
         self.validate_target(message.target)
         now = datetime.now(UTC)
@@ -66,7 +66,7 @@ class Webhook(Channel):
             headers["traceparent"] = build_traceparent(message.trace_id, message.task_id)
         url = str(message.target.get("url") or self._url)
         response = await shared_transport().request(
-            "POST", url, body, headers, timeout=left, repeatable=message.repeatable, proxy=self._proxy
+            "POST", url, body, headers, timeout=self.timeout, repeatable=message.repeatable, proxy=self._proxy
         )
         return judge_status(response, repeatable=message.repeatable)
 

@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 
 from scheduling.channels.base import Channel, Message, Outcome
 from scheduling.channels.quota import HeldSlot
-from scheduling.delivery.links import rewrite_links
 from scheduling.delivery.presence import PresenceQuestion
 from scheduling.ledger.touches import Sending
 from scheduling.ledger.transitions import Claim
@@ -23,7 +22,8 @@ class Delivery:
     """A touch with all data needed to send and settle it."""
 
     claim: Claim
-    message: Message
+    message: Message  #: as the attempt stores it
+    outgoing: Message  #: as the receiver gets it: links may be redirects
     channel: Channel
     spec: ChannelSpec
     attempt: int  #: number of the next attempt
@@ -37,7 +37,6 @@ class Delivery:
     with_unknown_outcome: bool = False  #: an earlier attempt has an unknown outcome
     late: float = 0.0  #: seconds past due at `claimed_at`
     receiver: str = ""  #: key of its lane; empty: not known before it is submitted
-    tracks_links: bool = False  #: links of the text become redirects
     granted: bool = False  #: it has a grant of the vendor's quota
     slot: HeldSlot | None = None  #: of that grant
     started_at: float = 0.0  #: monotonic time at which it left the queue of its lane
@@ -51,11 +50,6 @@ class Delivery:
     @property
     def sending(self) -> Sending:
         return Sending(self.claim, self.node_id, self.spec.id, self.message.category == "marketing", self.event_at)
-
-    @property
-    def outgoing(self) -> Message:
-        """Return the message as the receiver gets it. The attempt stores the original text."""
-        return rewrite_links(self.message) if self.tracks_links else self.message
 
     def instant(self, monotonic: float) -> datetime:
         """Convert a monotonic time to PostgreSQL's time. The node's wall clock has no effect."""

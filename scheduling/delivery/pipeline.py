@@ -33,7 +33,7 @@ from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
 from scheduling.delivery import due_batch, presence
 from scheduling.delivery.due_batch import Announcement, Due, DueBatch, read_announced
-from scheduling.delivery.links import tracks_links
+from scheduling.delivery.links import rewrite_links, tracks_links
 from scheduling.delivery.outgoing import LEASE, Delivery
 from scheduling.delivery.routing import (
     NoTarget,
@@ -93,33 +93,24 @@ def _concerns_all(error: Exception, count: int) -> bool:
 
 
 def _give_up(task_id: UUID, error: Exception) -> None:
-    """Settle a touch that cannot be judged without an attempt."""
+    """Settle a touch that cannot be judged, without an attempt."""
     if isinstance(error, Unreadable):
         log.error("secrets_unreadable", task_id=str(task_id), error=str(error))
-        with transaction.atomic():
-            _settle_without_attempt(
-                task_id, Settlement("scheduled", "secrets_unreadable", sql.now() + UNREADABLE_DELAY)
-            )
-        return
-    log.exception("touch_judgement_failed", task_id=str(task_id))
+        end = Settlement("scheduled", "secrets_unreadable", sql.now() + UNREADABLE_DELAY)
+    else:
+        log.exception("touch_judgement_failed", task_id=str(task_id))
+        end = Settlement("failed", "internal_error")
     with transaction.atomic():
-        claimed = _settle_without_attempt(task_id, Settlement("failed", "internal_error"))
-        record_failed_touches(claimed, details={task_id: traceback.format_exc(limit=-5)})
-
-
-def _settle_without_attempt(task_id: UUID, end: Settlement) -> list[UUID]:
-    """Claim and settle a touch. An earlier attempt may still have an unknown outcome.
-
-    Return the claimed id, or nothing if the claim failed.
-    """
-    claims = touch_ledger.claim([task_id], lease=LEASE)
-    end = (
-        keep_outcome_unknown(end)
-        if touch_ledger.with_unknown_outcome([task_id])
-        else end._replace(releases_cap_slot=True)
-    )
-    touch_ledger.settle(dict.fromkeys(claims, end))
-    return [claim.task_id for claim in claims]
+        _locked, locked_at = touch_ledger.lock_due([task_id])
+        if locked_at is None:  # it has ended, waits for its time, or another worker has it
+            return
+        if touch_ledger.with_unknown_outcome([task_id]):
+            end = keep_outcome_unknown(end)
+        else:
+            end = end._replace(releases_cap_slot=True)
+        touch_ledger.write_decisions({TouchDecision(end, None): [task_id]}, at=locked_at, lease=LEASE)
+        if end.state in FAILED_ENDS:
+            record_failed_touches([task_id], details={task_id: traceback.format_exc(limit=-5)})
 
 
 def _deliver_batch(task_ids: Sequence[UUID], waits: LaneWaits) -> None:
@@ -212,7 +203,7 @@ def _measure(decisions: Decided) -> None:
     for (end, _), alike in decisions.items():
         ends[end.state, end.reason] += len(alike)
     measure_ends(ends)
-    measure_verdicts((verdict, len(alike)) for (_, verdict), alike in decisions.items())
+    measure_verdicts((verdict, len(alike)) for (_, verdict), alike in decisions.items() if verdict)
 
 
 # --- admission --------------------------------------------------------------------------------------------------------
@@ -509,12 +500,13 @@ def _build_message(batch: DueBatch, row: Due, candidate: Candidate, route: Route
 
 def _build_delivery(batch: DueBatch, row: Due, message: Message, route: Route, candidate: Candidate) -> Delivery:
     spec = candidate.node.channel
+    outgoing = rewrite_links(message) if tracks_links(candidate.template, route.channel) else message
     return Delivery(
-        row.claim, message, route.channel, spec, row.attempt + 1, batch.locked_at, row.expires_at, batch.clock,
+        row.claim, message, outgoing, route.channel, spec, row.attempt + 1, batch.locked_at, row.expires_at,
+        clock=batch.clock,
         node_id=row.node_id,
         priority=row.priority,
         receiver=route.receiver,
-        tracks_links=tracks_links(candidate.template, route.channel),
         event_at=row.event.occurred_at if row.node_id in batch.config.asking_presence else None,
         question=batch.announced.questions.get(row.task_id),
         with_unknown_outcome=row.task_id in batch.history.with_unknown_outcome,

@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import cache
 from typing import Any, TypeVar
 from uuid import UUID
@@ -307,18 +307,7 @@ class Sender:
     async def _send(self, delivery: Delivery) -> None:
         delivery.sent_at = time.monotonic()
         before_first_byte.set(delivery.slot.renew if delivery.slot else None)
-        seconds = delivery.spec.timeout.total_seconds()
-        outcome: Outcome
-        try:
-            deadline = datetime.now(UTC) + delivery.spec.timeout
-            # The channel enforces the deadline itself. This timeout covers one that does not.
-            async with asyncio.timeout(seconds + 1):
-                outcome = await delivery.channel.send(delivery.outgoing, deadline)
-        except TimeoutError:
-            outcome = Unknown("timeout", f"no end after {seconds:g} s")
-        except Exception as error:
-            log.exception("channel_call_failed", channel=delivery.spec.key)
-            outcome = Unknown("channel_error", f"{type(error).__name__}: {error}"[:500])
+        outcome = await delivery.channel.send(delivery.outgoing)
         delivery.ended_at = time.monotonic()
         if isinstance(outcome, Transient) and not outcome.asked:
             # Hundreds of robots share the connections to their vendor. None of their retries is used up, and the

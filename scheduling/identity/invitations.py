@@ -162,7 +162,7 @@ def mail_invitation(row: Invitation, link: str) -> bool | None:
         subject=_("Invitation to Aftertouch"), body=body, locale="", event={}, target={"address": row.email},
     )  # fmt: skip
     try:
-        return isinstance(send_once(Email({}, MAIL_TIMEOUT), message, MAIL_TIMEOUT), Delivered)
+        return isinstance(send_once(Email({}, MAIL_TIMEOUT), message), Delivered)
     except ValueError:  # AFTERTOUCH_EMAIL_FROM or AFTERTOUCH_EMAIL_URL is invalid; the page shows the link
         log.exception("invitation_mail_failed")
         return False

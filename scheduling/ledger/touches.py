@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -20,7 +20,7 @@ from django.db.models.functions import Now
 from django.dispatch import Signal
 
 from scheduling import sql, tracing
-from scheduling.ledger.transitions import WAKEUP_LEASE, Claim, Ledger, Settlement, WakeUp, fetch_wakeups
+from scheduling.ledger.transitions import WAKEUP_LEASE, Claim, Settlement, WakeUp, fetch_wakeups, lock_expired_runs
 from scheduling.models import Attempt, Touch, Verdict
 from scheduling.models.touch import Priority
 from scheduling.models.touch_log import MOST_VERDICTS, encode_entry
@@ -28,7 +28,14 @@ from scheduling.policy.guards import NODE_DISABLED, GuardVerdict
 from scheduling.policy.matrix import PlannedTouch
 from scheduling.policy.specs import EventSpec
 
-SLOT = timedelta(milliseconds=250)
+SLICE = timedelta(milliseconds=250)  #: of the future; what is dispatched ahead is bounded in each
+MIN_REPUBLISH_WAIT = timedelta(milliseconds=20)  #: minimum wait before a premature wake-up message is repeated
+RECENTLY_DUE = timedelta(seconds=1)  #: longer than the time from a claim to the query for premature wake-ups
+AGE_UNKNOWN = datetime.min.replace(tzinfo=UTC)  #: age of the oldest message of a queue that does not show it
+#: How long past due a wake-up in such a queue is trusted; doubles with each one, up to half an hour. A lost wake-up
+#: therefore does not wait until the queue is empty. An hour's backlog of a million is published four times more, not at
+#: each pass.
+AGE_UNKNOWN_LEASE = timedelta(minutes=2)
 
 
 class Sending(NamedTuple):
@@ -78,22 +85,20 @@ class LockedTouch(NamedTuple):
 
 
 class TouchDecision(NamedTuple):
-    """A verdict and the state that it gives to touches."""
+    """A verdict and the state that it gives to touches. A touch that cannot be judged has no verdict."""
 
     settlement: Settlement
-    verdict: GuardVerdict
+    verdict: GuardVerdict | None
 
 
-class TouchLedger(Ledger):
-    latest_resumption = "row.expires_at - interval '10 seconds'"  # which leaves time to dispatch and judge it
-
+class TouchLedger:
     def dispatch_due(
         self, *, horizon: timedelta = timedelta(0), limit: int = 1000, window: int = 5_000
     ) -> list[WakeUp]:
         """Mark up to `limit` touches due within `horizon` as dispatched, by priority and due time. Return them.
 
         What is dispatched and not claimed is bounded for each priority: `window` touches that are due, and half as many
-        in each `SLOT` of the future, which workers hold in memory. Other touches wait in the table, where a backlog of
+        in each `SLICE` of the future, which workers hold in memory. Other touches wait in the table, where a backlog of
         one priority delays no other. Not counted are touches that intake dispatched at once, and wake-ups that may be
         lost: those that fell due more than `WAKEUP_LEASE` ago, and the third and later ones of a touch.
 
@@ -103,12 +108,12 @@ class TouchLedger(Ledger):
         return fetch_wakeups(
             _DISPATCH_DUE,
             {
-                "slots": -(-horizon // SLOT),
-                "slot": SLOT,
+                "slices": -(-horizon // SLICE),
+                "slice": SLICE,
                 "limit": limit,
                 "priorities": Priority.values,
                 "window": window,
-                "slot_window": window // 2,
+                "slice_window": window // 2,
                 "lease": WAKEUP_LEASE,
             },
         )
@@ -116,6 +121,47 @@ class TouchLedger(Ledger):
     def seconds_until_due(self, horizon: timedelta) -> float | None:
         """Return the seconds until a touch that is not dispatched falls due; None if no touch does within `horizon`."""
         return sql.rows(_NEXT_DUE, {"priorities": Priority.values, "horizon": horizon})[0][0]  # type: ignore[no-any-return]
+
+    def has_expired_wakeups(self) -> bool:
+        """Return whether a dispatched touch has an expired lease. If not, the caller need not ask the broker."""
+        return bool(sql.rows(_EXPIRED_WAKEUP, {}))
+
+    def requeue_expired(self, *, trusted_since: dict[int, datetime], limit: int = 1000) -> int:
+        """Return rows whose wake-up message was lost to `scheduled`. Return their number.
+
+        A wake-up that was published after the oldest message of its queue may still wait there. Such rows stay
+        unchanged: their leases count from the publication of that message, not from now. A backlog costs no writes.
+
+        Args:
+            trusted_since: by priority, publication time of the oldest message in that queue. `AGE_UNKNOWN`: messages of
+                unknown age wait; a wake-up is then trusted for `AGE_UNKNOWN_LEASE`.
+            limit: rows per priority and statement.
+        """
+        since = [trusted_since.get(priority) for priority in Priority.values]
+        return sql.execute(
+            _REQUEUE_EXPIRED,
+            {
+                "limit": limit,
+                "priorities": Priority.values,
+                "since": [None if each == AGE_UNKNOWN else each for each in since],
+                "unseen": [each == AGE_UNKNOWN for each in since],
+                "unseen_lease": AGE_UNKNOWN_LEASE,
+            },
+        )
+
+    def premature_wakeups(self, task_ids: Sequence[UUID]) -> list[WakeUp]:
+        """Return dispatched rows of `task_ids` whose wake-up message arrived before they were due.
+
+        Publish their messages again. The returned `due_at` is by this node's clock, which was ahead. With the
+        database's time the messages would return at once, repeatedly, until the rows are due.
+
+        Rows that fell due since the claim are included: otherwise they would wait until their lease expires. A row that
+        another worker has just claimed may be included; its second message then has no effect.
+        """
+        return fetch_wakeups(
+            _PREMATURE_WAKEUPS,
+            {"ids": list(task_ids), "here": datetime.now(UTC), "moment": MIN_REPUBLISH_WAIT, "since": RECENTLY_DUE},
+        )
 
     def lock_due(self, task_ids: Sequence[UUID]) -> tuple[list[LockedTouch], datetime | None]:
         """Lock the due, waiting and unlocked touches among `task_ids`. Return them and the time of the lock.
@@ -158,7 +204,7 @@ class TouchLedger(Ledger):
                 "templates": [each and each.template_id for each in contents],
                 "versions": [each and each.template_version for each in contents],
                 "counts": [each and each.counts for each in contents],
-                "verdicts": [_format_verdict(each.verdict, at) for each in decisions],
+                "verdicts": [each.verdict and _format_verdict(each.verdict, at) for each in decisions],
             },
         )
         return int(written[0][0])
@@ -197,6 +243,9 @@ class TouchLedger(Ledger):
                 },
             )
         }
+
+    def expired_runs(self, *, limit: int = 500) -> list[tuple[Claim, bool]]:
+        return lock_expired_runs("scheduling_touch_live", limit=limit)
 
     def defer(self, deferred: Mapping[UUID, tuple[str, datetime]]) -> None:
         """Give locked touches a reason and a new due time, one write per row. They are not claimed.
@@ -258,6 +307,18 @@ class TouchLedger(Ledger):
             )
         return cancelled
 
+    def resume_paused(self, scope: str, *, spread: timedelta, limit: int = 5000) -> int:
+        """Resume up to `limit` touches that `scope` had paused. Return their number.
+
+        Overdue touches are spread evenly over `spread`, but not beyond ten seconds before they expire, which leaves
+        time to dispatch and judge them.
+        """
+        return sql.execute(_RESUME_PAUSED, {"scope": scope, "spread": spread, "limit": limit})
+
+    def paused_scopes(self) -> list[str]:
+        """Return the scopes that pause touches."""
+        return [row[0] for row in sql.rows(_PAUSED_SCOPES, {})]
+
     def reschedule(self, task_ids: Sequence[UUID], due: Sequence[datetime], *, expires_after: timedelta) -> int:
         """Set new due times for waiting touches that no attempt was made for, and the times at which they expire.
 
@@ -270,7 +331,7 @@ class TouchLedger(Ledger):
 
     def with_unknown_outcome(self, task_ids: Sequence[UUID]) -> set[UUID]:
         """Return the touches whose earlier attempt, or whose republished touch, has an unknown outcome."""
-        asked = f"SELECT task_id FROM {self.table} AS row WHERE task_id = ANY(%(ids)b) AND {IN_DOUBT}"
+        asked = f"SELECT task_id FROM scheduling_touch_live AS row WHERE task_id = ANY(%(ids)b) AND {IN_DOUBT}"
         return {row[0] for row in sql.rows(asked, {"ids": list(task_ids)}, replan=True)}
 
     def release_cap_slot(self, task_id: UUID) -> None:
@@ -298,35 +359,35 @@ def _format_verdict(verdict: GuardVerdict, at: datetime) -> str:
     return json.dumps([encode_entry(entry)])
 
 
-# Slot 0 holds what is due. A first wake-up that is due has a lease of at most twice WAKEUP_LEASE from now: the count
-# needs no other leases in a pass that looks at slot 0 only. The order makes the index by lease the cheapest one, also
+# Slice 0 holds what is due. A first wake-up that is due has a lease of at most twice WAKEUP_LEASE from now: the count
+# needs no other leases in a pass that looks at slice 0 only. The order makes the index by lease the cheapest one, also
 # where the statistics were made of an empty table.
 _DISPATCH_DUE = """
 WITH dispatched AS MATERIALIZED (
     SELECT priority, count(*) AS size,
-           GREATEST(ceil(extract(epoch FROM due_at - statement_timestamp()) / extract(epoch FROM %(slot)s)), 0)
+           GREATEST(ceil(extract(epoch FROM due_at - statement_timestamp()) / extract(epoch FROM %(slice)s)), 0)
                AS number
     FROM (
         SELECT priority, due_at FROM scheduling_touch_live
         WHERE state IN ('queued', 'running') AND COALESCE(state, '') = 'queued'
           AND GREATEST(due_at, queued_at) > statement_timestamp() - %(lease)s AND queued_at > created_at
           AND lease_until > statement_timestamp()
-          AND lease_until < statement_timestamp() + 2 * %(lease)s + %(slots)s * %(slot)s
+          AND lease_until < statement_timestamp() + 2 * %(lease)s + %(slices)s * %(slice)s
         ORDER BY lease_until LIMIT 10000000
     ) AS queued
     GROUP BY priority, number
-), slot AS (
-    SELECT priority, number, (CASE number WHEN 0 THEN %(window)s ELSE %(slot_window)s END) - COALESCE(size, 0) AS room,
-           CASE number WHEN 0 THEN '-infinity' ELSE statement_timestamp() + (number - 1) * %(slot)s END AS after
-    FROM generate_series(0, %(slots)s::int) AS number CROSS JOIN unnest(%(priorities)b::int[]) AS priority
+), slice AS (
+    SELECT priority, number, (CASE number WHEN 0 THEN %(window)s ELSE %(slice_window)s END) - COALESCE(size, 0) AS room,
+           CASE number WHEN 0 THEN '-infinity' ELSE statement_timestamp() + (number - 1) * %(slice)s END AS after
+    FROM generate_series(0, %(slices)s::int) AS number CROSS JOIN unnest(%(priorities)b::int[]) AS priority
     LEFT JOIN dispatched USING (priority, number)
     ORDER BY number, priority
 ), due AS MATERIALIZED (
-    SELECT touch.task_id FROM slot CROSS JOIN LATERAL (
+    SELECT touch.task_id FROM slice CROSS JOIN LATERAL (
         SELECT task_id FROM scheduling_touch_live
-        WHERE state = 'scheduled' AND paused_by = '' AND priority = slot.priority
-          AND due_at > slot.after AND due_at <= statement_timestamp() + slot.number * %(slot)s
-        ORDER BY due_at LIMIT GREATEST(slot.room, 0)
+        WHERE state = 'scheduled' AND paused_by = '' AND priority = slice.priority
+          AND due_at > slice.after AND due_at <= statement_timestamp() + slice.number * %(slice)s
+        ORDER BY due_at LIMIT GREATEST(slice.room, 0)
         FOR UPDATE SKIP LOCKED
     ) AS touch
     LIMIT %(limit)s
@@ -348,6 +409,37 @@ FROM unnest(%(priorities)b::int[]) AS p(priority) CROSS JOIN LATERAL (
 ) AS touch
 """
 
+_EXPIRED_WAKEUP = """
+SELECT 1 FROM scheduling_touch_live
+WHERE state IN ('queued', 'running') AND COALESCE(state, '') = 'queued' AND lease_until < statement_timestamp()
+ORDER BY lease_until LIMIT 1
+"""
+
+_REQUEUE_EXPIRED = """
+WITH lost AS MATERIALIZED (
+    SELECT row.task_id
+    FROM unnest(%(priorities)b::int[], %(since)b::timestamptz[], %(unseen)b::bool[]) AS queue(priority, since, unseen)
+    CROSS JOIN LATERAL (
+        SELECT task_id FROM scheduling_touch_live AS row
+        WHERE state IN ('queued', 'running') AND COALESCE(state, '') = 'queued' AND row.priority = queue.priority
+          AND lease_until < LEAST(statement_timestamp(), queue.since)
+          AND (NOT queue.unseen
+               OR GREATEST(due_at, queued_at) + %(unseen_lease)s * power(2, GREATEST(LEAST(wakeups, 5), 1) - 1)
+                  <= statement_timestamp())
+        ORDER BY lease_until LIMIT %(limit)s
+        FOR UPDATE SKIP LOCKED
+    ) AS row
+)
+UPDATE scheduling_touch_live AS row SET state = 'scheduled', lease_until = NULL
+WHERE row.task_id = ANY(ARRAY(SELECT task_id FROM lost))
+"""
+
+_PREMATURE_WAKEUPS = """
+SELECT task_id, %(here)b::timestamptz + GREATEST(due_at - statement_timestamp(), %(moment)s), priority, node_id
+FROM scheduling_touch_live
+WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') = 'queued' AND due_at > statement_timestamp() - %(since)s
+"""
+
 # The statement waits for no lock, so it needs no lock order.
 _LOCK_DUE = """
 SELECT task_id, lease_no + 1, attempt, priority, due_at, expires_at, reserved_at, template_id, statement_timestamp()
@@ -362,6 +454,34 @@ UPDATE scheduling_touch_live AS row
 SET state = 'scheduled', reason = v.reason, due_at = v.due_at, wakeups = 0, lease_until = NULL
 FROM {sql.parallel_rows(ids="uuid", reasons="text", due="timestamptz")} AS v(task_id, reason, due_at)
 WHERE row.task_id = v.task_id AND row.task_id = ANY(%(ids)b)
+"""
+
+_RESUME_PAUSED = """
+WITH paused AS MATERIALIZED (
+    SELECT task_id FROM scheduling_touch_live WHERE paused_by = %(scope)s AND paused_by <> ''
+    LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+)
+UPDATE scheduling_touch_live AS row
+SET paused_by = '', reason = '',
+    due_at = GREATEST(
+        row.due_at,
+        LEAST(statement_timestamp() + random() * %(spread)s, row.expires_at - interval '10 seconds')
+    )
+WHERE row.task_id = ANY(ARRAY(SELECT task_id FROM paused))
+"""
+
+# Skips through the index: touches may be a million, scopes are few.
+_PAUSED_SCOPES = """
+WITH RECURSIVE scopes(scope) AS (
+    (SELECT paused_by FROM scheduling_touch_live WHERE paused_by <> '' ORDER BY paused_by LIMIT 1)
+    UNION ALL
+    SELECT (
+        SELECT paused_by FROM scheduling_touch_live WHERE paused_by <> '' AND paused_by > scope
+        ORDER BY paused_by LIMIT 1
+    )
+    FROM scopes WHERE scope IS NOT NULL
+)
+SELECT scope FROM scopes WHERE scope IS NOT NULL
 """
 
 # `COALESCE` hides from the planner that the index of an event's touches has those that repeat none.
@@ -439,7 +559,7 @@ WITH mine AS MATERIALIZED (
 SELECT task_id, stop, scope, version, conversation_at FROM judged
 """
 
-touch_ledger = TouchLedger("scheduling_touch_live", route="node_id")
+touch_ledger = TouchLedger()
 
 
 # --- statements that settle -------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ Only `scheduling.ledger` and `rpa_tasks.jobs` write them. A claim increments `le
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from django.conf import settings
@@ -44,8 +43,6 @@ class LedgerRow(models.Model):
     due_at = models.DateTimeField(_("due at"))
     #: The first `due_at`, from which lateness is measured.
     planned_at = models.DateTimeField(_("planned at"))
-    #: The pause that keeps this row from dispatch ("" for none): "all", "channel:hook", "node:x", "shop:pdd/s1".
-    paused_by = models.CharField(_("paused by"), max_length=120, default="", blank=True)
     #: How many times the receiver was called or the flow was run.
     attempt = models.SmallIntegerField(_("attempts"), default=0)
     #: The fence: every claim increments it, every later write of the claimant names it.
@@ -65,17 +62,11 @@ class LedgerRow(models.Model):
         abstract = True
 
     @staticmethod
-    def indexes_for(table: str, due: Sequence[str] = ("due_at",)) -> list[models.Index]:
-        """Return the partial indexes that the ledger needs. Its statements repeat the state as a literal.
-
-        `due` names the columns by which the dispatch finds rows.
-        """
+    def indexes_for(table: str) -> list[models.Index]:
+        """Return the partial indexes that both ledgers need. Their statements repeat the state as a literal."""
         return [
-            models.Index(fields=due, name=f"{table}_due", condition=Q(state="scheduled", paused_by="")),
-            # Read by both rescues.
+            # Read by the rescues.
             models.Index(fields=["lease_until"], name=f"{table}_leased", condition=Q(state__in=LEASED)),
-            # Read by the end of a pause.
-            models.Index(fields=["paused_by"], name=f"{table}_paused_by", condition=~Q(paused_by="")),
             # Read by lists of these states, newest first. A row with a usual end has no entry.
             models.Index(fields=["task_id", "state"], name=f"{table}_rare", condition=Q(state__in=RARE)),
         ]
@@ -118,6 +109,8 @@ class Touch(LedgerRow):
     state = models.CharField(
         _("state"), max_length=10, choices=TouchState, default=TouchState.SCHEDULED, editable=False
     )
+    #: The pause that keeps this touch from dispatch ("" for none): "all", "channel:hook" or "node:x".
+    paused_by = models.CharField(_("paused by"), max_length=120, default="", blank=True)
     # The keys below have no index if no frequent query needs one: each index costs every update a write. Queries for
     # all touches of a customer go through its events.
     event = models.ForeignKey(
@@ -171,7 +164,11 @@ class Touch(LedgerRow):
         verbose_name = _("touch")
         verbose_name_plural = _("touches")
         indexes = [
-            *LedgerRow.indexes_for("touch", due=("priority", "due_at")),
+            *LedgerRow.indexes_for("touch"),
+            # Read by the dispatch.
+            models.Index(fields=["priority", "due_at"], name="touch_due", condition=Q(state="scheduled", paused_by="")),
+            # Read by the end of a pause.
+            models.Index(fields=["paused_by"], name="touch_paused_by", condition=~Q(paused_by="")),
             # Read by the guard (a customer's history) and by the page of a customer.
             models.Index(
                 fields=["customer", "reserved_at"], name="touch_history", condition=Q(reserved_at__isnull=False)

@@ -307,7 +307,7 @@ def send_alert_message(receiver: AlertReceiver, subject: str, body: str, now: da
     target and a defect of the channel become `Permanent`.
     """
     try:
-        spec, channel, target = resolve_target(receiver)
+        _spec, channel, target = resolve_target(receiver)
         message = Message(
             task_id=new_id(), delivery_key=key, user_id="", chat_id="", node="alerts", content_type="alert",
             category="service", subject=subject, body=body, locale=settings.LANGUAGE_CODE, target=target,
@@ -325,7 +325,7 @@ def send_alert_message(receiver: AlertReceiver, subject: str, body: str, now: da
     # Without Redis no quota is known. One message a pass is within any quota.
     if not grant.granted and grant.next_in != UNAVAILABLE_DELAY:
         return Transient("quota", retry_after=grant.next_in)
-    outcome = send_once(channel, message, spec.timeout)
+    outcome = send_once(channel, message)
     if channel.quotas and isinstance(outcome, Transient) and outcome.retry_after:
         gate.throttle(slot, outcome.retry_after)
     return outcome

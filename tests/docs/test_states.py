@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -13,16 +14,17 @@ from django.db import transaction
 from django.utils.timezone import now
 
 from config.environment import ROOT
-from rpa_tasks.jobs.ledger import job_ledger
-from rpa_tasks.models import Flow, Job, JobState, Platform, Shop
+from rpa_tasks.jobs.ledger import JobLedger, job_ledger
+from rpa_tasks.models import Flow, Job, JobState, Lane, Platform, Shop
 from scheduling.errors import Conflict
 from scheduling.ids import new_id
 from scheduling.ledger.touches import TouchDecision, TouchLedger, insert_retry, touch_ledger
-from scheduling.ledger.transitions import Claim, Ledger, Settlement
+from scheduling.ledger.transitions import Claim, Settlement
 from scheduling.models import FailedTask, LedgerRow, Touch, TouchState
 from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import Actor
 from scheduling.policy.guards import GuardVerdict
+from tests.support.claims import claim_touches
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
 Arrow = tuple[str, str]
@@ -42,32 +44,45 @@ def read_drawing(title: str) -> tuple[set[Arrow], set[str]]:
 def set_state(model: type[LedgerRow], task_id: UUID, state: str) -> None:
     """In this state, as the ledger would have left it, with a lease that has run out."""
     leased = state in ("queued", "running")
+    Lane.objects.update(task_id=None)
     model.objects.filter(pk=task_id).update(
-        state=state, due_at=now() - timedelta(seconds=1), lease_no=7, paused_by="", sending_at=None, queued_at=None,
+        state=state, due_at=now() - timedelta(seconds=1), lease_no=7, sending_at=None, queued_at=None,
         lease_until=now() - timedelta(seconds=1) if leased else None,
     )  # fmt: skip
 
 
-def moves(ledger: Ledger, task_id: UUID, ends: list[str]) -> Iterator[Callable[[], object]]:
-    """Return every operation on a row."""
-    yield lambda: ledger.dispatch_due(horizon=SOON)
-    yield lambda: ledger.requeue_expired(trusted_since={})
-    yield lambda: ledger.claim([task_id], lease=LEASE)
-    yield lambda: ledger.expired_runs()
-    yield lambda: ledger.cancel([task_id], reason="test")
-    if isinstance(ledger, TouchLedger):
-        yield lambda: ledger.reschedule([task_id], [now()], expires_after=LEASE)
-    yield lambda: ledger.resume_paused("all", spread=SOON)
-    for state in ["scheduled", *ends]:
-        yield lambda state=state: ledger.settle({Claim(task_id, 7): Settlement(state, due_at=now())})  # type: ignore[misc]
+def touch_moves(task_id: UUID) -> list[Callable[[], object]]:
+    """Return every operation on a touch but its ends."""
+    return [
+        lambda: touch_ledger.dispatch_due(horizon=SOON),
+        lambda: touch_ledger.requeue_expired(trusted_since={}),
+        lambda: claim_touches([task_id]),
+        touch_ledger.expired_runs,
+        lambda: touch_ledger.cancel([task_id], reason="test"),
+        lambda: touch_ledger.reschedule([task_id], [now()], expires_after=LEASE),
+        lambda: touch_ledger.resume_paused("all", spread=SOON),
+    ]
 
 
-def collect_moves(ledger: Ledger, model: Any, task_id: UUID, states: list[str]) -> set[Arrow]:
+def job_moves(task_id: UUID) -> list[Callable[[], object]]:
+    """Return every operation on a job but its ends."""
+    return [
+        lambda: job_ledger.dispatch_due(horizon=SOON),
+        lambda: job_ledger.pick(["normal"], node="n1", lease=LEASE, ageing=LEASE),
+        job_ledger.expired_runs,
+        lambda: job_ledger.cancel([task_id], reason="test"),
+    ]
+
+
+def collect_moves(
+    ledger: TouchLedger | JobLedger, model: Any, task_id: UUID, states: list[str], acts: list[Callable[[], object]]
+) -> set[Arrow]:
     """The arrows of all moves from all states."""
-    settled = [state for state in states if state not in ("scheduled", "queued", "running")]
+    ends = [state for state in states if state not in ("queued", "running")]
+    settles = [partial(ledger.settle, {Claim(task_id, 7): Settlement(state, due_at=now())}) for state in ends]
     found = set()
     for state in states:
-        for act in moves(ledger, task_id, settled):
+        for act in [*acts, *settles]:
             set_state(model, task_id, state)
             with transaction.atomic():
                 act()
@@ -93,12 +108,14 @@ def job(db: None) -> UUID:
 
 def test_touch_moves_match_the_drawing(touch: UUID) -> None:
     ends = set(TouchState.values) - {"scheduled", "queued", "running"}
-    assert read_drawing("A touch") == (collect_moves(touch_ledger, Touch, touch, TouchState.values), ends)
+    found = collect_moves(touch_ledger, Touch, touch, TouchState.values, touch_moves(touch))
+    assert read_drawing("A touch") == (found, ends)
 
 
 def test_job_moves_match_the_drawing(job: UUID) -> None:
     ends = set(JobState.values) - {"scheduled", "queued", "running"}
-    assert read_drawing("A job") == (collect_moves(job_ledger, Job, job, JobState.values), ends)
+    found = collect_moves(job_ledger, Job, job, JobState.values, job_moves(job))
+    assert read_drawing("A job") == (found, ends)
 
 
 def test_write_decisions_moves_match_the_drawing(touch: UUID) -> None:

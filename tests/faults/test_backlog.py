@@ -22,7 +22,7 @@ from config.celery.beat_scheduler import TickBacklog
 from config.local.processes import wait_until
 from scheduling import dispatch
 from scheduling.dispatch import oldest_message_at, publication_headers
-from scheduling.ledger.transitions import AGE_UNKNOWN
+from scheduling.ledger.touches import AGE_UNKNOWN
 from scheduling.models import Touch
 from tests.faults.brokers import RabbitNode, missing_for_rabbitmq
 from tests.support.matrix import MatrixBuilder, RecordEvent

@@ -9,7 +9,6 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils.timezone import now
 
-from scheduling.ledger.touches import touch_ledger
 from scheduling.models import (
     ChannelConfig,
     Customer,
@@ -23,6 +22,7 @@ from scheduling.models import (
 )
 from scheduling.operations import sample_data
 from tests.scheduling.core.conftest import deliver
+from tests.support.claims import claim_touches
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -68,7 +68,7 @@ def test_removal_while_a_sample_is_being_sent_changes_nothing(matrix: MatrixBuil
     before = count_rows()
     sample = Touch.objects.filter(customer__user_id__startswith="sample-")[0].pk
     Touch.objects.filter(pk=sample).update(state="queued", due_at=now(), lease_until=now() + timedelta(minutes=1))
-    (claim,) = touch_ledger.claim([sample], lease=timedelta(minutes=1))
+    (claim,) = claim_touches([sample])
     with pytest.raises(CommandError, match="1 sample touches are being sent"):
         run("remove")
     assert count_rows() == before

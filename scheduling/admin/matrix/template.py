@@ -135,7 +135,7 @@ def _send_test_message(template: Template, wanted: Mapping[str, Any]) -> tuple[O
         body=f"{mark} {body}".strip(), locale=locale, repeatable=spec.idempotent, target=target,
         event={"source": event.source, "id": event.event_id, "type": event.type, "time": event.occurred_at},
     )  # fmt: skip
-    return send_once(channel, message, spec.timeout), message.body
+    return send_once(channel, message), message.body
 
 
 class TemplateForm(CheckedForm):

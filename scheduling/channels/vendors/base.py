@@ -295,10 +295,10 @@ class VendorChannel(CodedAnswers, Channel):
         """Return a text that differs between accounts and between secrets."""
         return "\0".join((self.base, *(self.settings[name] for name in self.required), self.secret))
 
-    async def attempt(self, message: Message, left: timedelta) -> Outcome:
+    async def attempt(self, message: Message) -> Outcome:
         """Try once, or twice if the vendor refuses the token of the first try."""
         self.validate_target(message.target)
-        ends_at, token = datetime.now(UTC) + left, ""
+        ends_at, token = datetime.now(UTC) + self.timeout, ""
         outcome: Outcome = Transient("no_time")
         for _try in range(2):
             left = max(ends_at - datetime.now(UTC), timedelta(milliseconds=1))

@@ -145,7 +145,7 @@ def test_apply_that_ends_pause_wakes_shop(apply: Apply, sent_wakeups: list[Any],
     publish_job(PublishRequest(platform="pdd", shop_id="s1", task_type="sync_order"))
     sent_wakeups.clear()
     apply(MARKET.replace(where, f"{where}, paused: false"))
-    assert [wakeup.route for wakeup in sent_wakeups] == [Shop.objects.get().pk]
+    assert [wakeup.owner for wakeup in sent_wakeups] == [Shop.objects.get().pk]
 
 
 # --- what is wrong ----------------------------------------------------------------------------------------------------

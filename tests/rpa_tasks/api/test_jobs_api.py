@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 BRIEF = {
     "task_id", "delivery_key", "retry_of", "retried_as", "platform", "shop_id", "task_type", "state", "reason",
-    "paused_by", "priority", "dedupe_key", "requests", "source", "touch", "due_at", "planned_at", "created_at",
+    "priority", "dedupe_key", "requests", "source", "touch", "due_at", "planned_at", "created_at",
     "deadline", "settled_at", "attempt", "failures", "node", "progress", "progress_message", "cancel_requested_at",
 }  # fmt: skip
 LATER = 3_600

@@ -180,7 +180,7 @@ def test_round_wakes_only_for_due_jobs(
 ) -> None:
     monkeypatch.setattr(schedules, "spread_delay", lambda _, shop_id, *__: MINUTE * 10 * (shop_id == "s2"))
     publish(priority="high")
-    assert [(wakeup.route, wakeup.priority) for wakeup in sent_wakeups] == [(market.s1.pk, 0)]
+    assert [(wakeup.owner, wakeup.priority) for wakeup in sent_wakeups] == [(market.s1.pk, 0)]
 
 
 def test_concurrent_rounds_publish_each_shop_once(market: Market, sent_wakeups: list[Any]) -> None:

@@ -176,7 +176,7 @@ def test_each_opened_gate_wakes_the_shops_behind_it_once(market: Market, woken_b
         with transaction.atomic():
             assert open_gate(pk, by="ann")
             assert woken_by_work == [], "before the commit no node sees that it may start"
-        assert [wakeup.route for wakeup in woken_by_work] == [market.s1.pk]
+        assert [wakeup.owner for wakeup in woken_by_work] == [market.s1.pk]
         assert not open_gate(pk, by="bob")
         woken_by_work.clear()
 

@@ -185,7 +185,7 @@ def test_bulk_move_pins_free_shops_and_skips_others(shops: Market, sent_wakeups:
     assert (row.total, *tally(row)) == (4, 2, 2, 0)
     homes = Lane.objects.order_by("shop__shop_id").values_list("shop__shop_id", "home")
     assert list(homes) == [("s1", "n1"), ("s2", "n2"), ("s3", "n1")]
-    assert {each.route for each in sent_wakeups} == set(Lane.objects.filter(home="n2").values_list("pk", flat=True))
+    assert {each.owner for each in sent_wakeups} == set(Lane.objects.filter(home="n2").values_list("pk", flat=True))
 
 
 def test_bulk_move_skips_node_that_does_not_serve_or_report(shops: Market) -> None:

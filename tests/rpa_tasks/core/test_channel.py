@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -59,8 +59,7 @@ def test_send_limits_threads_while_jobs_cannot_be_stored(market: Market, job_tab
     channel = Rpa({"platform": "pdd", "task_type": "sync_order", "shop_id": "s1"}, timedelta(seconds=WAIT_LIMIT))
 
     async def story() -> list[Any]:
-        deadline = datetime.now(UTC) + timedelta(seconds=WAIT_LIMIT)
-        sending = [asyncio.create_task(channel.send(message(number), deadline)) for number in range(MANY)]
+        sending = [asyncio.create_task(channel.send(message(number))) for number in range(MANY)]
         try:
             async with asyncio.timeout(WAIT_LIMIT):
                 while await asyncio.to_thread(count_lock_waits) < THREADS:
@@ -82,8 +81,7 @@ def test_payload_is_filled_in_one_pass(market: Market) -> None:
     payload = {"to": ["{user_id}"], "text": "{subject}: {body}", "key": "{delivery_key}", "count": 1, "other": "{x}"}
     config = {"platform": "pdd", "task_type": "sync_order", "shop_id": "s1", "payload": payload}
     sent = message(1, subject="{body}", body="{delivery_key}")
-    deadline = datetime.now(UTC) + timedelta(seconds=WAIT_LIMIT)
-    asyncio.run(Rpa(config, timedelta(seconds=WAIT_LIMIT)).send(sent, deadline))
+    asyncio.run(Rpa(config, timedelta(seconds=WAIT_LIMIT)).send(sent))
     assert Job.objects.get().payload == {
         "to": ["user-1"], "text": "{body}: {delivery_key}", "key": str(sent.delivery_key), "count": 1, "other": "{x}",
     }  # fmt: skip

@@ -122,7 +122,7 @@ def test_resume_wakes_pinned_shops(market: Market, sent_wakeups: list[Any]) -> N
     sent_wakeups.clear()
     assert resume_node("n1", by="ann")
     assert not resume_node("n1", by="ann")
-    assert [each.route for each in sent_wakeups] == [shop.pk]
+    assert [each.owner for each in sent_wakeups] == [shop.pk]
     assert market.pick("n.n1.normal", "normal", node="n1") is not None
 
 

@@ -124,7 +124,6 @@ def test_pick_alternates_between_shops(market: Market) -> None:
         lambda shop: Platform.objects.filter(pk=shop.platform_id).update(paused=True),
         lambda shop: Breaker.objects.filter(pk=shop.platform_id).update(open_until=now() + timedelta(minutes=5)),
         lambda shop: Job.objects.filter(shop=shop).update(due_at=now() + timedelta(hours=1)),
-        lambda shop: Job.objects.filter(shop=shop).update(paused_by="shop:x"),
     ],
 )
 def test_pick_skips_shop_that_cannot_start(market: Market, closed: Any) -> None:

@@ -8,7 +8,7 @@ import shutil
 import ssl
 import subprocess
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from pytest_django import Settings
@@ -44,11 +44,6 @@ def _channel_settings(settings: Settings) -> None:
     settings.AFTERTOUCH_BASE_URL = "https://touch.example.com"
     settings.AFTERTOUCH_EMAIL_URL = ""
     settings.DEFAULT_FROM_EMAIL = "客服 <hello@shop.example.com>"
-
-
-@pytest.fixture
-def deadline() -> datetime:
-    return datetime.now(UTC) + timedelta(seconds=60)
 
 
 @pytest.fixture(scope="session")

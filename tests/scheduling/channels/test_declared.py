@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -83,7 +83,7 @@ async def sent(api: Any, changes: dict[str, Any] | None = None, count: int = 1, 
         usual: dict[str, Any] = {"target": {"address": "13800138000"}, "repeatable": False}
         letter = build_message(**usual | message)
         for _ in range(count):
-            outcome = await channel.send(letter, datetime.now(UTC) + timedelta(seconds=30))
+            outcome = await channel.send(letter)
         return outcome
 
 
@@ -125,7 +125,7 @@ async def test_declared_address_keeps_its_query_and_drops_its_fragment() -> None
     async with Receiver(api) as receiver:
         url = receiver.url + "?a=1#part"
         channel = DeclaredHttp({"url": url, "query": {"b": "{{ message.chat_id }}"}}, TIMEOUT)
-        await channel.send(build_message(), datetime.now(UTC) + TIMEOUT)
+        await channel.send(build_message())
     assert api.calls[0].target == "/hook?a=1&b=c1"
 
 
@@ -218,13 +218,13 @@ async def test_declared_expired_token_is_refreshed_once(token_server: Redis) -> 
         token = CONFIG["token"] | {"url": f"{base}/token"}
         channel = DeclaredHttp(CONFIG | {"url": f"{base}/send", "token": token}, TIMEOUT)
         letter = build_message(target={"address": "1"}, repeatable=False)
-        await channel.send(letter, datetime.now(UTC) + TIMEOUT)
+        await channel.send(letter)
         age_tokens(token_server)
         api.accepts = "token-number-2"
-        outcomes = await asyncio.gather(*(channel.send(letter, datetime.now(UTC) + TIMEOUT) for _ in range(20)))
+        outcomes = await asyncio.gather(*(channel.send(letter) for _ in range(20)))
         assert {type(outcome) for outcome in outcomes} == {Delivered}
         api.accepts = "none"
-        refused = await channel.send(letter, datetime.now(UTC) + TIMEOUT)
+        refused = await channel.send(letter)
 
     assert len(api.fetches) == 2
     assert isinstance(refused, Transient), refused
@@ -269,7 +269,7 @@ async def _send_with_token(receiver: Receiver, scope: str) -> Outcome:
     token = {"url": f"{base}/token", "body": {"scope": scope}}
     config = {"url": f"{base}/send", "query": {"access_token": "{{ channel.token }}"}, "token": token}
     message = build_message(target={})
-    return await DeclaredHttp(config, TIMEOUT).send(message, datetime.now(UTC) + timedelta(seconds=30))
+    return await DeclaredHttp(config, TIMEOUT).send(message)
 
 
 def test_declared_quotas_count_by_address_or_account() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -32,7 +32,7 @@ async def sent(
     async with Receiver(answer) as receiver:
         url = receiver.url.removesuffix("/hook") + (path or PATHS[robot])
         message = build_message(target={"url": url, "secret": secret}, **changes)
-        return await robot({"format": form}, TIMEOUT).send(message, datetime.now(UTC) + timedelta(seconds=30))
+        return await robot({"format": form}, TIMEOUT).send(message)
 
 
 @every
@@ -168,7 +168,7 @@ async def test_robot_error_detail_can_be_stored(robot: type[Robot]) -> None:
 async def test_robot_timeout_is_unknown_and_sent_once(robot: type[Robot]) -> None:
     async with Receiver(time_out) as receiver:
         message = build_message(target={"url": receiver.url.removesuffix("/hook") + PATHS[robot]})
-        outcome = await robot({}, TIMEOUT).send(message, datetime.now(UTC) + TIMEOUT)
+        outcome = await robot({}, TIMEOUT).send(message)
 
     assert isinstance(outcome, Unknown)
     assert len(receiver.requests) == 1
@@ -201,7 +201,7 @@ async def test_dingtalk_slash_is_sent_as_2f(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("scheduling.channels.robots.base64.b64encode", lambda digest: b"a/b+c=")
     async with Receiver() as receiver:
         message = build_message(target={"url": receiver.url + "?access_token=t", "secret": "s"})
-        await DingTalk({}, TIMEOUT).send(message, datetime.now(UTC) + TIMEOUT)
+        await DingTalk({}, TIMEOUT).send(message)
 
     assert receiver.requests[0].target.endswith("&sign=a%2Fb%2Bc%3D")
 
@@ -214,7 +214,7 @@ async def posted(robot: type[Robot], config: dict[str, Any], **changes: Any) -> 
     async with Receiver(OK) as receiver:
         url = receiver.url.removesuffix("/hook") + PATHS[robot]
         message = build_message(target={"url": url}, **changes)
-        outcome = await robot(config, TIMEOUT).send(message, datetime.now(UTC) + TIMEOUT)
+        outcome = await robot(config, TIMEOUT).send(message)
         assert isinstance(outcome, Delivered), outcome
         document: dict[str, Any] = receiver.requests[0].json
         return document
@@ -295,6 +295,6 @@ async def test_robot_long_card_keeps_its_buttons(robot: type[Robot], letter: str
 @each_row("robot", [WeCom, DingTalk])
 async def test_robot_card_without_button_is_permanent(robot: type[Robot]) -> None:
     outcome = await robot({"format": "card"}, TIMEOUT).send(
-        build_message(target={"url": f"https://{HOMES[robot]}{PATHS[robot]}"}), datetime.now(UTC) + TIMEOUT
+        build_message(target={"url": f"https://{HOMES[robot]}{PATHS[robot]}"})
     )
     assert (type(outcome), getattr(outcome, "reason", "")) == (Permanent, "bad_content")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -55,11 +55,11 @@ def test_kind_refuses_unknown_settings(kind: type[Channel]) -> None:
         kind.validate_target({"colour": "red"})
 
 
-async def test_log_channel_shows_body_at_debug_only(deadline: datetime, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_log_channel_shows_body_at_debug_only(monkeypatch: pytest.MonkeyPatch) -> None:
     everything = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger("debug"))
     monkeypatch.setattr("scheduling.channels.log.logger", everything)
     with structlog.testing.capture_logs() as lines:
-        outcome = await Log({}, timedelta(seconds=1)).send(build_message(), deadline)
+        outcome = await Log({}, timedelta(seconds=1)).send(build_message())
 
     assert isinstance(outcome, Delivered)
     info, debug = lines
@@ -68,10 +68,10 @@ async def test_log_channel_shows_body_at_debug_only(deadline: datetime, monkeypa
     assert (debug["log_level"], debug["body"]) == ("debug", build_message().body)
 
 
-async def test_log_channel_writes_standard_log_line(deadline: datetime, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_log_channel_writes_standard_log_line(capsys: pytest.CaptureFixture[str]) -> None:
     """It goes past `logging`, which the others go through."""
     message = build_message(user_id="客户", target={"url": "of the channel's former kind"})
-    assert isinstance(await Log({}, timedelta(seconds=1)).send(message, deadline), Delivered)
+    assert isinstance(await Log({}, timedelta(seconds=1)).send(message), Delivered)
 
     line = json.loads(capsys.readouterr().err)
     assert (line["event"], line["task_id"], line["user_id"]) == ("Touch logged", str(message.task_id), "客户")
@@ -79,8 +79,8 @@ async def test_log_channel_writes_standard_log_line(deadline: datetime, capsys: 
     assert line["timestamp"].endswith("Z")
 
 
-async def test_log_channel_delivers_with_closed_stderr(deadline: datetime, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_log_channel_delivers_with_closed_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr("sys.stderr", closed)
-    assert await Log({}, timedelta(seconds=1)).send(build_message(), deadline) == Delivered("logged")
+    assert await Log({}, timedelta(seconds=1)).send(build_message()) == Delivered("logged")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -232,7 +231,7 @@ async def test_plain_request_ends_as_at_a_gateway(
     async with proxy:
         settings.AFTERTOUCH_HTTP_PROXY = proxy.url
         channel = Webhook({"url": "http://127.0.0.1:1/"}, LONG)
-        ended = await channel.send(build_message(repeatable=repeatable), datetime.now(UTC) + LONG)
+        ended = await channel.send(build_message(repeatable=repeatable))
 
     assert isinstance(ended, outcome)
     assert ended.reason == reason
@@ -328,7 +327,7 @@ async def test_proxy_of_channel_overrides_that_of_installation(settings: Setting
         settings.AFTERTOUCH_HTTP_PROXY = shared.url
         for config in ({}, {"proxy": ""}, {"proxy": with_login(own)}, {"proxy": "direct"}):
             channel = Webhook({"url": receiver.url, **config}, LONG)
-            assert isinstance(await channel.send(build_message(), datetime.now(UTC) + LONG), Delivered)
+            assert isinstance(await channel.send(build_message()), Delivered)
 
     assert (len(shared.targets), len(own.targets), len(receiver.requests)) == (2, 1, 4)
 
@@ -360,7 +359,7 @@ async def test_every_kind_uses_the_proxy(
         elif kind is DeclaredHttp:
             config |= {"token": {"url": f"{base}/token"}, "headers": {"X-Token": "{{ channel.token }}"}}
         channel = kind(config, LONG)
-        await channel.send(message, datetime.now(UTC) + LONG)
+        await channel.send(message)
         if kind is WeChatService:
             await asyncio.to_thread(wechat.sync_messages, channel, "token", "")
 

@@ -70,7 +70,7 @@ async def sent(
         channel = kind(SETTINGS[kind] | {"url": url} | (config or {}), TIMEOUT)
         message = message_to(kind, address, **changes)
         for _ in range(count):
-            outcome = await channel.send(message, datetime.now(UTC) + timedelta(seconds=30))
+            outcome = await channel.send(message)
         return outcome
 
 
@@ -112,10 +112,10 @@ async def test_vendor_expired_token_is_refreshed_once_and_the_message_arrives_on
     async with Receiver(vendor) as receiver:
         channel = kind(SETTINGS[kind] | {"url": receiver.url.removesuffix("/hook")}, TIMEOUT)
         message = message_to(kind, "lisi")
-        await channel.send(message, datetime.now(UTC) + TIMEOUT)
+        await channel.send(message)
         vendor.expire()
         age_tokens(token_server)
-        outcomes = await asyncio.gather(*(channel.send(message, datetime.now(UTC) + TIMEOUT) for _ in range(20)))
+        outcomes = await asyncio.gather(*(channel.send(message) for _ in range(20)))
 
     assert all(isinstance(outcome, Delivered) for outcome in outcomes), outcomes
     assert len(vendor.fetches) == 2
@@ -285,7 +285,7 @@ BAD_ADDRESSES = [
 async def test_vendor_bad_address_is_permanent(kind: type[VendorChannel], address: Any) -> None:
     channel = kind(SETTINGS[kind], TIMEOUT)
     message = build_message(target={"address": address})
-    outcome = await channel.send(message, datetime.now(UTC) + TIMEOUT)
+    outcome = await channel.send(message)
     assert (type(outcome), getattr(outcome, "reason", "")) == (Permanent, "bad_target")
 
 

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from django.db import connection
@@ -51,7 +51,7 @@ class FakeChannel(Channel):
     def target_key(self, message: Message) -> str:
         return str(self._name)
 
-    async def send(self, message: Message, deadline: datetime) -> Outcome:
+    async def attempt(self, message: Message) -> Outcome:
         fake_channel = self.fake_channel
         blocks = fake_channel.blocks  # read before the message is visible as received, so that later ones pass
         fake_channel.received.append(message)

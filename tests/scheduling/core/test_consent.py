@@ -45,6 +45,7 @@ from tests.scheduling.core.conftest import (
 )
 from tests.scheduling.core.fake_channels import FakeChannelState
 from tests.scheduling.core.receivers import ScriptedReceiver
+from tests.support.claims import claim_touches
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race
 from tests.support.waiting import WAIT_LIMIT
@@ -433,7 +434,7 @@ def test_killed_worker_guide_message_is_not_counted(silent_session: Silence) -> 
     silent_session.await_touch()
     touch = silent_session.fall_silent()
     fall_due(touch)
-    assert touch_ledger.claim([touch], lease=sender.LEASE)
+    assert claim_touches([touch])
     asked = parse_event_id(rows([touch])[0].event.event_id)
     assert silent_session.store.still_silent([asked], send_until=[now() + sender.LEASE])[1] == [True]
     Touch.objects.filter(pk=touch).update(state="scheduled", lease_until=None)
@@ -453,7 +454,7 @@ def claimed(matrix: MatrixBuilder, record_event: RecordEvent) -> Any:
     matrix.node()
     (task_id,) = record_event().task_ids
     fall_due(task_id)
-    (claim,) = touch_ledger.claim([task_id], lease=sender.LEASE)
+    (claim,) = claim_touches([task_id])
     return claim
 
 
@@ -483,7 +484,7 @@ def test_mark_sending_never_follows_acknowledged_opt_out(shop: Shop, race: Race)
     users = [f"user-{number}" for number in range(40)]
     ids = {user: shop.record_event(user=user).task_ids[0] for user in users}
     fall_due()
-    claims = {claim.task_id: claim for claim in touch_ledger.claim(list(ids.values()), lease=sender.LEASE)}
+    claims = {claim.task_id: claim for claim in claim_touches(list(ids.values()))}
     asked = {user: sendings(claims[ids[user]]) for user in users}
     acknowledged: dict[str, datetime] = {}
     dice = random.Random(1)
@@ -514,7 +515,7 @@ def test_cancel_racing_mark_sending_has_one_winner(shop: Shop, race: Race, who: 
     fall_due()
     for user in users:  # with their slots, as delivery claims them
         Touch.objects.filter(pk=ids[user]).update(reserved_at=now())
-    claims = {claim.task_id: claim for claim in touch_ledger.claim(list(ids.values()), lease=sender.LEASE)}
+    claims = {claim.task_id: claim for claim in claim_touches(list(ids.values()))}
     asked = {user: sendings(claims[ids[user]]) for user in users}
     marked: set[UUID] = set()
 

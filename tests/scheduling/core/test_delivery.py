@@ -16,7 +16,6 @@ from django.utils.timezone import now
 from scheduling import dispatch, sql
 from scheduling.configuration import snapshot
 from scheduling.delivery import due_batch, pipeline, presence
-from scheduling.delivery.outgoing import LEASE
 from scheduling.delivery.sender import sender
 from scheduling.ids import new_id
 from scheduling.ledger.touches import touch_ledger
@@ -26,6 +25,7 @@ from scheduling.policy.send_times import SPREAD
 from tests.scheduling.core.conftest import Shop, deliver, deliver_when_due, expire_lease, fall_due, make_quiet_now, rows
 from tests.scheduling.core.fake_channels import FakeChannel
 from tests.scheduling.core.receivers import ScriptedReceiver
+from tests.support.claims import claim_touches
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race, SecondConnection
 from tests.support.touch_logs import list_attempts
@@ -252,7 +252,7 @@ def test_touch_rescued_around_its_lock_is_judged_in_full(
 
 def lose_worker(task_id: Any) -> None:
     """A worker claims it and is never seen again; its lease is over."""
-    assert touch_ledger.claim([task_id], lease=LEASE)
+    assert claim_touches([task_id])
     expire_lease(task_id)
 
 

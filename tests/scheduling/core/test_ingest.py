@@ -26,6 +26,7 @@ from scheduling.models.touch import WAITING
 from scheduling.planning import ingest
 from scheduling.planning.ingest import EarlyDispatch, NewEvent, Receipt, record_events
 from tests.scheduling.core.conftest import deliver_when_due, pass_time, rows
+from tests.support.claims import claim_touches
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race
 from tests.support.waiting import WAIT_LIMIT
@@ -313,7 +314,7 @@ def test_cancel_event_keeps_touch_being_sent(download: Callable[..., Receipt], r
     download(occurred_at=now() - DAY)
     Touch.objects.update(due_at=now() - HOUR)
     task_id = Touch.objects.get(node__key="guide").pk
-    touch_ledger.claim([task_id], lease=MINUTE)
+    claim_touches([task_id])
     Touch.objects.filter(pk=task_id).update(sending_at=now())
     record_event("order.paid")
     assert rows([task_id])[0].state == "running"

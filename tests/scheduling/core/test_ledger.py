@@ -15,10 +15,11 @@ from django.utils.timezone import now
 from pytest_django import Settings
 
 from scheduling import dispatch, sql
-from scheduling.ledger.touches import touch_ledger
-from scheduling.ledger.transitions import AGE_UNKNOWN, Claim, Settlement, WakeUp
+from scheduling.ledger.touches import AGE_UNKNOWN, touch_ledger
+from scheduling.ledger.transitions import Claim, Settlement, WakeUp
 from scheduling.models import Touch
 from tests.scheduling.core.conftest import held_by_second_connection, sendings
+from tests.support.claims import claim_touches
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race
 
@@ -41,7 +42,7 @@ def waiting(matrix: MatrixBuilder, record_event: RecordEvent) -> Waiting:
 
 
 def claim_one(task_id: UUID) -> Claim:
-    (claim,) = touch_ledger.claim([task_id], lease=LEASE)
+    (claim,) = claim_touches([task_id])
     return claim
 
 
@@ -52,7 +53,7 @@ def expire_lease(*task_ids: UUID) -> None:
 def test_concurrent_claims_have_one_winner(waiting: Waiting, race: Race) -> None:
     (task_id,) = waiting(1)
 
-    assert sum(race(16, lambda _: len(touch_ledger.claim([task_id], lease=LEASE)))) == 1
+    assert sum(race(16, lambda _: len(claim_touches([task_id])))) == 1
     assert Touch.objects.get().lease_no == 1
 
 
@@ -96,7 +97,6 @@ def test_stale_claim_settles_nothing(waiting: Waiting) -> None:
 
     assert touch_ledger.settle({stale: Settlement("delivered")}) == set()
     assert touch_ledger.mark_sending(sendings(stale)) == {}
-    assert not touch_ledger.renew(stale, lease=LEASE)
     both = {stale: Settlement("failed", "smtp_550"), fresh: Settlement("delivered")}
     assert touch_ledger.settle(both) == {fresh}, "the ids alone do not tell them apart"
     assert Touch.objects.get().state == "delivered"
@@ -107,7 +107,7 @@ def test_early_claim_is_empty_and_owes_a_wakeup(waiting: Waiting) -> None:
     (task_id,) = waiting(1, seconds=20)
     touch_ledger.dispatch_due(horizon=HORIZON)
 
-    assert touch_ledger.claim([task_id], lease=LEASE) == []
+    assert claim_touches([task_id]) == []
     for _ in ("early", "due"):
         (wakeup,) = touch_ledger.premature_wakeups([task_id])
         assert wakeup.task_id == task_id
@@ -190,7 +190,7 @@ def test_resume_paused_spreads_due_times(waiting: Waiting) -> None:
     """But not beyond the expiry of a touch, and later due times stay."""
     later, *task_ids = waiting(30)
     mortal = task_ids[:8]
-    for claim in touch_ledger.claim(task_ids, lease=LEASE):
+    for claim in claim_touches(task_ids):
         touch_ledger.settle({claim: Settlement("scheduled", "paused", paused_by="all")})
     tomorrow, soon = now() + timedelta(days=1), now() + timedelta(minutes=2)
     touch_ledger.settle({claim_one(later): Settlement("scheduled", "paused", due_at=tomorrow, paused_by="all")})
@@ -220,7 +220,7 @@ def test_dispatch_holds_back_due_touches_beyond_window(waiting: Waiting) -> None
     assert touch_ledger.dispatch_due(window=5) == []
 
     claimed = [wakeup.task_id for wakeup in first if wakeup.priority == 1][:2]
-    assert len(touch_ledger.claim(claimed, lease=LEASE)) == 2
+    assert len(claim_touches(claimed)) == 2
     assert len(touch_ledger.dispatch_due(window=5)) == 2
     assert touch_ledger.seconds_until_due(timedelta(0)) is not None, "two are held back"
 
@@ -292,7 +292,7 @@ def test_dispatch_pass_continues_while_workers_claim(
 
     def claim(wakeups: list[WakeUp]) -> None:
         published.extend(wakeup.task_id for wakeup in wakeups)
-        touch_ledger.claim([wakeup.task_id for wakeup in wakeups], lease=LEASE)
+        claim_touches([wakeup.task_id for wakeup in wakeups])
 
     monkeypatch.setattr(dispatch, "publish_wakeups", claim)
     assert dispatch.dispatch_due_touches() == 12

@@ -22,6 +22,7 @@ from scheduling.models.touch_log import MOST_VERDICTS
 from scheduling.operations import retention
 from scheduling.policy.guards import HOLD, SEND, GuardVerdict
 from tests.scheduling.core.conftest import deliver, fall_due
+from tests.support.claims import claim_touches
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race, act_behind_locks
 from tests.support.tables import each_row
@@ -55,7 +56,7 @@ def delivered(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[...,
     def deliver(count: int, at: datetime | None = None) -> list[UUID]:
         ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(count)]
         fall_due(*ids)
-        touch_ledger.settle({claim: Settlement("delivered") for claim in touch_ledger.claim(ids, lease=LEASE)})
+        touch_ledger.settle({claim: Settlement("delivered") for claim in claim_touches(ids)})
         if at:
             Touch.objects.filter(pk__in=ids).update(settled_at=at)
         return ids
@@ -73,7 +74,7 @@ def claim(matrix: MatrixBuilder, record_event: RecordEvent) -> Claim:
     (task_id,) = record_event().task_ids
     fall_due(task_id)
     assert find_part(task_id) == "scheduling_touch_live"
-    (claim,) = touch_ledger.claim([task_id], lease=LEASE)
+    (claim,) = claim_touches([task_id])
     return claim
 
 

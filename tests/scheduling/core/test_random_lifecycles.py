@@ -35,6 +35,7 @@ from scheduling.operations.failed_tasks import Actor
 from scheduling.planning.ingest import NewEvent, Receipt, record_events
 from tests.scheduling.core.conftest import pass_time
 from tests.scheduling.core.fake_channels import Died, FakeChannel, FakeChannelState
+from tests.support.claims import claim_touches
 from tests.support.matrix import MatrixBuilder
 
 USERS = ("ann", "bob")
@@ -259,7 +260,7 @@ class RandomLifecycles(RuleBasedStateMachine):
     def _a_worker_takes_one_and_vanishes(self, user: str, place: int) -> None:
         waiting = self.waiting()
         if waiting:
-            touch_ledger.claim([waiting[place % len(waiting)]], lease=timedelta(seconds=45))
+            claim_touches([waiting[place % len(waiting)]])
 
     def _a_message_comes_twice(self, user: str, place: int) -> None:
         pipeline.deliver_touches(list(Touch.objects.exclude(state__in=WAITING).values_list("pk", flat=True)))

@@ -26,6 +26,7 @@ from scheduling.planning import ingest
 from tests.scheduling.core.conftest import deliver, deliver_when_due, fall_due, pass_time
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
 from tests.scheduling.core.receivers import ScriptedReceiver
+from tests.support.claims import claim_touches
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race, SecondConnection
 from tests.support.waiting import WAIT_LIMIT
@@ -55,7 +56,7 @@ def _old_id() -> UUID:
 def end_touches(*task_ids: UUID) -> None:
     """As a worker that has delivered them, within the transaction of the test."""
     fall_due(*task_ids)
-    touch_ledger.settle({claim: Settlement("delivered") for claim in touch_ledger.claim(list(task_ids), lease=LEASE)})
+    touch_ledger.settle({claim: Settlement("delivered") for claim in claim_touches(list(task_ids))})
     Touch.objects.filter(pk__in=task_ids).update(reserved_at=F("settled_at"))
 
 

@@ -15,7 +15,6 @@ from config.local.processes import wait_until
 from scheduling import dispatch
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient
 from scheduling.delivery import pipeline
-from scheduling.delivery.outgoing import LEASE
 from scheduling.ledger.touches import touch_ledger
 from scheduling.models import (
     ChannelConfig,
@@ -32,6 +31,7 @@ from scheduling.operations.failed_tasks import Actor
 from tests.scheduling.core.conftest import deliver, deliver_when_due, expire_lease, fall_due, rows, sendings
 from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannelState
 from tests.scheduling.core.receivers import ScriptedReceiver
+from tests.support.claims import claim_touches
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race, SecondConnection
 from tests.support.touch_logs import list_attempts
@@ -187,7 +187,7 @@ def test_attempt_in_doubt_is_not_repeated_by_a_channel_that_became_idempotent(
     hook.idempotent = False
     hook.save()
     fall_due(hook_touch)
-    (claim,) = touch_ledger.claim([hook_touch], lease=LEASE)
+    (claim,) = claim_touches([hook_touch])
     assert touch_ledger.mark_sending(sendings(claim)) == {hook_touch: None}
     hook.idempotent = True
     hook.save()
@@ -239,7 +239,7 @@ def test_attempt_in_doubt_at_each_try_ends_as_unknown(hook_touch: UUID, receiver
 def lose_worker(task_id: UUID, *, sending: bool) -> None:
     """A worker claims it, may start to send, and vanishes."""
     fall_due(task_id)
-    (claim,) = touch_ledger.claim([task_id], lease=LEASE)
+    (claim,) = claim_touches([task_id])
     if sending:
         assert touch_ledger.mark_sending(sendings(claim)) == {task_id: None}
     assert dispatch.rescue_lost_work() == (0, 0), "its lease still runs"
@@ -325,7 +325,7 @@ def test_concurrent_rescues_decide_once(hook_touch: UUID, hook: ChannelConfig, r
     hook.idempotent = False
     hook.save()
     fall_due(hook_touch)
-    touch_ledger.mark_sending(sendings(*touch_ledger.claim([hook_touch], lease=LEASE)))
+    touch_ledger.mark_sending(sendings(*claim_touches([hook_touch])))
     expire_lease(hook_touch)
     assert sum(runs for _, runs in race(4, lambda number: dispatch.rescue_lost_work())) == 1
     assert FailedTask.objects.count() == 1

@@ -40,8 +40,7 @@ def send(*messages: Message, seconds: float = 10) -> list[Any]:
     channel = InApp({}, timedelta(seconds=seconds))
 
     async def all_of_them() -> list[Any]:
-        deadline = datetime.now(UTC) + timedelta(seconds=seconds)
-        found = await asyncio.gather(*(channel.send(each, deadline) for each in messages))
+        found = await asyncio.gather(*(channel.send(each) for each in messages))
         from channels.layers import get_channel_layer
 
         await get_channel_layer().flush()  # this loop ends here

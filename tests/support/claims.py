@@ -1,0 +1,24 @@
+"""Claim touches as a worker does, without its judgement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from uuid import UUID
+
+from django.db import transaction
+
+from scheduling.ledger.touches import TouchDecision, touch_ledger
+from scheduling.ledger.transitions import Claim, Settlement
+
+LEASE = timedelta(seconds=45)
+
+
+def claim_touches(task_ids: Sequence[UUID], *, lease: timedelta = LEASE) -> list[Claim]:
+    """Claim those that are due, waiting and not locked."""
+    with transaction.atomic():
+        locked, at = touch_ledger.lock_due(task_ids)
+        if at is not None:
+            running = TouchDecision(Settlement("running"), None)
+            touch_ledger.write_decisions({running: [row.task_id for row in locked]}, at=at, lease=lease)
+    return [Claim(row.task_id, row.lease_no) for row in locked]
