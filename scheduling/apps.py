@@ -17,12 +17,12 @@ class SchedulingConfig(AppConfig):
             checks,  # noqa: F401  (registers the system checks)
         )
         from scheduling.configuration import validation  # noqa: F401  (gives the models their rules)
-        from scheduling.delivery import pipeline
+        from scheduling.delivery import admission
         from scheduling.ledger.touches import quota_slots_freed
         from scheduling.operations.periodic_rows import allow_unknown_time_zones
 
         allow_unknown_time_zones()
-        quota_slots_freed.connect(pipeline.return_quota_slots)
+        quota_slots_freed.connect(admission.return_quota_slots)
 
 
 class BackOfficeConfig(admin_apps.AdminConfig):

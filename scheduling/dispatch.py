@@ -96,7 +96,6 @@ def rescue_lost_work() -> tuple[int, int]:
 
     Return the number of touches and of runs.
     """
-    resume_unpaused()
     runs = _repeat_until_empty(rescue_expired_runs)  # first: it needs no broker
     return requeue_lost_wakeups(), runs
 
@@ -242,12 +241,14 @@ def build_wakeup_messages(
     """Yield the queue, the earliest time and the task ids of each message, the most important first."""
     now = datetime.now(UTC)
 
-    def find_route(wakeup: WakeUp) -> tuple[int, int]:
+    def queue_and_channel(wakeup: WakeUp) -> tuple[int, int]:
         node = nodes.get(wakeup.owner)
         return wakeup.priority, node.channel.id if node else 0
 
-    ordered = sorted(wakeups, key=lambda wakeup: (find_route(wakeup), wakeup.due_at))
-    shared = [message for _, alike in groupby(ordered, key=find_route) for message in _share_messages(alike, now)]
+    ordered = sorted(wakeups, key=lambda wakeup: (queue_and_channel(wakeup), wakeup.due_at))
+    shared = [
+        message for _, alike in groupby(ordered, key=queue_and_channel) for message in _share_messages(alike, now)
+    ]
     for members in sorted(shared, key=lambda members: (members[0].priority, members[0].due_at)):
         last = members[-1].due_at
         eta = last + ETA_MARGIN if last > now + DUE_SPAN else None

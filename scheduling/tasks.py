@@ -51,6 +51,7 @@ continue_bulk_actions = shared_task(name="scheduling.continue_bulk_actions", is_
 
 @shared_task(name="scheduling.rescue", is_tick=True)
 def rescue() -> None:
+    dispatch.resume_unpaused()
     if any(dispatch.rescue_lost_work()):
         dispatch.dispatch_waiting_touches()  # touches with a lost wake-up have waited long enough
 

@@ -30,11 +30,11 @@ log = structlog.get_logger(__name__)
 
 WAKE_UP_TASK = "rpa_tasks.run"
 UNKNOWN_CAPACITY = 50  #: messages that may wait in a queue without a known running node
-MESSAGE_LIFE = 60.0  #: seconds after it is due; `dispatch.wake` publishes another if work can still start
+MESSAGE_LIFE = 60.0  #: seconds after it is due; `dispatch.wake_queues` publishes another if work can still start
 
 
 def queue_of(shop: Shop, priority: int) -> str:
-    """Return the one queue that receives the wake-ups of a shop's jobs. `pick.QUEUE_PREFIX` names the same."""
+    """Return the one queue that receives the wake-ups of a shop's jobs. `ledger.QUEUE_PREFIX` names the same."""
     if shop.dedicated_queue:
         return f"s.{escape_dots(shop.platform.key)}.{escape_dots(shop.shop_id)}"
     if shop.platform.dedicated_queue:

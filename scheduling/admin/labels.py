@@ -61,7 +61,6 @@ REASONS: dict[str, str | Promise] = {
     "disconnected": gettext_lazy("Connection broke off"),
     "redirect": gettext_lazy("Receiver redirects"),
     "gone": gettext_lazy("Receiver is gone"),
-    "no_time": gettext_lazy("No time was left for the attempt"),
     "channel_error": gettext_lazy("Error in the channel's code"),
     "mail_backend": gettext_lazy("The mail system failed"),
     "busy": gettext_lazy("Concurrency limit reached, waiting"),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from json import JSONDecoder
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -23,11 +23,13 @@ from django.conf import settings
 from scheduling import sql
 from scheduling.configuration.snapshot import Snapshot, sort_texts
 from scheduling.delivery import presence
+from scheduling.delivery.outgoing import ServerClock
 from scheduling.delivery.presence import PresenceQuestion
-from scheduling.delivery.routing import Route, Target, find_disabled_targets, load_community_targets
+from scheduling.delivery.routing import NoTarget, Route, Target, find_disabled_targets, load_community_targets
 from scheduling.ledger import locks
 from scheduling.ledger.touches import LockedTouch, touch_ledger
 from scheduling.ledger.transitions import Claim, WakeUp
+from scheduling.models.encrypted import Unreadable
 from scheduling.planning import earlier_events
 from scheduling.planning.earlier_events import CountedEvent
 from scheduling.policy.guards import AwaitedTouch, Candidate, CapSlot, GuardContext
@@ -39,12 +41,15 @@ MOST_BYTES = 16 * 1024 * 1024  #: event data per batch
 _parse = JSONDecoder().raw_decode  # psycopg's way through `json.loads` takes three times as long
 
 
+FoundRoute = Route | NoTarget | Unreadable  #: or why there is none
+
+
 class AnnouncedTouch(NamedTuple):
     """What never changes about a touch that has not ended."""
 
     customer_id: int
     node_id: int
-    root_id: UUID | None  #: None: the touch's own id
+    root_id: UUID
     republished: bool
     planned_at: datetime  #: may change, but only Presence uses it
     readable: bool  #: False: its event data is too large for this batch and was left out
@@ -95,10 +100,11 @@ def presence_questions(touches: dict[UUID, AnnouncedTouch], config: Snapshot) ->
     asking, types = config.asking_presence, presence.provider_event_types()
     return {
         task_id: PresenceQuestion(
-            event.user_id, event.chat_id, event.type, event.event_id, event.occurred_at, planned_at
+            event.user_id, event.chat_id, event.type, event.event_id, event.occurred_at, touch.planned_at
         )
-        for task_id, (_, node_id, _, _, planned_at, _, event) in touches.items()
-        if node_id in asking or event.type in types
+        for task_id, touch in touches.items()
+        for event in (touch.event,)
+        if touch.node_id in asking or event.type in types
     }
 
 
@@ -106,7 +112,7 @@ def presence_questions(touches: dict[UUID, AnnouncedTouch], config: Snapshot) ->
 # of one repeated letter, the extreme, expands 85 times under pglz and 250 times under lz4; ordinary JSON 3 to 10 times.
 ANNOUNCE_STATEMENT = """
 WITH announced AS MATERIALIZED (
-    SELECT task_id, customer_id, node_id, NULLIF(root_id, task_id) AS root_id, retry_of IS NOT NULL AS republished,
+    SELECT task_id, customer_id, node_id, root_id, retry_of IS NOT NULL AS republished,
            planned_at, priority, due_at, event_id
     FROM scheduling_touch_live
     WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued', 'running')
@@ -224,17 +230,16 @@ class DueBatch:
     announced: Announcement
     due: list[Due]
     rest: list[WakeUp]  #: left to the next batch, because their event data is too large for this one
-    locked_at: datetime  #: by PostgreSQL's clock
-    clock: float  #: monotonic clock of this process just before `locked_at`
+    clock: ServerClock  #: at the lock
     customers: dict[int, CustomerSpec]
     history: CustomerHistory
     communities: Mapping[str, Mapping[str, Any]]
     disabled: set[Target]
-    routes: Mapping[UUID, Route] = field(default_factory=dict)  #: of touches that admission has routed
+    routes: Mapping[UUID, FoundRoute] = field(default_factory=dict)  #: of the touches that admission has routed
 
-    def instant(self, monotonic: float) -> datetime:
-        """Convert a monotonic time to PostgreSQL's time."""
-        return self.locked_at + timedelta(seconds=monotonic - self.clock)
+    @property
+    def locked_at(self) -> datetime:
+        return self.clock.at
 
     def candidate(self, row: Due) -> Candidate:
         node, customer = self.config.nodes[row.node_id], self.customers[row.customer_id]
@@ -284,7 +289,7 @@ def lock(announced: Announcement, config: Snapshot) -> DueBatch | None:
     customers = locks.lock_customers_of_touches(task_ids)
     if config.counts_communities:
         locks.lock_communities(task_ids)
-    clock = time.monotonic()
+    monotonic = time.monotonic()
     locked, locked_at = touch_ledger.lock_due(task_ids)
     if locked_at is None:
         return None
@@ -294,7 +299,8 @@ def lock(announced: Announcement, config: Snapshot) -> DueBatch | None:
     disabled = find_disabled_targets(wanted, communities)
     history = load_history(due, config, locked_at)
     add_profiles(customers, due, history, config)
-    return DueBatch(config, announced, due, rest, locked_at, clock, customers, history, communities, disabled)
+    clock = ServerClock(locked_at, monotonic)
+    return DueBatch(config, announced, due, rest, clock, customers, history, communities, disabled)
 
 
 def add_profiles(
@@ -321,12 +327,12 @@ def _join_events(locked: Sequence[LockedTouch], announced: Announcement) -> tupl
     due: list[Due] = []
     rest: list[WakeUp] = []
     for row in locked:
-        customer_id, node_id, root_id, republished, _, readable, event = announced.touches[row.task_id]
-        if readable:
-            is_retry = republished or row.attempt > 0
-            due.append(Due(*row, customer_id, node_id, root_id or row.task_id, is_retry, event))
+        touch = announced.touches[row.task_id]
+        if touch.readable:
+            is_retry = touch.republished or row.attempt > 0
+            due.append(Due(*row, touch.customer_id, touch.node_id, touch.root_id, is_retry, touch.event))
         else:
-            rest.append(WakeUp(row.task_id, row.due_at, row.priority, node_id))
+            rest.append(WakeUp(row.task_id, row.due_at, row.priority, touch.node_id))
     return due, rest
 
 

@@ -38,13 +38,11 @@ log = structlog.get_logger(__name__)
 
 
 IN_FLIGHT_PER_TARGET = 200  #: unless the channel sets `at_once`
-IN_FLIGHT = (
-    10_000  #: deliveries that a process holds; beyond it a receiver gets only `SMALL_SHARE`, up to twice as many
-)
+#: Deliveries that a process holds. Beyond it a receiver gets only `SMALL_SHARE`, up to twice as many.
+IN_FLIGHT = 10_000
 SMALL_SHARE = 20
-WORK_AHEAD = (
-    8.0  #: seconds of a receiver's work that its lane holds, or twice its calls if that is more; below `BATCH_DEADLINE`
-)
+#: Seconds of a receiver's work that its lane holds, or twice its calls if that is more; below `BATCH_DEADLINE`.
+WORK_AHEAD = 8.0
 LATE = 10.0  #: seconds before its deadline, from which a delivery goes before more important ones
 FIRST_DURATION = 0.2  #: seconds, assumed of a receiver that has not answered yet; too short costs a second deferral
 SHORTEST_DURATION = 0.01
@@ -119,7 +117,7 @@ class ReceiverLane:
         queues = [queue for queue in self.waiting if queue]
         if not queues:
             return None
-        oldest = min(queues, key=lambda queue: queue[0].clock)
+        oldest = min(queues, key=lambda queue: queue[0].clock.monotonic)
         return oldest if oldest[0].left(now) < LATE else queues[0]
 
     def room(self, priority: int) -> int:

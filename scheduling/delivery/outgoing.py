@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from scheduling.channels.base import Channel, Message, Outcome
 from scheduling.channels.quota import HeldSlot
@@ -17,6 +18,17 @@ LEASE = timedelta(seconds=45)
 BATCH_DEADLINE = timedelta(seconds=20)  #: after the claim; a delivery that has not started by then is released
 
 
+class ServerClock(NamedTuple):
+    """PostgreSQL's time at a monotonic time of this process. The node's wall clock has no effect."""
+
+    at: datetime
+    monotonic: float
+
+    def instant(self, monotonic: float) -> datetime:
+        """Convert a monotonic time to PostgreSQL's time."""
+        return self.at + timedelta(seconds=monotonic - self.monotonic)
+
+
 @dataclass(slots=True)
 class Delivery:
     """A touch with all data needed to send and settle it."""
@@ -27,16 +39,16 @@ class Delivery:
     channel: Channel
     spec: ChannelSpec
     attempt: int  #: number of the next attempt
-    claimed_at: datetime  #: by PostgreSQL's clock
+    due_at: datetime
     expires_at: datetime
-    clock: float  #: monotonic clock of this process at `claimed_at`
+    clock: ServerClock  #: at the claim
     node_id: int
     priority: int
+    receiver: str  #: key of its lane
+    vendor_key: str  #: key by which the quotas of its channel count
     event_at: datetime | None  #: a conversation that started later blocks it; None: the node ignores conversations
     question: PresenceQuestion | None = None  #: the presence question right before sending
     with_unknown_outcome: bool = False  #: an earlier attempt has an unknown outcome
-    late: float = 0.0  #: seconds past due at `claimed_at`
-    receiver: str = ""  #: key of its lane; empty: not known before it is submitted
     granted: bool = False  #: it has a grant of the vendor's quota
     slot: HeldSlot | None = None  #: of that grant
     started_at: float = 0.0  #: monotonic time at which it left the queue of its lane
@@ -51,16 +63,12 @@ class Delivery:
     def sending(self) -> Sending:
         return Sending(self.claim, self.node_id, self.spec.id, self.message.category == "marketing", self.event_at)
 
-    def instant(self, monotonic: float) -> datetime:
-        """Convert a monotonic time to PostgreSQL's time. The node's wall clock has no effect."""
-        return self.claimed_at + timedelta(seconds=monotonic - self.clock)
-
     def expires_in(self, monotonic: float) -> timedelta:
-        return self.expires_at - self.instant(monotonic)
+        return self.expires_at - self.clock.instant(monotonic)
 
     def left(self, monotonic: float) -> float:
         """Return the seconds until the batch deadline."""
-        return self.clock + BATCH_DEADLINE.total_seconds() - monotonic
+        return self.clock.monotonic + BATCH_DEADLINE.total_seconds() - monotonic
 
 
 @dataclass(frozen=True, slots=True)

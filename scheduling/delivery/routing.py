@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
+import structlog
 from django.conf import settings
 
 from scheduling import sql
@@ -26,6 +27,8 @@ from scheduling.models import Community
 from scheduling.models.encrypted import Sealed, Unreadable
 from scheduling.models.node import digest_address
 from scheduling.policy.specs import ChannelSpec, CustomerSpec
+
+log = structlog.get_logger(__name__)
 
 # --- channels and addresses -------------------------------------------------------------------------------------------
 
@@ -43,8 +46,8 @@ class Route(NamedTuple):
 
     channel: Channel
     target: Mapping[str, Any]
-    receiver: str = ""  #: key of the receiver's lane; empty: not known yet
-    vendor_key: str = ""  #: key by which the quotas of the channel count
+    receiver: str  #: key of the receiver's lane: each channel row has a lane of its own
+    vendor_key: str  #: key by which the quotas of the channel count; empty without quotas
 
 
 _NONE = UUID(int=0)
@@ -90,12 +93,11 @@ def target_for(
     customer: CustomerSpec,
     chat_id: str,
     communities: Mapping[str, Mapping[str, Any]],
-    disabled: Container[Target] | None = None,
+    disabled: Container[Target],
 ) -> Mapping[str, Any]:
     """Return the community's target or the customer's address.
 
-    `disabled` holds the disabled targets of the batch (see `find_disabled_targets`). Without it this one target is
-    looked up.
+    `disabled` holds the disabled targets: those of a batch (`find_disabled_targets`), or a `TargetLookup`.
 
     Raises:
         NoTarget: there is no target, or it is disabled.
@@ -108,8 +110,6 @@ def target_for(
         target = targets.get(spec.key) or targets.get(spec.kind) or {}
     if channel.needs_target and not target:
         raise NoTarget("no_target", f"no {spec.kind} target for {chat_id or customer.user_id}")
-    if disabled is None:
-        disabled = find_disabled([(spec.id, target_digest(spec, target))])
     if disabled and (spec.id, target_digest(spec, target)) in disabled:
         raise NoTarget("target_disabled", "the vendor answered that this receiver is gone")
     return target
@@ -121,8 +121,13 @@ def find_route(
     chat_id: str,
     communities: Mapping[str, Mapping[str, Any]],
     disabled: Container[Target],
-) -> Route | None:
-    """Return the route of a touch before its message exists. None: judging or the sender will report why not."""
+) -> Route:
+    """Return the route of a touch before its message exists.
+
+    Raises:
+        NoTarget: the channel is retired or misconfigured, has no usable target, or cannot name the receiver.
+        Unreadable: this node lacks the encryption key of its settings.
+    """
     try:
         channel = channel_of(spec)
         target = target_for(spec, channel, customer, chat_id, communities, disabled)
@@ -131,14 +136,12 @@ def find_route(
             target=target, spoke_at=customer.conversation_at,
         )  # fmt: skip
         vendor_key = receiver_key(channel, blank) if channel.quotas else ""
-        return Route(channel, target, lane_key(spec, channel, blank), vendor_key)
-    except Exception:
-        return None
-
-
-def lane_key(spec: ChannelSpec, channel: Channel, message: Message) -> str:
-    """Return the key of the lane to a receiver: each channel row has a lane of its own."""
-    return f"{spec.id}:{channel.target_key(message)}"
+        return Route(channel, target, f"{spec.id}:{channel.target_key(blank)}", vendor_key)
+    except (NoTarget, Unreadable):
+        raise
+    except Exception as error:  # a defect of the channel
+        log.exception("channel_call_failed", channel=spec.key)
+        raise NoTarget("channel_error", f"{type(error).__name__}: {error}"[:500]) from None
 
 
 def target_digest(spec: ChannelSpec, target: Mapping[str, Any]) -> str:

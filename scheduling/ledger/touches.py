@@ -1,4 +1,4 @@
-"""Insert touches and change their states. One write turns a verdict into the touch's state.
+"""Change the states of touches. One write turns a verdict into the touch's state.
 
 Dispatch is by priority and bounded. Workers fetch messages ahead and hold delayed ones in memory. Without a bound, a
 hundred thousand touches that are due at one moment delay every touch of a higher priority until they are delivered.
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import transaction
-from django.db.models.functions import Now
 from django.dispatch import Signal
 
 from scheduling import sql, tracing
@@ -24,9 +23,7 @@ from scheduling.ledger.transitions import WAKEUP_LEASE, Claim, Settlement, WakeU
 from scheduling.models import Attempt, Touch, Verdict
 from scheduling.models.touch import Priority
 from scheduling.models.touch_log import MOST_VERDICTS, encode_entry
-from scheduling.policy.guards import NODE_DISABLED, GuardVerdict
-from scheduling.policy.matrix import PlannedTouch
-from scheduling.policy.specs import EventSpec
+from scheduling.policy.guards import HOLD, NODE_DISABLED, SUPPRESS, GuardVerdict
 
 SLICE = timedelta(milliseconds=250)  #: of the future; what is dispatched ahead is bounded in each
 MIN_REPUBLISH_WAIT = timedelta(milliseconds=20)  #: minimum wait before a premature wake-up message is repeated
@@ -46,15 +43,6 @@ class Sending(NamedTuple):
     channel_id: int
     marketing: bool  #: an opt-out stops it
     event_at: datetime | None  #: a later conversation stops it; None: the node ignores conversations
-
-
-class Stop(NamedTuple):
-    """Why a touch must not be sent: `node_disabled`, `paused`, `channel_retired`, `opted_out` or `conversation`."""
-
-    code: str
-    scope: str  #: scope of the pause
-    node_version: int
-    conversation_at: datetime | None
 
 
 class FreedSlot(NamedTuple):
@@ -261,12 +249,14 @@ class TouchLedger:
             },
         )
 
-    def mark_sending(self, sendings: Sequence[Sending], *, margin: timedelta = timedelta(0)) -> dict[UUID, Stop | None]:
+    def mark_sending(
+        self, sendings: Sequence[Sending], *, margin: timedelta = timedelta(0)
+    ) -> dict[UUID, GuardVerdict | None]:
         """Mark touches as sending. Only those mapped to None in the result may be sent.
 
-        A `Stop` names a change that was committed before this statement and forbids the touch. Some touches are missing
-        from the result: their claim is lost, their lease ends within `margin`, or another transaction has locked the
-        row. The statement waits for no lock. All data it reads is therefore from one instant, `sending_at`.
+        A verdict names a change that was committed before this statement and forbids the touch. Touches are missing
+        if their claim is lost, their lease ends within `margin`, or another transaction has locked the row. The
+        statement waits for no lock. All data it reads is therefore from one instant, `sending_at`.
         """
         ways = {(each.node_id, each.channel_id): 0 for each in sendings}
         for number, way in enumerate(ways, 1):
@@ -284,7 +274,7 @@ class TouchLedger:
                 "margin": margin,
             },
         )
-        return {task_id: Stop(*stop) if stop[0] else None for task_id, *stop in rows}
+        return {task_id: _verdict_for_stop(*stop) if stop[0] else None for task_id, *stop in rows}
 
     def cancel(self, task_ids: Sequence[UUID], *, reason: str, wait: bool = True) -> set[UUID]:
         """Cancel touches that are not marked as sending, claimed ones included. Return their ids.
@@ -337,6 +327,18 @@ class TouchLedger:
     def release_cap_slot(self, task_id: UUID) -> None:
         """Release the cap slot of an unknown touch that was not delivered or is republished under the same key."""
         sql.execute("UPDATE scheduling_touch_ended SET reserved_at = NULL WHERE task_id = %(id)s", {"id": task_id})
+
+
+def _verdict_for_stop(stop: str, scope: str, node_version: int, conversation_at: datetime) -> GuardVerdict:
+    match stop:
+        case "paused":
+            return GuardVerdict(HOLD, "paused", observed=scope, paused_by=scope)
+        case "opted_out":
+            return GuardVerdict(SUPPRESS, "opted_out", observed="marketing")
+        case "conversation":
+            return GuardVerdict(SUPPRESS, "conversation", observed=f"{conversation_at:%Y-%m-%dT%H:%M:%S.%f%z}")
+        case _:
+            return GuardVerdict(SUPPRESS, stop, node_version)
 
 
 def _settlement_columns(settlements: Iterable[Settlement]) -> dict[str, list[Any]]:
@@ -695,94 +697,3 @@ WITH locked AS MATERIALIZED ({{locked}}), moved AS (
 )
 SELECT has_quota_slot, task_id, node_id, customer_id, chat_id, priority, due_at FROM moved
 """
-
-
-# --- new touches ------------------------------------------------------------------------------------------------------
-
-
-def insert_planned(rows: list[tuple[Any, ...]]) -> None:
-    """Insert rows of `planned_row` in one statement. Call it in the transaction of their events."""
-    sql.copy_rows(_COPY_TOUCHES, rows, list(_PLANNED_COLUMNS.values()))
-
-
-def planned_row(
-    event: EventSpec, planned: PlannedTouch, task_id: UUID, customer_id: int, *, at: datetime, dispatched: bool,
-    cancelled_as: str,
-) -> tuple[Any, ...]:  # fmt: skip
-    """Return the columns of a touch that is planned at `at`.
-
-    `cancelled_as` is the reason if a later event of the same batch cancels it.
-    """
-    node, due_at = planned.node, planned.due_at
-    return (
-        task_id,
-        task_id,
-        "cancelled" if cancelled_as else "queued" if dispatched else "scheduled",
-        node.priority,
-        due_at,
-        due_at,
-        "",
-        0,
-        0,
-        max(due_at, at) + WAKEUP_LEASE if dispatched else None,
-        int(dispatched),
-        at if dispatched else None,
-        at if cancelled_as else None,
-        cancelled_as,
-        at,
-        event.id,
-        node.id,
-        node.version,
-        customer_id,
-        event.chat_id,
-        planned.expires_at,
-        "",
-        node.guard_cap != "ignore",
-    )
-
-
-def insert_retry(
-    old_id: UUID, task_id: UUID, due_at: datetime, *, as_new: bool, edited: bool = False, priority: int | None = None,
-    expires_at: datetime | None = None,
-) -> None:  # fmt: skip
-    """Insert a touch for the event and node of an ended touch.
-
-    With the same delivery key the cap slot moves to the new touch. A touch sent as new reserves its own slot at once.
-    No dedupe or cap then suppresses what the operator confirmed. An edited touch has a new delivery key, and the guards
-    check it as any retry. `expires_at` is that of the node, counted from `due_at`, unless given.
-    """
-    old = Touch.objects.select_related("node").get(pk=str(old_id))
-    reserved_at = Now() if as_new else old.reserved_at
-    if reserved_at and not as_new:
-        touch_ledger.release_cap_slot(old.task_id)
-    Touch.objects.create(
-        task_id=task_id,
-        root_id=task_id if as_new or edited else old.root_id,
-        retry_of=old.task_id,
-        created_at=Now(),
-        priority=old.priority if priority is None else priority,
-        due_at=due_at,
-        planned_at=due_at,
-        event_id=old.event_id,
-        node_id=old.node_id,
-        node_version=old.node.version,
-        customer_id=old.customer_id,
-        chat_id=old.chat_id,
-        expires_at=expires_at or due_at + old.node.expires_after,
-        reserved_at=reserved_at,
-        content_type=old.content_type,
-        template_id=old.template_id if reserved_at else None,
-        counts_toward_cap=old.counts_toward_cap,
-    )
-
-
-_PLANNED_COLUMNS = {
-    "task_id": "uuid", "root_id": "uuid", "state": "varchar", "priority": "int2", "due_at": "timestamptz",
-    "planned_at": "timestamptz", "paused_by": "varchar", "attempt": "int2", "lease_no": "int4",
-    "lease_until": "timestamptz", "wakeups": "int2", "queued_at": "timestamptz", "settled_at": "timestamptz",
-    "reason": "varchar", "created_at": "timestamptz", "event_id": "uuid", "node_id": "int8", "node_version": "int4",
-    "customer_id": "int8", "chat_id": "varchar", "expires_at": "timestamptz", "content_type": "varchar",
-    "counts_toward_cap": "bool",
-}  # fmt: skip
-
-_COPY_TOUCHES = f"COPY scheduling_touch ({', '.join(_PLANNED_COLUMNS)}) FROM STDIN (FORMAT BINARY)"

@@ -294,7 +294,7 @@ def resolve_target(receiver: AlertReceiver) -> tuple[ChannelSpec, Channel, dict[
     place = receiver.community
     who = CustomerSpec(0, "", addresses={channel.address_key: receiver.address} if receiver.address else {})
     chat_id, communities = (place.chat_id, {place.chat_id: place.targets}) if place else ("", {})
-    target = routing.target_for(spec, channel, who, chat_id, communities)
+    target = routing.target_for(spec, channel, who, chat_id, communities, routing.TargetLookup())
     if not target and not spec.config.get("url"):
         raise routing.NoTarget("no_target", f"no {spec.kind} target")
     return spec, channel, dict(target)

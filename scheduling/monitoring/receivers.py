@@ -121,10 +121,10 @@ def _find_waiting(config: Snapshot) -> dict[str, ReceiverStatus]:
 
 def _find_channel_route(spec: ChannelSpec, chat_id: str, communities: Mapping[str, Mapping[str, Any]]) -> Route | None:
     """Return the route of a channel's touches for a community. All addresses of customers count as one receiver."""
-    addresses = {}
     with suppress(NoTarget, Unreadable):
-        addresses = {channel_of(spec).address_key: "*"}
-    return find_route(spec, CustomerSpec(0, "", addresses=addresses), chat_id, communities, ())
+        customer = CustomerSpec(0, "", addresses={channel_of(spec).address_key: "*"})
+        return find_route(spec, customer, chat_id, communities, ())
+    return None
 
 
 def _merge_loads(found: dict[str, ReceiverStatus], loads: Mapping[str, LaneLoad], config: Snapshot) -> None:

@@ -21,7 +21,8 @@ from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, InvalidInput, NotFound
 from scheduling.ids import new_id
 from scheduling.ledger import locks
-from scheduling.ledger.touches import insert_retry, touch_ledger
+from scheduling.ledger.new_touches import insert_retry
+from scheduling.ledger.touches import touch_ledger
 from scheduling.models import (
     WAITING,
     ApiKey,

@@ -33,7 +33,8 @@ from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, ErrorCollector, InvalidInput, NotFound
 from scheduling.ids import new_id
 from scheduling.ledger import deletion
-from scheduling.ledger.touches import insert_retry, touch_ledger
+from scheduling.ledger.new_touches import insert_retry
+from scheduling.ledger.touches import touch_ledger
 from scheduling.models import FailedTask, FailedTaskComment, Touch
 from scheduling.policy.specs import EventSpec, template_for
 from scheduling.strict_text import find_unstorable_text, is_same_json

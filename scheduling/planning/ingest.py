@@ -37,7 +37,7 @@ from scheduling.configuration import snapshot
 from scheduling.dispatch import background_publisher
 from scheduling.errors import AftertouchError, InvalidInput
 from scheduling.ids import new_id
-from scheduling.ledger import locks, touches
+from scheduling.ledger import locks, new_touches
 from scheduling.ledger.locks import Activity, locked_users
 from scheduling.ledger.transitions import WakeUp
 from scheduling.models import CustomerChange, EventType
@@ -95,20 +95,22 @@ def record_events(
         OperationalError: PostgreSQL is unavailable, or (`sql.is_lock_timeout`) another transaction holds a customer.
     """
     while True:
-        with suppress(_CustomersChanged), transaction.atomic():
-            at = sql.limit_lock_waits(settings.TIMEOUTS.event_lock if lock_wait is None else lock_wait)
-            batch = _EventBatch(new_events, at)
-            batch.lock_customers()
-            batch.load_condition_facts()
-            batch.insert_events()
-            batch.plan()
-            batch.insert_touches()
-            batch.update_customers()
-            transaction.on_commit(batch.log_touches)
-            if publish_wakeups and batch.wakeups:
-                batch.publish_after_commit(publish_wakeups)
-            break
-    return batch.receipts()
+        try:
+            with transaction.atomic():
+                at = sql.limit_lock_waits(settings.TIMEOUTS.event_lock if lock_wait is None else lock_wait)
+                batch = _EventBatch(new_events, at)
+                batch.lock_customers()
+                batch.load_condition_facts()
+                batch.insert_events()
+                batch.plan()
+                batch.insert_touches()
+                batch.update_customers()
+                transaction.on_commit(batch.log_touches)
+                if publish_wakeups and batch.wakeups:
+                    batch.publish_after_commit(publish_wakeups)
+        except _CustomersChanged:
+            continue
+        return batch.receipts()
 
 
 class _CustomersChanged(Exception):
@@ -248,11 +250,11 @@ class _EventBatch:
             if dispatched:
                 self.wakeups.append(WakeUp(task_id, due_at, node.priority, node.id))
             customer_id = self.customers[event.user_id].id
-            row = touches.planned_row(
+            row = new_touches.planned_row(
                 event, planned, task_id, customer_id, at=self.now, dispatched=dispatched, cancelled_as=reason
             )
             rows.append(row)
-        touches.insert_planned(rows)
+        new_touches.insert_planned(rows)
 
     def update_customers(self) -> None:
         """Advance the times of activity and conversation.

@@ -23,7 +23,7 @@ An unsettled slot may still be released. If the cap is full only because of such
 until the first of their leases ends and is never suppressed.
 
 A suppression by rule 1 ends the touch as `cancelled`, one by a retired channel as `failed`, any other as `suppressed`
-(`decision_for` in `scheduling.delivery.sender`).
+(`decision_for` in `scheduling.delivery.settling`).
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from rpa_tasks.jobs.ledger import JobLedger, job_ledger
 from rpa_tasks.models import Flow, Job, JobState, Lane, Platform, Shop
 from scheduling.errors import Conflict
 from scheduling.ids import new_id
-from scheduling.ledger.touches import TouchDecision, TouchLedger, insert_retry, touch_ledger
+from scheduling.ledger.new_touches import insert_retry
+from scheduling.ledger.touches import TouchDecision, TouchLedger, touch_ledger
 from scheduling.ledger.transitions import Claim, Settlement
 from scheduling.models import FailedTask, LedgerRow, Touch, TouchState
 from scheduling.operations import failed_tasks

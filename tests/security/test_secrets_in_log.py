@@ -160,8 +160,8 @@ def test_delivery_crash_logs_no_secret(
         fake_channel.play = crash
     else:
         fake_channel.play = lambda message: Permanent("refused")
-        monkeypatch.setattr("scheduling.delivery.sender.settlement_of", crash)
-        monkeypatch.setattr("scheduling.delivery.sender.without_detail", lambda result: result)
+        monkeypatch.setattr("scheduling.delivery.settling.settlement_of", crash)
+        monkeypatch.setattr("scheduling.delivery.settling.without_detail", lambda result: result)
         monkeypatch.setattr("scheduling.delivery.sender.LEASE", timedelta(0))
     deliver_when_due(*record_event().task_ids)
     lines = read_log()

@@ -117,7 +117,7 @@ def _send_test_message(template: Template, wanted: Mapping[str, Any]) -> tuple[O
     communities = {community.chat_id: community.targets} if community else {}
     try:
         channel = routing.channel_of(spec)
-        target = routing.target_for(spec, channel, who, chat_id, communities)
+        target = routing.target_for(spec, channel, who, chat_id, communities, routing.TargetLookup())
         event = sample_event(who.user_id, chat_id, wanted["event_data"])
         subject, body, locale = render_message(snapshot.template_spec(template), who, event, channel.escape)
     except routing.NoTarget as error:

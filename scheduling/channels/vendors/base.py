@@ -298,26 +298,25 @@ class VendorChannel(CodedAnswers, Channel):
     async def attempt(self, message: Message) -> Outcome:
         """Try once, or twice if the vendor refuses the token of the first try."""
         self.validate_target(message.target)
-        ends_at, token = datetime.now(UTC) + self.timeout, ""
-        outcome: Outcome = Transient("no_time")
-        for _try in range(2):
-            left = max(ends_at - datetime.now(UTC), timedelta(milliseconds=1))
-            token = await self.get_token(left, stale=token)
-            left = max(ends_at - datetime.now(UTC), timedelta(milliseconds=1))
-            request = self.request(message, token, datetime.now(UTC))
-            outcome = await self._call(request, message, left, token)
-            if not token or not isinstance(outcome, Transient) or outcome.reason != TOKEN_EXPIRED:
-                break
+        ends_at = datetime.now(UTC) + self.timeout
+        token, outcome = await self._try(message, ends_at)
+        if token and isinstance(outcome, Transient) and outcome.reason == TOKEN_EXPIRED:
+            _, outcome = await self._try(message, ends_at, stale=token)
         return outcome
 
-    async def _call(self, request: VendorRequest, message: Message, left: timedelta, token: str) -> Outcome:
+    async def _try(self, message: Message, ends_at: datetime, stale: str = "") -> tuple[str, Outcome]:
+        """Return the access token that was used, and the outcome."""
+        left = max(ends_at - datetime.now(UTC), timedelta(milliseconds=1))
+        token = await self.get_token(left, stale)
+        left = max(ends_at - datetime.now(UTC), timedelta(milliseconds=1))
+        request = self.request(message, token, datetime.now(UTC))
         response = await shared_transport().request(
             request.method, request.url, request.body, request.headers,
             timeout=left, repeatable=message.repeatable, proxy=self.proxy,
         )  # fmt: skip
         # The body first: the outcome has its start, which can end within a secret.
         outcome = self.judge_for(message, replace(response, body=_hide_in_body(response.body, token, self.secret)))
-        return hide_in_outcome(outcome, token, self.secret)
+        return token, hide_in_outcome(outcome, token, self.secret)
 
     def judge_for(self, message: Message, response: Response) -> Outcome:
         return self.judge(response)

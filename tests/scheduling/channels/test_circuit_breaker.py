@@ -23,7 +23,6 @@ def broken(lane: ReceiverLane, now: float = 0.0) -> None:
         (Transient("proxy"), True),
         (Unknown("timeout"), True),
         (Unknown("disconnected"), False),
-        (Transient("no_time"), False),
         (Transient("http_503"), False),
         (Permanent("http_404"), False),
         (Delivered(), False),

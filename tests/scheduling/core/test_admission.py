@@ -22,7 +22,7 @@ from config.local.processes import select_port, wait_until
 from scheduling.channels.base import CalendarQuota, Delivered, Quota, Transient, channel_kinds
 from scheduling.channels.quota import QuotaGate
 from scheduling.channels.webhook import Webhook
-from scheduling.delivery import lanes, pipeline
+from scheduling.delivery import admission, lanes, pipeline
 from scheduling.delivery.sender import sender
 from scheduling.ids import new_id
 from scheduling.ledger.touches import TouchLedger
@@ -150,7 +150,7 @@ def test_batch_lost_after_its_reservation_loses_slots_only(
     ]
 
     if process == "another":
-        pipeline.recent_quota_slots.clear()
+        admission.recent_quota_slots.clear()
     found = deliver_when_due(*ids)
 
     if process == "another":
@@ -224,7 +224,7 @@ def test_slot_of_a_lost_batch_is_forgotten_soon(limited: Node, shop: Shop, monke
     later = [shop.record_event(user=f"other-{number}").task_ids[0] for number in range(2)]
     sender().quotas._redis.flushall()
     assert {row.state for row in deliver_when_due(*later)} == {"delivered"}
-    monkeypatch.setattr(pipeline, "SLOT_MEMORY", -1.0)
+    monkeypatch.setattr(admission, "SLOT_MEMORY", -1.0)
 
     after = deliver_when_due(*early)
 
@@ -444,7 +444,9 @@ def test_low_touch_goes_first_before_its_deadline() -> None:
 
     def wait(priority: int, age: float) -> None:
         claimed = time.monotonic() - age
-        lane.waiting[priority].append(cast(Any, SimpleNamespace(clock=claimed, left=lambda now: claimed + 20 - now)))
+        lane.waiting[priority].append(
+            cast(Any, SimpleNamespace(clock=SimpleNamespace(monotonic=claimed), left=lambda now: claimed + 20 - now))
+        )
 
     wait(2, age=5)
     wait(1, age=1)

@@ -407,7 +407,7 @@ def test_unknown_slot_survives_a_pause(shop: Shop) -> None:
     commands.pause_scope("all")
     deliver_when_due(task_id)
     commands.resume_scope("all")
-    dispatch.rescue_lost_work()
+    dispatch.resume_unpaused()
 
     (other,) = deliver_when_due(*shop.record_event().task_ids)
     assert (other.state, other.reason) == ("scheduled", "cap"), "its slot is taken"

@@ -184,7 +184,7 @@ def test_mark_sending_paused_touch_is_sent_after_resume(start_queue: Callable[..
     assert two.await_touch().paused_by == "all"
 
     commands.resume_scope("all")
-    dispatch.rescue_lost_work()
+    dispatch.resume_unpaused()
     fall_due()
     deliver([two.second])
 

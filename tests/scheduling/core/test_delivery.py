@@ -267,11 +267,12 @@ def test_pause_parks_due_touches_and_resume_spreads_them(shop: Shop) -> None:
     found = deliver_when_due(*waiting)
     assert {(row.state, row.paused_by) for row in found} == {("scheduled", "all")}
     dispatch.dispatch_due_touches()
+    dispatch.resume_unpaused()
     dispatch.rescue_lost_work()
     assert {row.state for row in rows(waiting)} == {"scheduled"}, "nothing moves while the pause lasts"
 
     commands.resume_scope("all")
-    dispatch.rescue_lost_work()
+    dispatch.resume_unpaused()
     due = [row.due_at for row in rows(waiting)]
     assert max(due) - min(due) > timedelta(seconds=20)
     assert max(due) <= now() + dispatch.RESUME_SPREAD

@@ -104,9 +104,9 @@ def test_delivery_reads_disabled_targets_twice_at_most(shop: Shop, hook: Channel
     assert 1 <= sum("scheduling_disabledtarget" in each["sql"] for each in queries) <= 2
 
 
-def test_target_for_without_lookup_reads_the_database(matrix: MatrixBuilder, hook: ChannelConfig) -> None:
+def test_target_for_with_a_lookup_reads_the_database(matrix: MatrixBuilder, hook: ChannelConfig) -> None:
     spec = snapshot.current().channels[hook.pk]
     disable(hook, hook.config["url"])
     with pytest.raises(routing.NoTarget) as raised:
-        routing.target_for(spec, routing.channel_of(spec), CustomerSpec(1, "ann"), "", {})
+        routing.target_for(spec, routing.channel_of(spec), CustomerSpec(1, "ann"), "", {}, routing.TargetLookup())
     assert raised.value.reason == "target_disabled"

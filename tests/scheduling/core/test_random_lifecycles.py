@@ -26,7 +26,8 @@ from scheduling import dispatch
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown, channel_kinds
 from scheduling.delivery import pipeline
 from scheduling.delivery.outgoing import Delivery, DeliveryResult
-from scheduling.delivery.sender import sender, settle_results
+from scheduling.delivery.sender import sender
+from scheduling.delivery.settling import settle_results
 from scheduling.ledger.touches import touch_ledger
 from scheduling.models import ChannelConfig, FailedTask, Node, Pause, TemplateText, Touch
 from scheduling.models.touch import WAITING
@@ -228,6 +229,7 @@ class RandomLifecycles(RuleBasedStateMachine):
     def time_passes(self, span: timedelta) -> None:
         pass_time(seconds=span.total_seconds())
         self.passed += span
+        dispatch.resume_unpaused()
         dispatch.rescue_lost_work()
 
     def _duplicate(self, user: str, place: int) -> None:

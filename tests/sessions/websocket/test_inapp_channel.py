@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pytest_django import Settings
 
-from scheduling.channels.base import Delivered, Message, Permanent, Transient, Unknown
+from scheduling.channels.base import Delivered, Message, Permanent, Unknown
 from scheduling.ids import new_id
 from scheduling.models import ChannelConfig
 from sessions.frames import Frame
@@ -172,9 +172,6 @@ def test_inapp_send_without_redis_is_unknown(settings: Settings, initial_rows: N
     settings.REDIS_URL = NOWHERE
     (outcome,) = send(message())
     assert isinstance(outcome, Unknown)
-    (outcome,) = send(message(), seconds=0.000001)
-    assert isinstance(outcome, Transient)
-    assert outcome.reason == "no_time"
 
 
 def test_inapp_touch_is_delivered_to_chat(

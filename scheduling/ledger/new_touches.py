@@ -1,0 +1,104 @@
+"""Insert new touches: those of an event, and the one that publishes an ended touch again."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django.db.models.functions import Now
+
+from scheduling import sql
+from scheduling.ledger.touches import touch_ledger
+from scheduling.ledger.transitions import WAKEUP_LEASE
+from scheduling.models import Touch
+from scheduling.policy.matrix import PlannedTouch
+from scheduling.policy.specs import EventSpec
+
+
+def insert_planned(rows: list[tuple[Any, ...]]) -> None:
+    """Insert rows of `planned_row` in one statement. Call it in the transaction of their events."""
+    sql.copy_rows(_COPY_TOUCHES, rows, list(_PLANNED_COLUMNS.values()))
+
+
+def planned_row(
+    event: EventSpec, planned: PlannedTouch, task_id: UUID, customer_id: int, *, at: datetime, dispatched: bool,
+    cancelled_as: str,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the columns of a touch that is planned at `at`.
+
+    `cancelled_as` is the reason if a later event of the same batch cancels it.
+    """
+    node, due_at = planned.node, planned.due_at
+    return (
+        task_id,
+        task_id,
+        "cancelled" if cancelled_as else "queued" if dispatched else "scheduled",
+        node.priority,
+        due_at,
+        due_at,
+        "",
+        0,
+        0,
+        max(due_at, at) + WAKEUP_LEASE if dispatched else None,
+        int(dispatched),
+        at if dispatched else None,
+        at if cancelled_as else None,
+        cancelled_as,
+        at,
+        event.id,
+        node.id,
+        node.version,
+        customer_id,
+        event.chat_id,
+        planned.expires_at,
+        "",
+        node.guard_cap != "ignore",
+    )
+
+
+def insert_retry(
+    old_id: UUID, task_id: UUID, due_at: datetime, *, as_new: bool, edited: bool = False, priority: int | None = None,
+    expires_at: datetime | None = None,
+) -> None:  # fmt: skip
+    """Insert a touch for the event and node of an ended touch.
+
+    With the same delivery key the cap slot moves to the new touch. A touch sent as new reserves its own slot at once.
+    No dedupe or cap then suppresses what the operator confirmed. An edited touch has a new delivery key, and the guards
+    check it as any retry. `expires_at` is that of the node, counted from `due_at`, unless given.
+    """
+    old = Touch.objects.select_related("node").get(pk=str(old_id))
+    reserved_at = Now() if as_new else old.reserved_at
+    if reserved_at and not as_new:
+        touch_ledger.release_cap_slot(old.task_id)
+    Touch.objects.create(
+        task_id=task_id,
+        root_id=task_id if as_new or edited else old.root_id,
+        retry_of=old.task_id,
+        created_at=Now(),
+        priority=old.priority if priority is None else priority,
+        due_at=due_at,
+        planned_at=due_at,
+        event_id=old.event_id,
+        node_id=old.node_id,
+        node_version=old.node.version,
+        customer_id=old.customer_id,
+        chat_id=old.chat_id,
+        expires_at=expires_at or due_at + old.node.expires_after,
+        reserved_at=reserved_at,
+        content_type=old.content_type,
+        template_id=old.template_id if reserved_at else None,
+        counts_toward_cap=old.counts_toward_cap,
+    )
+
+
+_PLANNED_COLUMNS = {
+    "task_id": "uuid", "root_id": "uuid", "state": "varchar", "priority": "int2", "due_at": "timestamptz",
+    "planned_at": "timestamptz", "paused_by": "varchar", "attempt": "int2", "lease_no": "int4",
+    "lease_until": "timestamptz", "wakeups": "int2", "queued_at": "timestamptz", "settled_at": "timestamptz",
+    "reason": "varchar", "created_at": "timestamptz", "event_id": "uuid", "node_id": "int8", "node_version": "int4",
+    "customer_id": "int8", "chat_id": "varchar", "expires_at": "timestamptz", "content_type": "varchar",
+    "counts_toward_cap": "bool",
+}  # fmt: skip
+
+_COPY_TOUCHES = f"COPY scheduling_touch ({', '.join(_PLANNED_COLUMNS)}) FROM STDIN (FORMAT BINARY)"
