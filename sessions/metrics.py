@@ -12,7 +12,6 @@ from prometheus_client.registry import Collector
 from scheduling.db_timeouts import Deadline
 from scheduling.monitoring.wanted_numbers import BUSY_GOAL, round_up
 from sessions.checks import find_eviction_policy
-from sessions.detection import nudge_stats
 from sessions.store import stats
 from sessions.store.client import StoreUnavailable
 from sessions.store.sessions import live_store
@@ -20,26 +19,14 @@ from sessions.store.sessions import live_store
 log = structlog.get_logger(__name__)
 
 
-class NudgeMetrics(Collector):
-    def collect(self) -> Iterator[Metric]:
-        family = GaugeMetricFamily(
-            "aftertouch_nudges",
-            "Guide messages of the last 24 hours, by silence policy and outcome.",
-            labels=["policy", "outcome"],
-        )
-        for tally in nudge_stats.recent_tallies():
-            family.add_metric([tally.policy, "sent"], tally.sent)
-            family.add_metric([tally.policy, "answered"], tally.answered)
-            family.add_metric([tally.policy, "false"], tally.false)
-        yield family
-
-
 class SessionMetrics(Collector):
     asks_database = False  #: exported while PostgreSQL is unavailable
 
     def collect(self) -> Iterator[Metric]:
         try:
-            found, silences = stats.read_overview(live_store()), stats.count_recorded_silences(live_store())
+            store = live_store()
+            found, silences = stats.read_overview(store), stats.count_recorded_silences(store)
+            week = stats.read_week(store)
         except StoreUnavailable as error:
             log.warning("session_metrics_missing", error=str(error))
             return
@@ -54,6 +41,14 @@ class SessionMetrics(Collector):
         for policy, count in silences.items():
             recorded.add_metric([policy], count)
         yield recorded
+        nudges = GaugeMetricFamily(
+            "aftertouch_nudges", f"Guide messages of the last {stats.DAYS} days, by silence policy and outcome.",
+            labels=["policy", "outcome"],
+        )  # fmt: skip
+        for policy, counts in week.items():
+            for outcome in stats.OUTCOMES:
+                nudges.add_metric([policy, outcome], counts[outcome])
+        yield nudges
         yield GaugeMetricFamily(
             "aftertouch_silence_lag_seconds",
             "Delay of the oldest due deadline that no watcher has claimed, in seconds.",

@@ -25,8 +25,6 @@ SCHEDULE = {
     "record ends of followed touches": tick_entry("scheduling.follow_touches", 5),
     # retention
     "delete expired data": tick_entry("scheduling.delete_expired", 60, "long"),
-    # live chats
-    "count effects of guide messages": tick_entry("chat_sessions.count_nudges", 10),
     # customers
     "find inactive customers": tick_entry("scheduling.scan_inactive", 60),
     "erase customers": tick_entry("scheduling.erase_customers", 10, "long"),

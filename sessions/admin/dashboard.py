@@ -20,7 +20,6 @@ from django.utils.timezone import now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from scheduling import sql
 from scheduling.admin.base import OpsAdmin
 from scheduling.admin.dashboard.charts import (
     WIDTH,
@@ -43,11 +42,9 @@ from scheduling.admin.touches.touch import build_span_link
 from scheduling.configuration.snapshot import current
 from scheduling.monitoring import statistics
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.monitoring.statistics import HourlyCache, hours_between
-from sessions.detection import nudge_stats
 from sessions.detection.presence import SILENT
 from sessions.detection.silence_events import count_undelivered
-from sessions.models import Campaign, NudgeTally, SilencePolicy
+from sessions.models import Campaign, SilencePolicy
 from sessions.policy import CUSTOMER
 from sessions.store import sessions, stats
 from sessions.store.client import StoreUnavailable
@@ -62,10 +59,9 @@ def live_chats_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
     if not pages.has_view_or_change_permission(request):
         raise PermissionDenied
     found: Overview | None = None
+    week: dict[str, Counter[str]] = {}
     with suppress(StoreUnavailable):
-        found = stats.read_overview(sessions.live_store())
-    tallies = count_within(nudge_stats.recent_tallies)
-    versions = count_within(lambda: nudge_stats.recent_tallies(timedelta(days=30), by_version=True))
+        found, week = stats.read_overview(sessions.live_store()), stats.read_week(sessions.live_store())
     title = _("Live overview")
     chats = [
         _build_figure(_("Live chats"), _format_count(found.live) if found else None),
@@ -75,24 +71,13 @@ def live_chats_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
     answer: HttpResponse = pages.page(
         request, "chat_sessions/live.html", title, opts=None, content_title=title, found=found,
         groups=[(_("Chats"), chats), (_("Silences"), _silence_figures(found))],
-        day=_day_figures(tallies), rows=_policy_rows(found, tallies or []),
-        versions=[
-            {"policy": f"{each.policy} v{each.policy_version}", **_format_outcomes(each)}
-            for each in (versions or [])[:MOST_POLICIES]
-        ],
+        guides=_guide_figures(week) if found else [], rows=_policy_rows(found, week) if found else [],
         watchers=[_watcher_row(each) for each in found.watchers] if found else [],
-        pauses=pause_charts(_read_pauses()),
+        pauses=pause_charts(week),
         campaigns=Campaign.objects.filter(retired_at=None, enabled=True, starts_at__lte=now(), ends_at__gt=now()),
     )  # fmt: skip
     answer["Cache-Control"] = "no-store"
     return answer
-
-
-def _read_pauses() -> dict[str, list[int]]:
-    try:
-        return stats.read_pauses(sessions.live_store())
-    except StoreUnavailable:
-        return {}
 
 
 def _silence_figures(found: Overview | None) -> list[dict[str, Any]]:
@@ -111,15 +96,12 @@ def _silence_figures(found: Overview | None) -> list[dict[str, Any]]:
     ]
 
 
-def _day_figures(tallies: list[NudgeTally] | None) -> list[dict[str, Any]]:
-    known = tallies is not None
-    sent, answered, false = (
-        sum(getattr(each, name) for each in tallies or []) for name in ("sent", "answered", "false")
-    )
+def _guide_figures(week: Mapping[str, Counter[str]]) -> list[dict[str, Any]]:
+    whole = sum(week.values(), Counter[str]())
     return [
-        _build_figure(_("Guide messages sent"), _format_count(sent) if known else None),
-        _build_figure(_("Answered within 10 minutes"), _format_share(answered, sent) if known else None),
-        _build_figure(_("False guide messages"), _format_share(false, sent) if known else None),
+        _build_figure(_("Guide messages sent"), _format_count(whole["sent"])),
+        _build_figure(_("Answered within 10 minutes"), _format_share(whole["answered"], whole["sent"])),
+        _build_figure(_("False guide messages"), _format_share(whole["false"], whole["sent"])),
     ]
 
 
@@ -127,31 +109,24 @@ def _build_figure(words: str, value: str | None, *, bad: bool = False) -> dict[s
     return {"words": words, "value": value or "–", "bad": bad}
 
 
-def _policy_rows(found: Overview | None, tallies: list[NudgeTally]) -> list[dict[str, str]]:
+def _policy_rows(found: Overview, week: Mapping[str, Counter[str]]) -> list[dict[str, str]]:
     """Return each silence policy with its current chats and the outcomes of its guide messages."""
-    counts = {each.policy: each for each in found.policies} if found else {}
-    day = {each.policy: each for each in tallies}
-    keys = [*counts, *(key for key in day if key not in counts)]
+    chats = {each.policy: each for each in found.policies}
+    guided = sorted((key for key, counts in week.items() if counts["sent"]), key=lambda key: -week[key]["sent"])
     rows = []
-    for key in keys[:MOST_POLICIES]:
-        count = counts.get(key, PolicyCount(key, 0, 0))
+    for key in [*chats, *(key for key in guided if key not in chats)][:MOST_POLICIES]:
+        count, counts = chats.get(key, PolicyCount(key, 0, 0)), week.get(key, Counter())
         rows.append(
             {
                 "policy": key,
-                "armed": _format_count(count.armed) if found else "–",
-                "paused": _format_count(count.paused) if found else "–",
-                **_format_outcomes(day.get(key, NudgeTally())),
+                "armed": _format_count(count.armed),
+                "paused": _format_count(count.paused),
+                "sent": _format_count(counts["sent"]),
+                "answered": _format_share(counts["answered"], counts["sent"]),
+                "false": _format_share(counts["false"], counts["sent"]),
             }
         )
     return rows
-
-
-def _format_outcomes(tally: NudgeTally) -> dict[str, str]:
-    return {
-        "sent": _format_count(tally.sent),
-        "answered": _format_share(tally.answered, tally.sent),
-        "false": _format_share(tally.false, tally.sent),
-    }
 
 
 def _watcher_row(state: WatcherState) -> dict[str, Any]:
@@ -185,30 +160,16 @@ SILENCES = Series("silences", gettext_lazy("Silences"), "hue0")
 GUIDES = Series("guides", gettext_lazy("Guide messages"), "hue1")
 
 
-def count_guides_sent(since: datetime, until: datetime) -> dict[datetime, Counter[str]]:
-    """Count delivered guide messages by hour from `since`. Reads the five-minute counts, not the attempts."""
-    found: dict[datetime, Counter[str]] = {hour: Counter() for hour in hours_between(since, until)}
-    for hour, count in sql.rows(_SENT, {"since": since, "until": until}):
-        found[hour][GUIDES.key] += count
-    return found
-
-
-_SENT = """
-SELECT date_bin('1 hour', at, %(since)s), sum(sent)::bigint FROM chat_sessions_nudgetally
-WHERE at >= %(since)s AND at < %(until)s GROUP BY 1
-"""
-
-guide_history = HourlyCache(count_guides_sent)
-
-
 def silences_chart(spans: list[Span], time_limit: PageTimeLimit) -> Chart:
     events = count_by_span(statistics.event_cache, spans, time_limit)
-    guides = count_by_span(guide_history, spans, time_limit)
+    ended = count_by_span(statistics.ended_cache, spans, time_limit)
+    nodes = {node.id for node in current().triggered.get(SILENT, ())}
     buckets = []
-    for span, taken, sent in zip(spans, events, guides, strict=True):
+    for span, taken, tally in zip(spans, events, ended, strict=True):
         counts = None
-        if taken is not None and sent is not None:
-            counts = {SILENCES.key: taken[SILENT], GUIDES.key: sent[GUIDES.key]}
+        if taken is not None and tally is not None:
+            sent = sum(count for (state, _, node), count in tally.items() if state == "delivered" and node in nodes)
+            counts = {SILENCES.key: taken[SILENT], GUIDES.key: sent}
         buckets.append(Bucket(span.label, counts, _bar_links(span.hours[0], span.until)))
     whole = _bar_links(spans[0].hours[0], spans[-1].until)
     legend = [
@@ -233,8 +194,11 @@ LONGER = Series("longer", gettext_lazy("Longer"), "hue1")
 MOST_CHARTS = 8
 
 
-def pause_charts(pauses: Mapping[str, Sequence[int]]) -> list[Chart]:
+def pause_charts(week: Mapping[str, Counter[str]]) -> list[Chart]:
     """Return a chart of customers' pauses for each policy that waits for the customer, those with most pauses first."""
+    places = range(1, len(stats.PAUSE_ENDS) + 2)
+    pauses = {policy: [counts[str(place)] for place in places] for policy, counts in week.items()}
+    pauses = {policy: counts for policy, counts in pauses.items() if any(counts)}
     waiting = SilencePolicy.objects.filter(retired_at=None, key__in=pauses).exclude(after=CUSTOMER)
     rows = sorted(waiting, key=lambda each: -sum(pauses[each.key]))
     return [_pause_chart(each, pauses[each.key]) for each in rows[:MOST_CHARTS]]

@@ -5,10 +5,10 @@
 -- KEYS[4]  {shard}:active    sorted set: user id by last frame, ms: customers whose activity is to be stored
 -- KEYS[5]  {shard}:paused    sorted set: session id by last frame, ms: those that tool, transfer or queue pauses
 -- KEYS[6]  {shard}:counts    hash: how many sessions are armed (a:<policy>) and paused (p:<policy>)
--- KEYS[7]  {shard}:signs     stream: what users did right after guide messages (fields: see `signal`)
--- KEYS[8]  {shard}:pauses:<day>  hash: number of customers' pauses as <place in PAUSE_ENDS>:<policy>
--- KEYS[9]  {shard}:idle      sorted set: session id by when it lost its timer, ms (prelude)
--- KEYS[10…] {shard}:s:<id>   hash, one key a frame: the session of that frame
+-- KEYS[7]  {shard}:day:<day> hash: customers' pauses as <place in PAUSE_ENDS>:<policy>, and guide messages as
+--                            sent:<policy>, answered:<policy> and false:<policy>
+-- KEYS[8]  {shard}:idle      sorted set: session id by when it lost its timer, ms (prelude)
+-- KEYS[9…] {shard}:s:<id>    hash, one key a frame: the session of that frame
 --   u user, set by frames of the user only · c chat · t tags, sorted, by newlines · q, r last seq of user and agent
 --   o, b epochs of these (prelude) · a armed at, µs · d deadline, ms (0: none) · i who wrote last, once the user has written (prelude)
 --   y the arming is claimed
@@ -34,7 +34,7 @@
 local policies = read_policies(KEYS[3])
 if not policies then return NO_POLICIES end
 
-local DUE, INFLIGHT, PAUSED, COUNTS, IDLE = KEYS[1], KEYS[2], KEYS[5], KEYS[6], KEYS[9]
+local DUE, INFLIGHT, PAUSED, COUNTS, TODAY, IDLE = KEYS[1], KEYS[2], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local kept, remembered, typing_pause, renewed_every = ARGV[2], ARGV[3], ARGV[4] + 0, ARGV[5] + 0
 local id_begins = ARGV[6] + 1
 local HARD = {tool = true, transfer = true, queue = true}
@@ -67,27 +67,27 @@ local function close(key, id, order, armed_at, was)
   return 1, 0
 end
 
--- Record the user's first typing and first message within ten minutes of a guide message.
---   e the silence of the guide message (session:arming) · k m or t · d time after the guide message, ms · f for a
---   message: time from the guide message to the first typing, ms, '' for none
-local function signal(key, id, kind, mark)
+-- Judge a guide message by the user's first message or typing within ten minutes of it: one that was not needed is false, and
+-- is not answered then. `mark` is field z (see note_sending).
+local function judge(key, kind, mark, policy)
   local armed_at, at, typed = mark:match('^(%d+):(%d+):(%d*)$')
-  local after = whole(math.max(0, now - at))
-  local late, message = after + 0 > ANSWERED_WITHIN, kind == 'message'
-  if late or message then
+  local after, message = math.max(0, now - at), kind == 'message'
+  if message or after > ANSWERED_WITHIN then
     call('HDEL', key, 'z')
   elseif kind == 'typing' and typed == '' then
-    put('z', armed_at .. ':' .. at .. ':' .. after)
+    put('z', armed_at .. ':' .. at .. ':' .. whole(after))
   end
-  if not late and (message or (kind == 'typing' and typed == '')) then
-    call('XADD', KEYS[7], 'MAXLEN', '~', MOST_SIGNALS, '*', 'e', id .. ':' .. armed_at, 'k', kind:sub(1, 1),
-      'd', after, 'f', message and typed or '')
+  if after > ANSWERED_WITHIN or not message and (kind ~= 'typing' or typed ~= '') then return end
+  local first = typed == '' and after or typed + 0
+  if message and first > FALSE_WITHIN then
+    count_today(TODAY, 'answered', policy)
+  elseif typed == '' and after <= FALSE_WITHIN then
+    count_today(TODAY, 'false', policy)
   end
 end
 
--- Upper ends of counted pauses, s (see `stats.PAUSE_ENDS`), and how long the counts of a day are kept, ms.
+-- Upper ends of counted pauses, s (see `stats.PAUSE_ENDS`).
 local PAUSE_ENDS = {1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600, 1800}
-local PAUSES_KEPT = 691200000
 
 -- Count the time from the last activity of either side to the moment at which the user starts to type or writes.
 local function count_pause(key, policy)
@@ -96,7 +96,7 @@ local function count_pause(key, policy)
   if last == 0 or held[3] or held[4] then return end
   local place = 1
   while PAUSE_ENDS[place] and now - last >= PAUSE_ENDS[place] * 1000 do place = place + 1 end
-  if call('HINCRBY', KEYS[8], place .. ':' .. policy, 1) == 1 then call('PEXPIRE', KEYS[8], PAUSES_KEPT) end
+  count_today(TODAY, place, policy)
 end
 
 -- Return the reason of the pause after a frame of this kind, and when a pause by typing ends.
@@ -175,10 +175,13 @@ local function note(key, what, user, chat, seq, tags)
       put('f', now)
       if held[1] then call('HDEL', key, 's', 'x', 'n', 'm', 'y', 'h', 'j') end
       if kind == 'typing' then put('m', '1') end
-      -- A message that may be on its way is the last one. If it is not sent, its signals count for nothing.
+      -- A message that may be on its way is the last one. It counts here, because `note_sending` comes too late for it.
       local reserved = guided[2] and guided[2]:match('([^\n]*)\n$')
-      if reserved then call('HSET', key, 'z', reserved) end
-      if reserved or held[15] then signal(key, id, kind, reserved or held[15]) end
+      if reserved then
+        call('HSET', key, 'z', reserved)
+        count_today(TODAY, 'sent', (guide or answer).key)
+      end
+      if reserved or held[15] then judge(key, kind, reserved or held[15], (guide or answer).key) end
     else
       if not by_user then put('v', now) end
       -- A silence that the agent answered before its guide message was sent does not count as a guide message. One that
@@ -246,9 +249,9 @@ local function note(key, what, user, chat, seq, tags)
 end
 
 local answers = {}
-for number = 0, #KEYS - 10 do
+for number = 0, #KEYS - 9 do
   local at = 7 + number * 5
   local answer = 2 * number + 1
-  answers[answer], answers[answer + 1] = note(KEYS[10 + number], unpack(ARGV, at, at + 4))
+  answers[answer], answers[answer + 1] = note(KEYS[9 + number], unpack(ARGV, at, at + 4))
 end
 return answers

@@ -1,13 +1,16 @@
 -- Count guide messages that are sent now, and release the reservations of those that the ledger stopped.
--- KEYS[1]  {shard}:signs     stream: what users did right after guide messages (fields: see note_activity)
--- KEYS[2…] {shard}:s:<id>    hash, one key a silence (fields: see note_activity)
+-- KEYS[1]  {shard}:day:<day> hash: counts of the day (fields: see note_activity)
+-- KEYS[2]  {shard}:policies  hash: version, body
+-- KEYS[3…] {shard}:s:<id>    hash, one key a silence (fields: see note_activity)
 --   h the silences whose guide messages were sent since the user's last action, each with a colon and a newline
 --   z the silence of the last guide message, the time of that message, ms, and the time until the user typed, ms, or ''
 -- ARGV[1]  clock offset, µs (prelude)
--- ARGV[2]  number of characters of a session key before the session id
--- ARGV[3]  time after typing without a message during which the user still counts as typing, ms
--- ARGV[4…] two a silence: its arming; 1 sent, 0 stopped
+-- ARGV[2]  time after typing without a message during which the user still counts as typing, ms
+-- ARGV[3…] two a silence: its arming; 1 sent, 0 stopped
 -- Returns how many were counted. Idempotent.
+local policies = read_policies(KEYS[2])
+if not policies then return NO_POLICIES end
+
 local counted = 0
 
 local function count(key, armed_at, held)
@@ -15,18 +18,20 @@ local function count(key, armed_at, held)
   if not entry_of(held[7], armed_at) then
     redis.call('HSET', key, 'h', (held[7] or '') .. armed_at .. ':\n')
     counted = counted + 1
-    if held[4] == '1' and now - (held[5] or 0) <= ARGV[3] + 0 then
+    local guide, answer = policies_of(policies, held[9] or 'default')
+    local policy = (guide or answer).key
+    count_today(KEYS[1], 'sent', policy)
+    if held[4] == '1' and now - (held[5] or 0) <= ARGV[2] + 0 then
       typed = '0'
-      redis.call('XADD', KEYS[1], 'MAXLEN', '~', MOST_SIGNALS, '*', 'e', key:sub(ARGV[2] + 1) .. ':' .. armed_at,
-        'k', 't', 'd', '0', 'f', '')
+      count_today(KEYS[1], 'false', policy)
     end
   end
   redis.call('HSET', key, 'z', armed_at .. ':' .. whole(now) .. ':' .. (typed or ''))
 end
 
-for number = 1, #KEYS - 1 do
-  local key, armed_at, sent = KEYS[1 + number], ARGV[2 + number * 2], ARGV[3 + number * 2] == '1'
-  local held = redis.call('HMGET', key, 'a', 's', 'k', 'm', 'f', 'z', 'h', 'j')
+for number = 1, #KEYS - 2 do
+  local key, armed_at, sent = KEYS[2 + number], ARGV[1 + number * 2], ARGV[2 + number * 2] == '1'
+  local held = redis.call('HMGET', key, 'a', 's', 'k', 'm', 'f', 'z', 'h', 'j', 't')
   local reserved = entry_of(held[8], armed_at)
   local holds = held[1] and not held[3] and (held[1] == armed_at or held[2] == armed_at)
   -- An action of the user has removed both. It starts the limit again, so this message does not count.

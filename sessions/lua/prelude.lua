@@ -42,8 +42,14 @@ local function policies_of(policies, tags)
   return found[1], found[2]
 end
 
--- For how long after a guide message the user's signals are recorded, ms; and how many unread signals a shard keeps.
-local ANSWERED_WITHIN, MOST_SIGNALS = 600000, 10000
+-- For how long after a guide message a reaction counts, and within which it shows that the message was not needed, ms.
+local ANSWERED_WITHIN, FALSE_WITHIN = 600000, 2000
+local COUNTS_KEPT = 691200000 -- ms: eight days
+
+-- Count something of a policy in the counts of the day (see `stats.read_week`).
+local function count_today(key, what, policy)
+  if redis.call('HINCRBY', key, what .. ':' .. policy, 1) == 1 then redis.call('PEXPIRE', key, COUNTS_KEPT) end
+end
 
 -- ms; well below the time for which sessions are kept.
 local LONGEST = 46800000

@@ -123,33 +123,6 @@ class Migration(migrations.Migration):
                     'constraints': [models.CheckConstraint(condition=models.Q(('ends_at__gt', models.F('starts_at'))), name='campaign_ends_after_it_starts')],
                 },
             ),
-            migrations.CreateModel(
-                name='NudgeTally',
-                fields=[
-                    ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                    ('at', models.DateTimeField(verbose_name='from')),
-                    ('policy', models.CharField(max_length=64, verbose_name='silence policy')),
-                    ('policy_version', models.PositiveIntegerField(default=1, verbose_name='version')),
-                    ('sent', models.PositiveIntegerField(default=0, verbose_name='sent')),
-                    ('answered', models.PositiveIntegerField(default=0, verbose_name='answered')),
-                    ('false', models.PositiveIntegerField(default=0, verbose_name='false')),
-                ],
-                options={
-                    'verbose_name': 'tally of guide messages',
-                    'verbose_name_plural': 'tallies of guide messages',
-                    'constraints': [models.UniqueConstraint(fields=('at', 'policy', 'policy_version'), name='nudge_tally_once')],
-                },
-            ),
-            migrations.CreateModel(
-                name='NudgeMark',
-                fields=[
-                    ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                    ('counted_to', models.DateTimeField()),
-                    ('ceiling', models.DateTimeField()),
-                    ('ceiling_xid', models.BigIntegerField(default=0)),
-                    ('signs_to', models.JSONField(default=dict)),
-                ],
-            ),
         ]),
         migrations.RunPython(add_default_policy, migrations.RunPython.noop),
     ]

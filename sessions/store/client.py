@@ -634,9 +634,8 @@ ACTIVE = _shard_keys("active")
 PAUSED = _shard_keys("paused")
 COUNTS = _shard_keys("counts")
 IDLE = _shard_keys("idle")  #: sorted set: the latest sessions without a timer (see `lua/prelude.lua`)
-SIGNALS = _shard_keys("signs")
 REVOKED = _shard_keys("revoked")  #: sorted set (see `lua/revoke.lua`)
-PAUSES = _shard_keys("pauses:")  #: followed by the day
+DAYS = _shard_keys("day:")  #: followed by the day; hash: what is counted of each policy (see `lua/note_activity.lua`)
 SESSION = _shard_keys("s:")  #: followed by the session id
 #: Followed by the user id: time of the user's last message, ms, as 6 bytes, then the session of the last frame.
 PRESENCE = _USERS
@@ -652,7 +651,7 @@ def presence_key(user_id: str) -> str:
     return PRESENCE[shard_of(user_id)] + user_id
 
 
-def pauses_keys(days_ago: int) -> list[str]:
-    """Return the key of each shard's pauses of a day, by this node's clock."""
+def day_keys(days_ago: int = 0) -> list[str]:
+    """Return the key of each shard's counts of a day, by this node's clock."""
     day = int(time.time()) // 86_400 - days_ago
-    return [f"{prefix}{day}" for prefix in PAUSES]
+    return [f"{prefix}{day}" for prefix in DAYS]

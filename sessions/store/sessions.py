@@ -168,8 +168,8 @@ class Store:
             code = f"{frame.sender[0]}{flags}{frame.kind}"
             words.append((code, frame.user_id, frame.chat_id, order, frame.joined_tags))
         keys = (
-            client.DUE, client.INFLIGHT, client.POLICIES, client.ACTIVE, client.PAUSED, client.COUNTS, client.SIGNALS,
-            client.pauses_keys(days_ago=0), client.IDLE,
+            client.DUE, client.INFLIGHT, client.POLICIES, client.ACTIVE, client.PAUSED, client.COUNTS,
+            client.day_keys(), client.IDLE,
         )  # fmt: skip
         spans = (SESSION_LIFETIME, CLOSED_KEPT, TYPING_PAUSE, RENEWED_EVERY)
         first = [*map(to_milliseconds, spans), len(client.SESSION[0])]
@@ -350,13 +350,13 @@ class Store:
         """Count the guide messages that are sent now and release the reservations of the others. Idempotent.
 
         Without this call a reservation limits the guide messages of its session until the user writes or types. It
-        counts in no statistics.
+        counts as sent only then.
         """
         session_ids = [session_id for session_id, _ in silences]
         words = [(armed_at, int(is_sent)) for (_, armed_at), is_sent in zip(silences, sent, strict=True)]
         wanted = _calls_of_sessions(
             client.NOTE_SENDING, session_ids, by_shard(session_ids), words,
-            keys=(client.SIGNALS,), first=(len(client.SESSION[0]), to_milliseconds(TYPED_LATELY)),
+            keys=(client.day_keys(), client.POLICIES), first=[to_milliseconds(TYPED_LATELY)],
         )  # fmt: skip
         self._run(wanted, partly=True)
 

@@ -148,20 +148,26 @@ def read_overview(store: Store) -> Overview:
     )
 
 
-PAUSE_DAYS = 7
+DAYS = 7  #: whose counts are read; they are kept for one more
+OUTCOMES = ("sent", "answered", "false")  #: counts of guide messages
 #: Upper ends of counted pauses, s (see `lua/note_activity.lua`); longer ones are counted after the last.
 PAUSE_ENDS = (1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600, 1800)
 
 
-def read_pauses(store: Store) -> dict[str, list[int]]:
-    """Return the number of customers' pauses of the last days by policy and length. Raises `StoreUnavailable`."""
-    names = [name for day in range(PAUSE_DAYS) for name in client.pauses_keys(days_ago=day)]
-    pauses: dict[str, list[int]] = {}
+def read_week(store: Store) -> dict[str, Counter[str]]:
+    """Return what was counted of each policy within `DAYS`, today included. Raises `StoreUnavailable`.
+
+    `sent`: guide messages. `answered`: those that the customer answered within ten minutes. `false`: those
+    without need, because the customer wrote or typed within two seconds, or was typing. A number: the customers' pauses
+    at this place of `PAUSE_ENDS`, from 1. A loss of Redis loses the counts.
+    """
+    names = [name for day in range(DAYS) for name in client.day_keys(day)]
+    week: dict[str, Counter[str]] = {}
     for found in store.server.ask(lambda pipe: [pipe.hgetall(name) for name in names]):
         for field, count in found.items():
-            place, _, policy = decode_text(field).partition(":")
-            pauses.setdefault(policy, [0] * (len(PAUSE_ENDS) + 1))[int(place) - 1] += int(count)
-    return pauses
+            what, _, policy = decode_text(field).partition(":")
+            week.setdefault(policy, Counter())[what] += int(count)
+    return week
 
 
 #: Reasons that stop the timer. Typing of an agent only postpones the deadline.

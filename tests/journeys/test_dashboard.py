@@ -104,7 +104,6 @@ def busy_week(matrix: MatrixBuilder) -> None:
 def busy_shops_and_chats(transactional_db: None) -> None:
     """A day of runs, and of guide messages."""
     from rpa_tasks.models import Flow, Job, Platform, Run, Shop
-    from sessions.models import NudgeTally
 
     dice = random.Random(11)
     platform = Platform.objects.create(key="pdd", name="Pinduoduo")
@@ -123,8 +122,6 @@ def busy_shops_and_chats(transactional_db: None) -> None:
                  for number, outcome in enumerate(outcomes, 1)]  # fmt: skip
     Job.objects.bulk_create(jobs)
     Run.objects.bulk_create(runs)
-    for hour in range(24):
-        NudgeTally.objects.create(at=now() - timedelta(hours=hour), policy="default", sent=dice.randrange(1, 6))
 
 
 def advance_clock_until(page: Page, selector: str, state: Any = "visible") -> None:

@@ -15,11 +15,12 @@ from pytest_django.live_server_helper import LiveServer
 
 from sessions.detection import policies
 from sessions.frames import Frame
-from sessions.models import Campaign, NudgeTally, SilencePolicy
+from sessions.models import Campaign, SilencePolicy
 from sessions.policy import Policy, PolicySet
 from sessions.store import sessions, stats
 from sessions.store.sessions import ClaimedSilence
 from tests.journeys.conftest import visit_layouts
+from tests.sessions.conftest import count_nudges
 from tests.support.screenshots import save_screenshot
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
@@ -41,16 +42,11 @@ def chats(transactional_db: None, valkey: redis.Redis) -> None:
     sessions.live_store().note_activity(frames)
     pauses = [Frame(each.session_id, each.user_id, sender="agent", kind="transfer") for each in frames[::23]]
     sessions.live_store().note_activity(pauses)
-    for hours in range(1, 20):
+    for _ in range(19):
         for tag, (_, count) in TAGS.items():
             sent = count * 7
-            NudgeTally.objects.create(
-                at=now() - timedelta(hours=hours),
-                policy=tag,
-                sent=sent,
-                answered=sent * 31 // 100,
-                false=sent * 13 // 1000,
-            )
+            outcomes = {"sent": sent, "answered": sent * 31 // 100, "false": sent * 13 // 1000}
+            count_nudges(sessions.live_store(), tag, **outcomes)
     policies.push_policies()
     report = stats.WatcherReport()
     report.count([ClaimedSilence(str(number), "ann", "", (), "default", 1, 1, 0, 1) for number in range(372)], 23)

@@ -13,6 +13,7 @@ from django.test import override_settings
 
 from sessions.frames import Frame
 from sessions.policy import Policy, PolicySet
+from sessions.store import client
 from sessions.store.client import ClusterClient, Server, instant_of_ms
 from sessions.store.sessions import ClaimedSilence, Store
 from tests.sessions.redis_cluster import ClusterUnderTest, redis_cluster
@@ -84,6 +85,12 @@ class Chats:
 
     def seconds_left(self, noted: Any) -> float:
         return noted.deadline_ms / 1000 - self.now.timestamp() if noted.deadline_ms else 0.0
+
+
+def count_nudges(store: Store, policy: str, days_ago: int = 0, **outcomes: int) -> None:
+    """Count guide messages of a policy, as the scripts do."""
+    key = client.day_keys(days_ago)[0]
+    store.server.ask(lambda pipe: [pipe.hincrby(key, f"{what}:{policy}", count) for what, count in outcomes.items()])
 
 
 @pytest.fixture(scope="session")

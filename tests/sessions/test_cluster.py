@@ -53,7 +53,7 @@ def test_all_keys_of_a_shard_share_a_slot() -> None:
         client.ACTIVE,
         client.PAUSED,
         client.COUNTS,
-        client.SIGNALS,
+        client.day_keys(),
         client.IDLE,
     )
     for shard in range(client.SHARDS):

@@ -17,10 +17,9 @@ chats = stopped_clock.chats
 def counted(chats: Chats) -> dict[str, dict[int, int]]:
     """Return the counts by policy and upper end, s."""
     ends = (*stats.PAUSE_ENDS, 10**6)
-    found = stats.read_pauses(chats.store)
     return {
-        policy: {end: count for end, count in zip(ends, counts, strict=True) if count}
-        for policy, counts in found.items()
+        policy: {ends[int(place) - 1]: count for place, count in counts.items()}
+        for policy, counts in stats.read_week(chats.store).items()
     }
 
 
@@ -58,6 +57,6 @@ def test_pauses_of_a_day_expire(chats: Chats) -> None:
     chats.user()
     chats.pass_time(20)
     chats.user()
-    key = client.pauses_keys(days_ago=0)[client.shard_of("s1")]
+    key = client.day_keys()[client.shard_of("s1")]
     (left,) = chats.store.server.ask(lambda pipe: [pipe.pttl(key)])
     assert 7 * 86_400_000 < left <= 8 * 86_400_000

@@ -7,16 +7,15 @@ from datetime import timedelta
 
 import pytest
 from django.test import Client
-from django.utils.timezone import now
 from pytest_django import Settings
 
 from config.local.processes import select_port
-from sessions.models import NudgeTally, SilencePolicy
+from sessions.models import SilencePolicy
 from sessions.policy import AGENT, Policy
 from sessions.store import client as keys
 from sessions.store import sessions, stats
 from sessions.store.sessions import PAUSE_COUNTS, ClaimedSilence
-from tests.sessions.conftest import Chats
+from tests.sessions.conftest import Chats, count_nudges
 from tests.sessions.stopped_clock import chats_on_both as chats_on_both
 
 MINUTE = Policy(timedelta(seconds=60))
@@ -233,8 +232,8 @@ def test_metrics_report_chats_silences_lag_and_messages(client: Client, chats: C
     report.count(claims, 0)
     stats.send_report(chats.store, report, waits=False)
     chats.user("s1", tag="vip")
-    NudgeTally.objects.create(at=now(), policy="vip", sent=10, answered=4, false=1)
-    NudgeTally.objects.create(at=now() - timedelta(hours=30), policy="vip", sent=100)
+    for days_ago, outcomes in ((0, {"sent": 10, "answered": 4, "false": 1}), (7, {"sent": 100})):
+        count_nudges(chats.store, "vip", days_ago, **outcomes)
     lines = client.get("/metrics").content.decode().splitlines()
     for line in (
         'aftertouch_sessions{policy="vip",state="armed"} 1.0', 'aftertouch_sessions{policy="vip",state="paused"} 1.0',
@@ -247,12 +246,12 @@ def test_metrics_report_chats_silences_lag_and_messages(client: Client, chats: C
 
 @pytest.mark.django_db
 def test_metrics_without_store_keep_database_figures(client: Client, settings: Settings) -> None:
-    NudgeTally.objects.create(at=now(), policy="vip", sent=10)
     settings.REDIS_URL = f"redis://127.0.0.1:{select_port()}/0"
     try:
         said = client.get("/metrics").content.decode()
     finally:
         sessions._store_of_url.cache_clear()
-    assert 'aftertouch_nudges{outcome="sent",policy="vip"} 10.0' in said
+    assert "aftertouch_touches_oldest_overdue_seconds" in said
+    assert "aftertouch_nudges" not in said
     assert "aftertouch_sessions" not in said
     assert "aftertouch_silence" not in said

@@ -13,14 +13,14 @@ from django.test import RequestFactory
 from django.utils.timezone import now
 
 from scheduling.ids import first_id_at
-from scheduling.models import Customer, Event, EventType
+from scheduling.models import Customer, Event, EventType, Touch
 from scheduling.monitoring.statistics import HourlyCache
 from sessions.admin.dashboard import live_chats_card
 from sessions.detection.presence import SILENT
-from sessions.models import NudgeTally
 from sessions.store import sessions, stats
 from sessions.store.stats import WatcherReport
 from tests.sessions.conftest import Chats
+from tests.support.matrix import MatrixBuilder
 
 pytestmark = pytest.mark.django_db
 
@@ -62,7 +62,7 @@ def test_card_counts_chats_and_marks_missing_and_late_watchers(
 
 @pytest.mark.usefixtures("fixed_hour")
 def test_card_charts_silences_and_guide_messages_by_hour(
-    ops_request: Any, monkeypatch: pytest.MonkeyPatch, client: Any
+    ops_request: Any, monkeypatch: pytest.MonkeyPatch, client: Any, matrix: MatrixBuilder
 ) -> None:
     monkeypatch.setattr(sessions, "live_store", lambda: sessions._store_of_url("redis://127.0.0.1:1/0"))
     here = now().replace(minute=0, second=0, microsecond=0)
@@ -74,8 +74,18 @@ def test_card_charts_silences_and_guide_messages_by_hour(
             id=UUID(int=first_id_at(at).int + number), source="s", event_id=str(number), type=kind, customer=ann,
             user_id="ann", occurred_at=at, received_at=at,
         )  # fmt: skip
-    for tag, minutes, sent in (("default", -60, 2), ("vip", -5, 3), ("default", 0, 4), ("default", -65, 7)):
-        NudgeTally.objects.create(at=here + timedelta(minutes=minutes), policy=tag, sent=sent)
+    guide, other = matrix.node("guide", SILENT), matrix.node("other", "order.paid")
+    event = Event.objects.first()
+    for node, state, minutes, count in (
+        (guide, "delivered", -60, 2), (guide, "delivered", -5, 3), (guide, "delivered", 0, 4),
+        (guide, "delivered", -65, 7), (guide, "suppressed", -5, 1), (other, "delivered", -5, 1),
+    ):  # fmt: skip
+        at = here + timedelta(minutes=minutes)
+        Touch.objects.bulk_create(
+            Touch(event=event, node=node, customer=ann, node_version=1, state=state, due_at=at, planned_at=at,
+                  expires_at=at, settled_at=at)
+            for _ in range(count)
+        )  # fmt: skip
     found = live_chats_card(ops_request)
     assert found is not None
     (chart,) = found.charts

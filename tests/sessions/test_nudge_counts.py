@@ -1,0 +1,202 @@
+"""Guide messages that customers answered or did not need: what counts as which."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+import redis
+
+from scheduling.models import Node, Touch
+from scheduling.planning.ingest import record_events
+from sessions.detection.silence_events import silence_event
+from sessions.policy import Policy
+from sessions.store import stats
+from sessions.store.client import Server
+from sessions.store.sessions import ClaimedSilence
+from tests.scheduling.api.serving import eventually
+from tests.scheduling.core.conftest import deliver
+from tests.sessions import stopped_clock
+from tests.sessions.conftest import Chats
+from tests.support.matrix import MatrixBuilder
+from tests.support.tables import each_row
+
+chats = stopped_clock.chats
+SENT, ANSWERED, FALSE = (1, 0, 0), (1, 1, 0), (1, 0, 1)
+
+
+def counted(chats: Chats) -> dict[str, tuple[int, int, int]]:
+    """Return sent, answered and false guide messages by policy."""
+    found = {
+        policy: (counts["sent"], counts["answered"], counts["false"])
+        for policy, counts in stats.read_week(chats.store).items()
+    }
+    return {policy: counts for policy, counts in found.items() if any(counts)}
+
+
+@each_row(
+    "frames, expected",
+    [
+        # An answer counts once, for ten minutes. Pings and reading are none.
+        ([(100, "ping"), (0, "read"), (0, "typing")], SENT),
+        ([(100, "typing"), (400, "message"), (0, "message")], ANSWERED),
+        ([(2.1, "message")], ANSWERED),
+        ([(599, "message")], ANSWERED),
+        ([(601, "message")], SENT),
+        ([(1, "typing"), (700, "message")], FALSE),
+        # Within two seconds nobody can have read it. It is false once, and never answered too.
+        ([(1, "message")], FALSE),
+        ([(1, "typing")], FALSE),
+        ([(1, "typing"), (5, "message")], FALSE),
+        ([(0.5, "typing"), (0.5, "message")], FALSE),
+        ([(0.5, "read"), (0.5, "message")], FALSE),
+        ([(5, "typing"), (5, "typing"), (5, "message")], ANSWERED),
+    ],
+)
+def test_first_reaction_judges_the_message(
+    frames: list[tuple[float, str]], expected: tuple[int, int, int], chats: Chats, valkey: redis.Redis
+) -> None:
+    valkey.flushall()
+    chats.policies(default=Policy(timedelta(seconds=60)))
+    chats.deliver(chats.confirmed_silence())
+    assert counted(chats) == {"default": SENT}
+    for seconds, kind in frames:
+        chats.pass_time(seconds)
+        chats.user(kind=kind)
+    assert counted(chats) == {"default": expected}
+
+
+def test_message_to_typing_user_counts_as_false(chats: Chats) -> None:
+    chats.policies(new=Policy(timedelta(seconds=5)))
+    chats.user(tag="new")
+    chats.user(kind="typing")
+    chats.pass_time(5.2)
+    (claim,) = chats.claim()
+    chats.store.confirm([claim])
+    chats.deliver(claim)
+    chats.deliver(claim)  # a retry
+    assert counted(chats) == {"new": FALSE}
+    chats.pass_time(100)
+    chats.user()
+    assert counted(chats) == {"new": FALSE}
+
+
+def test_retry_starts_the_time_again_and_counts_once(chats: Chats) -> None:
+    claim = chats.confirmed_silence()
+    chats.deliver(claim)
+    chats.pass_time(590)
+    chats.deliver(claim)
+    chats.pass_time(100)
+    chats.user()
+    assert counted(chats) == {"default": ANSWERED}
+
+
+@pytest.mark.parametrize("is_last_sent", [True, False])
+def test_answer_counts_for_the_last_message_that_was_sent(chats: Chats, is_last_sent: bool) -> None:
+    chats.policies(default=Policy(timedelta(seconds=60), max_nudges=2, growth=1))
+    chats.deliver(chats.confirmed_silence())
+    chats.pass_time(61)
+    (second,) = chats.claim()
+    chats.store.confirm([second])
+    chats.deliver(second, sent=is_last_sent)
+    chats.pass_time(100)
+    chats.user()
+    assert counted(chats) == {"default": (1 + is_last_sent, 1, 0)}
+
+
+@each_row(
+    "kinds, expected",
+    [
+        (["message"], FALSE),
+        (["typing"], FALSE),
+        (["typing", "message"], FALSE),
+        (["read", "message"], FALSE),
+        (["read"], SENT),
+    ],
+)
+def test_user_faster_than_the_mark_counts(
+    kinds: list[str], expected: tuple[int, int, int], chats: Chats, valkey: redis.Redis
+) -> None:
+    """The last look permitted the message, and it is on its way."""
+    valkey.flushall()
+    chats.policies(default=Policy(timedelta(seconds=60)))
+    claim = chats.confirmed_silence()
+    assert chats.is_current(claim)
+    for kind in kinds:
+        chats.user(kind=kind)
+    chats.note_sending(claim)
+    assert counted(chats) == {"default": expected}
+
+
+def test_answer_counts_if_the_mark_was_lost(chats: Chats) -> None:
+    assert chats.is_current(chats.confirmed_silence())
+    chats.pass_time(100)
+    chats.user()
+    assert counted(chats) == {"default": ANSWERED}
+
+
+def test_messages_count_by_policy(chats: Chats) -> None:
+    chats.policies(vip=Policy(timedelta(seconds=60)))
+    for session, tag in (("s1", "vip"), ("s2", "nobody's"), ("s3", "")):
+        claim = chats.claimed_silence(session, tag=tag)
+        chats.store.confirm([claim])
+        chats.deliver(claim)
+    assert counted(chats) == {"vip": SENT, "default": (2, 0, 0)}
+
+
+def test_flush_loses_the_counts_and_nothing_else(chats: Chats) -> None:
+    claim = chats.confirmed_silence()
+    chats.deliver(claim)
+    chats.store.server.client.flushall()
+    chats.note_sending(claim)
+    chats.user()
+    assert counted(chats) == {}
+
+
+# --- real deliveries, by the real clock: the calls that delivery makes are what is counted ----------------------------
+
+
+@pytest.fixture
+def running_chats(server: Server, matrix: MatrixBuilder) -> Chats:
+    matrix.node("guide", "session.silent", delay=timedelta(0))
+    return Chats(server)
+
+
+def record_silences(chats: Chats, *session_ids: str) -> list[UUID]:
+    """Let sessions fall silent. Return their touches, in the order of the ids."""
+    for session_id in session_ids:
+        chats.user(session_id)
+    claims: list[ClaimedSilence] = []
+    eventually(lambda: claims.extend(chats.claim(lease=timedelta(minutes=10))) or len(claims) == len(session_ids))
+    record_events([silence_event(each, each.deadline_ms) for each in claims])
+    chats.store.confirm(claims)
+    names = {each.session_id: f"{each.session_id}:{each.armed_at}" for each in claims}
+    return [Touch.objects.get(event__event_id=names[session_id]).pk for session_id in session_ids]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_delivered_message_is_counted(running_chats: Chats) -> None:
+    running_chats.policies(default=Policy(timedelta(seconds=2)))
+    touches = record_silences(running_chats, "s1", "back")
+    running_chats.user("back")
+    deliver(touches)
+    assert [Touch.objects.get(pk=pk).reason or Touch.objects.get(pk=pk).state for pk in touches] == [
+        "delivered", "answered",
+    ]  # fmt: skip
+    assert [stats.session_snapshot(running_chats.store, each).nudges for each in ("s1", "back")] == [1, 0]
+    assert counted(running_chats) == {"default": SENT}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_message_stopped_by_guard_uses_no_nudge(running_chats: Chats) -> None:
+    running_chats.policies(default=Policy(timedelta(milliseconds=1)))
+    (touch,) = record_silences(running_chats, "s1")
+    node = Node.objects.get(key="guide")
+    node.enabled = False
+    node.save()
+    deliver([touch])
+    assert Touch.objects.get(pk=touch).reason == "node_disabled"
+    assert stats.session_snapshot(running_chats.store, "s1").nudges == 0
+    assert running_chats.agent().deadline_ms > 0
+    assert counted(running_chats) == {}
