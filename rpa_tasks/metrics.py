@@ -13,8 +13,7 @@ from typing import Any
 from django.conf import settings
 from django.db.models import Count
 from prometheus_client import Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.core import Metric
 
 from rpa_tasks.jobs.ledger import NODE_SILENT, QUEUE_PREFIX, TIERS, job_ledger
 from rpa_tasks.jobs.shops import is_being_checked
@@ -22,7 +21,7 @@ from rpa_tasks.models import LoginState, Shop
 from rpa_tasks.outcomes import Verdict
 from scheduling import metrics, sql
 from scheduling.db_timeouts import Deadline
-from scheduling.monitoring.collectors import MOST
+from scheduling.monitoring.collectors import MOST, build_gauges
 from scheduling.monitoring.wanted_numbers import BUSY_GOAL, round_up
 from scheduling.queue_names import RPA_QUEUES
 
@@ -63,34 +62,34 @@ def record_ended_run(
         browsers_found.labels("yes" if warm else "no").inc()
 
 
-class RpaMetrics(Collector):
-    def collect(self) -> Iterator[Metric]:
+def read_rpa(deadline: Deadline) -> Iterator[Metric]:
+    with deadline.limit_queries(settings.TIMEOUTS.metrics_statement):
         for name, text, labels, statement in _GAUGES:
-            family = GaugeMetricFamily(name, text, labels=labels)
-            for *values, value in read_gauge(statement):
-                family.add_metric(values, value)
-            yield family
-        family = GaugeMetricFamily(
-            "aftertouch_rpa_logins_needed", "Shops whose jobs wait for a login.", labels=["platform"]
-        )
+            yield from build_gauges(labels, {name: text}, read_gauge(statement))
         needed = Shop.objects.filter(~is_being_checked(), retired_at=None, login_state=LoginState.NEEDED)
-        for platform, count in needed.order_by().values_list("platform__key").annotate(Count("pk")):
-            family.add_metric([platform], count)
-        yield family
+        shops = needed.order_by().values_list("platform__key").annotate(Count("pk"))
+        text = "Shops whose jobs wait for a login."
+        yield from build_gauges(["platform"], {"aftertouch_rpa_logins_needed": text}, shops)
 
 
 RECENT_RUNS = 2_000  #: runs whose mean is the time that a flow takes
 RECENT = timedelta(days=1)
 
 
-def read_gauge(statement: str) -> list[Any]:
-    """Return rows with the values of the gauge's labels and its value."""
-    given = {"most": MOST, "runs": RECENT_RUNS, "recent": RECENT, "silent": NODE_SILENT, "tiers": list(TIERS.values())}
+def read_gauge(statement: str, most: int | None = None) -> list[Any]:
+    """Return rows with the values of the gauge's labels and its value. At most `most` or `MOST` of a kind count."""
+    given = {
+        "most": most or MOST,
+        "runs": RECENT_RUNS,
+        "recent": RECENT,
+        "silent": NODE_SILENT,
+        "tiers": list(TIERS.values()),
+    }
     return sql.rows(statement, given)
 
 
 # Uses two indexes: `rpa_job_due` for due jobs and `rpa_job_leased`.
-_WAITING = """
+WAITING = """
 SELECT (%(tiers)s::text[])[priority + 1], CASE WHEN due_at <= statement_timestamp() THEN 'yes' ELSE 'no' END, count(*)
 FROM (
     (SELECT priority, due_at FROM rpa_tasks_job
@@ -105,12 +104,12 @@ FROM (
      ) AS leased WHERE state = 'queued')
 ) AS waiting GROUP BY 1, 2
 """
-_BROWSERS = """
+BROWSERS = """
 SELECT node.name, slot ->> 'state', count(*)
 FROM rpa_tasks_executionnode AS node CROSS JOIN LATERAL jsonb_array_elements(node.browsers) AS slot
 WHERE node.seen_at > statement_timestamp() - %(silent)s GROUP BY 1, 2
 """
-_DRAINS = """
+DRAINS = """
 SELECT name, (draining_at IS NOT NULL)::int FROM rpa_tasks_executionnode
 WHERE seen_at > statement_timestamp() - %(silent)s
 """
@@ -195,10 +194,10 @@ _GAUGES = (
     (
         "aftertouch_rpa_jobs_waiting",
         f"Waiting jobs by tier. At most {MOST} each of due, later and dispatched jobs are counted.",
-        ["tier", "due"], _WAITING,
+        ["tier", "due"], WAITING,
     ),
-    ("aftertouch_rpa_browsers", "Browser slots by execution node and state.", ["node", "state"], _BROWSERS),
-    ("aftertouch_rpa_node_draining", "1 while the reporting execution node is drained.", ["node"], _DRAINS),
+    ("aftertouch_rpa_browsers", "Browser slots by execution node and state.", ["node", "state"], BROWSERS),
+    ("aftertouch_rpa_node_draining", "1 while the reporting execution node is drained.", ["node"], DRAINS),
     (
         "aftertouch_rpa_breaker_open", "1 while the circuit breaker of the platform is open or half-open.",
         ["platform"], _BREAKERS,

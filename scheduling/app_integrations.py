@@ -15,7 +15,7 @@ from django.utils.module_loading import import_string
 if TYPE_CHECKING:
     from django.db.models import Model
     from django.http import HttpRequest
-    from prometheus_client.registry import Collector
+    from prometheus_client.core import Metric
 
     from scheduling.admin.dashboard.charts import ActionLine, DashboardCard
     from scheduling.admin.navigation import Finder, Group
@@ -68,7 +68,9 @@ class Integration:
         default_factory=dict
     )
     bootstrap: Sequence[Callable[[], str]] = ()  #: create the first rows and return a line to print; idempotent
-    metrics: Sequence[type[Collector]] = ()  #: of the cluster
+    metrics: Sequence[
+        Callable[[Deadline], Iterable[Metric]]
+    ] = ()  #: read those of the cluster; any exception: no series
     #: By kind of process: measure the running and the wanted number.
     scaling: Mapping[str, Callable[[Deadline], tuple[int, int]]] = field(default_factory=dict)
     queues: Sequence[Callable[[], Iterable[str]]] = ()  #: name the undeclared queues of the app

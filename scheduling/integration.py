@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from scheduling.admin.matrix import grid
 from scheduling.app_integrations import FailedTaskOrigin, Integration
-from scheduling.experiments import rollouts
 from scheduling.models import BulkAction, FailedTask, Pause, Touch
-from scheduling.monitoring import collectors, complaint_stats, wanted_numbers
+from scheduling.monitoring import collectors, wanted_numbers
 from scheduling.operations import bulk_actions, commands, failed_tasks
 from scheduling.operations.undo import Reversal
 
@@ -28,13 +27,13 @@ INTEGRATION = Integration(
         "node.off": grid.REVERSAL,
     },
     metrics=(
-        collectors.LedgerCollector,
-        collectors.BrokerCollector,
-        rollouts.RolloutCollector,
-        complaint_stats.ComplaintCollector,
-        wanted_numbers.ScalingCollector,
-        collectors.WebhookCollector,
-        collectors.HistoryCollector,
+        collectors.read_ledger,
+        collectors.read_broker_metrics,
+        collectors.read_rollouts,
+        collectors.read_complaints,
+        wanted_numbers.read_wanted_numbers,
+        collectors.read_webhooks,
+        collectors.read_ends,
     ),
     scaling={"workers": wanted_numbers.measure_workers},
 )

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import datetime
-from typing import Any
 
 from django.conf import settings
 from django.db.models import Count
-from django.db.models.functions import Now
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from rpa_tasks import metrics
 from rpa_tasks.admin.node import STATES
 from rpa_tasks.admin.shop import count_shops_by_state
-from rpa_tasks.jobs.ledger import NODE_SILENT
+from rpa_tasks.jobs.ledger import TIERS
 from rpa_tasks.jobs.shops import is_being_checked
 from rpa_tasks.models import ExecutionNode, Job, LoginState, Shop
 from rpa_tasks.takeover.page_socket import PERMISSION
@@ -117,35 +116,31 @@ def card(request: HttpRequest) -> DashboardCard | None:
 
 def _waiting_figures() -> list[Figure]:
     link = reverse("admin:rpa_tasks_job_changelist")
-
-    def count(tier: int) -> int:
-        waiting = Job.objects.filter(state="scheduled", due_at__lte=Now(), priority=tier)
-        handed_over = Job.objects.filter(state="queued", priority=tier)
-        return waiting[:COUNT_LIMIT].count() + handed_over[:COUNT_LIMIT].count()
-
+    waiting = count_within(lambda: metrics.read_gauge(metrics.WAITING, COUNT_LIMIT + 1), settings.TIMEOUTS.dashboard)
+    due = None if waiting is None else Counter({tier: count for tier, is_due, count in waiting if is_due == "yes"})
     return [
         Figure(
-            _("Jobs due, %(tier)s priority") % {"tier": tier.label},
-            format_capped_count(count_within(lambda tier=tier: count(tier), settings.TIMEOUTS.dashboard), COUNT_LIMIT),  # type: ignore[misc]
-            f"{link}?status=due&priority__exact={tier.value}",
+            _("Jobs due, %(tier)s priority") % {"tier": priority.label},
+            format_capped_count(None if due is None else due[TIERS[priority]], COUNT_LIMIT),
+            f"{link}?status=due&priority__exact={priority.value}",
         )
-        for tier in Priority
+        for priority in Priority
     ]
 
 
 def _browser_figures() -> list[Figure]:
-    def alive() -> list[list[dict[str, Any]]]:
-        nodes = ExecutionNode.objects.filter(seen_at__gt=Now() - NODE_SILENT)
-        return list(nodes.values_list("browsers", flat=True))
-
     link = reverse("admin:rpa_tasks_executionnode_changelist")
-    found = count_within(alive, settings.TIMEOUTS.dashboard)
+    found = count_within(
+        lambda: (metrics.read_gauge(metrics.DRAINS), metrics.read_gauge(metrics.BROWSERS)), settings.TIMEOUTS.dashboard
+    )
     if found is None:
         return [Figure(_("Execution nodes"), None, link)]
-    counts = Counter(slot.get("state", "") for browsers in found for slot in browsers)
-    slots = sum(len(browsers) for browsers in found)
-    figures = [Figure(_("Execution nodes"), len(found), link, "" if found else "bad")]
-    figures += [Figure(_("Browsers in use"), f"{counts['busy']} / {slots}", link)]
+    nodes, slots = found
+    counts: Counter[str] = Counter()
+    for _node, state, count in slots:
+        counts[state] += count
+    figures = [Figure(_("Execution nodes"), len(nodes), link, "" if nodes else "bad")]
+    figures += [Figure(_("Browsers in use"), f"{counts['busy']} / {counts.total()}", link)]
     return figures + [
         Figure(_("Browsers %(state)s") % {"state": STATES[state]}, counts[state], link, tone)
         for state, tone in (("idle", ""), ("quarantined", "bad"))

@@ -5,7 +5,7 @@ Operators own the node. A pass that finds it changed since the last move does no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,8 +13,6 @@ import structlog
 from django.conf import settings
 from django.db import close_old_connections, transaction
 from django.db.models import F, QuerySet
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from scheduling import sql
 from scheduling.error_text import ErrorText as _
@@ -221,25 +219,3 @@ SELECT count(DISTINCT t.task_id)
 FROM scheduling_complaint AS c JOIN scheduling_touch_ended AS t ON t.task_id = c.touch_id
 WHERE c.event_id >= %(first_event)s AND t.settled_at >= %(since)s AND {_OF_CANARY} AND t.state = 'delivered'
 """  # noqa: S608 (made of constants)
-
-
-class RolloutCollector(Collector):
-    def collect(self) -> Iterator[Metric]:
-        ((running, waited),) = sql.rows(_RUNNING, {})
-        counts = GaugeMetricFamily(
-            "aftertouch_rollouts", "Automatic roll-outs that run, and withdrawn canaries.", labels=["state"]
-        )
-        counts.add_metric(["running"], running)
-        counts.add_metric(["withdrawn"], withdrawn_canaries().count())
-        yield counts
-        yield GaugeMetricFamily(
-            "aftertouch_rollouts_oldest_judged_seconds",
-            "Time since the longest unevaluated running roll-out was evaluated, in seconds.",
-            value=waited,
-        )
-
-
-_RUNNING = """
-SELECT count(*), COALESCE(extract(epoch FROM statement_timestamp() - min(GREATEST(step_at, judged_at))), 0)::float8
-FROM scheduling_automaticrollout WHERE state = 'running'
-"""

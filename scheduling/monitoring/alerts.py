@@ -217,8 +217,7 @@ def read_values() -> dict[str, Values]:
     """Return the values beyond the limit by the key of each condition whose values are known."""
     samples: MetricSamples = {
         family.name: [(sample.labels, sample.value) for sample in family.samples]
-        for families in collectors.collect_metrics(Deadline(settings.TIMEOUTS.metrics))
-        for family in families
+        for family in collectors.collect_metrics(Deadline(settings.TIMEOUTS.metrics))
     }
     beyond: dict[str, Values] = {}
     for condition in CONDITIONS:

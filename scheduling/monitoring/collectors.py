@@ -1,13 +1,13 @@
 """`/metrics`: process metrics of this node, and cluster metrics, read from PostgreSQL, the broker and Redis.
 
-A source that does not answer in time has no series, because a zero would hide the outage.
+A source that does not answer in time has no series, because a zero would hide the outage. Each app lists the functions
+that read its sources (`Integration.metrics`); alerts compare the same metrics with their limits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import structlog
 from django.conf import settings
@@ -18,8 +18,10 @@ from prometheus_client.registry import Collector
 from scheduling import sql
 from scheduling.app_integrations import integrations
 from scheduling.db_timeouts import Deadline
+from scheduling.experiments.rollouts import withdrawn_canaries
 from scheduling.ledger import ends, partitions
 from scheduling.monitoring import multiprocess
+from scheduling.monitoring.complaint_stats import LEAST_TOUCHES, read_complaint_rates
 from scheduling.monitoring.queues import (
     broker_accepts_messages,
     list_known_queues,
@@ -29,65 +31,6 @@ from scheduling.monitoring.queues import (
 from scheduling.webhooks import FAILURES_TO_REST
 
 log = structlog.get_logger(__name__)
-
-MOST_COUNTED = 10_000  #: messages of one subscription; this value means this many or more
-
-
-class WebhookBacklog(NamedTuple):
-    key: str
-    waiting: int
-    oldest_age: float  #: seconds since the event of the oldest one
-    resting: bool  #: its receiver fails: it rests, is probed, or is disabled
-
-
-def read_webhook_backlogs() -> dict[int, WebhookBacklog]:
-    """Return the backlog of each enabled subscription by its id."""
-    given = {"most": MOST_COUNTED, "failures": FAILURES_TO_REST}
-    return {row[0]: WebhookBacklog(*row[1:]) for row in sql.rows(_BACKLOGS, given)}
-
-
-def count_failing_webhooks() -> int:
-    """Return the number of enabled subscriptions whose receiver rests, is probed, or is disabled."""
-    return sum(each.resting for each in read_webhook_backlogs().values())
-
-
-class WebhookCollector(Collector):
-    def collect(self) -> Iterator[Metric]:
-        waiting = GaugeMetricFamily(
-            "aftertouch_webhook_messages_waiting",
-            f"Messages of outgoing webhooks that wait, at most {MOST_COUNTED} of each.", labels=["webhook"],
-        )  # fmt: skip
-        oldest = GaugeMetricFamily(
-            "aftertouch_webhook_oldest_age_seconds",
-            "Age of the event of the oldest waiting message of an outgoing webhook, in seconds.", labels=["webhook"],
-        )  # fmt: skip
-        resting = GaugeMetricFamily(
-            "aftertouch_webhook_resting",
-            "1 while the receiver of an outgoing webhook rests, is probed, or is disabled.", labels=["webhook"],
-        )  # fmt: skip
-        for backlog in read_webhook_backlogs().values():
-            waiting.add_metric([backlog.key], backlog.waiting)
-            oldest.add_metric([backlog.key], backlog.oldest_age)
-            resting.add_metric([backlog.key], float(backlog.resting))
-        yield from (waiting, oldest, resting)
-
-
-# A rest ends before each probe. The failures without a success show that it goes on.
-_BACKLOGS = """
-SELECT s.id, s.key, found.count, COALESCE(extract(epoch FROM statement_timestamp() - found.oldest), 0)::float8,
-       e.disabled_at IS NOT NULL OR e.failures >= %(failures)s OR COALESCE(e.rest_until > statement_timestamp(), false)
-FROM scheduling_webhooksubscription AS s JOIN scheduling_webhookendpoint AS e ON e.subscription_id = s.id
-CROSS JOIN LATERAL (
-    SELECT count(*), min(occurred_at) AS oldest FROM (
-        SELECT occurred_at FROM scheduling_webhookmessage AS m
-        WHERE m.state = 'waiting' AND m.subscription_id = s.id ORDER BY due_at LIMIT %(most)s
-    ) AS first
-) AS found
-WHERE s.enabled AND s.retired_at IS NULL
-"""
-
-
-T = TypeVar("T")
 
 MOST = 100_000  #: rows counted of each kind; this value means this many or more
 
@@ -103,28 +46,18 @@ def export_node_metrics() -> bytes:
 
 def export_cluster_metrics() -> bytes:
     """Return the cluster metrics of every app in text format."""
-    found = collect_metrics(Deadline(settings.TIMEOUTS.metrics))
-    return generate_latest(_ReadMetrics([metric for metrics in found for metric in metrics]))
+    return generate_latest(_ReadMetrics(collect_metrics(Deadline(settings.TIMEOUTS.metrics))))
 
 
-def collect_metrics(deadline: Deadline) -> Iterator[list[Metric]]:
-    """Yield the metrics of each collector; an empty list if its source does not answer in time."""
-    _read_source("queues", refresh_app_queues, deadline)
-    for collector in [kind() for app in integrations() for kind in app.metrics]:
-        if hasattr(collector, "deadline"):
-            collector.deadline = deadline
-        asked = deadline if getattr(collector, "asks_database", True) else None
-        name = type(collector).__name__
-        yield _read_source(name, lambda collector=collector: list(collector.collect()), asked) or []  # type: ignore[misc]
-
-
-def _read_source(source: str, read: Callable[[], T], asked: Deadline | None) -> T | None:
-    try:
-        with asked.limit_queries(settings.TIMEOUTS.metrics_statement) if asked else nullcontext():
-            return read()
-    except Exception as error:
-        log.warning("metrics_missing", source=source, error=str(error))
-        return None
+def collect_metrics(deadline: Deadline) -> list[Metric]:
+    """Return the metrics of each source that answers in time."""
+    found: list[Metric] = []
+    for read in [read for app in integrations() for read in app.metrics]:
+        try:
+            found += list(read(deadline))
+        except Exception as error:  # any exception of PostgreSQL, Redis or the broker's client
+            log.warning("metrics_missing", source=read.__name__, error=str(error))
+    return found
 
 
 class _ReadMetrics(Collector):
@@ -135,60 +68,54 @@ class _ReadMetrics(Collector):
         return self._metrics
 
 
+def build_gauges(
+    labels: Sequence[str], descriptions: Mapping[str, str], rows: Iterable[Sequence[Any]]
+) -> list[GaugeMetricFamily]:
+    """Return gauges, described by name. A row has the values of the labels, then of each gauge; None: no series."""
+    gauges = [GaugeMetricFamily(name, text, labels=labels) for name, text in descriptions.items()]
+    for row in rows:
+        for gauge, value in zip(gauges, row[len(labels) :], strict=True):
+            if value is not None:
+                gauge.add_metric([str(label) for label in row[: len(labels)]], value)
+    return gauges
+
+
 # --- touches ------------------------------------------------------------------------------------------------------
 
 
-class LedgerCollector(Collector):
-    """Collect counts of touches, failed tasks and pauses, and the age of erasures.
+def read_ledger(deadline: Deadline) -> Iterator[Metric]:
+    """Count touches, failed tasks and pauses, and measure the age of erasures.
 
     Each statement reads a partial index of active rows, at most `MOST` rows.
     """
-
-    def collect(self) -> Iterator[Metric]:
-        counts = GaugeMetricFamily(
-            "aftertouch_touches",
-            f"Touches that have not ended, by state and due time. At most {MOST} of each kind are counted.",
-            labels=["state", "due"],
-        )
+    with deadline.limit_queries(settings.TIMEOUTS.metrics_statement):
         ((overdue, hour, later, paused, late),) = sql.rows(_WAITING, {"most": MOST})
-        figures = {("queued", "overdue"): 0, ("queued", "hour"): 0, ("running", "overdue"): 0}
+        states: dict[tuple[str, str], int] = {("queued", "overdue"): 0, ("queued", "hour"): 0}
+        states |= {("running", "overdue"): 0, ("running", "hour"): 0}
         for state, due, count, age in sql.rows(_LEASED, {"most": MOST}):
-            # A running touch is overdue, even if its due time was deferred since.
-            figures[state, due if state == "queued" else "overdue"] = count
+            states[state, due] = count
             late = max(late, age) if state == "queued" and due == "overdue" else late
-        figures |= {("scheduled", "overdue"): overdue, ("scheduled", "hour"): hour, ("scheduled", "later"): later}
-        for labels, count in {**figures, ("paused", ""): paused}.items():
-            counts.add_metric(labels, count)
-        yield counts
-        yield GaugeMetricFamily(
-            "aftertouch_touches_oldest_overdue_seconds",
-            "Delay of the most overdue touch that no worker has started, in seconds.",
-            value=late,
-        )
-        found = dict.fromkeys(("touch", "rpa_job", "message"), (0, 0.0))
-        found |= {origin: (count, age) for origin, count, age in sql.rows(_FAILED, {"most": MOST})}
-        counts = GaugeMetricFamily("aftertouch_failed_tasks_open", "Open failed tasks by origin.", labels=["origin"])
-        ages = GaugeMetricFamily(
-            "aftertouch_failed_tasks_oldest_age_seconds", "Age of the oldest open failed task, in seconds.",
-            labels=["origin"],
-        )  # fmt: skip
-        for origin, (count, age) in found.items():
-            counts.add_metric([origin], count)
-            ages.add_metric([origin], age)
-        yield from (counts, ages)
-        counts = GaugeMetricFamily("aftertouch_pauses", "Active pauses by scope.", labels=["scope"])
-        ages = GaugeMetricFamily(
-            "aftertouch_pauses_oldest_age_seconds", "Age of the oldest active pause, in seconds.", labels=["scope"]
-        )
-        for scope, count, age in sql.rows(_PAUSES, {}):
-            counts.add_metric([scope], count)
-            ages.add_metric([scope], age)
-        yield from (counts, ages)
-        yield GaugeMetricFamily(
-            "aftertouch_erasures_oldest_age_seconds",
-            "Age of the oldest erasure of a customer under way, in seconds; 0 if there is none.",
-            value=sql.rows(_ERASURES, {})[0][0],
-        )
+        states |= {("scheduled", "overdue"): overdue, ("scheduled", "hour"): hour, ("scheduled", "later"): later}
+        states["paused", ""] = paused
+        tasks = dict.fromkeys(("touch", "rpa_job", "message"), (0, 0.0))
+        tasks |= {origin: (count, age) for origin, count, age in sql.rows(_FAILED, {"most": MOST})}
+        pauses, erasures = sql.rows(_PAUSES, {}), sql.rows(_ERASURES, {})
+    text = f"Touches that have not ended, by state and due time. At most {MOST} of each kind are counted."
+    yield from build_gauges(["state", "due"], {"aftertouch_touches": text}, [(*key, n) for key, n in states.items()])
+    text = "Delay of the most overdue touch that no worker has started, in seconds."
+    yield from build_gauges([], {"aftertouch_touches_oldest_overdue_seconds": text}, [(late,)])
+    ages = {
+        "aftertouch_failed_tasks_open": "Open failed tasks by origin.",
+        "aftertouch_failed_tasks_oldest_age_seconds": "Age of the oldest open failed task, in seconds.",
+    }
+    yield from build_gauges(["origin"], ages, [(origin, *figures) for origin, figures in tasks.items()])
+    ages = {
+        "aftertouch_pauses": "Active pauses by scope.",
+        "aftertouch_pauses_oldest_age_seconds": "Age of the oldest active pause, in seconds.",
+    }
+    yield from build_gauges(["scope"], ages, pauses)
+    text = "Age of the oldest erasure of a customer under way, in seconds; 0 if there is none."
+    yield from build_gauges([], {"aftertouch_erasures_oldest_age_seconds": text}, erasures)
 
 
 _ERASURES = """
@@ -239,52 +166,119 @@ FROM (
 """
 
 
-# --- the broker ---------------------------------------------------------------------------------------------------
-
-
-class BrokerCollector(Collector):
-    """Collect queue lengths and unacknowledged messages. RabbitMQ does not show the age of a waiting message."""
-
-    asks_database = False
-
-    def collect(self) -> Iterator[Metric]:
-        length = GaugeMetricFamily("celery_queue_length", "Messages that wait in the queue.", labels=["queue_name"])
-        age = GaugeMetricFamily(
-            "aftertouch_queue_oldest_age_seconds", "Age of the oldest message in the queue, in seconds; 0 if empty.",
-            labels=["queue"],
-        )  # fmt: skip
-        unacked = GaugeMetricFamily(
-            "aftertouch_queue_unacked",
-            "Messages that workers received and did not acknowledge. Most of them wait for their eta.",
-            labels=["queue"],
-        )
-        for queue in read_queue_stats(list_known_queues()):
-            length.add_metric([queue.name], queue.length)
-            if queue.oldest_age is not None:
-                age.add_metric([queue.name], queue.oldest_age)
-            if queue.unacked is not None:
-                unacked.add_metric([queue.name], queue.unacked)
-        # Detect a blocked broker by publishing, because RabbitMQ notifies only publishers.
-        blocked = GaugeMetricFamily("aftertouch_broker_blocked", "1 while the broker accepts no messages.")
-        if (takes := broker_accepts_messages()) is not None:
-            blocked.add_metric([], float(not takes))
-        yield from (length, age, unacked, blocked)
-
-
-class HistoryCollector(Collector):
-    def collect(self) -> Iterator[Metric]:
-        unread = GaugeMetricFamily(
-            "aftertouch_ends_unread_seconds",
-            "Age of the ends of touches up to which a reader has read, in seconds.", labels=["reader"],
-        )  # fmt: skip
-        for reader, age in ends.list_mark_ages():
-            unread.add_metric([reader], age)
-        yield unread
-        yield GaugeMetricFamily(
-            "aftertouch_touches_rest",
-            f"Ended touches in the partition `rest`. At most {MOST} are counted.",
-            value=sql.rows(_REST, {"most": MOST})[0][0],
-        )
+def read_ends(deadline: Deadline) -> Iterator[Metric]:
+    with deadline.limit_queries(settings.TIMEOUTS.metrics_statement):
+        ages, rest = ends.list_mark_ages(), sql.rows(_REST, {"most": MOST})
+    text = "Age of the ends of touches up to which a reader has read, in seconds."
+    yield from build_gauges(["reader"], {"aftertouch_ends_unread_seconds": text}, ages)
+    text = f"Ended touches in the partition `rest`. At most {MOST} are counted."
+    yield from build_gauges([], {"aftertouch_touches_rest": text}, rest)
 
 
 _REST = f"SELECT count(*) FROM (SELECT FROM {partitions.REST} LIMIT %(most)s) AS batch"  # noqa: S608 (a constant)
+
+
+# --- the broker ---------------------------------------------------------------------------------------------------
+
+
+def read_broker_metrics(deadline: Deadline) -> Iterator[Metric]:
+    """Read queue lengths and unacknowledged messages. RabbitMQ does not show the age of a waiting message."""
+    try:
+        with deadline.limit_queries(settings.TIMEOUTS.metrics_statement):
+            refresh_app_queues()
+    except Exception as error:  # the broker is needed most while PostgreSQL is unavailable
+        log.warning("queues_unknown", error=str(error))
+    queues = read_queue_stats(list_known_queues())
+    # Detect a blocked broker by publishing, because RabbitMQ notifies only publishers.
+    accepts = broker_accepts_messages()
+    text = "Messages that wait in the queue."
+    lengths = [(queue.name, queue.length) for queue in queues]
+    yield from build_gauges(["queue_name"], {"celery_queue_length": text}, lengths)
+    texts = {
+        "aftertouch_queue_oldest_age_seconds": "Age of the oldest message in the queue, in seconds; 0 if empty.",
+        "aftertouch_queue_unacked": "Messages that workers received and did not acknowledge. Most wait for their eta.",
+    }
+    yield from build_gauges(["queue"], texts, [(queue.name, queue.oldest_age, queue.unacked) for queue in queues])
+    text = "1 while the broker accepts no messages."
+    yield from build_gauges([], {"aftertouch_broker_blocked": text}, [(None if accepts is None else not accepts,)])
+
+
+# --- outgoing webhooks ------------------------------------------------------------------------------------------------
+
+MOST_COUNTED = 10_000  #: messages of one subscription; this value means this many or more
+
+
+class WebhookBacklog(NamedTuple):
+    key: str
+    waiting: int
+    oldest_age: float  #: seconds since the event of the oldest one
+    resting: bool  #: its receiver fails: it rests, is probed, or is disabled
+
+
+def read_webhook_backlogs() -> dict[int, WebhookBacklog]:
+    """Return the backlog of each enabled subscription by its id."""
+    parameters = {"most": MOST_COUNTED, "failures": FAILURES_TO_REST}
+    return {row[0]: WebhookBacklog(*row[1:]) for row in sql.rows(_BACKLOGS, parameters)}
+
+
+def read_webhooks(deadline: Deadline) -> Iterator[Metric]:
+    with deadline.limit_queries(settings.TIMEOUTS.metrics_statement):
+        backlogs = read_webhook_backlogs()
+    texts = {
+        "aftertouch_webhook_messages_waiting":
+            f"Messages of outgoing webhooks that wait, at most {MOST_COUNTED} of each.",
+        "aftertouch_webhook_oldest_age_seconds":
+            "Age of the event of the oldest waiting message of an outgoing webhook, in seconds.",
+        "aftertouch_webhook_resting":
+            "1 while the receiver of an outgoing webhook rests, is probed, or is disabled.",
+    }  # fmt: skip
+    yield from build_gauges(["webhook"], texts, backlogs.values())
+
+
+# A rest ends before each probe. The failures without a success show that it goes on.
+_BACKLOGS = """
+SELECT s.id, s.key, found.count, COALESCE(extract(epoch FROM statement_timestamp() - found.oldest), 0)::float8,
+       e.disabled_at IS NOT NULL OR e.failures >= %(failures)s OR COALESCE(e.rest_until > statement_timestamp(), false)
+FROM scheduling_webhooksubscription AS s JOIN scheduling_webhookendpoint AS e ON e.subscription_id = s.id
+CROSS JOIN LATERAL (
+    SELECT count(*), min(occurred_at) AS oldest FROM (
+        SELECT occurred_at FROM scheduling_webhookmessage AS m
+        WHERE m.state = 'waiting' AND m.subscription_id = s.id ORDER BY due_at LIMIT %(most)s
+    ) AS first
+) AS found
+WHERE s.enabled AND s.retired_at IS NULL
+"""
+
+
+# --- content ------------------------------------------------------------------------------------------------------
+
+
+def read_rollouts(deadline: Deadline) -> Iterator[Metric]:
+    with deadline.limit_queries(settings.TIMEOUTS.metrics_statement):
+        ((running, age),) = sql.rows(_ROLLOUTS, {})
+        withdrawn = withdrawn_canaries().count()
+    text = "Automatic roll-outs that run, and withdrawn canaries."
+    yield from build_gauges(["state"], {"aftertouch_rollouts": text}, [("running", running), ("withdrawn", withdrawn)])
+    text = "Time since the longest unevaluated running roll-out was evaluated, in seconds."
+    yield from build_gauges([], {"aftertouch_rollouts_oldest_judged_seconds": text}, [(age,)])
+
+
+_ROLLOUTS = """
+SELECT count(*), COALESCE(extract(epoch FROM statement_timestamp() - min(GREATEST(step_at, judged_at))), 0)::float8
+FROM scheduling_automaticrollout WHERE state = 'running'
+"""
+
+
+def read_complaints(deadline: Deadline) -> Iterator[Metric]:
+    """Return nothing while hours are left to count, so that no text looks free of complaints."""
+    texts = read_complaint_rates(deadline)
+    if texts is not None:
+        descriptions = {
+            "aftertouch_complaint_rate": "Share of touches of the last seven days with a complaint.",
+            "aftertouch_complaint_rate_before":
+                "The same share of the seven days before: of the text, or of its node if the text had fewer than "
+                f"{LEAST_TOUCHES} touches.",
+            "aftertouch_complaint_touches": "Delivered touches of the last seven days.",
+        }  # fmt: skip
+        rows = [(each.node, each.template, each.version, each.rate, each.before, each.touches) for each in texts]
+        yield from build_gauges(["node", "template", "version"], descriptions, rows)

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any
 
 from django.conf import settings
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from scheduling import sql
 from scheduling.db_timeouts import Deadline
@@ -155,38 +152,6 @@ def _sum_weeks(counted: dict[datetime, Any], recent: datetime) -> tuple[WeekCoun
                 counts.complaints_by_text[node, template, version] += count
                 counts.complaints_by_node[node] += count
     return week, earlier
-
-
-class ComplaintCollector(Collector):
-    asks_database = False  #: it bounds its own statements, because it also reads Redis
-
-    def __init__(self) -> None:
-        self.deadline: Deadline | None = None
-
-    def collect(self) -> Iterator[Metric]:
-        labels = ["node", "template", "version"]
-        rate = GaugeMetricFamily(
-            "aftertouch_complaint_rate", "Share of touches of the last seven days with a complaint.", labels=labels
-        )
-        before = GaugeMetricFamily(
-            "aftertouch_complaint_rate_before",
-            f"The same share of the seven days before: of the text, or of its node if the text had fewer than "
-            f"{LEAST_TOUCHES} touches.",
-            labels=labels,
-        )
-        touches = GaugeMetricFamily(
-            "aftertouch_complaint_touches", "Delivered touches of the last seven days.", labels=labels
-        )
-        texts = read_complaint_rates(self.deadline or Deadline(settings.TIMEOUTS.metrics))
-        if texts is None:
-            return  # unknown: no text looks as if nobody complained
-        for each in texts:
-            text = [each.node, each.template, str(each.version)]
-            rate.add_metric(text, each.rate)
-            touches.add_metric(text, each.touches)
-            if each.before is not None:
-                before.add_metric(text, each.before)
-        yield from (rate, before, touches)
 
 
 _DELIVERED = """

@@ -13,11 +13,11 @@ from datetime import timedelta
 
 import structlog
 from django.conf import settings
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.core import Metric
 
 from scheduling.app_integrations import integrations
 from scheduling.db_timeouts import Deadline
+from scheduling.monitoring.collectors import build_gauges
 from scheduling.monitoring.queues import list_worker_reports
 from scheduling.monitoring.statistics import count_late
 from scheduling.queue_names import TOUCH_QUEUES
@@ -51,17 +51,11 @@ def read_scaling(deadline: Deadline) -> dict[str, Scale]:
     return answers
 
 
-class ScalingCollector(Collector):
-    asks_database = False  #: it bounds its own statements, because it also reads Redis
-
-    def __init__(self) -> None:
-        self.deadline: Deadline | None = None
-
-    def collect(self) -> Iterator[Metric]:
-        for kind, answer in read_scaling(self.deadline or Deadline(settings.TIMEOUTS.metrics)).items():
-            if answer.wanted is not None:
-                text = f"Number of {kind.replace('_', ' ')} that the load needs."
-                yield GaugeMetricFamily(f"aftertouch_{kind}_wanted", text, value=answer.wanted)
+def read_wanted_numbers(deadline: Deadline) -> Iterator[Metric]:
+    for kind, answer in read_scaling(deadline).items():
+        text = f"Number of {kind.replace('_', ' ')} that the load needs."
+        if answer.wanted is not None:
+            yield from build_gauges([], {f"aftertouch_{kind}_wanted": text}, [(answer.wanted,)])
 
 
 def measure_workers(deadline: Deadline) -> tuple[int, int]:

@@ -56,8 +56,8 @@ def list_series_names(metrics: dict[str, Exported]) -> set[str]:
 
 
 def _families() -> Iterable[Metric]:
-    for collector in [kind() for app in integrations() for kind in app.metrics]:
-        yield from collector.collect()
+    for read in [read for app in integrations() for read in app.metrics]:
+        yield from read(Deadline(60.0))
 
 
 def _exposed_name(name: str, kind: str) -> str:

@@ -50,7 +50,7 @@ from scheduling.app_integrations import integrations
 from scheduling.models import Alert, ChannelConfig, DismissedChecklist, Event, FailedTask, Node
 from scheduling.monitoring import statistics
 from scheduling.monitoring.alerts import BY_KEY
-from scheduling.monitoring.collectors import count_failing_webhooks
+from scheduling.monitoring.collectors import read_webhook_backlogs
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.monitoring.queues import BrokerReading, read_broker
 from scheduling.monitoring.statistics import MOST, Overdue
@@ -119,7 +119,9 @@ def list_actions(
         parts += [_list_overdue(late), _list_late_queues(broker)]
     if user.has_perm("scheduling.view_node"):
         parts.append(list_withdrawn_canaries())
-    if user.has_perm("scheduling.view_webhooksubscription") and (failing := count_failing_webhooks()):
+    if user.has_perm("scheduling.view_webhooksubscription") and (
+        failing := sum(each.resting for each in read_webhook_backlogs().values())
+    ):
         words = _("Webhooks without an answer: %(count)s") % {"count": failing}
         parts.append([ActionLine("webhook", words, reverse("admin:scheduling_webhooksubscription_changelist"))])
     if user.has_perm("scheduling.view_alertreceiver"):

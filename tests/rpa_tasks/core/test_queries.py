@@ -73,7 +73,7 @@ def retire(model: Any) -> bool:
         lambda: retire(Flow),
         lambda: retire(Shop),
         lambda: retire(Platform),
-        lambda: metrics.read_gauge(metrics._WAITING),
+        lambda: metrics.read_gauge(metrics.WAITING),
     ],
 )
 def test_statements_about_waiting_jobs_read_no_history(

@@ -9,10 +9,12 @@ import pytest
 from django.contrib.auth.models import User
 from structlog.testing import capture_logs
 
+from scheduling.db_timeouts import Deadline
 from scheduling.errors import Conflict, InvalidInput
 from scheduling.experiments import rollouts
-from scheduling.experiments.rollouts import RolloutCollector, advance_rollouts
+from scheduling.experiments.rollouts import advance_rollouts
 from scheduling.models import AutomaticRollout, Node, Touch
+from scheduling.monitoring.collectors import read_rollouts
 from scheduling.operations.failed_tasks import Actor
 from scheduling.policy.specs import hash_to_percent
 from tests.scheduling.core.conftest import deliver, fall_due, pass_time
@@ -168,7 +170,7 @@ def test_complaints_withdraw_the_canary_with_log_and_metrics(running: RolloutCas
 
 
 def read_states() -> dict[str, float]:
-    family = next(iter(RolloutCollector().collect()))
+    family = next(iter(read_rollouts(Deadline(60.0))))
     return {each.labels["state"]: each.value for each in family.samples}
 
 

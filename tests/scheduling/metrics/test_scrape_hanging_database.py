@@ -25,7 +25,6 @@ from tests.support.waiting import WAIT_LIMIT
 OF_THE_DATABASE = {
     "aftertouch_touches", "aftertouch_touches_oldest_overdue_seconds", "aftertouch_failed_tasks_open",
     "aftertouch_pauses", "aftertouch_rollouts", "aftertouch_rpa_jobs_waiting", "aftertouch_rpa_browsers",
-    "aftertouch_nudges",
 }  # fmt: skip
 
 
