@@ -1,4 +1,4 @@
-"""Compute operational statistics of touches, events and complaints: backlog, lateness, rates and results by hour.
+"""Compute operational statistics of touches and events: the backlog, and results, lateness and events by hour.
 
 Every statement reads an index and no more rows than it needs. Callers bound its time.
 """
@@ -96,8 +96,6 @@ def _group_hours(hours: list[datetime], size: int) -> Iterable[list[datetime]]:
 
 
 MOST = 10_000  #: a larger count is shown as "10000+"
-LATEST = 10_000  #: deliveries included in the lateness
-RATE_WINDOW = timedelta(minutes=5)
 
 
 # --- backlog ------------------------------------------------------------------------------------------------------
@@ -149,58 +147,6 @@ SELECT priority, count(*), statement_timestamp() - min(due_at) FROM (
      WHERE state IN ('queued', 'running') AND state = 'queued' AND due_at <= statement_timestamp() - %(late)s
      LIMIT %(most)s)
 ) AS late GROUP BY 1
-"""
-
-
-# --- speed --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Lateness:
-    """Seconds from a touch's due time to the call of its channel."""
-
-    p50: float | None
-    p99: float | None
-    count: int  #: deliveries included
-
-
-def measure_lateness() -> Lateness:
-    """Compute the lateness of the latest deliveries of the last hour."""
-    ((quantiles, count),) = sql.rows(_LATENESS, {"window": HOUR, "latest": LATEST})
-    p50, p99 = quantiles or (None, None)
-    return Lateness(p50, p99, count)
-
-
-@dataclass(frozen=True, slots=True)
-class TouchRates:
-    """Touches per minute over `RATE_WINDOW`."""
-
-    dispatched: float
-    ended: float
-
-
-def measure_touch_rates() -> TouchRates:
-    """Count dispatched and ended touches over `RATE_WINDOW`."""
-    minutes = RATE_WINDOW / timedelta(minutes=1)
-    ((handed_over, ended),) = sql.rows(_RATES, {"window": RATE_WINDOW})
-    return TouchRates(handed_over / minutes, ended / minutes)
-
-
-_LATENESS = """
-SELECT percentile_cont(ARRAY[0.5, 0.99]::float8[]) WITHIN GROUP (ORDER BY late), count(*) FROM (
-    SELECT GREATEST(extract(epoch FROM sending_at - due_at), 0)::float8 AS late FROM scheduling_touch_ended
-    WHERE settled_at > statement_timestamp() - %(window)s AND state = 'delivered' AND sending_at IS NOT NULL
-    ORDER BY settled_at DESC LIMIT %(latest)s
-) AS latest
-"""
-
-# A touch dispatched in the window has ended since or still holds a lease. Deferred touches are left out.
-_RATES = """
-SELECT (SELECT count(*) FROM scheduling_touch_ended
-        WHERE settled_at > statement_timestamp() - %(window)s AND queued_at > statement_timestamp() - %(window)s)
-     + (SELECT count(*) FROM scheduling_touch_live
-        WHERE state IN ('queued', 'running') AND queued_at > statement_timestamp() - %(window)s),
-       (SELECT count(*) FROM scheduling_touch_ended WHERE settled_at > statement_timestamp() - %(window)s)
 """
 
 
@@ -288,18 +234,3 @@ CROSS JOIN LATERAL (
 
 lateness_cache = HourlyCache(count_lateness_by_hour)
 event_cache = HourlyCache(count_events_by_hour)
-
-
-# --- complaints ---------------------------------------------------------------------------------------------------
-
-
-def count_complaints_by_node(since: datetime) -> dict[int, int]:
-    """Count touches delivered since then that have a complaint, by node."""
-    return dict(sql.rows(_COMPLAINED, {"since": since}))
-
-
-_COMPLAINED = """
-SELECT t.node_id, count(DISTINCT t.task_id)
-FROM scheduling_complaint AS c JOIN scheduling_touch_ended AS t ON t.task_id = c.touch_id
-WHERE c.complained_at >= %(since)s AND t.settled_at >= %(since)s AND t.state = 'delivered' GROUP BY 1
-"""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 from django.conf import settings
@@ -22,20 +22,16 @@ from django.utils.translation import gettext_lazy
 
 from scheduling.admin.base import OpsAdmin
 from scheduling.admin.dashboard.charts import (
-    WIDTH,
     Bucket,
     Chart,
     DashboardCard,
     Figure,
-    Label,
-    Mark,
     Series,
     Span,
-    build_grouped_chart,
-    build_stacked_chart,
     count_by_span,
     read_requested_days,
     split_period,
+    sum_series,
 )
 from scheduling.admin.page_reads import PageTimeLimit, count_within
 from scheduling.admin.touches.touch import build_span_link
@@ -64,9 +60,9 @@ def live_chats_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
         found, week = stats.read_overview(sessions.live_store()), stats.read_week(sessions.live_store())
     title = _("Live overview")
     chats = [
-        _build_figure(_("Live chats"), _format_count(found.live) if found else None),
-        _build_figure(_("Timer running"), _format_count(found.armed) if found else None),
-        _build_figure(_("Timer paused"), _format_count(found.paused) if found else None),
+        Figure(_("Live chats"), _format_count(found.live) if found else None),
+        Figure(_("Timer running"), _format_count(found.armed) if found else None),
+        Figure(_("Timer paused"), _format_count(found.paused) if found else None),
     ]
     answer: HttpResponse = pages.page(
         request, "chat_sessions/live.html", title, opts=None, content_title=title, found=found,
@@ -80,33 +76,31 @@ def live_chats_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
     return answer
 
 
-def _silence_figures(found: Overview | None) -> list[dict[str, Any]]:
+def _silence_figures(found: Overview | None) -> list[Figure]:
     late = found is not None and found.lag_ms >= LATE_MS
     bound = settings.AFTERTOUCH_SILENCE_BACKLOG
     waits = count_within(lambda: count_undelivered(bound))
     full = waits is not None and waits >= bound
-    backlog = _build_figure(
-        _("Not yet delivered"), None if waits is None else _format_count(waits) + ("+" if full else ""), bad=full
+    backlog = Figure(
+        _("Not yet delivered"),
+        None if waits is None else _format_count(waits) + ("+" if full else ""),
+        tone="bad" if full else "",
     )
     return [
-        _build_figure(_("A second, last minute"), _format_rate(found.a_second) if found else None),
-        _build_figure(_("Watchers are behind by"), _format_span(found.lag_ms) if found else None, bad=late),
-        _build_figure(_("Claimed, event being recorded"), _format_count(found.in_flight) if found else None),
+        Figure(_("A second, last minute"), _format_rate(found.a_second) if found else None),
+        Figure(_("Watchers are behind by"), _format_span(found.lag_ms) if found else None, tone="bad" if late else ""),
+        Figure(_("Claimed, event being recorded"), _format_count(found.in_flight) if found else None),
         backlog,
     ]
 
 
-def _guide_figures(week: Mapping[str, Counter[str]]) -> list[dict[str, Any]]:
+def _guide_figures(week: Mapping[str, Counter[str]]) -> list[Figure]:
     whole = sum(week.values(), Counter[str]())
     return [
-        _build_figure(_("Guide messages sent"), _format_count(whole["sent"])),
-        _build_figure(_("Answered within 10 minutes"), _format_share(whole["answered"], whole["sent"])),
-        _build_figure(_("False guide messages"), _format_share(whole["false"], whole["sent"])),
+        Figure(_("Guide messages sent"), _format_count(whole["sent"])),
+        Figure(_("Answered within 10 minutes"), _format_share(whole["answered"], whole["sent"])),
+        Figure(_("False guide messages"), _format_share(whole["false"], whole["sent"])),
     ]
-
-
-def _build_figure(words: str, value: str | None, *, bad: bool = False) -> dict[str, Any]:
-    return {"words": words, "value": value or "–", "bad": bad}
 
 
 def _policy_rows(found: Overview, week: Mapping[str, Counter[str]]) -> list[dict[str, str]]:
@@ -172,11 +166,8 @@ def silences_chart(spans: list[Span], time_limit: PageTimeLimit) -> Chart:
             counts = {SILENCES.key: taken[SILENT], GUIDES.key: sent}
         buckets.append(Bucket(span.label, counts, _bar_links(span.hours[0], span.until)))
     whole = _bar_links(spans[0].hours[0], spans[-1].until)
-    legend = [
-        (each, sum(bucket.counts[each.key] for bucket in buckets if bucket.counts), whole.get(each.key, ""))
-        for each in (SILENCES, GUIDES)
-    ]
-    return build_grouped_chart("silences", _("Silences and guide messages"), legend, buckets)
+    legend = [(each, sum_series(buckets, each), whole.get(each.key, "")) for each in (SILENCES, GUIDES)]
+    return Chart("silences", _("Silences and guide messages"), legend, buckets, is_stacked=False)
 
 
 def _bar_links(since: datetime, until: datetime) -> dict[str, str]:
@@ -206,22 +197,18 @@ def pause_charts(week: Mapping[str, Counter[str]]) -> list[Chart]:
 
 def _pause_chart(policy: SilencePolicy, counts: Sequence[int]) -> Chart:
     seconds = policy.threshold.total_seconds()
-    title = _("Pauses of customers, 7 days: %(policy)s") % {"policy": policy.key}
-    starts, ends = (0, *stats.PAUSE_ENDS), (*stats.PAUSE_ENDS, 2 * stats.PAUSE_ENDS[-1])
-    labels = [f"{begins}–{end} s" for begins, end in zip(starts, stats.PAUSE_ENDS, strict=False)]
-    sides = [SHORTER.key if begins < seconds else LONGER.key for begins in starts]
+    starts = (0, *stats.PAUSE_ENDS)
+    labels = [f"{begins}–{end} s" for begins, end in pairwise(starts)]
     buckets = [
-        Bucket(Label(label, label), {side: count}, {})
-        for label, side, count in zip([*labels, f"> {starts[-1]} s"], sides, counts, strict=True)
+        Bucket(label, {SHORTER.key if begins < seconds else LONGER.key: count}, {})
+        for label, begins, count in zip([*labels, f"> {starts[-1]} s"], starts, counts, strict=True)
     ]
     whole = sum(counts)
-    longer = sum(count for side, count in zip(sides, counts, strict=True) if side == LONGER.key)
-    legend = [(SHORTER, _format_share(whole - longer, whole), ""), (LONGER, _format_share(longer, whole), "")]
-    chart = build_stacked_chart(f"pauses-{policy.key}", title, (SHORTER, LONGER), buckets, lambda key: "")
-    place = next((at for at, end in enumerate(ends) if seconds <= end), len(ends) - 1)
-    within = min(1.0, (seconds - starts[place]) / (ends[place] - starts[place]))
-    words = _("Threshold: %(span)s") % {"span": describe_duration(policy.threshold)}
-    return replace(chart, series=legend, mark=Mark(round((place + within) * WIDTH / len(counts), 2), words))
+    return Chart(
+        f"pauses-{policy.key}", _("Pauses of customers, 7 days: %(policy)s") % {"policy": policy.key},
+        [(each, _format_share(sum_series(buckets, each), whole), "") for each in (SHORTER, LONGER)], buckets,
+        note=_("Threshold: %(span)s") % {"span": describe_duration(policy.threshold)},
+    )  # fmt: skip
 
 
 LATE_AFTER = timedelta(seconds=5)

@@ -251,10 +251,26 @@ def test_dashboard_refreshes_pauses_and_reports_errors(
     assert due.inner_text() == "5"
     page.click("#table-ended summary")
 
-    # New figures come by themselves, and what was unfolded stays so.
+    # New figures come by themselves, also into the charts, and what was unfolded stays so.
+    drawn = "canvas => Chart.getChart(canvas).data.datasets[0].data.at(-1)"
+    delivered = page.locator("#chart-ended ~ .at-plot canvas").evaluate(drawn)
+    Touch.objects.filter(state="delivered").update(settled_at=now())
     Touch.objects.filter(state="scheduled").update(due_at=now() + timedelta(days=1))
     advance_clock_until(page, "a.at-figure:has-text('Due within the hour') b:text-is('0')")
     assert page.locator("#table-ended[open]").count() == 1
+    assert page.locator("#chart-ended ~ .at-plot canvas").evaluate(drawn) > delivered
+    # A chart that was kept still follows the width of the window.
+    page.set_viewport_size({"width": 500, "height": 900})
+    for _ in range(100):
+        page.clock.run_for(100)
+        if page.evaluate(
+            "[...document.querySelectorAll('canvas.chart')].every(each => Chart.getChart(each).width < 500)"
+        ):
+            break
+        page.wait_for_timeout(100)
+    else:
+        raise AssertionError("a chart kept its width")
+    page.set_viewport_size({"width": 1280, "height": 900})
 
     # It looks every ten seconds. A look that is under way would not be counted, and hold up the next one.
     with page.expect_response(lambda response: "x-live" in response.request.headers):
@@ -309,10 +325,18 @@ def test_dashboard_refreshes_pauses_and_reports_errors(
 def test_chart_link_opens_rows_and_keyboard_navigates(ops: OpenPage, live_server: LiveServer) -> None:
     page = ops("en")
     page.goto(f"{live_server.url}/admin/")
-    tallest = page.locator("#dashboard .at-chart svg a:has(rect.at-fill-bad)").evaluate_all(
-        "links => links.sort((a, b) => b.firstElementChild.getAttribute('height') - a.firstElementChild.getAttribute('height'))[0].href.baseVal"  # noqa: E501
+    canvas = page.locator("#chart-ended ~ .at-plot canvas")
+    tallest = canvas.evaluate(
+        """canvas => {
+            const chart = Chart.getChart(canvas);
+            const place = chart.data.datasets.findIndex(each => each.label === "Failed");
+            const { data } = chart.data.datasets[place];
+            const { x, y } = chart.getDatasetMeta(place).data[data.indexOf(Math.max(...data))].getCenterPoint();
+            return { x, y };
+        }"""
     )
-    page.goto(f"{live_server.url}{tallest}")
+    canvas.click(position=tallest)
+    page.wait_for_selector("#result_list tbody tr")
     rows = page.locator("#result_list tbody tr")
     assert rows.count() >= 20
     assert rows.locator(":text('Failed')").count() == rows.count()

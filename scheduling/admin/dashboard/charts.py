@@ -1,176 +1,148 @@
-"""Draw charts on the server, and define the cards of the overview."""
+"""Charts and cards of the overview."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from django.http import HttpRequest
 from django.utils.functional import Promise
+from django.utils.html import strip_tags
 from django.utils.timezone import localtime, now
 from django.utils.translation import gettext as _
 
 from scheduling.admin.page_reads import PageTimeLimit
-from scheduling.admin.shown_values import describe_instant, format_instant
+from scheduling.admin.shown_values import format_instant
 from scheduling.app_integrations import integrations
-from scheduling.monitoring.statistics import HOUR, HourlyCache
+from scheduling.monitoring.statistics import HOUR, HourlyCache, hours_between
 from scheduling.replica import is_replica_failure
 
 log = structlog.get_logger(__name__)
 
 
-WIDTH, HEIGHT, GAP = 1000, 100, 0.2  #: of the drawing; the page stretches it
+#: Colours by tone. They are legible on light and on dark cards.
+COLOURS = {
+    "good": "#2f9e62", "wait": "#c08a2b", "bad": "#d6454a", "doubt": "#b658b6", "quiet": "#9ca3af",
+    "hue0": "#c28432", "hue1": "#4a8fd0", "hue2": "#33a07a", "hue3": "#ad63ba", "hue4": "#97a244",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
     key: str
     words: str | Promise
-    tone: str  #: CSS class of the colour
+    tone: str  #: of `COLOURS`
 
-
-class Label(NamedTuple):
-    """The name of a span of time."""
-
-    shown: str  #: with markup
-    plain: str  #: for titles, which hold no markup
+    @property
+    def colour(self) -> str:
+        return COLOURS[self.tone]
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """The counts of one span of time. `counts` is None if counting exceeded its time limit."""
 
-    label: Label
+    label: str
     counts: Mapping[str, int] | None
     links: Mapping[str, str]  #: list of the counted rows, by series
 
 
 @dataclass(frozen=True, slots=True)
-class ChartSegment:
-    x: float
-    y: float
-    width: float
-    height: float
-    tone: str
-    title: str
+class ConfigChange:
+    """Changes of one row within one bar: when and by whom it changed last, and its history."""
+
+    changed_at: datetime
+    bar: int
+    words: str
     link: str
 
 
 @dataclass(frozen=True, slots=True)
-class ChartBar:
-    x: float
-    width: float
-    label: Label
-    pieces: list[ChartSegment]
-    is_gap: bool
-    cells: list[tuple[str, Any, str]]  #: series, count or None, link
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """The highest acceptable value of a bar."""
-
-    most: int
-    words: str
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A vertical line between or in bars."""
-
-    x: float
-    words: str
-    link: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Chart:
+    """Bars that Unfold draws with Chart.js. The page has the same numbers as a table, and links to the counted rows."""
+
     key: str
     title: str
-    series: list[tuple[Series, Any, str]]  #: each with its sum and link
-    columns: list[ChartBar]
-    top: int  #: value at full height
-    scale: str  #: `top`, formatted
-    goal: Goal | None = None
-    mark: Mark | None = None
-    changes: tuple[Mark, ...] = ()  #: of the configuration
+    series: Sequence[tuple[Series, Any, str]]  #: each with its sum and link
+    buckets: Sequence[Bucket]
+    is_stacked: bool = True  #: the series are parts of a whole
+    words: Callable[[int], Any] = int  #: format a value
+    goal: int | None = None  #: a bar with a higher value is red
+    note: str = ""
+    changes: Sequence[ConfigChange] = ()
 
     @property
-    def gaps(self) -> int:
-        return sum(column.is_gap for column in self.columns)
+    def has_gaps(self) -> bool:
+        return any(bucket.counts is None for bucket in self.buckets)
 
     @property
-    def labels(self) -> list[str]:
-        """Return the first, middle and last label."""
-        names = [column.label.shown for column in self.columns]
-        return [names[0], names[len(names) // 2], names[-1]] if len(names) > 2 else names
+    def rows(self) -> list[tuple[str, list[tuple[Any, str]]]]:
+        """Return the lines of the table: label, and value with its link by series; None for a value that is unknown."""
+        return [
+            (
+                bucket.label,
+                [
+                    (
+                        None if bucket.counts is None else self.words(bucket.counts.get(each.key, 0)),
+                        bucket.links.get(each.key, "") if bucket.counts and bucket.counts.get(each.key) else "",
+                    )
+                    for each, _sum, _link in self.series
+                ],
+            )
+            for bucket in self.buckets
+        ]
 
     @property
-    def goal_y(self) -> float | None:
-        """Return the height of the goal line; None if it is above the chart."""
-        return HEIGHT * (1 - self.goal.most / self.top) if self.goal and self.goal.most <= self.top else None
+    def data(self) -> str:
+        """Return the data of Chart.js."""
+        datasets: list[dict[str, Any]] = []
+        for each, _sum, _link in self.series:
+            values = [None if bucket.counts is None else bucket.counts.get(each.key, 0) for bucket in self.buckets]
+            is_bad = [self.goal is not None and value is not None and value > self.goal for value in values]
+            datasets.append({
+                "label": str(each.words), "data": values,
+                "backgroundColor": [COLOURS["bad"] if bad else each.colour for bad in is_bad],
+                "links": [bucket.links.get(each.key, "") for bucket in self.buckets],
+            })  # fmt: skip
+        if self.changes:
+            numbers = Counter(change.bar for change in self.changes)
+            links = {each.bar: each.link if numbers[each.bar] == 1 else "#changes" for each in self.changes}
+            bars = range(len(self.buckets))
+            datasets.append({
+                "type": "line", "label": _("Configuration changes"), "data": [numbers.get(bar) for bar in bars],
+                "links": [links.get(bar, "") for bar in bars], "backgroundColor": COLOURS["hue1"],
+                "showLine": False, "pointStyle": "triangle", "radius": 5, "yAxisID": "changes",
+            })  # fmt: skip
+        return json.dumps({"labels": [strip_tags(bucket.label) for bucket in self.buckets], "datasets": datasets})
+
+    @property
+    def options(self) -> str:
+        """Return the options of Chart.js. They hold no functions, which a page without inline scripts cannot have."""
+        ticks = {"color": "#8b93a1", "maxRotation": 0, "maxTicksLimit": 4, "precision": 0}
+        scales = {
+            "x": {"stacked": self.is_stacked, "grid": {"display": False}, "ticks": ticks},
+            "y": {"stacked": self.is_stacked, "grid": {}, "ticks": ticks, "beginAtZero": True},
+            "changes": {"display": False, "beginAtZero": True},
+        }
+        return json.dumps({
+            "animation": False, "maintainAspectRatio": False, "scales": scales,
+            "plugins": {"legend": {"display": False}, "tooltip": {"mode": "index", "intersect": False}},
+        })  # fmt: skip
 
 
 def build_stacked_chart(
     key: str, title: str, series: Sequence[Series], buckets: Sequence[Bucket], total_link: Callable[[str], str]
 ) -> Chart:
-    """Build a chart of stacked bars: the series are parts of a whole."""
-    sums = [sum((bucket.counts or {}).get(each.key, 0) for bucket in buckets) for each in series]
-    legend = [(each, count, total_link(each.key)) for each, count in zip(series, sums, strict=True)]
-    return _build_chart(key, title, legend, buckets, int, is_stacked=True)
+    return Chart(key, title, [(each, sum_series(buckets, each), total_link(each.key)) for each in series], buckets)
 
 
-def build_grouped_chart(
-    key: str, title: str, legend: Sequence[tuple[Series, Any, str]], buckets: Sequence[Bucket],
-    words: Callable[[int], Any] = int, goal: Goal | None = None,
-) -> Chart:  # fmt: skip
-    """Build a chart of bars side by side: no series is part of another. Values beyond the goal are red."""
-    return _build_chart(key, title, legend, buckets, words, is_stacked=False, goal=goal)
-
-
-def _build_chart(
-    key: str, title: str, legend: Sequence[tuple[Series, Any, str]], buckets: Sequence[Bucket],
-    words: Callable[[int], Any], *, is_stacked: bool, goal: Goal | None = None,
-) -> Chart:  # fmt: skip
-    join = sum if is_stacked else max
-    top = round_up(max((join(bucket.counts.values()) for bucket in buckets if bucket.counts), default=0))
-    step = WIDTH / max(len(buckets), 1)
-    margin = step * GAP / 2
-    width = step - 2 * margin
-    bars = []
-    for number, bucket in enumerate(buckets):
-        x, y, wide = number * step + margin, float(HEIGHT), width if is_stacked else width / len(legend)
-        pieces: list[ChartSegment] = []
-        cells: list[tuple[str, Any, str]] = []
-        for place, (each, _sum, _link) in enumerate(legend):
-            link = bucket.links.get(each.key, "")
-            count = (bucket.counts or {}).get(each.key, 0)
-            cells.append((str(each.words), None if bucket.counts is None else words(count), link))
-            if count:
-                height = HEIGHT * count / top
-                y = (y if is_stacked else HEIGHT) - height
-                left = x if is_stacked else x + place * wide
-                tone = "bad" if goal and count > goal.most else each.tone
-                text = _("%(when)s · %(what)s: %(count)s") % {
-                    "when": bucket.label.plain, "what": each.words, "count": words(count),
-                }  # fmt: skip
-                pieces.append(
-                    ChartSegment(round(left, 2), round(y, 2), round(wide, 2), round(height, 2), tone, text, link)
-                )
-        bars.append(ChartBar(round(x, 2), round(width, 2), bucket.label, pieces, bucket.counts is None, cells))
-    return Chart(key, title, list(legend), bars, top, str(words(top)), goal)
-
-
-def round_up(most: int) -> int:
-    """Round up to 1, 2 or 5 times a power of ten."""
-    scale = 1
-    while scale * 10 <= most:
-        scale *= 10
-    return next(step * scale for step in (1, 2, 5, 10) if step * scale >= most)
+def sum_series(buckets: Sequence[Bucket], series: Series) -> int:
+    return sum((bucket.counts or {}).get(series.key, 0) for bucket in buckets)
 
 
 PERIODS = (1, 7, 30)  #: days
@@ -182,7 +154,7 @@ T = TypeVar("T", bound="Counter[Any]")
 class Span:
     """Consecutive hours up to `until`."""
 
-    label: Label
+    label: str
     hours: list[datetime]
     until: datetime
 
@@ -199,15 +171,12 @@ def split_period(days: int) -> list[Span]:
     if days <= 1:
         for back in range(23, -1, -1):
             hour = present - HOUR * back
-            label = Label(format_instant(hour, "m-d H:i"), describe_instant(hour))
-            spans.append(Span(label, [hour], hour + HOUR))
+            spans.append(Span(format_instant(hour, "m-d H:i"), [hour], hour + HOUR))
         return spans
     for back in range(days - 1, -1, -1):
         begins = (localtime() - timedelta(days=back)).replace(hour=0, minute=0, second=0, microsecond=0)
         ends = min(begins + timedelta(days=1), present + HOUR)
-        day = f"{begins:%m-%d}"
-        hours = [begins + HOUR * number for number in range((ends - begins) // HOUR)]
-        spans.append(Span(Label(day, day), hours, ends))
+        spans.append(Span(f"{begins:%m-%d}", hours_between(begins, ends), ends))
     return spans
 
 

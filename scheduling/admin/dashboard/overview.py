@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -33,11 +33,7 @@ from scheduling.admin.dashboard.charts import (
 )
 from scheduling.admin.dashboard.series import (
     TOUCH_LIST,
-    EndedTouches,
-    build_pace_card,
-    build_queues_card,
     list_config_changes,
-    mark_changes,
 )
 from scheduling.admin.experiments import list_withdrawn_canaries
 from scheduling.admin.labels import translate_reason
@@ -234,15 +230,13 @@ def _add_figures(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any
     days = read_requested_days(request)
     context["read_at"] = now()
     context["periods"] = [(each, _name_period(each), each == days) for each in PERIODS]
-    figures, cards, charts = [], [], []
+    figures, charts = [], []
     columns = split_period(days)
     broker, late = None, None
     if request.user.has_perm("scheduling.view_touch"):
         broker, late = read_broker(), time_limit(statistics.count_overdue)
         figures += _build_backlog_figures(late, time_limit)
-        cards += [build_pace_card(time_limit), build_queues_card(broker)]
         past = series.count_ended_by_span(columns, time_limit)
-        context["sums"] = _build_result_figures(past, days)
         unsent = _("Why touches were not sent")
         context["charts"] = [
             series.chart_outcomes(past),
@@ -253,9 +247,6 @@ def _add_figures(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any
             charts.append(series.chart_events(columns, time_limit))
         failed = _("Why touches failed")
         charts.append(series.chart_reasons("failures", failed, past, ["failed", "unknown"], status="bad"))
-        context["may_see_complaints"] = request.user.has_perm("scheduling.view_complaint")
-        if context["may_see_complaints"]:
-            context["complaints"] = _rank_complaint_rates(past, time_limit)
     if request.user.has_perm("scheduling.view_failedtask"):
         open_tasks = time_limit(lambda: FailedTask.objects.filter(state="open")[: MOST + 1].count())
         link, tone = reverse("admin:scheduling_failedtask_groups"), "bad" if open_tasks else ""
@@ -263,12 +254,12 @@ def _add_figures(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any
     context["actions"], context["actions_complete"] = list_actions(request, time_limit, broker, late)
     context["checklist"] = build_checklist(request)
     context["figures"] = figures
-    context["cards"] = [*cards, *load_app_cards(request)]
+    context["cards"] = list(load_app_cards(request))
     context["more_charts"] = [*charts, *(chart for card in context["cards"] for chart in card.charts)]
     context["changes"] = list_config_changes(request, columns, time_limit)
     for name in ("charts", "more_charts"):
         if name in context:
-            context[name] = [mark_changes(each, columns, context["changes"] or ()) for each in context[name]]
+            context[name] = [replace(each, changes=context["changes"] or ()) for each in context[name]]
     return context
 
 
@@ -290,46 +281,3 @@ def _build_backlog_figures(late: Overdue | None, time_limit: PageTimeLimit) -> l
             _("Overdue"), count, f"{reverse(TOUCH_LIST)}?status=overdue", "bad" if late and late.count else "", hint
         ),
     ]
-
-
-# --- results --------------------------------------------------------------------------------------------------------
-
-
-def _build_result_figures(past: EndedTouches, days: int) -> list[Figure]:
-    whole = past.whole
-    counts = None if whole is None else series.sum_by_state(whole)
-    span = _name_period(days)
-
-    def figure(words: str, *states: str, tone: str = "") -> Figure:
-        count = None if counts is None else sum(counts[state] for state in states)
-        link = past.link(state__exact=states[0]) if len(states) == 1 else past.link(status="bad")
-        return Figure(words, count, link, tone if count else "")
-
-    return [
-        figure(_("Delivered, %(span)s") % {"span": span}, "delivered"),
-        figure(_("Suppressed, %(span)s") % {"span": span}, "suppressed"),
-        figure(_("Failed or unknown, %(span)s") % {"span": span}, "failed", "unknown", tone="bad"),
-    ]  # fmt: skip
-
-
-def _rank_complaint_rates(past: EndedTouches, time_limit: PageTimeLimit) -> list[dict[str, Any]] | None:
-    """Return the nodes with the highest complaint rates; None if counting exceeded its time limit."""
-    whole, complained = past.whole, time_limit(lambda: statistics.count_complaints_by_node(past.since))
-    if whole is None or complained is None:
-        return None
-    delivered: Counter[int] = Counter()
-    for (state, _code, node), count in whole.items():
-        if state == "delivered":
-            delivered[node] += count
-    worst = sorted(complained, key=lambda node: -complained[node] / max(delivered[node], 1))[:WORST]
-    names = dict(Node.objects.filter(pk__in=worst).values_list("pk", "key"))
-    link = reverse("admin:scheduling_complaint_changelist")
-    return [
-        {
-            "name": names[node], "delivered": delivered[node], "complaints": complained[node],
-            "percent": 100 * complained[node] / max(delivered[node], complained[node]),
-            "link": f"{link}?{urlencode({'touch__node__id__exact': node})}",
-            "delivered_link": past.link(state__exact="delivered", node__id__exact=str(node)),
-        }
-        for node in worst
-    ]  # fmt: skip

@@ -1,32 +1,25 @@
-"""Build the charts of the overview with marks of configuration changes, and its cards of throughput and queues."""
+"""Build the charts of the overview, and read the configuration changes that they mark."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import dataclass
 from typing import Any
 
 from django.db.models import Model
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.text import capfirst
-from django.utils.timezone import now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from scheduling.admin.dashboard.charts import (
-    WIDTH,
     Bucket,
     Chart,
-    DashboardCard,
-    Figure,
-    Goal,
-    Mark,
+    ConfigChange,
     Series,
     Span,
-    build_grouped_chart,
     build_ranked_chart,
     build_stacked_chart,
     count_by_span,
@@ -34,7 +27,6 @@ from scheduling.admin.dashboard.charts import (
 )
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.page_reads import PageTimeLimit
-from scheduling.admin.shown_values import describe_instant
 from scheduling.admin.touches.touch import build_span_link
 from scheduling.models import (
     Calendar,
@@ -49,70 +41,9 @@ from scheduling.models import (
 )
 from scheduling.monitoring import statistics
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.monitoring.queues import BrokerReading
 from scheduling.monitoring.statistics import GOAL, LatenessCounts, OutcomeCounts, compute_lateness_quantile
-from scheduling.queue_names import CORE_QUEUES, TOUCH_QUEUES
 
 TOUCH_LIST = "admin:scheduling_touch_changelist"
-OTHERS = 6  #: queues of other apps that are shown, longest first
-
-
-def build_pace_card(time_limit: PageTimeLimit) -> DashboardCard:
-    """Build the card of lateness and rates."""
-    lateness, rates = time_limit(statistics.measure_lateness), time_limit(statistics.measure_touch_rates)
-    at = now()
-    delivered = build_span_link("scheduling_touch", "settled_at", at - timedelta(hours=1), at, state__exact="delivered")
-    lately = build_span_link("scheduling_touch", "settled_at", at - statistics.RATE_WINDOW, at)
-    return DashboardCard(
-        _("Pace"),
-        [
-            Figure(_("Lateness, median"), lateness and format_seconds(lateness.p50), delivered,
-                   hint=_("From due to sent, over the latest deliveries of the last hour.")),
-            Figure(_("Lateness, P99"), lateness and format_seconds(lateness.p99), delivered),
-            Figure(_("Dispatched per minute"), rates and f"{rates.dispatched:.1f}",
-                   reverse(TOUCH_LIST) + "?state__exact=queued", hint=_("To the broker, over the last five minutes.")),
-            Figure(_("Ended per minute"), rates and f"{rates.ended:.1f}", lately),
-        ],
-    )  # fmt: skip
-
-
-def format_seconds(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
-    return _("%(ms)s ms") % {"ms": round(seconds * 1000)} if seconds < 1 else _("%(s)s s") % {"s": f"{seconds:.1f}"}
-
-
-def build_queues_card(reading: BrokerReading | None) -> DashboardCard:
-    """Build the card of broker queues; a note replaces the numbers while the broker does not respond."""
-    page = reverse("admin:scheduling_touch_workers")
-    if reading is None:
-        note = _("The broker does not respond. Touches are kept and sent after it recovers.")
-        return DashboardCard(_("Queues"), link=page, note=note)
-    found = reading.queues
-    own = sorted((each for each in found if each.name in CORE_QUEUES), key=lambda each: CORE_QUEUES.index(each.name))
-    others = sorted(
-        (each for each in found if each.name not in CORE_QUEUES and each.length), key=lambda each: -each.length
-    )
-    figures = []
-    for each in (*own, *others[:OTHERS]):
-        link = page
-        priority = next((key for key, name in TOUCH_QUEUES.items() if name == each.name), None)
-        if priority is not None:
-            link = f"{reverse(TOUCH_LIST)}?state__exact=queued&priority__exact={priority}"
-        age = timedelta(seconds=round(each.oldest_age)) if each.length and each.oldest_age else None
-        hint = _("the oldest for %(span)s") % {"span": describe_duration(age)} if age else ""
-        figures.append(Figure(each.name, each.length, link, hint=hint))
-    unacked = [each.unacked for each in found if each.unacked is not None]
-    if unacked:
-        figures.append(Figure(_("Not acknowledged"), sum(unacked), f"{reverse(TOUCH_LIST)}?state__exact=queued"))
-    note = ""
-    if reading.accepts_messages is False:
-        note = _(
-            "The broker is short of memory or disk and rejects messages. Touches are kept and sent after it recovers."
-        )
-    return DashboardCard(_("Queues"), figures, page, note)
-
-
 MODELS: tuple[type[Model], ...] = (
     Node, Template, TemplateText, ChannelConfig, HarassmentRule, DelayRule, Holdout, Calendar,
 )  # fmt: skip
@@ -120,74 +51,45 @@ MOST_CHANGES = 40  #: latest markers that a chart shows
 MOST_READ = 200  #: latest changes of each table
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigChange:
-    """Changes of one row within one bar: when and by whom it changed last, and its history."""
-
-    changed_at: datetime
-    words: str
-    link: str
-
-
 def list_config_changes(
     request: HttpRequest, spans: Sequence[Span], time_limit: PageTimeLimit
 ) -> list[ConfigChange] | None:
     """Return the latest changes that the user may view, latest first; None if reading exceeded its time limit."""
-    found: dict[tuple[int, str], ConfigChange] = {}  #: by bar and link
+    latest: dict[tuple[int, str], ConfigChange] = {}  #: by bar and link
     for model in MODELS:
         owner = Template if model is TemplateText else model
         if not request.user.has_perm(f"scheduling.view_{owner._meta.model_name}"):
             continue
-        changes = time_limit(lambda model=model: _read_config_changes(model, spans[0].hours[0]))  # type: ignore[misc]
+        changes = time_limit(lambda model=model: _read_config_changes(model, spans))  # type: ignore[misc]
         if changes is None:
             return None
         for each in changes:
-            bar = next((number for number, span in enumerate(spans) if each.changed_at < span.until), len(spans))
-            before = found.get((bar, each.link))
+            before = latest.get((each.bar, each.link))
             if before is None or before.changed_at < each.changed_at:
-                found[bar, each.link] = each
-    return sorted(found.values(), key=lambda each: each.changed_at, reverse=True)[:MOST_CHANGES]
+                latest[each.bar, each.link] = each
+    return sorted(latest.values(), key=lambda each: each.changed_at, reverse=True)[:MOST_CHANGES]
 
 
-def mark_changes(chart: Chart, spans: Sequence[Span], changes: Sequence[ConfigChange]) -> Chart:
-    """Return the chart with a marker for each change. Its bars are `spans`."""
-    placed = [(_place_instant(each.changed_at, spans), each) for each in changes]
-    marks = [
-        Mark(x, f"{describe_instant(each.changed_at)} · {each.words}", each.link) for x, each in placed if x is not None
-    ]
-    return replace(chart, changes=tuple(marks))
-
-
-def _read_config_changes(model: Any, since: datetime) -> list[ConfigChange]:
-    rows = list(
-        model.history.filter(history_date__gte=since)
-        .select_related("history_user")
-        .order_by("-history_date")[:MOST_READ]
-    )
-    if model is not TemplateText:
-        return [_describe_config_change(model, row.id, _name_row(row), row) for row in rows]
-    names = dict(Template.objects.filter(pk__in={row.template_id for row in rows}).values_list("pk", "key"))
-    return [_describe_config_change(Template, row.template_id, names.get(row.template_id, ""), row) for row in rows]
+def _read_config_changes(model: Any, spans: Sequence[Span]) -> list[ConfigChange]:
+    found = model.history.filter(history_date__gte=spans[0].hours[0]).select_related("history_user")
+    rows = list(found.order_by("-history_date")[:MOST_READ])
+    ids, names = {row: row.id for row in rows}, {row: _name_row(row) for row in rows}
+    if model is TemplateText:
+        model, ids = Template, {row: row.template_id for row in rows}
+        keys = dict(Template.objects.filter(pk__in=ids.values()).values_list("pk", "key"))
+        names = {row: keys.get(row.template_id, "") for row in rows}
+    changes = []
+    for row in rows:
+        what = f"{capfirst(str(model._meta.verbose_name))} {names[row]}".strip()
+        who = row.history_user.get_username() if row.history_user else row.history_change_reason or _("the system")
+        link = reverse(f"admin:scheduling_{model._meta.model_name}_history", args=[ids[row]])
+        bar = next((number for number, span in enumerate(spans) if row.history_date < span.until), len(spans) - 1)
+        changes.append(ConfigChange(row.history_date, bar, f"{what} · {who}", link))
+    return changes
 
 
 def _name_row(row: Any) -> str:
     return str(row.get_kind_display()) if hasattr(row, "kind") and not hasattr(row, "key") else getattr(row, "key", "")
-
-
-def _describe_config_change(model: Any, pk: Any, name: str, row: Any) -> ConfigChange:
-    what = f"{capfirst(str(model._meta.verbose_name))} {name}".strip()
-    who = row.history_user.get_username() if row.history_user else row.history_change_reason or _("the system")
-    link = reverse(f"admin:scheduling_{model._meta.model_name}_history", args=[pk])
-    return ConfigChange(row.history_date, f"{what} · {who}", link)
-
-
-def _place_instant(instant: datetime, spans: Sequence[Span]) -> float | None:
-    """Return the place of an instant in a chart whose bars have equal widths; None outside."""
-    for number, span in enumerate(spans):
-        begins = span.hours[0]
-        if begins <= instant < span.until:
-            return round((number + (instant - begins) / (span.until - begins)) * WIDTH / len(spans), 2)
-    return None
 
 
 TOUCHES = "scheduling_touch"
@@ -206,10 +108,6 @@ class EndedTouches:
 
     spans: list[Span]
     tallies: list[OutcomeCounts | None]
-
-    @property
-    def since(self) -> datetime:
-        return self.spans[0].hours[0]
 
     @property
     def whole(self) -> OutcomeCounts | None:
@@ -287,8 +185,11 @@ def chart_lateness(ended: EndedTouches, time_limit: PageTimeLimit) -> Chart:
         (each, "?" if whole is None else _format_ms(_compute_quantile_ms(whole, part) if whole else 0), delivered)
         for part, each in QUANTILES.items()
     ]
-    goal = Goal(round(GOAL.total_seconds() * 1000), _("Goal: P99 within %(span)s.") % {"span": describe_duration(GOAL)})
-    return build_grouped_chart("lateness", _("Lateness, from due to sent"), legend, buckets, _format_ms, goal)
+    return Chart(
+        "lateness", _("Lateness, from due to sent, in ms"), legend, buckets, is_stacked=False, words=_format_ms,
+        goal=round(GOAL.total_seconds() * 1000),
+        note=_("Goal: P99 within %(span)s.") % {"span": describe_duration(GOAL)},
+    )  # fmt: skip
 
 
 def _compute_quantile_ms(late: LatenessCounts, part: float) -> int:
@@ -298,7 +199,9 @@ def _compute_quantile_ms(late: LatenessCounts, part: float) -> int:
 
 
 def _format_ms(ms: int) -> str:
-    return format_seconds(ms / 1000) if ms else "–"
+    if not ms:
+        return "–"
+    return _("%(ms)s ms") % {"ms": ms} if ms < 1000 else _("%(s)s s") % {"s": f"{ms / 1000:.1f}"}
 
 
 def chart_events(spans: list[Span], time_limit: PageTimeLimit) -> Chart:

@@ -19,8 +19,17 @@ document.addEventListener("DOMContentLoaded", () => {
     const live = () => [...document.querySelectorAll("[data-live][data-live-again]")];
     const isHeld = () => hold?.getAttribute("aria-pressed") === "true";
 
-    // A form's token looks different in each answer and is the same: a button that is just being pressed stays.
-    const contentOf = (part) => part.innerHTML.replace(/(name="csrfmiddlewaretoken" value=")[^"]*/g, "$1");
+    // A form's token looks different in each answer and is the same: a button that is just being pressed stays. So does a
+    // canvas on which a chart was drawn; the table beside it has the same numbers.
+    const contentOf = (part) => part.innerHTML.replace(/(name="csrfmiddlewaretoken" value=")[^"]*|<canvas[^>]*>/g, "$1");
+
+    // Draw the numbers of a canvas on the one that is kept, else on itself. Unfold draws those of the loaded page.
+    const drawChart = (fresh, kept) => {
+        const chart = kept && Chart.getChart(kept);
+        const data = JSON.parse(fresh.dataset.value);
+        if (!chart) new Chart(fresh, { type: "bar", data, options: JSON.parse(fresh.dataset.options) });
+        else Object.assign(chart, { data }).update();
+    };
 
     // Return a selector of the focused element, for the same one in the fresh content, or "".
     const findFocus = (part) => {
@@ -37,8 +46,13 @@ document.addEventListener("DOMContentLoaded", () => {
         const before = new Map([...old.querySelectorAll("[data-keep]")].map((each) => [each.dataset.keep, each]));
         old.replaceChildren(...fresh.childNodes);
         old.querySelectorAll("details[id]").forEach((each) => { if (open.has(each.id)) each.open = true; });
-        // An image that is shown already need not be fetched and painted again.
-        old.querySelectorAll("[data-keep]").forEach((each) => before.has(each.dataset.keep) && each.replaceWith(before.get(each.dataset.keep)));
+        // An image that is shown already need not be fetched and painted again. A chart gets its new numbers.
+        old.querySelectorAll("[data-keep]").forEach((each) => {
+            const kept = before.get(each.dataset.keep);
+            const canvas = each.querySelector("canvas");
+            if (canvas) drawChart(canvas, kept?.querySelector("canvas"));
+            if (kept) each.replaceWith(kept);
+        });
         const same = focus ? old.querySelector(focus) : null;
         same?.focus({ preventScroll: true });
         if (isChosen) same?.closest("tr")?.classList.add("at-here");
@@ -89,6 +103,13 @@ document.addEventListener("DOMContentLoaded", () => {
         timer = setTimeout(turn, Math.min(pace * slowdown, SLOWEST));
     };
 
+    // A bar of a chart leads to the rows that it counts.
+    document.addEventListener("click", (event) => {
+        const chart = event.target.matches("canvas.chart") && Chart.getChart(event.target);
+        const [bar] = chart ? chart.getElementsAtEventForMode(event, "nearest", { intersect: true }, false) : [];
+        const link = bar && chart.data.datasets[bar.datasetIndex].links[bar.index];
+        if (link) window.location.assign(link);
+    });
     document.addEventListener("visibilitychange", () => {
         if (!document.hidden && !isHeld() && live().length) turn();
     });

@@ -89,11 +89,11 @@ def test_card_charts_silences_and_guide_messages_by_hour(
     found = live_chats_card(ops_request)
     assert found is not None
     (chart,) = found.charts
-    told = [[count for _, count, _ in column.cells] for column in chart.columns[-3:]]
+    told = [[count for count, _ in cells] for _, cells in chart.rows[-3:]]
     assert told == [[0, 7], [2, 5], [0, 4]]
     assert [count for _, count, _ in chart.series] == [2, 16]
     client.force_login(ops_request.user)
-    (_, count, link), _ = chart.columns[-2].cells
+    (count, link), _ = chart.rows[-2][1]
     rows = client.get(link).context["cl"].result_list
     assert (count, [row.type for row in rows]) == (2, [SILENT] * 2)
 
