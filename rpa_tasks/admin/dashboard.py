@@ -20,7 +20,6 @@ from rpa_tasks.jobs.ledger import TIERS
 from rpa_tasks.jobs.shops import is_being_checked
 from rpa_tasks.models import ExecutionNode, Job, LoginState, Shop
 from rpa_tasks.takeover.page_socket import PERMISSION
-from scheduling import sql
 from scheduling.admin.dashboard.charts import (
     ActionLine,
     Bucket,
@@ -40,7 +39,7 @@ from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.admin.touches.touch import build_span_link
 from scheduling.models import Priority
 from scheduling.monitoring.queues import WorkerReport
-from scheduling.monitoring.statistics import HourlyCache, hours_between
+from scheduling.monitoring.statistics import HourlyCache
 
 OUTCOME_SERIES = (
     Series("done", gettext_lazy("Done"), "good"),
@@ -50,25 +49,15 @@ OUTCOME_SERIES = (
 )
 
 
-def count_ended_runs(since: datetime, until: datetime) -> dict[datetime, Counter[str]]:
-    """Count runs by outcome for each hour after `since`. Deferred runs do not count."""
-    found: dict[datetime, Counter[str]] = {hour: Counter() for hour in hours_between(since, until)}
-    for hour, end, count in sql.rows(_ENDED, {"since": since, "until": until}):
-        found[hour][end] += count
-    return found
-
-
-# A failed job was not claimed after its last run.
-_ENDED = """
+# Runs by outcome. Deferred ones do not count. A failed job was not claimed after its last run.
+run_cache = HourlyCache("""
 SELECT date_bin('1 hour', run.ended_at, %(since)s),
        CASE WHEN run.outcome = 'succeeded' THEN 'done' WHEN run.outcome = 'cancelled' THEN 'cancelled'
             WHEN job.state IN ('failed', 'unknown') AND job.lease_no = run.lease_no THEN 'failed' ELSE 'again' END,
        count(*)
 FROM rpa_tasks_run AS run JOIN rpa_tasks_job AS job ON job.task_id = run.job_id
 WHERE run.ended_at >= %(since)s AND run.ended_at < %(until)s AND NOT (run.outcome = 'held') GROUP BY 1, 2
-"""
-
-run_history = HourlyCache(count_ended_runs)
+""")
 
 
 def runs_chart(spans: list[Span], time_limit: PageTimeLimit, *, may_see_failed: bool) -> Chart:
@@ -80,7 +69,7 @@ def runs_chart(spans: list[Span], time_limit: PageTimeLimit, *, may_see_failed: 
         origin = {"state": "all", "origin__exact": "rpa_job"}
         return {"failed": build_span_link("scheduling_failedtask", "failed_at", since, until, **origin)}
 
-    counts = count_by_span(run_history, spans, time_limit)
+    counts = count_by_span(run_cache, spans, time_limit)
     buckets = [
         Bucket(span.label, found, links(span.hours[0], span.until)) for span, found in zip(spans, counts, strict=True)
     ]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from threading import Lock
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from scheduling import sql
 from scheduling.ids import first_id_at
@@ -19,12 +19,12 @@ from scheduling.policy.specs import OVERDUE_AFTER
 
 HOUR = timedelta(hours=1)
 
-T = TypeVar("T", bound="Counter[Any]")
 
+class HourlyCache:
+    """Cache the hourly counts of a statement.
 
-class HourlyCache(Generic[T]):
-    """Cache the hourly counts of `read(since, until)`.
-
+    Its rows are the start of an hour, a key, and a count; a key of several columns becomes a tuple. Its parameters are
+    `since` and `until`, and `hours` with `firsts` and `nexts`: the first possible id of each hour and of the next.
     Counts expire after `KEPT`, because an operator may still resolve touches that ended long ago.
     """
 
@@ -33,25 +33,35 @@ class HourlyCache(Generic[T]):
     CLOSED = timedelta(minutes=2)
     KEPT = timedelta(minutes=15)
 
-    _all: list[HourlyCache[Any]] = []
+    _all: list[HourlyCache] = []
 
-    def __init__(self, read: Callable[[datetime, datetime], dict[datetime, T]]) -> None:
-        self._read = read
+    def __init__(self, statement: str) -> None:
+        self._statement = statement
         self._lock = Lock()
-        self._hours: dict[datetime, tuple[datetime, T]] = {}
+        self._hours: dict[datetime, tuple[datetime, Counter[Any]]] = {}
         self._all.append(self)
+
+    def read(self, since: datetime, until: datetime) -> dict[datetime, Counter[Any]]:
+        """Count by key for each hour, counted from `since`."""
+        hours = hours_between(since, until)
+        bounds = [*map(first_id_at, hours), first_id_at(until)]
+        ids = {"hours": hours, "firsts": bounds[:-1], "nexts": bounds[1:]}
+        counts: dict[datetime, Counter[Any]] = {hour: Counter() for hour in hours}
+        for hour, *key, count in sql.rows(self._statement, {"since": since, "until": until, **ids}):
+            counts[hour][tuple(key) if len(key) > 1 else key[0]] += count
+        return counts
 
     def hours(
         self,
         wanted: Iterable[datetime],
         now: datetime,
-        count_within: Callable[[Callable[[], dict[datetime, T]]], dict[datetime, T] | None],
-    ) -> dict[datetime, T | None]:
+        count_within: Callable[[Callable[[], dict[datetime, Counter[Any]]]], dict[datetime, Counter[Any]] | None],
+    ) -> dict[datetime, Counter[Any] | None]:
         """Return counts by hour, latest first.
 
-        A value is None if `patiently` returned None. The next call continues with those hours.
+        A value is None if `count_within` returned None. The next call continues with those hours.
         """
-        found: dict[datetime, T | None] = {}
+        found: dict[datetime, Counter[Any] | None] = {}
         missing = []
         for hour in sorted(wanted, reverse=True):
             read_at, tally = self._hours.get(hour, (now, None))
@@ -59,7 +69,7 @@ class HourlyCache(Generic[T]):
             if found[hour] is None:
                 missing.append(hour)
         for block in _group_hours(missing, self.BLOCK):
-            counted = count_within(lambda block=block: self._read(block[-1], block[0] + HOUR))  # type: ignore[misc]
+            counted = count_within(lambda block=block: self.read(block[-1], block[0] + HOUR))  # type: ignore[misc]
             if counted is None:
                 break
             found.update(counted)
@@ -154,22 +164,10 @@ SELECT priority, count(*), statement_timestamp() - min(due_at) FROM (
 
 OutcomeCounts = Counter[tuple[str, str, int]]  #: number by state, reason and node
 
-
-def count_ended_by_hour(since: datetime, until: datetime) -> dict[datetime, OutcomeCounts]:
-    """Count ended touches by the hour of their end, counted from `since`."""
-    found = {hour: OutcomeCounts() for hour in hours_between(since, until)}
-    for hour, state, reason, node, count in sql.rows(_ENDED, {"since": since, "until": until}):
-        found[hour][state, reason, node] += count
-    return found
-
-
-_ENDED = """
+ended_cache = HourlyCache("""
 SELECT date_bin('1 hour', settled_at, %(since)s), state, reason, node_id, count(*) FROM scheduling_touch_ended
 WHERE settled_at >= %(since)s AND settled_at < %(until)s GROUP BY 1, 2, 3, 4
-"""
-
-
-ended_cache = HourlyCache(count_ended_by_hour)
+""")
 
 
 # --- lateness and events by hour ----------------------------------------------------------------------------------
@@ -178,15 +176,6 @@ LatenessCounts = Counter[int]  #: number of deliveries by step of lateness
 STEP = 1.05  #: ratio of a step to the one before: quantiles are exact to 3 %
 LEAST = 0.001  #: seconds; lower bound of the first step. Counts by step can be added up, quantiles cannot
 GOAL = timedelta(seconds=3)  #: 99 % of touches are sent within this time; the alert rules warn beyond it
-
-
-def count_lateness_by_hour(since: datetime, until: datetime) -> dict[datetime, LatenessCounts]:
-    """Count delivered touches by step of their lateness and by the hour of their end, counted from `since`."""
-    found = {hour: LatenessCounts() for hour in hours_between(since, until)}
-    parameters = {"since": since, "until": until, "least": LEAST, "step": math.log(STEP)}
-    for hour, step, count in sql.rows(_LATE, parameters):
-        found[hour][step] += count
-    return found
 
 
 def compute_lateness_quantile(late: LatenessCounts, part: float) -> timedelta | None:
@@ -199,38 +188,19 @@ def compute_lateness_quantile(late: LatenessCounts, part: float) -> timedelta | 
     return None
 
 
-_LATE = """
+lateness_cache = HourlyCache(f"""
 SELECT date_bin('1 hour', settled_at, %(since)s),
-       round(ln(GREATEST(extract(epoch FROM sending_at - due_at)::float8, %(least)s)) / %(step)s)::int, count(*)
+       round(ln(GREATEST(extract(epoch FROM sending_at - due_at)::float8, {LEAST})) / {math.log(STEP)})::int, count(*)
 FROM scheduling_touch_ended
 WHERE settled_at >= %(since)s AND settled_at < %(until)s AND state = 'delivered' AND sending_at IS NOT NULL
 GROUP BY 1, 2
-"""
+""")  # noqa: S608 (made of constants)
 
-EventCounts = Counter[str]  #: number of events by type
-
-
-def count_events_by_hour(since: datetime, until: datetime) -> dict[datetime, EventCounts]:
-    """Count events by the hour of their receipt, counted from `since`.
-
-    Event ids grow with time. The hours are therefore ranges of the primary key, and events need no further index.
-    """
-    hours = hours_between(since, until)
-    found = {hour: EventCounts() for hour in hours}
-    bounds = [*map(first_id_at, hours), first_id_at(until)]
-    parameters = {"hours": hours, "firsts": bounds[:-1], "nexts": bounds[1:]}
-    for hour, kind, count in sql.rows(_TAKEN, parameters):
-        found[hour][kind] += count
-    return found
-
-
-_TAKEN = """
+# Event ids grow with time. The hours are therefore ranges of the primary key, and events need no further index.
+event_cache = HourlyCache("""
 SELECT hour.at, taken.type, taken.count
 FROM unnest(%(hours)s::timestamptz[], %(firsts)s::uuid[], %(nexts)s::uuid[]) AS hour (at, first, next)
 CROSS JOIN LATERAL (
     SELECT type, count(*) FROM scheduling_event WHERE id >= hour.first AND id < hour.next GROUP BY type
 ) AS taken
-"""
-
-lateness_cache = HourlyCache(count_lateness_by_hour)
-event_cache = HourlyCache(count_events_by_hour)
+""")

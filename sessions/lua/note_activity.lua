@@ -67,8 +67,8 @@ local function close(key, id, order, armed_at, was)
   return 1, 0
 end
 
--- Judge a guide message by the user's first message or typing within ten minutes of it: one that was not needed is false, and
--- is not answered then. `mark` is field z (see note_sending).
+-- Judge a guide message by the user's first message or typing within ten minutes of it: one that was not needed is
+-- false, and is not answered then. `mark` is field z (see note_sending).
 local function judge(key, kind, mark, policy)
   local armed_at, at, typed = mark:match('^(%d+):(%d+):(%d*)$')
   local after, message = math.max(0, now - at), kind == 'message'

@@ -273,8 +273,10 @@ def test_dashboard_refreshes_pauses_and_reports_errors(
     page.set_viewport_size({"width": 1280, "height": 900})
 
     # It looks every ten seconds. A look that is under way would not be counted, and hold up the next one.
+    read_at = page.locator("#dashboard-status").inner_text()
     with page.expect_response(lambda response: "x-live" in response.request.headers):
         page.clock.run_for(10_000)
+    page.wait_for_selector(f"#dashboard-status:not(:text-is('{read_at}'))")
     asked, answered = [], []
     page.on("request", lambda request: asked.append(request.url) if request.headers.get("x-live") else None)
     page.on("requestfinished", lambda request: answered.append(request.url) if request.headers.get("x-live") else None)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 from django.http import HttpRequest
@@ -147,8 +147,6 @@ def sum_series(buckets: Sequence[Bucket], series: Series) -> int:
 
 PERIODS = (1, 7, 30)  #: days
 
-T = TypeVar("T", bound="Counter[Any]")
-
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -186,7 +184,7 @@ def get_span_bounds(spans: list[Span], span: Span | None) -> tuple[datetime, dat
     return first.hours[0], last.until
 
 
-def count_by_span(past: HourlyCache[T], spans: list[Span], time_limit: PageTimeLimit) -> list[T | None]:
+def count_by_span(past: HourlyCache, spans: list[Span], time_limit: PageTimeLimit) -> list[Counter[Any] | None]:
     """Count by bar; None where counting exceeded its time limit."""
     found = past.hours([hour for span in spans for hour in span.hours], now(), time_limit)
     counted: list[Any] = []

@@ -12,7 +12,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
 
-from rpa_tasks.admin.dashboard import count_ended_runs
+from rpa_tasks.admin.dashboard import run_cache
 from rpa_tasks.models import ExecutionNode, Job, LoginState, Run, Shop
 from scheduling import sql
 from scheduling.admin.dashboard.charts import DashboardCard
@@ -118,7 +118,7 @@ def test_card_charts_ended_runs_by_hour_and_outcome(
 
 
 @pytest.mark.usefixtures("fresh_tables")
-def test_count_ended_runs_uses_index(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_count_of_ended_runs_uses_index(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[str] = []
     rows = sql.rows
 
@@ -135,5 +135,5 @@ def test_count_ended_runs_uses_index(market: Market, monkeypatch: pytest.MonkeyP
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE rpa_tasks_run")
     since = now() - HOUR
-    assert list(count_ended_runs(since, now())) == hours_between(since, now())
+    assert list(run_cache.read(since, now())) == hours_between(since, now())
     assert "rpa_run_ended" in "\n".join(plans)

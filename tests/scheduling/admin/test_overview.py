@@ -240,7 +240,7 @@ def test_slow_statement_is_cancelled(monkeypatch: pytest.MonkeyPatch, settings: 
 
 @each_row("past", [statistics.ended_cache, statistics.lateness_cache, statistics.event_cache])
 def test_hourly_cache_reads_past_hours_once(
-    past: HourlyCache[Any],
+    past: HourlyCache,
     touch: Callable[..., Touch],
     store_event: Callable[..., Event],
     django_assert_num_queries: DjangoAssertNumQueries,
@@ -327,9 +327,9 @@ def test_chart_has_sums_gaps_and_links() -> None:
 @pytest.mark.parametrize(
     ("read", "index", "rival"),
     [
-        (lambda: statistics.count_ended_by_hour(now() - HOUR, now()), "touch_ended", ""),
-        (lambda: statistics.count_lateness_by_hour(now() - HOUR, now()), "touch_ended", ""),
-        (lambda: statistics.count_events_by_hour(now() - 6 * HOUR, now()), "scheduling_event_pkey", "event_of_type"),
+        (lambda: statistics.ended_cache.read(now() - HOUR, now()), "touch_ended", ""),
+        (lambda: statistics.lateness_cache.read(now() - HOUR, now()), "touch_ended", ""),
+        (lambda: statistics.event_cache.read(now() - 6 * HOUR, now()), "scheduling_event_pkey", "event_of_type"),
     ],
 )
 def test_overview_figures_use_indexes(
