@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from django.contrib import admin
+from django.contrib.auth.backends import ModelBackend
 from django.contrib.auth.models import Group, Permission, User
 from django.db import connection, transaction
 from django.template.backends.django import Template
@@ -186,7 +187,22 @@ def unrendered() -> Iterator[None]:
     """Answer with empty pages: what is asked here is who may, and drawing takes nine tenths of a request's time."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Template, "render", lambda *_, **named: "")
+        patched.setattr(admin.site.__class__, "each_context", lambda site, request: {})
         yield
+
+
+def remember_permissions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the rights of each user once: what a request changes is rolled back with it."""
+    read, known = ModelBackend.get_all_permissions, {}
+
+    def remember(backend: ModelBackend, user: Any, obj: Any = None) -> set[str]:
+        if obj is None and user.is_active:
+            if user.pk not in known:
+                known[user.pk] = read(backend, user)
+            return known[user.pk]
+        return read(backend, user, obj)
+
+    monkeypatch.setattr(ModelBackend, "get_all_permissions", remember)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,11 +260,13 @@ class Sweep:
         page = answer.content.decode() if render else ""
         return Answer(answer.status_code, answer.get("Location", ""), sorted(changed), errors, page)
 
-    def fill_form(self, case: Case, url: str) -> dict[str, Any]:
-        """What a browser would send, with the change of the table."""
+    def fill_form(self, case: Case, url: str, shown: Answer | None) -> dict[str, Any]:
+        """What a browser would send, with the change of the table. `shown` is the page, if the user has seen it."""
         changes = admin_pages.resolved(case.page.data)
         if case.form is not None:
             return {**self.read_form(case.form(url), case.reader), **changes}
+        if shown is not None:
+            return {**fields_of(shown, url), **changes}
         if case.page.do != NOBODY and case.page.form:
             return {**self.read_form(url, case.page.do), **changes}
         return changes
@@ -256,16 +274,25 @@ class Sweep:
     def read_form(self, url: str, reader: Role) -> dict[str, Any]:
         if url not in self.forms:
             answer = self.ask(self.people[reader], "get", url, render=True)
-            form = main_form(answer.page)
-            assert form is not None, (url, "shows no form")
             assert answer.changed == [], (url, "changes rows while it is drawn")
-            self.forms[url] = dict(form.values)
+            self.forms[url] = fields_of(answer, url)
         return self.forms[url]
 
 
+def fields_of(shown: Answer, url: str) -> dict[str, Any]:
+    form = main_form(shown.page)
+    assert form is not None, (url, "shows no form")
+    return dict(form.values)
+
+
 @pytest.fixture
-def sweep(matrix: MatrixBuilder, record_event: RecordEvent, static_root: None) -> Sweep:
+def sweep(
+    matrix: MatrixBuilder, record_event: RecordEvent, static_root: None, monkeypatch: pytest.MonkeyPatch,
+    hide_menu: Callable[[], None],
+) -> Sweep:  # fmt: skip
     """With a row of everything."""
+    hide_menu()
+    remember_permissions(monkeypatch)
     Command().grant_permissions()
     users = {ADMIN: User.objects.create_superuser("admin", password="x")}
     for role in ROLES[1:-1]:
@@ -321,32 +348,49 @@ def test_each_role_can_do_what_the_table_allows(sweep: Sweep, part: str) -> None
 def violations(case: Case, sweep: Sweep) -> Iterator[str]:
     """Each way in which a user can do more or less than the table allows."""
     page = case.page
+    data: Mapping[str, Any] | None = None
+    posted = set()
     for person in at_boundary(page.see, sweep):
         with rolled_back():
-            answer = sweep.ask(person, "get", case.address(person.user))
-        if person.role >= page.see:
-            if not answer.answered:
-                yield f"{case.name}: GET of {person.name} is refused: {answer}"
-        elif not (answer.refused or (page.hides and answer.status == 404)):
-            yield f"{case.name}: GET of {person.name} is answered: {answer}"
-        if answer.changed and not (page.notes and set(answer.changed) <= LOGS):
-            yield f"{case.name}: GET of {person.name} changes rows: {answer}"
-
-    data: Mapping[str, Any] | None = None
+            url = case.address(person.user)
+            does = person.role == page.see == page.do  # whoever may see it posts what the page shows
+            answer = sweep.ask(person, "get", url, render=does and page.form)
+            yield from wrong_views(case, person, answer)
+            if does:
+                data = sweep.fill_form(case, url, answer if page.form else None)
+                yield from wrong_effects(case, person, sweep, sweep.ask(person, "post", url, data))
+                posted.add(person.role)
     for person in [*at_boundary(page.do, sweep), sweep.auditor]:  # who may comes first, with the form of its own row
+        if person.role in posted and person is not sweep.auditor:
+            continue
         with rolled_back():
             url = case.address(person.user)
-            data = sweep.fill_form(case, url) if data is None else data
-            answer = sweep.ask(person, "post", url, data)
-        if person.role >= page.do:
-            if not answer.answered or bool(answer.changed) != page.writes:
-                yield f"{case.name}: POST of {person.name} has no effect: {answer}"
-            continue
-        if answer.changed:
-            yield f"{case.name}: POST of {person.name} changes rows: {answer}"
-        only_shows = page.do == NOBODY and not page.safe and (person.role >= page.see or person is sweep.auditor)
-        if not (answer.refused or only_shows or (page.hides and answer.status == 404)):
-            yield f"{case.name}: POST of {person.name} is answered: {answer}"
+            data = sweep.fill_form(case, url, None) if data is None else data
+            yield from wrong_effects(case, person, sweep, sweep.ask(person, "post", url, data))
+
+
+def wrong_views(case: Case, person: Person, answer: Answer) -> Iterator[str]:
+    page = case.page
+    if person.role >= page.see:
+        if not answer.answered:
+            yield f"{case.name}: GET of {person.name} is refused: {answer}"
+    elif not (answer.refused or (page.hides and answer.status == 404)):
+        yield f"{case.name}: GET of {person.name} is answered: {answer}"
+    if answer.changed and not (page.notes and set(answer.changed) <= LOGS):
+        yield f"{case.name}: GET of {person.name} changes rows: {answer}"
+
+
+def wrong_effects(case: Case, person: Person, sweep: Sweep, answer: Answer) -> Iterator[str]:
+    page = case.page
+    if person.role >= page.do:
+        if not answer.answered or bool(answer.changed) != page.writes:
+            yield f"{case.name}: POST of {person.name} has no effect: {answer}"
+        return
+    if answer.changed:
+        yield f"{case.name}: POST of {person.name} changes rows: {answer}"
+    only_shows = page.do == NOBODY and not page.safe and (person.role >= page.see or person is sweep.auditor)
+    if not (answer.refused or only_shows or (page.hides and answer.status == 404)):
+        yield f"{case.name}: POST of {person.name} is answered: {answer}"
 
 
 def action_violations(model: str, sweep: Sweep) -> Iterator[str]:

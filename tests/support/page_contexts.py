@@ -6,6 +6,9 @@ test reads the others. Those of included and parent templates add few names to t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 from django.template import Context, RequestContext, Template
 from django.test import utils
 from django.test.signals import template_rendered
@@ -18,3 +21,15 @@ def pytest_configure() -> None:
         return template.nodelist.render(context)
 
     utils.instrumented_test_render = render  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def hide_menu(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Draw no menu from now on. It is the same on each page, and asks for many rights and counts rows each time."""
+
+    def hide_menu() -> None:
+        from django.contrib import admin
+
+        monkeypatch.setattr(admin.site.__class__, "get_sidebar_list", lambda site, request: [])
+
+    return hide_menu
