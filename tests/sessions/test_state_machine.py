@@ -211,7 +211,6 @@ class Chat:
 
 class Machine(RuleBasedStateMachine):
     server: StoppedClockServer
-    examples: int
 
     @initialize(plan=st.sampled_from(sorted(PLANS)))
     def begin(self, plan: str) -> None:
@@ -534,14 +533,17 @@ class Machine(RuleBasedStateMachine):
 @pytest.fixture
 def machine(store_url: str) -> Iterator[type[Machine]]:
     server = StoppedClockServer(store_url)
-    yield type("Machine", (Machine,), {"server": server, "examples": 25 if is_cluster(store_url) else 80})
+    yield type("Machine", (Machine,), {"server": server})
     server.client.close()
 
 
-def test_store_behaves_like_model(machine: type[Machine]) -> None:
+@pytest.mark.parametrize("examples", [45, pytest.param(600, marks=pytest.mark.campaign)])
+def test_store_behaves_like_model(machine: type[Machine], store_url: str, examples: int) -> None:
+    """The scripts are those of one server. A cluster adds their keys' slots and its client, for which a third do."""
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=machine.examples, stateful_step_count=50, suppress_health_check=list(HealthCheck),
+            max_examples=examples // 3 if is_cluster(store_url) else examples, stateful_step_count=50,
+            suppress_health_check=list(HealthCheck),
         ),
     )  # type: ignore[no-untyped-call]  # fmt: skip
