@@ -30,7 +30,8 @@ from rpa_tasks.takeover.wire import Sealer, to_node_channel
 from scheduling.models import Event
 from sessions.store import stats
 from sessions.store.sessions import live_store
-from tests.sessions.websocket.web_processes import process, web
+from tests.scheduling.api.serving import process
+from tests.sessions.websocket.web_processes import web
 from tests.support.chromium import find_chromium
 from tests.support.waiting import WAIT_LIMIT
 

@@ -60,6 +60,7 @@ PRODUCTION = """
 import django; django.setup()
 from django.test import Client
 from django.conf import settings
+from django.urls import Resolver404, resolve
 client = Client(HTTP_HOST="aftertouch.example")
 plain = client.get("/u/x")
 assert plain.status_code == 301 and plain["Location"] == "https://aftertouch.example/u/x", plain
@@ -68,6 +69,13 @@ assert "max-age=31536000; includeSubDomains" in answer["Strict-Transport-Securit
 assert client.get("/u/x", HTTP_HOST="evil.example", HTTP_X_FORWARDED_PROTO="https").status_code == 400
 assert settings.SESSION_COOKIE_SECURE and settings.CSRF_COOKIE_SECURE and settings.SESSION_COOKIE_HTTPONLY
 assert settings.SESSION_COOKIE_SAMESITE == "Lax" and not settings.DEBUG
+def is_served(path):
+    try:
+        return bool(resolve(path))
+    except Resolver404:
+        return False
+assert is_served("/admin/")
+assert not any(is_served(f"/demo/chat/{name}") for name in ("", "start", "state"))
 """
 
 
@@ -91,7 +99,7 @@ def in_production(state_dir: Path, code: str, **changes: str) -> subprocess.Comp
     )
 
 
-def test_production_requires_tls_and_allowed_host(tmp_path: Path) -> None:
+def test_production_requires_tls_and_allowed_host_and_has_no_demo_chat(tmp_path: Path) -> None:
     done = in_production(tmp_path, PRODUCTION)
     assert done.returncode == 0, done.stderr
 

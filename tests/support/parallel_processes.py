@@ -19,20 +19,20 @@ MOST = 4
 SECONDS_A_TEST = 0.16  #: of a file that is not below
 #: Seconds of wall time of the files that take longest, as `--durations=0` shows them. They balance the processes only.
 SECONDS: dict[str, float] = {
-    "tests/deploy/test_monitoring.py": 7, "tests/language/test_pages.py": 23,
-    "tests/rpa_tasks/api/test_schedules.py": 10, "tests/rpa_tasks/core/test_publish_many.py": 7,
-    "tests/rpa_tasks/core/test_runner.py": 7, "tests/scheduling/admin/test_overview.py": 7,
-    "tests/scheduling/admin/test_undo.py": 7, "tests/scheduling/core/test_admission.py": 10,
-    "tests/scheduling/core/test_bulk_actions.py": 6, "tests/scheduling/core/test_caps.py": 11,
-    "tests/scheduling/core/test_consent.py": 10, "tests/scheduling/core/test_failed_tasks.py": 7,
-    "tests/scheduling/core/test_ledger.py": 6, "tests/scheduling/core/test_query_plans.py": 8,
-    "tests/scheduling/core/test_random_lifecycles.py": 7, "tests/scheduling/core/test_retries.py": 8,
-    "tests/scheduling/metrics/test_alerts.py": 6, "tests/scheduling/metrics/test_scrape_hanging_database.py": 6,
-    "tests/scheduling/replay/test_replay.py": 16, "tests/scheduling/webhooks/test_sending.py": 11,
-    "tests/security/test_admin_rights.py": 36, "tests/sessions/test_expired_keys.py": 8,
-    "tests/sessions/test_state_machine.py": 17, "tests/sessions/websocket/test_chat_client.py": 10,
-    "tests/sessions/websocket/test_consumer.py": 11, "tests/sessions/websocket/test_gateway.py": 13,
-    "tests/sessions/websocket/test_outages.py": 7, "tests/smoke/test_running_stack.py": 33,
+    "tests/language/test_pages.py": 13, "tests/rpa_tasks/api/test_schedules.py": 6,
+    "tests/rpa_tasks/core/test_runner.py": 7, "tests/scheduling/core/test_admission.py": 6,
+    "tests/scheduling/core/test_caps.py": 11, "tests/scheduling/core/test_consent.py": 6,
+    "tests/scheduling/core/test_failed_tasks.py": 8, "tests/scheduling/core/test_follow_ups.py": 9,
+    "tests/scheduling/core/test_ingest.py": 9, "tests/scheduling/core/test_ledger.py": 8,
+    "tests/scheduling/core/test_retries.py": 16, "tests/scheduling/core/test_rollouts.py": 9,
+    "tests/scheduling/core/test_sender.py": 6, "tests/scheduling/imports/test_customer_imports.py": 9,
+    "tests/scheduling/imports/test_import_undo.py": 12, "tests/scheduling/replay/test_replay.py": 22,
+    "tests/scheduling/webhooks/test_sending.py": 15, "tests/security/test_admin_rights.py": 65,
+    "tests/security/test_markup.py": 7, "tests/sessions/test_nudge_stats.py": 8, "tests/sessions/test_races.py": 6,
+    "tests/sessions/test_state_machine.py": 22, "tests/sessions/websocket/test_admission.py": 7,
+    "tests/sessions/websocket/test_chat_client.py": 9, "tests/sessions/websocket/test_consumer.py": 10,
+    "tests/sessions/websocket/test_gateway.py": 9, "tests/sessions/websocket/test_http_api.py": 10,
+    "tests/sessions/websocket/test_outages.py": 7, "tests/smoke/test_running_stack.py": 50,
     # of `make processes`
     "tests/deploy/test_containers.py": 8,
     "tests/deploy/test_pgbouncer.py": 38, "tests/deploy/test_prometheus.py": 11,
@@ -53,6 +53,17 @@ SECONDS: dict[str, float] = {
     "tests/scheduling/metrics/test_worker_reports.py": 48, "tests/security/test_incomplete_requests.py": 10,
     "tests/security/test_tls.py": 47, "tests/sessions/test_cluster.py": 14,
     "tests/sessions/websocket/test_chat_page.py": 52,
+}  # fmt: skip
+
+#: Files whose tests share what each process would start for itself: one process runs those of a line.
+TOGETHER = {
+    "web": (
+        "tests/rpa_tasks/api/", "tests/scheduling/api/", "tests/security/test_api_scopes.py",
+        "tests/security/test_entry_points.py", "tests/security/test_page_headers.py", "tests/sessions/websocket/",
+    ),
+    "cluster": (
+        "tests/sessions/test_cluster.py", "tests/sessions/test_state_machine.py", "tests/sessions/test_stats.py",
+    ),
 }  # fmt: skip
 
 
@@ -113,10 +124,17 @@ class FixedSplit(LoadScopeScheduling):
 
 def split_files(tests: dict[str, int], processes: int) -> dict[str, int]:
     """Return the process of each file, from the number of its tests: the longest first, to the least loaded process."""
+    groups: dict[str, list[str]] = {}
+    for path in sorted(tests):
+        name = next((name for name, paths in TOGETHER.items() if path.startswith(paths)), path)
+        groups.setdefault(name, []).append(path)
+    seconds = {
+        name: sum(SECONDS.get(path, tests[path] * SECONDS_A_TEST) for path in paths) for name, paths in groups.items()
+    }
     loads = [0.0] * processes
     shares = {}
-    seconds = {path: SECONDS.get(path, count * SECONDS_A_TEST) for path, count in tests.items()}
-    for path in sorted(seconds, key=lambda path: (-seconds[path], path)):
-        shares[path] = loads.index(min(loads))
-        loads[shares[path]] += seconds[path]
+    for name in sorted(groups, key=lambda name: (-seconds[name], name)):
+        process = loads.index(min(loads))
+        loads[process] += seconds[name]
+        shares |= dict.fromkeys(groups[name], process)
     return shares

@@ -35,7 +35,7 @@ from tests.rpa_tasks.browsers.operator_page import Platform as Site
 from tests.rpa_tasks.browsers.proxies import PASSWORD, USER
 from tests.rpa_tasks.browsers.taking_over import Open, control, start, wait_for_end
 from tests.rpa_tasks.core.conftest import Market
-from tests.sessions.websocket.web_processes import address_of, listening, web_on
+from tests.scheduling.api.serving import address_of, listening, web_on
 from tests.support.stack import read_seed
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]

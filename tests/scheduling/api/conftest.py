@@ -6,20 +6,12 @@ from uuid import UUID
 
 import pytest
 from django.db import connection
-from pytest_django import DjangoDbBlocker
 
 from scheduling.models import ChannelConfig, Scope, Touch
 from scheduling.operations import commands
-from tests.scheduling.api.serving import NOWHERE, Client, Gate, cloud_event, database_url, serving
+from tests.scheduling.api.serving import Client, Gate, cloud_event, database_url, serving
 from tests.scheduling.core.conftest import deliver_when_due
 from tests.support.matrix import MatrixBuilder
-
-
-@pytest.fixture(scope="session")
-def server_without_redis(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
-    """A server whose Redis and broker are unavailable."""
-    with django_db_blocker.unblock(), serving(REDIS_URL=NOWHERE, CELERY_BROKER_URL=NOWHERE) as address:
-        yield address
 
 
 @pytest.fixture

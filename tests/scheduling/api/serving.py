@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,6 +22,10 @@ from config.environment import ROOT, environment
 from tests.support.waiting import WAIT_LIMIT
 
 NOWHERE = "redis://127.0.0.1:1/0"
+FLAGS = (
+    "--http config.http_protocol:BoundedHttpProtocol --ws websockets-sansio --ws-max-size 65536"
+    " --ws-per-message-deflate false --timeout-graceful-shutdown 2 --log-level warning --no-access-log"
+)
 
 
 def database_url(port: int | None = None) -> str:
@@ -33,27 +36,47 @@ def database_url(port: int | None = None) -> str:
 
 
 @contextmanager
-def serving(**environ: str) -> Iterator[str]:
-    """uvicorn in a process of its own; yields its address. It need not be awaited: connections wait in the backlog."""
+def process(*words: str, pass_fds: Sequence[int] = (), **environ: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A program of the product on the test database, ended with the test."""
+    env = {**os.environ, "DATABASE_URL": database_url(), "REDIS_URL": environment().redis, **environ}
+    running = subprocess.Popen([sys.executable, *words], cwd=ROOT, env=env, pass_fds=pass_fds)
+    try:
+        yield running
+    finally:
+        running.terminate()
+        try:
+            running.wait(WAIT_LIMIT)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
+
+
+@contextmanager
+def listening() -> Iterator[socket.socket]:
+    """A port that outlives the web processes that serve it, one after the other."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        listener.listen(1024)
-        env = {"DATABASE_URL": database_url(), "REDIS_URL": environment().redis, **os.environ, **environ}
-        command = [
-            sys.executable, "-m", "uvicorn", "tests.support.longer_limits_asgi:application",
-            "--fd", str(listener.fileno()), "--http", "config.http_protocol:BoundedHttpProtocol",
-            "--log-level", "warning", "--no-access-log", "--timeout-graceful-shutdown", "2",
-        ]  # fmt: skip
-        process = subprocess.Popen(command, cwd=ROOT, env=env, pass_fds=[listener.fileno()])
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(WAIT_LIMIT)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        listener.listen(4096)
+        yield listener
+
+
+def address_of(listener: socket.socket) -> str:
+    return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@contextmanager
+def web_on(listener: socket.socket, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
+    """uvicorn as the stack starts it."""
+    words = ["-m", "uvicorn", "tests.support.longer_limits_asgi:application", "--fd", str(listener.fileno())]
+    with process(*words, *FLAGS.split(), pass_fds=[listener.fileno()], **environ) as running:
+        yield running
+
+
+@contextmanager
+def serving(**environ: str) -> Iterator[str]:
+    """A web process; yields its address. It need not be awaited: connections wait in the backlog."""
+    with listening() as listener, web_on(listener, **environ):
+        yield f"http://{address_of(listener)}"
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ def initial_rows(transactional_db: None, valkey: redis.Redis) -> None:
 
 
 @pytest.fixture(scope="session")
-def address(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
-    with django_db_blocker.unblock(), web() as address:
-        yield address
+def address(web_process: str) -> str:
+    """The address of the web process without the scheme."""
+    return web_process.removeprefix("http://")
 
 
 @pytest.fixture(scope="session")

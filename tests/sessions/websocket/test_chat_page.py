@@ -12,8 +12,7 @@ from django.core.management import call_command
 from pytest_django import DjangoDbBlocker
 
 from scheduling.models import Event, Touch
-from tests.scheduling.api.serving import Gate, eventually
-from tests.sessions.websocket.web_processes import process
+from tests.scheduling.api.serving import Gate, eventually, process
 from tests.support.chromium import launch_chromium
 from tests.support.screenshots import save_screenshot
 from tests.support.thread_servers import serving_in_thread

@@ -19,10 +19,11 @@ from scheduling.operations import commands
 from sessions.store.sessions import live_store
 from sessions.websocket import gateway
 from sessions.websocket.gateway import GatewayConsumer
+from tests.scheduling.api.serving import address_of, listening, web_on
 from tests.sessions.refusing_server import REFUSALS, refuse_writes
 from tests.sessions.websocket.test_catch_up import RecordedSocket
 from tests.sessions.websocket.test_limits import HeldWriter, held_writer, run, until
-from tests.sessions.websocket.web_processes import Page, address_of, listening, web_on
+from tests.sessions.websocket.web_processes import Page
 from tests.support.tables import each_row
 from tests.support.waiting import WAIT_LIMIT
 
@@ -203,12 +204,12 @@ def test_same_frames_over_two_processes_count_once(open_stream: Open, second_add
         assert streams[0].receive_until("ack", n=100 + n)["dropped"] == 1
 
 
-def test_killed_web_processes_lose_no_acknowledged_frame(initial_rows: None, valkey: redis.Redis) -> None:
+def test_killed_web_process_loses_no_acknowledged_frame(initial_rows: None, valkey: redis.Redis) -> None:
     """Each session has one frame with a seq. A session that Redis does not know shows a lost frame."""
     key, epoch = commands.create_api_key("gateway", ["sessions"]), "run-1"
     batches = [
         [{"session_id": f"s{n}-{each}", "user_id": f"u{each}", "seq": 1, "epoch": epoch} for each in range(50)]
-        for n in range(200)
+        for n in range(100)
     ]
     acks: list[dict[str, Any]] = []
 
@@ -220,23 +221,20 @@ def test_killed_web_processes_lose_no_acknowledged_frame(initial_rows: None, val
 
     async def scene(listener: Any, address: str) -> None:
         sending = asyncio.create_task(send_all(address))
-        for wanted in (20, 110):
-            with web_on(listener) as web:
-                while len(acks) < wanted and not sending.done():
-                    await asyncio.sleep(0.01)
-                web.kill()
-                web.wait()
-            acknowledged = [ack["n"] for ack in acks]
-            known = live_store().known([each["session_id"] for n in acknowledged for each in batches[n - 1]])
-            assert all(known)
+        with web_on(listener) as web:
+            while len(acks) < 20 and not sending.done():
+                await asyncio.sleep(0.01)
+            web.kill()
+            web.wait()
+        acknowledged = [ack["n"] for ack in acks]
+        assert all(live_store().known([each["session_id"] for n in acknowledged for each in batches[n - 1]]))
         with web_on(listener):
             await sending
             first = Counter({name: sum(ack[name] for ack in acks) for name in ("counted", "dropped")})
             acks.clear()
             await send_all(address)
-        assert first.total() == 10_000
-        assert first["counted"] <= 10_000
-        assert sum(ack["dropped"] for ack in acks) == 10_000, "each frame had counted once"
+        assert first.total() == 5_000
+        assert sum(ack["dropped"] for ack in acks) == 5_000, "each frame had counted once"
 
     with listening() as listener:
         asyncio.run(scene(listener, address_of(listener)))

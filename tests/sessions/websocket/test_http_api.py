@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
@@ -18,11 +18,11 @@ from sessions.detection import policies
 from sessions.models import SilencePolicy
 from sessions.store import client
 from sessions.store.inbox import live_inbox as inbox
-from tests.scheduling.api.serving import NOWHERE, Client, eventually
+from tests.scheduling.api.serving import Client, eventually
 from tests.sessions.conftest import Chats
 from tests.sessions.refusing_server import REFUSALS, refuse_writes
 from tests.sessions.websocket.test_consumer import deadline
-from tests.sessions.websocket.web_processes import Page, web
+from tests.sessions.websocket.web_processes import Page
 from tests.support.tables import each_row
 from tests.support.waiting import WAIT_LIMIT
 
@@ -310,20 +310,14 @@ def test_delete_session_closes_it_and_its_connections(api: Client, open_page: Ca
     assert api("DELETE", "/sessions/s1").status_code == 204
 
 
-@pytest.fixture
-def cut_off(initial_rows: None) -> Iterator[str]:
-    with web(REDIS_URL=NOWHERE, CELERY_BROKER_URL=NOWHERE) as address:
-        yield address
-
-
-def test_session_requests_without_redis_return_503(cut_off: str) -> None:
-    api = Client(f"http://{cut_off}", commands.create_api_key("gateway", ["sessions"]))
+def test_session_requests_without_redis_return_503(server_without_redis: str, initial_rows: None) -> None:
+    api = Client(server_without_redis, commands.create_api_key("gateway", ["sessions"]))
     check_all_return_503(api)
     check_503(api("DELETE", "/sessions/s1"))
     check_503(api("POST", "/sessions/s1/token", {"user_id": "ann"}))
     check_503(api("DELETE", "/sessions/s1/token"))
     check_503(api("POST", "/sessions/s1/messages", {"text": "hi"}))
-    with Page(cut_off) as page:
+    with Page(server_without_redis.removeprefix("http://")) as page:
         assert page.close_code()[0] == 1013
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
+from pytest_django import DjangoDbBlocker
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -65,8 +66,19 @@ def test_slow_reader_is_closed_without_effect_on_others(address: str, initial_ro
         eve.receive_until("pong")
 
 
-def test_reader_that_does_not_resume_is_cut_off(initial_rows: None) -> None:
-    with web(TEST_END_WITHIN="1") as address, slow_reader(address) as lazy:
+@pytest.fixture(scope="module")
+def gated_web(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[tuple[str, Gate]]:
+    """A web process that ends connections soon and reaches Redis through a gate."""
+    parts = urlsplit(environment().redis)
+    gate = Gate(parts.port or 6379)
+    url = environment().redis.replace(f":{parts.port}", f":{gate.port}")
+    with django_db_blocker.unblock(), web(TEST_END_WITHIN="1", REDIS_URL=url) as address:
+        yield address, gate
+    gate.shut()
+
+
+def test_reader_that_does_not_resume_is_cut_off(initial_rows: None, gated_web: tuple[str, Gate]) -> None:
+    with slow_reader(gated_web[0]) as lazy:
         push(700)
         # It reads nothing; that it was cut shows in its own writing.
         ending = eventually_within(WAIT_LIMIT, lambda: fails(lambda: lazy.send('{"type":"ping"}')))
@@ -97,18 +109,10 @@ def fails(act: Any) -> Exception | None:
     return None
 
 
-@pytest.fixture
-def redis_gate() -> Iterator[Gate]:
-    gate = Gate(urlsplit(environment().redis).port or 6379)
-    yield gate
-    gate.shut()
-
-
-def test_redis_outage_reports_errors_and_loses_no_message(initial_rows: None, redis_gate: Gate) -> None:
+def test_redis_outage_reports_errors_and_loses_no_message(initial_rows: None, gated_web: tuple[str, Gate]) -> None:
     """Writers during the outage get an error. A repeated message is stored once, and missed ones come with a ping."""
-    parts = urlsplit(environment().redis)
-    url = environment().redis.replace(f":{parts.port}", f":{redis_gate.port}")
-    with web(REDIS_URL=url) as address, Page(address) as ann, Page(address, role="agent") as bob:
+    address, redis_gate = gated_web
+    with Page(address) as ann, Page(address, role="agent") as bob:
         ann.receive_until("welcome")
         bob.receive_until("welcome")
         ann.send_frame("message", text="before", id="m0")

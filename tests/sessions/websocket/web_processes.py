@@ -1,11 +1,8 @@
-"""A real web process with its WebSockets, and clients."""
+"""Clients of the WebSockets of a real web process."""
 
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,59 +14,16 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from config.environment import ROOT, environment
 from sessions import tokens
-from tests.scheduling.api.serving import database_url
+from tests.scheduling.api.serving import serving
 from tests.support.waiting import WAIT_LIMIT
-
-FLAGS = "--ws websockets-sansio --ws-max-size 65536 --ws-per-message-deflate false --timeout-graceful-shutdown 2"
-
-
-@contextmanager
-def process(*words: str, pass_fds: tuple[int, ...] = (), **environ: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A program of the product on the test database, ended with the test."""
-    import os
-
-    env = {**os.environ, "DATABASE_URL": database_url(), "REDIS_URL": environment().redis, **environ}
-    env["AFTERTOUCH_STATE_DIR"] = str(environment().aftertouch_state_dir)
-    running = subprocess.Popen([sys.executable, *words], cwd=ROOT, env=env, pass_fds=pass_fds)
-    try:
-        yield running
-    finally:
-        running.terminate()
-        try:
-            running.wait(WAIT_LIMIT)
-        except subprocess.TimeoutExpired:
-            running.kill()
-            running.wait()
 
 
 @contextmanager
 def web(**environ: str) -> Iterator[str]:
-    """uvicorn as the stack starts it; yields its address without the scheme."""
-    with listening() as listener, web_on(listener, **environ):
-        yield address_of(listener)
-
-
-@contextmanager
-def listening() -> Iterator[socket.socket]:
-    """A port that outlives the web processes that serve it, one after the other."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(4096)
-        yield listener
-
-
-def address_of(listener: socket.socket) -> str:
-    return f"127.0.0.1:{listener.getsockname()[1]}"
-
-
-@contextmanager
-def web_on(listener: socket.socket, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
-    words = ["-m", "uvicorn", "tests.support.longer_limits_asgi:application", "--fd", str(listener.fileno())]
-    words += [*FLAGS.split(), "--log-level", "warning", "--no-access-log"]
-    with process(*words, pass_fds=(listener.fileno(),), **environ) as running:
-        yield running
+    """A web process; yields its address without the scheme."""
+    with serving(**environ) as address:
+        yield address.removeprefix("http://")
 
 
 def token(session: str = "s1", user: str = "ann", role: str = "user", *, seconds: float = 600, **more: str) -> str:
