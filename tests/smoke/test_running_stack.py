@@ -23,6 +23,7 @@ from tests.faults.receiver import SECRET, EffectReceiver
 from tests.support.chromium import find_chromium
 from tests.support.stack import StackUnderTest, run_stack
 
+SCOPES = ("events", "config.write", "rpa", "rpa.configure", "rpa.commands")
 PROGRAMS = ("web", "core", "ticks", "execution", "beat")
 
 
@@ -31,14 +32,11 @@ class SmokeStack(StackUnderTest):
     receiver: EffectReceiver
     key: str
 
-    def call(self, method: str, path: str, body: Any = None) -> Any:
+    def call(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
         """Call the API, again while the web process cannot answer."""
-        request = urllib.request.Request(
-            self.stack.base_url + path,
-            json.dumps(body).encode() if body is not None else None,
-            {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"},
-            method=method,
-        )
+        data = body if isinstance(body, bytes) else json.dumps(body).encode() if body is not None else None
+        headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json", **headers}
+        request = urllib.request.Request(self.stack.base_url + path, data, headers, method=method)
         ends_at = time.monotonic() + self.wait_limit
         while True:
             try:
@@ -49,6 +47,10 @@ class SmokeStack(StackUnderTest):
                 if refused or time.monotonic() > ends_at:
                     raise
                 time.sleep(0.5)
+
+    def publish(self, configuration: bytes) -> None:
+        headers = {"If-Match": "*", "Content-Type": "application/yaml"}
+        assert self.call("PUT", "/api/v1/config?reason=smoke", configuration, **headers)["stored"]
 
     def send_event(self, name: str) -> None:
         event = {"specversion": "1.0", "id": name, "source": "smoke", "type": "smoke.step", "subject": f"ann-{name}"}
@@ -72,27 +74,26 @@ class SmokeStack(StackUnderTest):
 def smoke(state_folder: Callable[[str], Path]) -> Iterator[SmokeStack]:
     with EffectReceiver((0, 0)) as receiver:
         env = {"AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": receiver.address, "AFTERTOUCH_RPA_SLOTS": "1"}
-        with run_stack(state_folder("smoke"), PROGRAMS, env) as stack:
+        with run_stack(state_folder("smoke"), PROGRAMS, env, migrated=False) as stack:
             made = SmokeStack(stack)
             made.receiver = receiver
-            made.key = stack.manage("create_api_key", "smoke", "--scope", "events", "--scope", "rpa").split()[-1]
+            made.key = stack.manage("create_api_key", "smoke", *(f"--scope={each}" for each in SCOPES)).split()[-1]
             free = {"cap": "ignore", "dedupe": "ignore", "conversation": "ignore", "quiet_hours": "ignore"}
-            made.apply_config(
-                {
-                    "version": 1,
-                    "channels": [
-                        {"key": "hook", "kind": "webhook", "url": receiver.url("once"), "secret": SECRET,
-                         "idempotent": True, "timeout": "20s", "retry": ["1s"] * 5}
-                    ],
-                    "templates": [{"key": "words", "content_type": "words", "body": "hi {{ user.id }}"}],
-                    "stages": [{"key": "smoke", "name": "Smoke"}],
-                    "nodes": [
-                        {"key": "step", "stage": "smoke", "trigger": "smoke.step", "delay": "1s", "template": "words",
-                         "channel": "hook", "guards": free}
-                    ],
-                    "harassment_rules": [],
-                }
-            )  # fmt: skip
+            configuration = {
+                "version": 1,
+                "channels": [
+                    {"key": "hook", "kind": "webhook", "url": receiver.url("once"), "secret": SECRET,
+                     "idempotent": True, "timeout": "20s", "retry": ["1s"] * 5}
+                ],
+                "templates": [{"key": "words", "content_type": "words", "body": "hi {{ user.id }}"}],
+                "stages": [{"key": "smoke", "name": "Smoke"}],
+                "nodes": [
+                    {"key": "step", "stage": "smoke", "trigger": "smoke.step", "delay": "1s", "template": "words",
+                     "channel": "hook", "guards": free}
+                ],
+                "harassment_rules": [],
+            }  # fmt: skip
+            made.publish(json.dumps(configuration).encode())
             yield made
 
 
@@ -127,7 +128,7 @@ def test_flushed_redis_loses_no_touch(smoke: SmokeStack) -> None:
 
 def test_job_runs_in_a_real_browser(smoke: SmokeStack) -> None:
     find_chromium()
-    smoke.stack.manage("apply_config", str(ROOT / "examples" / "demo_shop" / "shops.yaml"))
+    smoke.publish((ROOT / "examples" / "demo_shop" / "shops.yaml").read_bytes())
     with demo_shop() as site:
         job = {
             "platform": "demo", "shop_id": "s1", "task_type": "sync_order", "priority": "high",
