@@ -65,7 +65,11 @@ class Texts(HTMLParser):
 
 
 def words(page: str) -> list[str]:
-    texts = (" ".join(each.text.split()) for each in Texts(page).found if not each.within & SILENT)
+    return read_words(Texts(page).found)
+
+
+def read_words(found: list[Text]) -> list[str]:
+    texts = (" ".join(each.text.split()) for each in found if not each.within & SILENT)
     return [text for text in texts if text]
 
 

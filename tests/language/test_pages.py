@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -35,7 +36,7 @@ from sessions.frames import Frame
 from sessions.models import Campaign
 from sessions.store import sessions
 from tests.language.catalogue import CATALOGUES, entries
-from tests.language.page_texts import Texts, every_page, words
+from tests.language.page_texts import Text, Texts, every_page, read_words, words
 from tests.rpa_tasks.admin.conftest import Market
 from tests.scheduling.core.conftest import deliver
 from tests.security import admin_pages
@@ -126,7 +127,7 @@ def untranslated() -> set[str]:
 
 
 @pytest.mark.usefixtures("numbered_rows")
-def test_chinese_pages_open_with_unreadable_secrets_and_show_no_english() -> None:
+def test_chinese_pages_open_with_unreadable_secrets_and_show_no_english(hide_menu: Callable[[], None]) -> None:
     client, known, pages = member("zh-hans"), untranslated(), {}
     for page in every_page():
         answer = client.get(page)
@@ -134,6 +135,7 @@ def test_chinese_pages_open_with_unreadable_secrets_and_show_no_english() -> Non
         assert answer.status_code in ((200, 302) if page.endswith(("/change/", "/history/")) else range(500)), page
         if answer.status_code == 200 and "html" in answer["content-type"] and not page.startswith(STORED_WORDS):
             pages[page] = answer.content.decode()
+            hide_menu()
     assert len(pages) > 100
     said = {(each, page) for page, text in pages.items() for each in words(text)}
     foreign = sorted((text, page) for text, page in said if english_in(text) or text.rstrip(":") in known)
@@ -180,28 +182,39 @@ def histories(user: User) -> list[str]:
     ]
 
 
-def read_pages(client: Client, addresses: Iterable[str]) -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class Shown:
+    html: str
+    texts: list[Text]
+
+
+def read_pages(client: Client, addresses: Iterable[str]) -> dict[str, Shown]:
     """The pages by their address; for one that leads to another, by that."""
     pages = {}
     for page in addresses:
         answer: Any = client.get(page, follow=True)
         assert answer.status_code == 200, page
-        pages[answer.redirect_chain[-1][0] if answer.redirect_chain else page] = answer.content.decode()
+        drawn = answer.content.decode()
+        pages[answer.redirect_chain[-1][0] if answer.redirect_chain else page] = Shown(drawn, Texts(drawn).found)
     return pages
 
 
 @pytest.mark.usefixtures("odd_rows")
-def test_english_pages_are_in_one_language_with_complete_times_visible_ids_and_links_that_lead_on() -> None:
+def test_english_pages_are_in_one_language_with_complete_times_visible_ids_and_links_that_lead_on(
+    hide_menu: Callable[[], None],
+) -> None:
     client = member("en")
     user = User.objects.get(username="u0")
     of_customer, of_campaign = histories(user)
-    pages = read_pages(client, [*page_addresses(user), of_customer, of_campaign, *pages_of_odd_rows()])
+    pages = read_pages(client, [reverse("admin:index")])
+    hide_menu()
+    pages = read_pages(client, [*page_addresses(user), of_customer, of_campaign, *pages_of_odd_rows()]) | pages
     assert len(pages) > 150
     assert list_chinese(pages) == []
     assert list_wrong_headings(client, pages) == []
     check_times_and_ids(pages)
-    assert "?p=2" not in pages[of_customer]  # as after a list whose rows are not counted
-    assert pages[of_campaign].count(describe_instant(Campaign.objects.get(key="sale").ends_at)) == 1
+    assert "?p=2" not in pages[of_customer].html  # as after a list whose rows are not counted
+    assert pages[of_campaign].html.count(describe_instant(Campaign.objects.get(key="sale").ends_at)) == 1
     links = list(list_filter_links(pages))
     assert len(links) > 40
     assert [link for link in sorted(links) if not accepts(user, link)] == []
@@ -210,12 +223,14 @@ def test_english_pages_are_in_one_language_with_complete_times_visible_ids_and_l
     check_times_and_ids(read_pages(client, changes))
 
 
-def list_chinese(pages: dict[str, str]) -> list[tuple[str, str]]:
-    said = {(each, page) for page in pages if not page.startswith(STORED_WORDS) for each in words(pages[page])}
+def list_chinese(pages: dict[str, Shown]) -> list[tuple[str, str]]:
+    said = {
+        (each, page) for page in pages if not page.startswith(STORED_WORDS) for each in read_words(pages[page].texts)
+    }
     return sorted((text, page) for text, page in said if HAN.search(text) and text not in NAMES)
 
 
-def list_wrong_headings(client: Client, pages: dict[str, str]) -> Iterable[Any]:
+def list_wrong_headings(client: Client, pages: dict[str, Shown]) -> Iterable[Any]:
     """Each tab of the menu names the heading and the title of its page."""
     tabs = [tab for _title, entries in list_menu_groups() for entry in entries for tab in entry.tabs]
     opened = read_pages(client, [tab.link for tab in tabs if tab.link not in pages]) | pages
@@ -223,7 +238,7 @@ def list_wrong_headings(client: Client, pages: dict[str, str]) -> Iterable[Any]:
     assert len(own) > len(tabs) - 4
     wrong = []
     for tab in own:
-        page = opened[tab.link]
+        page = opened[tab.link].html
         with override("en"):
             name = str(tab.title)
         heading = [plain(each) for each in re.findall(r"<h1[^>]*>(.*?)</h1>", page, re.DOTALL)]
@@ -237,11 +252,11 @@ def plain(markup: str) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", markup)).split())
 
 
-def check_times_and_ids(pages: dict[str, str]) -> None:
+def check_times_and_ids(pages: dict[str, Shown]) -> None:
     shown = {
         (each.text.strip(), each.instant, page)
-        for page, text in pages.items()
-        for each in Texts(text).found
+        for page, found in pages.items()
+        for each in found.texts
         if not each.within & RAW
     }
     times = {each for each in shown if TIME.search(each[0])}
@@ -264,12 +279,12 @@ def fill_times() -> None:
                     continue
 
 
-def list_filter_links(pages: dict[str, str]) -> Iterable[str]:
+def list_filter_links(pages: dict[str, Shown]) -> Iterable[str]:
     """Each link with a filter, and each choice of each filter. Of orders and pages one stands for all."""
     lists = {address(model) for model in admin.site._registry}
     links: dict[tuple[str, frozenset[tuple[str, str]]], str] = {}
-    for page, text in pages.items():
-        for found in re.findall(r'href="([^"]*\?[^"]+)"', text):
+    for page, shown in pages.items():
+        for found in re.findall(r'href="([^"]*\?[^"]+)"', shown.html):
             path, _, query = html.unescape(found).partition("?")
             path = path or page.partition("?")[0]
             if path in lists:
