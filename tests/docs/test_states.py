@@ -169,8 +169,3 @@ def test_failed_task_moves_match_the_drawing(touch: UUID) -> None:
             found.add((state, act_on(row, act)))
     ends = {"resolved_delivered", "resolved_not_delivered", "archived"}
     assert read_drawing("A failed task") == ({(before, after) for before, after in found if before != after}, ends)
-
-
-def test_failed_task_not_unknown_cannot_be_resolved(touch: UUID) -> None:
-    row = FailedTask.objects.create(origin="touch", task_id=touch, failure="failed", reason="test")
-    assert act_on(row, lambda pk, actor: failed_tasks.resolve_failed_task(pk, actor, delivered=True)) == "open"

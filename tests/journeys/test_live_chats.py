@@ -129,30 +129,6 @@ def test_row_chosen_by_keyboard_stays_chosen_after_a_refresh(
     assert page.get_attribute("#live-list tr.at-here a:focus", "href") == chosen
 
 
-def test_chats_in_hidden_tab_request_nothing(ops: Callable[..., Any], chats: None, live_server: LiveServer) -> None:
-    page = ops("en")
-    asked: list[str] = []
-    address = reverse("admin:chat_sessions_live")
-    page.on("request", lambda request: asked.append(request.url) if request.resource_type == "fetch" else None)
-    page.add_init_script("Object.defineProperty(document, 'hidden', {get: () => window.away === true})")
-    open_chat_page(page, live_server, "live")
-    page.clock.install()
-    page.reload()
-    sessions.live_store().note_activity([Frame("one-more", "ann", tag="vip")])
-    page.clock.run_for(4_000)
-    page.wait_for_selector("#live-policies tr:has-text('vip') td:has-text('41')")
-    page.evaluate("window.away = true")
-    page.clock.run_for(4_000)  # the turn that was under way
-    before = len(asked)
-    assert before >= 1
-    page.clock.run_for(60_000)
-    assert len(asked) == before
-    sessions.live_store().note_activity([Frame("yet-another", "ann", tag="vip")])
-    page.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
-    page.wait_for_selector("#live-policies tr:has-text('vip') td:has-text('42')")
-    assert all(urlsplit(each).path == address for each in asked)
-
-
 def test_page_that_is_not_refreshed_shows_it(ops: Callable[..., Any], chats: None, live_server: LiveServer) -> None:
     """The first request gets no answer, the next one does."""
     page = ops("en")

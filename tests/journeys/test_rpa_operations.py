@@ -215,31 +215,6 @@ def test_failed_jobs_of_one_cause_are_retried(
     assert wait_until(lambda: again.count() == 3, WAIT_LIMIT)
 
 
-def test_jobs_in_hidden_tab_request_nothing(
-    ops: OpenPage, market: Market, open_admin_page: Callable[..., None]
-) -> None:
-    running = running_job(market)
-    page = ops("en")
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url) if "/live/" in request.url else None)
-    page.add_init_script("Object.defineProperty(document, 'hidden', {get: () => window.away === true})")
-    open_admin_page(page, "rpa_tasks_job_changelist")
-    page.clock.install()
-    page.reload()
-    page.clock.run_for(4_000)
-    page.wait_for_selector(f"[id=\"{running.pk}-progress\"]:has-text('40 %')")
-    page.evaluate("window.away = true")
-    page.clock.run_for(4_000)  # one may have been on its way
-    before = len(asked)
-    assert before >= 1
-    page.clock.run_for(60_000)
-    assert len(asked) == before
-    Job.objects.filter(pk=running.pk).update(progress=0.8)
-    page.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
-    page.wait_for_selector("text=80 %")
-    assert len(asked) > before
-
-
 def running_job(market: Market) -> Job:
     """Some other node's; nothing runs here."""
     shop = Shop.objects.get(shop_id="s1")

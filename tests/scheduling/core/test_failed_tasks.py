@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from datetime import timedelta
-from itertools import product
 from typing import Any, Protocol
 
 import pytest
@@ -173,15 +171,6 @@ def test_resolve_needs_an_unknown_outcome(create_failed_task: CreateFailedTask) 
         failed_tasks.resolve_failed_task(row.pk, ANN, delivered=True)
     row.refresh_from_db()
     assert row.state == "open"
-
-
-def test_failed_task_allows_documented_action_order(create_failed_task: CreateFailedTask) -> None:
-    allowed = [("ignore", "retry"), ("ignore", "archive")]
-    for number, (first, second) in enumerate(product(("retry", "ignore", "archive"), repeat=2)):
-        row = create_failed_task(user=f"user-{number}")
-        getattr(failed_tasks, f"{first}_failed_task")(row.pk, ANN)
-        with nullcontext() if (first, second) in allowed else pytest.raises(Conflict):
-            getattr(failed_tasks, f"{second}_failed_task")(row.pk, ANN)
 
 
 def test_failed_task_action_stores_actor_and_reason(create_failed_task: CreateFailedTask) -> None:
