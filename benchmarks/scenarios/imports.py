@@ -1,4 +1,4 @@
-"""Measure the check, the import and the undo of a CSV file of customers, of which one line in a thousand is wrong."""
+"""Measure the check and the import of a CSV file of customers, of which one line in a thousand is wrong."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ def imports(bench: Bench) -> None:
         _measure_phase(bench, row.pk, "checking", lines)
         uploads.start_import(row.pk, actor="bench")
         _measure_phase(bench, row.pk, "running", lines)
-        uploads.undo_import(row.pk, actor="bench")
-        _measure_phase(bench, row.pk, "undoing", lines)
         bench.figures.add("imports", "growth of the process", _peak_mb() - before, "MB", goal=GOAL_GROWTH)
 
 
@@ -52,9 +50,8 @@ def _measure_phase(bench: Bench, import_id: object, phase: str, lines: int) -> N
     add("imports", f"{phase}: processor time of the worker for each line", own / lines * 1e6, "µs")
     add("imports", f"{phase}: processor time of PostgreSQL for each line", database / lines * 1e6, "µs")
     add("imports", f"{phase}: longest batch", longest, "s")
-    if phase != "undoing":
-        wrong = counts["refused"] - lines // WRONG_EVERY
-        add("imports", f"{phase}: refused beyond the wrong lines", wrong, "lines", goal=0)
+    wrong = counts["refused"] - lines // WRONG_EVERY
+    add("imports", f"{phase}: refused beyond the wrong lines", wrong, "lines", goal=0)
 
 
 def _generate_lines(count: int) -> Iterator[bytes]:

@@ -24,7 +24,7 @@ PART_BODY = {
     "requestBody": {"required": True, "content": {"text/csv": {"schema": {"type": "string", "format": "binary"}}}}
 }
 ACTIONS: dict[str, Callable[..., object]] = {
-    "start": imports.start_import, "stop": imports.stop_import, "undo": imports.undo_import,
+    "start": imports.start_import, "stop": imports.stop_import
 }  # fmt: skip
 
 
@@ -38,8 +38,8 @@ class ImportIn(Request):
 
 
 class ImportOut(Schema):
-    """`stored`: bytes that arrived. `counts`: by phase `checking`, `running`, `undoing`. `problems`: why the file
-    cannot be read."""
+    """`stored`: bytes that arrived. `counts`: by phase `checking`, `running`. `problems`: why the file cannot be
+    read."""
 
     id: UUID
     file_name: str
@@ -110,9 +110,8 @@ def list_refused_lines(request: HttpRequest, import_id: UUID, page: Query[Page])
 
 
 @router.post("/customer-imports/{import_id}/{action}", response={200: ImportOut, PROBLEMS: ProblemOut})
-def decide_import(request: HttpRequest, import_id: UUID, action: Literal["start", "stop", "undo"]) -> CustomerImport:
-    """Start a checked import, discard or stop one, or restore the values from before an ended one. 409 in a state that
-    does not allow it."""
+def decide_import(request: HttpRequest, import_id: UUID, action: Literal["start", "stop"]) -> CustomerImport:
+    """Start a checked import, discard or stop one. 409 in a state that does not allow it."""
     ACTIONS[action](import_id, actor=build_api_key_actor(request).name)
     return _find_import(import_id)
 

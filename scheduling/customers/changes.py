@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
 
 from django.db import transaction
 from django.db.models import QuerySet
@@ -115,8 +114,6 @@ class StoredCustomer:
         elif objected_at and not (consent and consent["given_at"] > objected_at):
             self.ignored.append("opted_out")
         else:
-            if since:
-                self.before["opted_out_at"] = since.isoformat()  # for the undo of an import
             self._set("opted_out", False)
             self._set("objected_at", None)
             self.values["opted_out_at"] = None
@@ -136,9 +133,7 @@ def _merge_addresses(stored: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def change_customers(
-    inputs: Sequence[CustomerInput], *, actor: str, import_id: UUID | None = None
-) -> list[StoredCustomer]:
+def change_customers(inputs: Sequence[CustomerInput], *, actor: str) -> list[StoredCustomer]:
     """Create or change up to `BATCH` customers, all or none. Return them in the order of the inputs.
 
     Each user id occurs once. A customer that the inputs do not change gets no entry in its history.
@@ -152,9 +147,14 @@ def change_customers(
             at = sql.now()
             stored = _lock_or_insert([each.user_id for each in inputs])
             _apply_inputs(inputs, stored, at)
-            changed = [row for row in stored.values() if row.after]
-            write_customers(changed)
-            store_changes([row for row in stored.values() if row.after or row.created], at, actor, import_id)
+            _write_customers([row for row in stored.values() if row.after])
+            CustomerChange.objects.bulk_create(
+                CustomerChange(
+                    id=new_id(), customer_id=row.id, at=at, actor=actor[:160], created=row.created, before=row.before,
+                    after=row.after,
+                )
+                for row in stored.values() if row.after or row.created
+            )  # fmt: skip
             return [stored[each.user_id] for each in inputs]
 
 
@@ -190,15 +190,11 @@ def _lock_or_insert(user_ids: Sequence[str]) -> dict[str, StoredCustomer]:
     inserted = locks.insert_customers(dict.fromkeys(unknown, (None, None))) if unknown else {}
     if len(inserted) < len(unknown):
         raise _CustomersInserted
-    stored = {row.user_id: row for row in read_locked([*ids.values(), *inserted.values()])}
+    rows = sql.rows(_STORED, {"ids": [*ids.values(), *inserted.values()]})
+    stored = {row.user_id: row for row in map(_read_stored, rows)}
     for user_id in inserted:
         stored[user_id].created = True
     return stored
-
-
-def read_locked(customer_ids: Sequence[int]) -> list[StoredCustomer]:
-    """Return the values of customers whose locks the transaction holds."""
-    return [_read_stored(row) for row in sql.rows(_STORED, {"ids": list(customer_ids)})]
 
 
 def _read_stored(row: Sequence[Any]) -> StoredCustomer:
@@ -218,7 +214,7 @@ def _apply_inputs(inputs: Sequence[CustomerInput], stored: Mapping[str, StoredCu
         raise InvalidInput(*errors)
 
 
-def write_customers(changed: Sequence[StoredCustomer]) -> None:
+def _write_customers(changed: Sequence[StoredCustomer]) -> None:
     """Write the changed values of locked customers."""
     plain = [row for row in changed if not row.after.keys() <= {"attributes", "tags"}]
     if plain:
@@ -240,19 +236,6 @@ def write_customers(changed: Sequence[StoredCustomer]) -> None:
                 "tags": [Jsonb(row.values["tags"]) for row in with_profile],
             },
         )
-
-
-def store_changes(
-    rows: Sequence[StoredCustomer], at: datetime, actor: str, import_id: UUID | None = None, *, is_undo: bool = False
-) -> None:
-    """Add to the history of locked customers what `rows` changed."""
-    CustomerChange.objects.bulk_create(
-        CustomerChange(
-            id=new_id(), customer_id=row.id, at=at, actor=actor[:160], created=row.created,
-            before=row.before, after=row.after, import_id=import_id, is_undo=is_undo,
-        )
-        for row in rows
-    )  # fmt: skip
 
 
 _VALUES = """

@@ -1,16 +1,12 @@
-"""Run the batches of imports on workers: check, import and undo.
+"""Run the batches of imports on workers: check and import.
 
 A batch is one transaction that holds the lock of the import's row. Its effects and its progress commit together: a
 batch whose worker dies has no effect, and another worker repeats it. No lock is held between two batches.
-
-An undo restores the values from before an import, except those that another writer has changed since. Changes are
-undone from the latest to the first, so that a customer on several lines gets its first values. Each value is compared
-with the one that the import wrote, and the history is searched for later changes of the same field.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
@@ -27,24 +23,17 @@ from django.utils.timezone import now
 from scheduling import sql
 from scheduling.customers.changes import (
     BATCH,
-    CONSENT_FIELDS,
     CustomerInput,
     StoredCustomer,
     change_customers,
     predict_changes,
-    read_locked,
-    store_changes,
-    write_customers,
 )
 from scheduling.customers.imports import WORKING, CsvRecord, State, delete_file, map_header, read_records
 from scheduling.error_text import ErrorText
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import InvalidInput
-from scheduling.ledger import locks
-from scheduling.models import CustomerChange, CustomerErasure, CustomerImport, RefusedLines
+from scheduling.models import CustomerErasure, CustomerImport, RefusedLines
 from scheduling.models.customer import digest_user_id
-from scheduling.policy.profile import InvalidValue
-from scheduling.strict_text import is_same_json
 
 log = structlog.get_logger(__name__)
 
@@ -125,10 +114,7 @@ def _lock_import(rows: QuerySet[CustomerImport]) -> CustomerImport | None:
 def _run_phase(row: CustomerImport) -> None:
     """Run one batch. The caller saves the row in the same transaction."""
     phase = row.state
-    if phase == State.UNDOING:
-        counts, refused, ended = undo_changes(row)
-    else:
-        counts, refused, ended = run_import_lines(row)
+    counts, refused, ended = run_import_lines(row)
     known = row.counts.get(phase, {})
     row.counts = {**row.counts, phase: {name: known.get(name, 0) + count for name, count in counts.items()}}
     if refused:
@@ -136,7 +122,7 @@ def _run_phase(row: CustomerImport) -> None:
         RefusedLines.objects.create(upload=row, phase=phase, entries=entries)
     row.tries, row.next_at = 0, row.at  # type: ignore[attr-defined]
     if ended:
-        row.state = {State.CHECKING: State.READY, State.RUNNING: State.DONE, State.UNDOING: State.UNDONE}[State(phase)]
+        row.state = State.READY if phase == State.CHECKING else State.DONE
         if phase != State.CHECKING:
             row.ended_at = now()
             delete_file(row)
@@ -161,7 +147,7 @@ def run_import_lines(row: CustomerImport) -> tuple[Counter[str], list[Refusal], 
         del inputs[user_id]
     act: Callable[[Sequence[CustomerInput]], list[StoredCustomer]] = predict_changes
     if row.state != State.CHECKING:
-        act = partial(change_customers, actor=f"{row.actor_name} (CSV …{str(row.pk)[-8:]})", import_id=row.pk)
+        act = partial(change_customers, actor=f"{row.actor_name} (CSV …{str(row.pk)[-8:]})")
     stored, wrong = _apply_rows(act, inputs)
     refused += [(line, field, message) for user_id, field, message in wrong for line in lines[user_id]]
     later = _read_erased(row) - erased  # no erasure of these customers commits after their locks
@@ -236,108 +222,3 @@ def _read_erased(row: CustomerImport) -> set[str]:
     """Return the digests of customers that were erased after the upload. The file must not bring them back."""
     since = row.created_at - CLOCK_SKEW
     return set(CustomerErasure.objects.filter(requested_at__gte=since).values_list("digest", flat=True))
-
-
-#: A field, and the kind of an address or the name of an attribute.
-Place = tuple[str, str]
-#: Customer, field and message.
-KeptValue = tuple[int, str, str]
-
-
-def undo_changes(row: CustomerImport) -> tuple[Counter[str], list[KeptValue], bool]:
-    """Undo the next changes of an import. Return counts, the values that stay, and whether none are left."""
-    found = CustomerChange.objects.filter(import_id=row.pk, is_undo=False).select_related("customer")
-    if row.undo_position:
-        found = found.filter(pk__lt=row.undo_position)
-    changes = list(found.order_by("-pk")[:BATCH])
-    users = {each.customer_id: each.customer.user_id for each in changes}
-    # Without erased customers.
-    locked = {spec.id for spec in locks.lock_customers_by_user_id(list(users.values())).values()}
-    at = sql.now()
-    stored = {each.id: each for each in read_locked([key for key in users if key in locked])}
-    later = _read_later_changes(row, changes)
-    kept: list[KeptValue] = []
-    wanted = {key: _flatten_values(each.values) for key, each in stored.items()}
-    for change in changes:
-        if change.customer_id in stored:
-            kept += _restore_values(change, wanted[change.customer_id], later[change.customer_id])
-    for key, each in stored.items():
-        since = wanted[key]["opted_out_at", ""]
-        opted_out_at = datetime.fromisoformat(since) if isinstance(since, str) else at
-        for name, value in _list_restored_fields(each, wanted[key]).items():
-            try:
-                each.change({name: value}, opted_out_at)
-            except InvalidValue as error:  # it would have too many attributes or addresses
-                kept.append((key, name, str(error)))
-    restored = [each for each in stored.values() if each.after]
-    write_customers(restored)
-    store_changes(restored, at, f"{row.ended_by} (CSV …{str(row.pk)[-8:]})", row.pk, is_undo=True)
-    if changes:
-        row.undo_position = changes[-1].pk
-    counts = Counter(changes=len(changes), restored=len(restored), kept=len(kept))
-    return counts, kept, len(changes) < BATCH
-
-
-def _read_later_changes(row: CustomerImport, changes: Sequence[CustomerChange]) -> Mapping[int, list[CustomerChange]]:
-    """Return changes by others by customer. Call it after the locks."""
-    later: dict[int, list[CustomerChange]] = defaultdict(list)
-    if changes:
-        found = CustomerChange.objects.filter(
-            customer__in={each.customer_id for each in changes}, pk__gt=min(each.pk for each in changes)
-        )
-        for each in found.exclude(import_id=row.pk).order_by("pk"):
-            later[each.customer_id].append(each)
-    return later
-
-
-def _restore_values(
-    change: CustomerChange, wanted: dict[Place, Any], later: Sequence[CustomerChange]
-) -> list[KeptValue]:
-    """Set the values from before the change. Return those that stay."""
-    kept: list[KeptValue] = []
-    taken = {place: each.actor for each in later if each.pk > change.pk for place in _list_changed_places(each)}
-    before, after = _flatten_values(change.before), _flatten_values(change.after)
-    for place in _list_changed_places(change):
-        if place == ("opted_out", "") and after[place]:
-            message = _("an opt-out stays: the customer may have confirmed it since")
-        elif place in taken:
-            message = _("was changed later by %(name)s", name=taken[place])
-        elif not is_same_json(wanted.get(place), after.get(place)):
-            message = _("was changed later")
-        else:
-            wanted[place] = before.get(place)
-            if place == ("opted_out", ""):  # an opt-out keeps its time; without it, it counts from now
-                wanted["opted_out_at", ""] = before.get(("opted_out_at", ""))
-            continue
-        kept.append((change.customer_id, ".".join(filter(None, place)), message))
-    return kept
-
-
-def _list_changed_places(change: CustomerChange) -> list[Place]:
-    before, after = _flatten_values(change.before), _flatten_values(change.after)
-    places = (before.keys() | after.keys()) - {("opted_out_at", "")}
-    return sorted(place for place in places if not is_same_json(before.get(place), after.get(place)))
-
-
-def _flatten_values(values: Mapping[str, Any]) -> dict[Place, Any]:
-    found: dict[Place, Any] = {}
-    for name, value in values.items():
-        if name in ("addresses", "attributes") and isinstance(value, Mapping):
-            found |= {(name, key): each for key, each in value.items()}
-        else:
-            found[name, ""] = value
-    return found
-
-
-def _list_restored_fields(row: StoredCustomer, wanted: Mapping[Place, Any]) -> dict[str, Any]:
-    """Return the fields that lead from the stored values to the wanted ones."""
-    stored = _flatten_values(row.values)
-    fields: dict[str, Any] = {}
-    for (name, key), value in wanted.items():
-        if name in CONSENT_FIELDS or is_same_json(value, stored.get((name, key))):
-            continue
-        if key:
-            fields.setdefault("address_kinds" if name == "addresses" else name, {})[key] = value
-        else:
-            fields[name] = value
-    return fields

@@ -1,4 +1,4 @@
-"""Import customers from CSV files: upload, start, stop and undo. `import_batches` does the work.
+"""Import customers from CSV files: upload, start and stop. `import_batches` does the work.
 
 The page sends a file in parts, because a request must not exceed 1 MB. The parts are rows, which every process reads.
 They are deleted when the import ends, or a day after an upload that was not started.
@@ -404,8 +404,7 @@ KEPT_UNSTARTED = timedelta(days=1)
 LOCK_WAIT = 3.0  #: seconds for the current batch
 NOT_ALLOWED = _("The state of the import does not allow this.")
 State = CustomerImport.State
-WORKING = (State.CHECKING, State.RUNNING, State.UNDOING)
-UNDOABLE = (State.DONE, State.STOPPED, State.FAILED)
+WORKING = (State.CHECKING, State.RUNNING)
 WITH_FILE = (State.UPLOADING, State.CHECKING, State.READY, State.RUNNING)
 
 
@@ -550,27 +549,6 @@ def stop_import(import_id: UUID, *, actor: str) -> CustomerImport:
         delete_file(row)
     log.info("import_stopped", id=str(import_id), actor=actor)
     return row
-
-
-def undo_import(import_id: UUID, *, actor: str) -> None:
-    """Let workers restore the values from before an import.
-
-    Raises:
-        NotFound, Conflict: there is no such import, or nothing of it can be undone.
-    """
-    with _lock_in_state(import_id, *UNDOABLE) as row:
-        if not changed_customers(row):
-            raise Conflict(_("The import changed no customer."))
-        row.state, row.tries, row.next_at = State.UNDOING, 0, sql.now()
-        row.ended_at, row.ended_by = None, actor[:150]
-        row.save()
-    log.info("import_undo_started", id=str(import_id), actor=actor)
-
-
-def changed_customers(row: CustomerImport) -> int:
-    """Return the number of customers that the import created or changed."""
-    counts = row.counts.get(State.RUNNING, {})
-    return int(counts.get("created", 0) + counts.get("changed", 0))
 
 
 @contextmanager

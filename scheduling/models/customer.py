@@ -134,17 +134,11 @@ class CustomerChange(models.Model):
     #: The changed fields only; of `attributes` the changed ones, null for none.
     before = models.JSONField(_("before"), default=dict)
     after = models.JSONField(_("after"), default=dict)
-    #: Of a change by an import or by its undo. The history outlives the import.
-    import_id = models.UUIDField(null=True)
-    is_undo = models.BooleanField(default=False)
 
     class Meta:
         verbose_name = _("change of a customer")
         verbose_name_plural = _("changes of customers")
-        indexes = [
-            models.Index(fields=["customer", "-id"], name="customer_history"),
-            models.Index(fields=["import_id", "id"], name="customer_imported", condition=Q(import_id__isnull=False)),
-        ]
+        indexes = [models.Index(fields=["customer", "-id"], name="customer_history")]
 
     def __str__(self) -> str:
         return f"{self.customer_id} {self.at:%Y-%m-%d %H:%M}"
@@ -199,8 +193,8 @@ class CustomerImport(models.Model):
     The row is the job. A worker holds its lock during a batch. The effect of a batch and the progress are stored
     together.
 
-    uploading → checking → ready → running → done → undoing → undone
-    running → stopped → undoing; uploading, checking, ready → discarded; uploading, checking, running, undoing → failed
+    uploading → checking → ready → running → done
+    running → stopped; uploading, checking, ready → discarded; uploading, checking, running → failed
     """
 
     class State(models.TextChoices):
@@ -210,8 +204,6 @@ class CustomerImport(models.Model):
         RUNNING = "running", _("Under way")
         DONE = "done", _("Done")
         STOPPED = "stopped", _("Stopped")  #: finished batches stay done
-        UNDOING = "undoing", _("Being undone")
-        UNDONE = "undone", _("Undone")
         DISCARDED = "discarded", _("Discarded")
         FAILED = "failed", _("Failed")
 
@@ -240,10 +232,8 @@ class CustomerImport(models.Model):
     #: Of the next record.
     position = models.BigIntegerField(default=0)
     line = models.PositiveIntegerField(default=1)
-    #: Numbers by phase (`checking`, `running`, `undoing`) and outcome.
+    #: Numbers by phase (`checking`, `running`) and outcome.
     counts = models.JSONField(default=dict)
-    #: The last change that was undone; changes are undone from the latest to the first.
-    undo_position = models.UUIDField(null=True)
     #: The earliest start of the next batch, by the database's clock.
     next_at = models.DateTimeField(default=now)
     #: How often the current batch was started.
@@ -256,11 +246,7 @@ class CustomerImport(models.Model):
         verbose_name_plural = _("customer imports")
         ordering = ["-id"]
         default_permissions = ("view", "add")
-        indexes = [
-            models.Index(
-                fields=["next_at"], name="import_due", condition=Q(state__in=["checking", "running", "undoing"])
-            )
-        ]
+        indexes = [models.Index(fields=["next_at"], name="import_due", condition=Q(state__in=["checking", "running"]))]
 
     def __str__(self) -> str:
         return self.file_name
@@ -287,7 +273,7 @@ class RefusedLines(models.Model):
 
     upload = models.ForeignKey(CustomerImport, on_delete=models.CASCADE, related_name="refused", db_index=False)
     phase = models.CharField(max_length=10)
-    #: [[line, column, message]]; of an undo [[key of the customer, field, message]].
+    #: [[line, column, message]]
     entries = models.JSONField()
 
     class Meta:

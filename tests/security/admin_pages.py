@@ -604,7 +604,6 @@ PAGES: dict[str, Page] = {
     ),
     "scheduling_customerimport_start": Page(NOBODY, EDITOR, created(lambda: store_import("ready")), form=False),
     "scheduling_customerimport_stop": Page(NOBODY, EDITOR, created(lambda: store_import("running")), form=False),
-    "scheduling_customerimport_undo": Page(EDITOR, EDITOR, created(lambda: store_import("done"))),
     "scheduling_customerimport_refused": Page(EDITOR, args=first(CustomerImport)),
     # Touches.
     "scheduling_touch_cancel_matching": Page(OPERATOR, OPERATOR, query="status=waiting", data=PACE),

@@ -1,4 +1,4 @@
-"""Pages of customer imports: upload a file, look at its check, start, stop, and undo."""
+"""Pages of customer imports: upload a file, look at its check, start and stop."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldBooleanSwitchWidget
 
-from scheduling.admin.base import Confirmation, ReadOnlyAdmin, RowPage, ops_display, row_action
+from scheduling.admin.base import ReadOnlyAdmin, RowPage, ops_display, row_action
 from scheduling.admin.labels import translate_error
 from scheduling.admin.lists import stream_table
 from scheduling.customers import imports
 from scheduling.customers.imports import ENCODINGS, State, map_header
 from scheduling.error_text import ErrorText
 from scheduling.errors import AftertouchError, Conflict, InvalidInput
-from scheduling.models import Customer, CustomerImport, RefusedLines
+from scheduling.models import CustomerImport, RefusedLines
 
 MAY_IMPORT = "scheduling.add_customerimport"
 SHOWN_RECORDS = 5
 SHOWN_REFUSALS = 20
 TONES = {
     "uploading": "warning", "checking": "warning", "ready": "info", "running": "warning", "done": "success",
-    "stopped": "default", "undoing": "warning", "undone": "default", "discarded": "default", "failed": "danger",
+    "stopped": "default", "discarded": "default", "failed": "danger",
 }  # fmt: skip
 #: Labels of counts by phase.
 FIGURES = {
@@ -43,9 +43,6 @@ FIGURES = {
         ("lines", gettext_lazy("lines")), ("created", gettext_lazy("customers created")),
         ("changed", gettext_lazy("customers changed")), ("unchanged", gettext_lazy("unchanged")),
         ("refused", gettext_lazy("refused lines")), ("kept", gettext_lazy("values that stay")),
-    ),
-    State.UNDOING: (
-        ("restored", gettext_lazy("customers restored")), ("kept", gettext_lazy("values that stay")),
     ),
 }  # fmt: skip
 
@@ -72,7 +69,7 @@ class CustomerImportAdmin(RowPage, ReadOnlyAdmin):
     list_filter = ("state",)
     list_filter_submit = False
     ordering = ("-pk",)
-    actions_detail = ("part", "start", "stop", "undo", "refused")
+    actions_detail = ("part", "start", "stop", "refused")
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm(MAY_IMPORT)
@@ -155,18 +152,6 @@ class CustomerImportAdmin(RowPage, ReadOnlyAdmin):
             messages.error(request, translate_error(str(error)))
         return redirect(self.url("change", row.pk))
 
-    @row_action(
-        permission=MAY_IMPORT,
-        allowed=lambda row: row.state in imports.UNDOABLE and imports.changed_customers(row),
-    )  # fmt: skip
-    def undo(self, request: HttpRequest, row: CustomerImport) -> Confirmation:
-        return Confirmation(
-            title=_("Undo the import"), danger=True,
-            text=_("Restores the values from before the import, except those that were changed since. Opt-outs stay."),
-            facts=[_("Customers that the import changed: %(count)s") % {"count": imports.changed_customers(row)}],
-            act=lambda: imports.undo_import(row.pk, actor=request.user.get_username()),
-        )  # fmt: skip
-
     @row_action(permission=MAY_IMPORT, methods=["GET", "HEAD"])
     def refused(self, request: HttpRequest, row: CustomerImport) -> HttpResponseBase:
         return stream_table(request, "refused", "csv", _generate_refusals(row, _get_phase(row)))
@@ -187,29 +172,19 @@ def _compute_progress(row: CustomerImport) -> int:
     """Return the progress of the phase in percent."""
     if row.state == State.UPLOADING:
         return 100 * row.stored // row.size
-    if row.state == State.UNDOING:
-        total = imports.changed_customers(row)
-        done = int(row.counts.get(State.UNDOING, {}).get("changes", 0))
-        return min(100 * done // max(total, 1), 100)
     if row.state in imports.WORKING:
         return 100 * row.position // row.size
     return 100
 
 
 def _describe_entries(batch: RefusedLines) -> list[tuple[str, str, str]]:
-    """Return the line or customer, the column or field, and the reason of each refusal."""
-    names: dict[int, str] | None = None
-    if batch.phase == State.UNDOING:
-        customers = Customer.objects.filter(pk__in={each[0] for each in batch.entries})
-        names = dict(customers.values_list("pk", "user_id"))
+    """Return the line, the column and the reason of each refusal."""
     return [
-        (str(key) if names is None else names.get(key, "–"), field or "–", translate_error(ErrorText.load(message)))
-        for key, field, message in batch.entries
+        (str(line), column or "–", translate_error(ErrorText.load(message))) for line, column, message in batch.entries
     ]
 
 
 def _generate_refusals(row: CustomerImport, phase: str) -> Iterator[list[list[str]]]:
-    first = _("customer") if phase == State.UNDOING else _("line")
-    yield [[first, _("column"), _("reason")]]
+    yield [[_("line"), _("column"), _("reason")]]
     for each in row.refused.filter(phase=phase).order_by("pk").iterator(chunk_size=10):
         yield [list(entry) for entry in _describe_entries(each)]

@@ -9,11 +9,10 @@ import pytest
 from django.test import Client
 
 from scheduling.admin.touches import customer_import
-from scheduling.customers.changes import change_customer
 from scheduling.error_text import ErrorText
 from scheduling.models import CustomerImport, RefusedLines
 from tests.scheduling.admin.conftest import Url
-from tests.scheduling.imports.conftest import check, import_file, undo
+from tests.scheduling.imports.conftest import check
 from tests.support.tables import each_row
 from tests.support.undrawn import read_context, read_refusal
 
@@ -61,17 +60,6 @@ def test_file_of_refused_lines_escapes_formulas(editor: Client, admin_url: Url) 
     row.refused.update(entries=[[2, "=HYPERLINK(1)", ErrorText.dump("must be a number")]])
     text = b"".join(editor.get(admin_url("customerimport_refused", row.pk)).streaming_content).decode()
     assert "'=HYPERLINK(1)" in text
-
-
-def test_undone_import_lists_values_that_stay(editor: Client, admin_url: Url) -> None:
-    change_customer("bob", {"name": "Bob"}, actor="x")
-    row = import_file(CONTENT)
-    change_customer("bob", {"name": "Robert"}, actor="eve")
-    undo(row)
-    page = read_context(editor, admin_url("customerimport_change", row.pk))
-    assert page["refused"] == [("bob", "name", "was changed later by eve")]
-    text = b"".join(editor.get(admin_url("customerimport_refused", row.pk)).streaming_content).decode()
-    assert "bob,name,was changed later by eve" in text
 
 
 def test_page_describes_only_the_refusals_that_it_shows(

@@ -45,11 +45,6 @@ def import_file(content: str | bytes, **options: Any) -> CustomerImport:
     return finish(row)
 
 
-def undo(row: CustomerImport) -> CustomerImport:
-    imports.undo_import(row.pk, actor="bob")
-    return finish(row)
-
-
 def read_refused(row: CustomerImport, phase: str = "running") -> list[tuple[Any, str, str]]:
     batches = row.refused.filter(phase=phase).order_by("pk")
     return [(key, field, ErrorText.load(text)) for each in batches for key, field, text in each.entries]

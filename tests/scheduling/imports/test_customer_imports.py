@@ -348,7 +348,7 @@ def lapse(row: CustomerImport) -> None:
     CustomerImport.objects.filter(pk=row.pk).update(next_at=sql.now() - timedelta(seconds=1))
 
 
-def test_import_fails_after_max_tries_and_can_be_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_fails_after_max_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     row = check(make_lines(3))
     imports.start_import(row.pk, actor="ann")
 
@@ -423,7 +423,7 @@ def test_worker_killed_in_a_batch_stores_nothing_of_it(second_connection: Second
     row = finish(row)
     assert row.counts["running"] == {"lines": 25, "created": 24, "changed": 1, "unchanged": 0, "refused": 0}
     assert read_names() == {f"user-{number}": f"客户{number}" for number in range(25)}
-    assert CustomerChange.objects.filter(import_id=row.pk).count() == 25
+    assert CustomerChange.objects.filter(actor__startswith="ann (CSV").count() == 25
 
 
 def test_check_takes_no_lock(second_connection: SecondConnection) -> None:
