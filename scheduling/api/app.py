@@ -22,7 +22,6 @@ from ninja.parser import Parser
 from scheduling.api import (
     bulk_actions,
     config,
-    customer_imports,
     customers,
     events,
     failed_tasks,
@@ -61,7 +60,7 @@ api = Api(
 )
 register_problem_handlers(api)
 for router in (
-    events.router, touches.router, customers.router, customer_imports.router, bulk_actions.router,
+    events.router, touches.router, customers.router, bulk_actions.router,
     failed_tasks.router, receivers.router, receipts.router, webhooks.router,
     config.router,
 ):  # fmt: skip

@@ -16,11 +16,9 @@ from django.utils.timezone import now
 
 from config.urls import api
 from rpa_tasks.models import Evidence, ExecutionNode, Job
-from scheduling.customers import imports
 from scheduling.models import (
     INCLUDED,
     BulkAction,
-    CustomerImport,
     FailedTask,
     Scope,
     Touch,
@@ -66,10 +64,6 @@ def job(state: str) -> Callable[[], dict[str, Any]]:
 
 def bulk_action() -> dict[str, Any]:
     return {"action_id": BulkAction.objects.all()[0].pk}
-
-
-def customer_import() -> dict[str, Any]:
-    return {"import_id": CustomerImport.objects.get(file_name="people.csv").pk}
 
 
 def node() -> dict[str, Any]:
@@ -126,15 +120,6 @@ OPERATIONS: dict[str, Operation] = {
     "GET /customers": Operation("customers"),
     "GET /customers/{user_id}/export": Operation("customers.erase", lambda: {"user_id": "ann"}),
     "DELETE /customers/{user_id}": Operation("customers.erase", lambda: {"user_id": "dan"}),
-    "POST /customer-imports": Operation("customers", body={"file_name": "other.csv", "size": 9}),
-    "PUT /customer-imports/{import_id}/parts/{start}": Operation(
-        "customers", lambda: customer_import() | {"start": 0}, "user_id\nann"
-    ),
-    "GET /customer-imports/{import_id}": Operation("customers", customer_import),
-    "GET /customer-imports/{import_id}/refused": Operation("customers", customer_import),
-    "POST /customer-imports/{import_id}/{action}": Operation(
-        "customers", lambda: customer_import() | {"action": "stop"}
-    ),
     "POST /failed-tasks/bulk": Operation(
         "failed-tasks", body={"action": "ignore", "filter": {"fingerprint": "none"}, "reason": "r"}
     ),
@@ -227,7 +212,6 @@ def web(server: str, matrix: MatrixBuilder, record_event: Callable[..., Any]) ->
     BulkAction.objects.create(
         action="ignore", actor_name="u", reason="r", filter={"state": "open"}, per_second=1, total=3
     )
-    imports.create_import("people.csv", 1_000, actor="u")
     WebhookSubscription.objects.create(
         key="crm", config={name: WEBHOOK[name] for name in ("url", "secret")}, events=["job.ended"]
     )
