@@ -10,7 +10,7 @@ from celery import shared_task
 
 from scheduling import dispatch, sql, webhooks
 from scheduling.configuration import snapshot
-from scheduling.customers import erasure, import_batches, imports
+from scheduling.customers import erasure, imports
 from scheduling.delivery import pipeline
 from scheduling.dispatch import publication_headers
 from scheduling.experiments import drafts, rollouts
@@ -47,6 +47,7 @@ run_next_replay = shared_task(name="scheduling.run_replay", is_tick=True)(drafts
 continue_bulk_actions = shared_task(name="scheduling.continue_bulk_actions", is_tick=True)(
     bulk_actions.continue_bulk_actions
 )
+continue_imports = shared_task(name="scheduling.continue_imports", is_tick=True)(imports.continue_imports)
 
 
 @shared_task(name="scheduling.rescue", is_tick=True)
@@ -81,25 +82,3 @@ def request_webhooks() -> None:
 @shared_task(name="scheduling.send_webhooks", is_tick=True)
 def send_webhooks() -> None:
     outbox_sender().wake()
-
-
-@shared_task(name="scheduling.request_imports", is_tick=True)
-def request_imports() -> None:
-    """Publish the next batch of every due import: new ones, and those whose worker died."""
-    for import_id in import_batches.list_due_imports():
-        _publish_import_batch(import_id)
-
-
-@shared_task(name="scheduling.run_import_batch", is_tick=True)
-def run_customer_import(import_id: str) -> None:
-    if import_batches.run_import_batch(UUID(import_id)):
-        _publish_import_batch(UUID(import_id))
-
-
-def _publish_import_batch(import_id: UUID) -> None:
-    """Publish a batch. The tick publishes a lost message again."""
-    try:
-        headers = publication_headers() | {"periodic_task_name": request_imports.name}  # the tick repeats it
-        run_customer_import.apply_async([str(import_id)], queue="long", headers=headers)
-    except Exception as error:  # any error of the broker's client
-        log.warning("batch_not_published", id=str(import_id), error=str(error))

@@ -34,7 +34,7 @@ def imports(bench: Bench) -> None:
 
 def _measure_phase(bench: Bench, import_id: object, phase: str, lines: int) -> None:
     """Run the batches of a phase in this process, as a worker does."""
-    from scheduling.customers.import_batches import run_import_batch
+    from scheduling.customers.imports import run_import_batch
     from scheduling.models import CustomerImport
 
     server = [bench.servers["PostgreSQL"]]
@@ -44,7 +44,7 @@ def _measure_phase(bench: Bench, import_id: object, phase: str, lines: int) -> N
         more = run_import_batch(import_id)  # type: ignore[arg-type]
         longest = max(longest, time.monotonic() - batch_at)
     own, database = time.process_time() - own, processor_seconds(server) - database
-    counts = CustomerImport.objects.get(pk=import_id).counts[phase]
+    counts = CustomerImport.objects.get(pk=import_id).counts
     add = bench.figures.add
     add("imports", f"{phase}: lines", lines / (time.monotonic() - begun_at), "/s", note=f"{lines:,} lines, one worker")
     add("imports", f"{phase}: processor time of the worker for each line", own / lines * 1e6, "µs")

@@ -34,7 +34,7 @@ SCHEDULE = {
     "advance roll-outs": tick_entry("scheduling.advance_rollouts", 60, "long"),
     "run replays": tick_entry("scheduling.run_replay", 5, "long"),
     "continue bulk actions": tick_entry("scheduling.continue_bulk_actions", 5, "long"),
-    "continue imports": tick_entry("scheduling.request_imports", 5, "long"),
+    "continue imports": tick_entry("scheduling.continue_imports", 5, "long"),
 }
 
 #: Passes that run every few seconds. Beat logs their publication. Worker logs and Flower omit them; `/metrics` has

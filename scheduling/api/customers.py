@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 from uuid import UUID
 
 from django.conf import settings
-from django.core.exceptions import ValidationError
-from django.core.validators import validate_email
 from django.http import HttpRequest
 from ninja import Field, Path, Query, Router, Schema
-from pydantic import AfterValidator, WithJsonSchema
+from pydantic import AfterValidator, model_validator
 
 from scheduling import sql
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, charge_in_thread, get_principal
@@ -23,27 +20,18 @@ from scheduling.api.schemas import (
     ProblemOut,
     Request,
     Text,
-    UserId,
     build_page,
-    check_characters,
     check_storable,
     limit_list_time,
 )
 from scheduling.audit import record_action
-from scheduling.customers.changes import (
-    BATCH,
-    MAX_ADDRESSES,
-    CustomerInput,
-    change_customer,
-    change_customers,
-    match_term,
-)
+from scheduling.customers.changes import BATCH, CustomerInput, change_customer, change_customers, match_term
 from scheduling.customers.erasure import export_customer, request_erasure
+from scheduling.customers.inputs import CustomerFields, UserId, refuse_member
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput, NotFound
 from scheduling.models import Customer
-from scheduling.policy.profile import MAX_ATTRIBUTES, MAX_TAGS, check_attribute_name, normalize_tags, store_value
-from scheduling.policy.send_times import is_time_zone
+from scheduling.policy.profile import check_characters
 
 router = Router(tags=["customers"], auth=ApiKeyAuth("customers"))
 ERASE = ApiKeyAuth("customers.erase")
@@ -54,34 +42,8 @@ SAME = (
 )  # fmt: skip
 
 
-def _check_timezone(name: str) -> str:
-    if name and not is_time_zone(name):
-        raise ValueError(_("must be a name of the IANA time zone database, such as Asia/Shanghai"))
-    return name
-
-
-def _check_attribute_name(name: str) -> str:
-    check_attribute_name(name)
-    return name
-
-
-def _store_attribute(value: Any) -> Any:
-    return None if value is None else store_value(value)
-
-
 #: Live chats accept more characters than a new customer here may have.
 StoredUserId = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(check_storable)]
-AddressKind = Annotated[str, Field(pattern=r"^[a-z0-9_.-]{1,64}$"), AfterValidator(check_characters)]
-Address = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(check_characters)]
-
-
-AttributeName = Annotated[str, AfterValidator(_check_attribute_name)]
-AttributeIn = Annotated[
-    Any,
-    AfterValidator(_store_attribute),
-    WithJsonSchema({"anyOf": [{"type": each} for each in ("string", "number", "boolean", "null")]}),
-]
-Tags = Annotated[list[str], Field(max_length=MAX_TAGS), AfterValidator(normalize_tags)]
 
 
 class ConsentIn(Request):
@@ -91,23 +53,18 @@ class ConsentIn(Request):
     source: Annotated[str, Field(min_length=1, max_length=200), AfterValidator(check_characters)]
 
 
-class CustomerIn(Request):
-    level: Annotated[str, Field(max_length=40), AfterValidator(check_characters)] = ""
-    name: Annotated[str, Field(max_length=200), AfterValidator(check_characters)] = ""
-    locale: Annotated[str, Field(max_length=20), AfterValidator(check_characters)] = ""
-    timezone: Annotated[str, Field(max_length=60), AfterValidator(_check_timezone)] = ""
-    opted_out: bool = False
+class CustomerIn(CustomerFields):
     consent: ConsentIn | None = None
-    addresses: Annotated[dict[AddressKind, Address | None], Field(max_length=2 * MAX_ADDRESSES)] = {}
-    attributes: Annotated[dict[AttributeName, AttributeIn], Field(max_length=2 * MAX_ATTRIBUTES)] = {}
-    tags: Tags = []
+
+    @model_validator(mode="after")
+    def check_consent(self) -> Self:
+        if self.consent and ("opted_out" not in self.model_fields_set or self.opted_out):
+            raise refuse_member("consent", "is given with “opted_out: false” only")
+        return self
 
     def list_given(self) -> dict[str, Any]:
-        """Return the given fields. Addresses are merged by kind."""
-        given = self.model_dump(exclude_unset=True, exclude={"user_id"})
-        if "addresses" in given:
-            given["address_kinds"] = given.pop("addresses")
-        return given
+        given = super().list_given()
+        return given | {"consent": given["consent"].model_dump()} if given.get("consent") else given
 
 
 class NamedCustomerIn(CustomerIn):
@@ -188,7 +145,14 @@ class CustomersPage(Page):
 @router.post("/customers", response={200: CustomerReceiptsOut, PROBLEMS: ProblemOut})
 def post_customers(request: HttpRequest, batch: CustomersIn) -> dict[str, Any]:
     """Create or change up to 500 customers, all or none, like a `PUT` for each. The answer has one entry for each."""
-    _check_batch(batch.customers)
+    given = Counter(each.user_id for each in batch.customers)
+    errors = [
+        FieldError(f"customers.{position}.user_id", _("is given twice"))
+        for position, each in enumerate(batch.customers)
+        if given[each.user_id] > 1
+    ]
+    if errors:
+        raise InvalidInput(*errors)
     charge_in_thread(get_principal(request), "customers", len(batch.customers))
     inputs = [CustomerInput(each.user_id, each.list_given()) for each in batch.customers]
     with sql.brief_lock_waits():
@@ -248,8 +212,6 @@ def put_customer(request: HttpRequest, user_id: Path[UserId], customer: Customer
     `attributes` and `addresses` are merged by name; null removes one. `tags` replace the stored ones.
     `opted_out: false` lifts a person's own opt-out only with a later `consent`; else `ignored` names it.
     """
-    _check_consent(customer, "consent")
-    _check_email(customer, "addresses.email")
     with sql.brief_lock_waits():
         actor = build_api_key_actor(request).name
         stored = change_customer(user_id, customer.list_given(), actor=actor)
@@ -267,35 +229,6 @@ def _find_customer(user_id: str) -> Customer:
     if row is None:
         raise NotFound(f"There is no customer {user_id}.")
     return row
-
-
-def _check_batch(customers: Sequence[NamedCustomerIn]) -> None:
-    given = Counter(each.user_id for each in customers)
-    errors = [
-        FieldError(f"customers.{position}.user_id", _("is given twice"))
-        for position, each in enumerate(customers)
-        if given[each.user_id] > 1
-    ]
-    if errors:
-        raise InvalidInput(*errors)
-    for position, each in enumerate(customers):
-        _check_consent(each, f"customers.{position}.consent")
-        _check_email(each, f"customers.{position}.addresses.email")
-
-
-def _check_consent(customer: CustomerIn, field: str) -> None:
-    if customer.consent and ("opted_out" not in customer.model_fields_set or customer.opted_out):
-        raise InvalidInput.of(field, "is given with “opted_out: false” only")
-
-
-def _check_email(customer: CustomerIn, field: str) -> None:
-    address = customer.addresses.get("email")
-    if address is None:
-        return
-    try:
-        validate_email(address)
-    except ValidationError as error:
-        raise InvalidInput.of(field, _("is not an e-mail address")) from error
 
 
 def serialize_customer(row: Customer) -> dict[str, Any]:

@@ -38,14 +38,14 @@ from scheduling.api.schemas import (
     PastInstant,
     Problem,
     ProblemOut,
-    UserId,
     build_unavailable_problem,
-    check_characters,
 )
+from scheduling.customers.inputs import UserId
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.planning import request_metrics
 from scheduling.planning.ingest import DatabaseUnavailable, IngestOverloaded, NewEvent, Receipt, submit
+from scheduling.policy.profile import check_characters
 from scheduling.strict_text import ERRORS_SHOWN, PATH_SHOWN, decode_json
 from scheduling.tracing import read_traceparent
 

@@ -27,11 +27,8 @@ from psycopg.errors import QueryCanceled
 from pydantic import AfterValidator, BeforeValidator, ConfigDict
 
 from scheduling import sql
-from scheduling.error_text import ErrorText as _
 from scheduling.errors import AftertouchError, Conflict, FieldError, InvalidInput, NotFound
-from scheduling.ids import find_user_id_problem
 from scheduling.models import FailedTask
-from scheduling.policy.profile import UNSTORABLE
 from scheduling.strict_text import InvalidText, find_unstorable_text
 
 log = structlog.get_logger(__name__)
@@ -40,19 +37,6 @@ log = structlog.get_logger(__name__)
 def check_storable(text: str) -> str:
     """Refuse text that PostgreSQL cannot store. Raises `ValueError`."""
     if problem := find_unstorable_text(text):
-        raise ValueError(problem)
-    return text
-
-
-def check_characters(text: str) -> str:
-    """Refuse control characters, surrogates and noncharacters. Raises `ValueError`."""
-    if not text.isprintable() and (found := UNSTORABLE.search(text)):  # the first question is cheap
-        raise ValueError(_("contains %(character)s", character=f"U+{ord(found[0]):04X}"))
-    return text
-
-
-def _check_user_id(text: str) -> str:
-    if problem := find_user_id_problem(check_characters(text)):
         raise ValueError(problem)
     return text
 
@@ -84,7 +68,6 @@ def check_past(at: datetime) -> datetime:
 Instant = Annotated[datetime, BeforeValidator(parse_instant)]
 PastInstant = Annotated[Instant, AfterValidator(check_past)]
 Text = Annotated[str, Field(max_length=255), AfterValidator(check_storable)]
-UserId = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_check_user_id)]
 Reason = Annotated[str, Field(max_length=500), AfterValidator(check_storable)]
 
 

@@ -191,7 +191,8 @@ def request_erasure(user_id: str, *, actor: str) -> CustomerErasure:
                 raise NotFound(_("There is no customer %(user_id)s.", user_id=user_id))
             return past
         row = Customer.objects.get(pk=locked[user_id].id)
-        erasure = CustomerErasure(digest=digest, customer=row, actor=actor[:160], user_id=user_id)
+        at = sql.now()  # imports compare it with the time of an upload
+        erasure = CustomerErasure(digest=digest, customer=row, actor=actor[:160], user_id=user_id, requested_at=at)
         who = collect_identity(row)
         erasure.identifiers = {"addresses": who.addresses, "names": who.names}
         erasure.counts = _erase_own_rows(row, str(erasure.pk))

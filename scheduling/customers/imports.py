@@ -1,418 +1,66 @@
-"""Import customers from CSV files: upload, start and stop. `import_batches` does the work.
+"""Import customers from CSV files: upload, check, decision, import. `csv_files` reads the files.
 
 The page sends a file in parts, because a request must not exceed 1 MB. The parts are rows, which every process reads.
 They are deleted when the import ends, or a day after an upload that was not started.
 
-Records are read from the offset of any record, in bounded memory. In UTF-8 and in GB18030 no byte of a longer character
-equals a line end, a quote or a delimiter. Lines are therefore split as bytes and decoded one by one: a broken line
-spoils no other.
-
-The header is mapped to fields of customers, and the cells are checked. Messages name no value of the file, because they
-outlive it (see `erasure`).
+A periodic pass checks and imports the file in batches. A batch is one transaction that holds the lock of the import's
+row. Its effects and its progress commit together: a batch whose worker dies has no effect, and the next pass repeats
+it. No lock is held between two batches. The customers are written by the function that the API calls.
 """
 
 from __future__ import annotations
 
 import codecs
-import csv
-import math
-import re
-from collections import deque
+import io
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 import structlog
-from django.contrib.auth.models import User
-from django.core.exceptions import ValidationError
-from django.core.validators import validate_email
-from django.db import OperationalError, transaction
-from django.utils.timezone import get_default_timezone, now
+from django.conf import settings
+from django.db import OperationalError, close_old_connections, transaction
+from django.db.models import QuerySet
+from django.utils.timezone import now
 
 from scheduling import sql
-from scheduling.customers.changes import CustomerInput
+from scheduling.customers import csv_files
+from scheduling.customers.changes import BATCH, CustomerInput, StoredCustomer, change_customers, predict_changes
+from scheduling.customers.csv_files import ENCODINGS, CsvRecord, detect_encoding, find_delimiter, map_header
 from scheduling.error_text import ErrorText
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, FieldError, InvalidInput, NotFound
-from scheduling.ids import find_user_id_problem
-from scheduling.models import Customer, CustomerImport, CustomerImportPart, RefusedLines
-from scheduling.policy.profile import UNSTORABLE, InvalidValue, check_attribute_name, normalize_tags, store_value
-from scheduling.policy.send_times import is_time_zone
+from scheduling.models import CustomerErasure, CustomerImport, CustomerImportPart, RefusedLines
+from scheduling.models.customer import digest_user_id
 
 log = structlog.get_logger(__name__)
-
-MAX_LINE = 65_536  #: bytes; a longer line is skipped without being kept
-MAX_RECORD_LINES = 100  #: lines of a quoted cell; beyond that its quote was not closed
-ENCODINGS = {"utf-8": "UTF-8", "gb18030": "GB18030"}
-DELIMITERS = ",;\t"
-#: Marks at the start of other files, and what the operator can do.
-FOREIGN = {
-    b"PK\x03\x04": _("is an Excel workbook; save it as CSV UTF-8"),
-    b"\xd0\xcf\x11\xe0": _("is an Excel workbook; save it as CSV UTF-8"),
-    codecs.BOM_UTF16_LE: _("is UTF-16 text; save it as CSV UTF-8"),
-    codecs.BOM_UTF16_BE: _("is UTF-16 text; save it as CSV UTF-8"),
-}
-BAD_QUOTES = _("is no CSV: a quote is not closed or not doubled")
-
-
-class UnreadableFile(ValueError):
-    """The file is no CSV text. The message states why."""
-
-
-class _BadRecord(ValueError):
-    """The record cannot be read. The message states why."""
-
-
-class FileLine(NamedTuple):
-    number: int
-    end: int  #: offset after its line end
-    content: bytes | None  #: without the line end; None if it is longer than `MAX_LINE`
-
-
-class CsvRecord(NamedTuple):
-    line: int  #: its first one
-    end: int  #: offset after it
-    next_line: int
-    cells: Sequence[str] = ()
-    problem: str = ""
-
-    @property
-    def is_blank(self) -> bool:
-        return not self.problem and not any(cell.strip() for cell in self.cells)
-
-
-def detect_encoding(sample: bytes, chosen: str = "") -> tuple[str, int]:
-    """Return the encoding of a text that starts with `sample`, and the length of its byte order mark.
-
-    Raises:
-        UnreadableFile: it is no text in this encoding.
-    """
-    for mark, problem in FOREIGN.items():
-        if sample.startswith(mark):
-            raise UnreadableFile(problem)
-    if b"\0" in sample:
-        raise UnreadableFile(_("is no text file"))
-    if sample.startswith(codecs.BOM_UTF8):
-        return "utf-8", len(codecs.BOM_UTF8)
-    if chosen:
-        return chosen, 0
-    for encoding in ENCODINGS:
-        try:
-            codecs.getincrementaldecoder(encoding)().decode(sample)  # the last character may be incomplete
-        except UnicodeDecodeError:
-            continue
-        return encoding, 0
-    raise UnreadableFile(_("is neither UTF-8 nor GB18030 text"))
-
-
-def find_delimiter(first_line: bytes) -> str:
-    """Return the delimiter that occurs most in the header."""
-    return max(DELIMITERS, key=lambda each: first_line.count(each.encode()))
-
-
-def split_lines(pieces: Iterable[bytes], offset: int, number: int) -> Iterator[FileLine]:
-    """Yield the lines of a text in pieces. `offset` and `number` are those of its first line."""
-    rest, length = b"", 0  # of the unfinished line; a long one is not kept
-    for piece in pieces:
-        *ended, tail = piece.split(b"\n")
-        for part in ended:
-            length += len(part) + 1
-            offset += length
-            yield FileLine(number, offset, rest + part if length <= MAX_LINE else None)
-            rest, length, number = b"", 0, number + 1
-        length += len(tail)
-        rest = rest + tail if length <= MAX_LINE else b""
-    if length:
-        yield FileLine(number, offset + length, rest if length <= MAX_LINE else None)
-
-
-class CsvReader:
-    """Yield the records of lines. After a record with a problem the next line starts a new one."""
-
-    def __init__(self, lines: Iterator[FileLine], encoding: str, delimiter: str) -> None:
-        self._lines = lines
-        self._encoding = encoding
-        self._delimiter = delimiter
-        self._returned: deque[FileLine] = deque()
-
-    def __iter__(self) -> Iterator[CsvRecord]:
-        return self
-
-    def __next__(self) -> CsvRecord:
-        taken: list[FileLine] = []
-        problem: str
-        try:
-            cells = next(csv.reader(self._take_texts(taken), delimiter=self._delimiter, strict=True))
-        except UnicodeDecodeError:
-            problem = _("is no %(encoding)s text", encoding=ENCODINGS[self._encoding])
-        except csv.Error:
-            problem = BAD_QUOTES
-        except _BadRecord as error:
-            problem = str(error)
-        else:
-            return CsvRecord(taken[0].number, taken[-1].end, taken[-1].number + 1, cells)
-        first, *others = taken
-        self._returned.extendleft(reversed(others))
-        return CsvRecord(first.number, first.end, first.number + 1, (), problem)
-
-    def _take_texts(self, taken: list[FileLine]) -> Iterator[str]:
-        """Yield the lines of one record. The parser asks for the next one only within a quoted cell."""
-        size = 0
-        while (line := self._returned.popleft() if self._returned else next(self._lines, None)) is not None:
-            taken.append(line)
-            if line.content is None:
-                raise _BadRecord(_("is longer than %(most)s bytes", most=MAX_LINE) if len(taken) == 1 else BAD_QUOTES)
-            size += len(line.content)
-            if len(taken) > MAX_RECORD_LINES or size > MAX_LINE:
-                raise _BadRecord(BAD_QUOTES)
-            yield f"{line.content.decode(self._encoding)}\n"
-
-
-MOST_COLUMNS = 200
-MAX_TITLE = 200  #: characters
-MAX_ADDRESS = 500  #: characters
-KINDS = {"addresses": "address_kinds", "attributes": "attributes"}  #: fields with a key in the title
-#: Titles in the language of most files.
-ALIASES = {
-    "用户id": "user_id", "客户id": "user_id", "姓名": "name", "名称": "name", "等级": "level", "语言": "locale",
-    "时区": "timezone", "退订": "opted_out", "标签": "tags", "邮箱": "addresses.email", "手机": "addresses.phone",
-    "手机号": "addresses.phone",
-}  # fmt: skip
-TRUTH = {
-    **dict.fromkeys(("true", "yes", "y", "1", "是"), True), **dict.fromkeys(("false", "no", "n", "0", "否"), False)
-}  # fmt: skip
-_ADDRESS_KIND = re.compile(r"[a-z0-9_.-]{1,64}")
-_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d{1,3})?", re.ASCII)
-_WHOLE = re.compile(r"[+-]?\d{1,19}", re.ASCII)
-#: `13800138000` as a spreadsheet shows it: 1.38E+10.
-_SHORTENED = re.compile(r"\d([.,]\d+)?E\+\d+", re.ASCII)
-_DATE = re.compile(
-    r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})(?:[Tt ]+(\d{1,2})(:\d\d(?::\d\d(?:\.\d+)?)?)\s*(\S*))?", re.ASCII
-)
-_TAG_ENDS = re.compile(r"[,，;；|\n]")
-
-Parser = Callable[[str], Any]  #: returns the value of a cell, or raises `InvalidValue`
-
-
-class ImportColumn(NamedTuple):
-    """A column of the file, and where its values belong. `parse` is None for an unknown one."""
-
-    title: str
-    field: str = ""
-    key: str = ""
-    parse: Parser | None = None
-
-    @property
-    def target(self) -> str:
-        """Return the field as the API names it."""
-        names = {stored: name for name, stored in KINDS.items()}
-        return f"{names[self.field]}.{self.key}" if self.key else self.field
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnMap:
-    columns: Sequence[ImportColumn]
-
-    @property
-    def unknown(self) -> list[str]:
-        return [each.title for each in self.columns if each.parse is None and each.title]
-
-    def read_cells(self, cells: Sequence[str], *, empty_clears: bool) -> CustomerInput:
-        """Return what a record changes. Empty cells change nothing, or clear the value.
-
-        Raises:
-            InvalidInput: with each wrong column.
-        """
-        if len(cells) != len(self.columns) and (len(cells) < len(self.columns) or any(cells[len(self.columns) :])):
-            raise InvalidInput.of(
-                "", _("has %(count)s cells; the header has %(most)s", count=len(cells), most=len(self.columns))
-            )
-        errors: list[FieldError] = []
-        fields: dict[str, Any] = {}
-        user_id = ""
-        for column, cell in zip(self.columns, cells, strict=False):
-            if column.parse is None:
-                continue
-            text = cell.strip()
-            try:
-                if column.field == "user_id":
-                    user_id = column.parse(text)
-                elif text or (empty_clears and column.field != "opted_out"):
-                    value = column.parse(text) if text else _EMPTY[column.field]
-                    if column.key:
-                        fields.setdefault(column.field, {})[column.key] = value
-                    else:
-                        fields[column.field] = value
-            except InvalidValue as error:
-                errors.append(FieldError(column.title, str(error)))
-        if errors:
-            raise InvalidInput(*errors)
-        return CustomerInput(user_id, fields)
-
-
-_EMPTY: Mapping[str, Any] = {
-    "name": "", "level": "", "locale": "", "timezone": "", "tags": [], "address_kinds": None, "attributes": None,
-}  # fmt: skip
-
-
-def map_header(cells: Sequence[str]) -> ColumnMap:
-    """Return the columns of a header. Unknown titles are kept: their cells are ignored.
-
-    Raises:
-        InvalidInput: with each wrong title; the user id is missing, or a column occurs twice.
-    """
-    errors: list[FieldError] = []
-    if len(cells) > MOST_COLUMNS:
-        raise InvalidInput.of("", _("must not have more than %(most)s columns", most=MOST_COLUMNS))
-    columns: list[ImportColumn] = []
-    seen: set[tuple[str, str]] = set()
-    for cell in cells:
-        title = cell.strip()[:MAX_TITLE]
-        try:
-            column = _read_title(title)
-        except InvalidValue as error:
-            errors.append(FieldError(title, str(error)))
-            continue
-        if column.parse and (column.field, column.key) in seen:
-            errors.append(FieldError(title, _("is given twice")))
-        seen.add((column.field, column.key))
-        columns.append(column)
-    if ("user_id", "") not in seen:
-        errors.append(FieldError("user_id", _("is missing")))
-    if errors:
-        raise InvalidInput(*errors)
-    return ColumnMap(columns)
-
-
-def _read_title(title: str) -> ImportColumn:
-    if UNSTORABLE.search(title):
-        raise InvalidValue(_("the database cannot hold this character"))
-    name = ALIASES.get(title.lower(), title)
-    field, dot, key = name.partition(".")
-    field = field.strip().lower()
-    if field == "addresses" and dot:
-        key = key.strip().lower()
-        if not _ADDRESS_KIND.fullmatch(key):
-            raise InvalidValue(_("must be lower-case letters, digits, “-”, “_” and “.”, at most 64"))
-        return ImportColumn(title, KINDS[field], key, _parse_email if key == "email" else _parse_target)
-    if field == "attributes" and dot:
-        key, colon, kind = (part.strip() for part in key.partition(":"))
-        check_attribute_name(key)
-        if colon and kind.lower() not in ATTRIBUTE_PARSERS:
-            raise InvalidValue(_("must be one of %(known)s", known=", ".join(ATTRIBUTE_PARSERS)))
-        return ImportColumn(title, KINDS[field], key, ATTRIBUTE_PARSERS[kind.lower() or "text"])
-    if not dot and field in PARSERS:
-        return ImportColumn(title, field, "", PARSERS[field])
-    return ImportColumn(title)
-
-
-def check_cell_text(text: str, most: int) -> str:
-    if len(text) > most:
-        raise InvalidValue(_("must not be longer than %(most)s characters", most=most))
-    if found := UNSTORABLE.search(text):
-        raise InvalidValue(_("contains %(character)s", character=f"U+{ord(found[0]):04X}"))
-    return text
-
-
-def _refuse_shortened(text: str) -> None:
-    if _SHORTENED.fullmatch(text):
-        raise InvalidValue(_("was shortened by a spreadsheet; format the column as text"))
-
-
-def _parse_user_id(text: str) -> str:
-    if not text:
-        raise InvalidValue(_("is missing"))
-    _refuse_shortened(text)
-    if problem := find_user_id_problem(text):
-        raise InvalidValue(problem)
-    return check_cell_text(text, 200)
-
-
-def _make_text_parser(field: str) -> Parser:
-    most: int = getattr(Customer._meta.get_field(field), "max_length", 0)
-    return lambda text: check_cell_text(text, most)
-
-
-def _parse_time_zone(text: str) -> str:
-    if not is_time_zone(check_cell_text(text, 60)):
-        raise InvalidValue(_("must be a name of the IANA time zone database, such as Asia/Shanghai"))
-    return text
-
-
-def _parse_truth(text: str) -> bool:
-    if text.lower() not in TRUTH:
-        raise InvalidValue(_("must be yes or no"))
-    return TRUTH[text.lower()]
-
-
-def _parse_tags(text: str) -> list[str]:
-    return normalize_tags([tag for each in _TAG_ENDS.split(text) if (tag := each.strip())])
-
-
-def _parse_target(text: str) -> str:
-    _refuse_shortened(text)
-    return check_cell_text(text, MAX_ADDRESS)
-
-
-def _parse_email(text: str) -> str:
-    try:
-        validate_email(check_cell_text(text, MAX_ADDRESS))
-    except ValidationError:
-        raise InvalidValue(_("is not an e-mail address")) from None
-    return text
-
-
-def _parse_number(text: str) -> Any:
-    if _WHOLE.fullmatch(text):
-        return store_value(int(text))
-    if not _NUMBER.fullmatch(text) or not math.isfinite(number := float(text)):
-        raise InvalidValue(_("must be a number"))
-    return store_value(number)
-
-
-def _parse_instant_cell(text: str) -> Any:
-    """Return an instant. A date is its midnight; without an offset it is in the zone of the settings."""
-    found = _DATE.fullmatch(text)
-    try:
-        if not found:
-            raise ValueError
-        year, month, day, hour, rest, offset = found.groups(default="")
-        at = datetime.fromisoformat(f"{year}-{month:0>2}-{day:0>2}T{hour or '0':0>2}{rest or ':00'}{offset.upper()}")
-        return store_value(at if at.tzinfo else at.replace(tzinfo=get_default_timezone()))
-    except (ValueError, OverflowError):
-        raise InvalidValue(_("must be a date like 2026-03-03 or an instant like 2026-03-03T12:00:00+08:00")) from None
-
-
-PARSERS: Mapping[str, Parser] = {
-    "user_id": _parse_user_id, "name": _make_text_parser("name"), "level": _make_text_parser("level"),
-    "locale": _make_text_parser("locale"), "timezone": _parse_time_zone, "opted_out": _parse_truth,
-    "tags": _parse_tags,
-}  # fmt: skip
-ATTRIBUTE_PARSERS: Mapping[str, Parser] = {
-    "text": store_value, "number": _parse_number, "bool": _parse_truth, "instant": _parse_instant_cell
-}  # fmt: skip
-
 
 MOST_BYTES = 256 * 1024 * 1024  #: of a file
 MOST_OPEN = 20  #: imports whose files are stored
 SAMPLE = 1024 * 1024  #: bytes that decide the encoding
 KEPT_UNSTARTED = timedelta(days=1)
 LOCK_WAIT = 3.0  #: seconds for the current batch
+BATCH_BYTES = 1_000_000  #: of the file; long records make a batch shorter
+PASS_SECONDS = 4.0  #: then other long work has its turn
+MAX_TRIES = 5  #: of one batch before the import fails
 NOT_ALLOWED = _("The state of the import does not allow this.")
+OPT_OUT_STAYS = _("the customer opted out in person; only a consent by the API or an operator lifts it")
 State = CustomerImport.State
 WORKING = (State.CHECKING, State.RUNNING)
 WITH_FILE = (State.UPLOADING, State.CHECKING, State.READY, State.RUNNING)
+#: Line, column and message.
+Refusal = tuple[int, str, str]
 
 
 # --- upload -----------------------------------------------------------------------------------------------------------
 
 
 def create_import(
-    file_name: str, size: int, *, actor: str, user: User | None = None, encoding: str = "", empty_clears: bool = False
+    file_name: str, size: int, *, actor: str, encoding: str = "", empty_clears: bool = False
 ) -> CustomerImport:
     """Create an import whose file of `size` bytes follows in parts. An empty `encoding` is detected.
 
@@ -427,8 +75,8 @@ def create_import(
     if CustomerImport.objects.filter(state__in=WITH_FILE).count() >= MOST_OPEN:
         raise Conflict(_("Too many imports wait or run. Discard one first."))
     return CustomerImport.objects.create(
-        file_name=file_name[:200], size=size, encoding=encoding, empty_clears=empty_clears, actor=user,
-        actor_name=actor[:150], created_at=sql.now(),
+        file_name=file_name[:200], size=size, encoding=encoding, empty_clears=empty_clears, actor_name=actor[:150],
+        created_at=sql.now(),
     )  # fmt: skip
 
 
@@ -453,71 +101,80 @@ def store_part(import_id: UUID, start: int, content: bytes) -> CustomerImport:
         CustomerImportPart.objects.create(upload=row, start=start, content=content)
         row.stored += len(content)
         if row.stored == row.size:
-            _read_header(row)
+            try:
+                _read_header(row)
+            except InvalidInput as error:
+                _fail(row, error.errors)
         row.save()
         return row
 
 
 def _read_header(row: CustomerImport) -> None:
-    """Detect encoding and delimiter, map the header, and request the check; or note why the file cannot be read."""
-    try:
-        sample = b"".join(bytes(each.content) for each in row.parts.filter(start__lt=SAMPLE).order_by("start"))
-        row.encoding, offset = detect_encoding(sample, row.encoding)
-        row.delimiter = find_delimiter(sample[offset:].partition(b"\n")[0])
-        row.first_position, row.first_line = offset, 1
-        reader = iter(CsvReader(split_lines([sample[offset:]], offset, 1), row.encoding, row.delimiter))
-        header = next((record for record in reader if not record.is_blank), None)
-        if header is None:
-            raise UnreadableFile(_("is empty"))
-        if header.problem:
-            raise UnreadableFile(_("line %(line)s: %(what)s", line=header.line, what=header.problem))
-        map_header(header.cells)
-    except UnreadableFile as error:
-        _refuse_file(row, [FieldError("", str(error))])
-    except InvalidInput as error:
-        _refuse_file(row, error.errors)
-    else:
-        row.header, row.first_position, row.first_line = list(header.cells), header.end, header.next_line
-        row.state = State.CHECKING
-        rewind_file(row)
+    """Detect encoding and delimiter, read the header, and let the check start.
+
+    Raises:
+        InvalidInput: the file cannot be read.
+    """
+    sample = _open_file(row).read(SAMPLE)
+    row.encoding = detect_encoding(sample, row.encoding)
+    row.delimiter = find_delimiter(sample)
+    header = next(_read_filled_records(row), None)
+    if header is None:
+        raise InvalidInput.of("", _("is empty"))
+    if header.problem:
+        raise InvalidInput.of("", _("line %(line)s: %(what)s", line=header.line, what=header.problem))
+    map_header(header.cells)
+    row.header, row.state = list(header.cells), State.CHECKING
+    row.position, row.line = header.end, header.next_line
 
 
-def _refuse_file(row: CustomerImport, errors: Sequence[FieldError]) -> None:
+def _fail(row: CustomerImport, errors: Sequence[FieldError]) -> None:
     row.problems = [[each.field, ErrorText.dump(each.message)] for each in errors]
     row.state, row.ended_at = State.FAILED, now()
-    delete_file(row)
-
-
-def rewind_file(row: CustomerImport) -> None:
-    """Let the next batch start at the first record. The caller saves the row."""
-    row.position, row.line, row.tries, row.next_at = row.first_position, row.first_line, 0, sql.now()
-
-
-def delete_file(row: CustomerImport) -> None:
     row.parts.all().delete()
 
 
-def read_records(row: CustomerImport) -> Iterator[CsvRecord]:
-    """Yield the records of the stored file from the row's position."""
-    lines = split_lines(_read_pieces(row), row.position, row.line)
-    return CsvReader(lines, row.encoding, row.delimiter)
+class _StoredFile(io.RawIOBase):
+    """The parts of an upload as one file."""
+
+    def __init__(self, row: CustomerImport) -> None:
+        self._row = row
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._row.stored}[whence]
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        part = self._row.parts.filter(start__lte=self._position).order_by("-start").first()
+        if part is None:
+            return 0
+        content = bytes(part.content)[self._position - part.start :][: len(buffer)]
+        buffer[: len(content)] = content
+        self._position += len(content)
+        return len(content)
 
 
-def _read_pieces(row: CustomerImport) -> Iterator[bytes]:
-    at = row.position
-    while at < row.size:
-        part = row.parts.filter(start__lte=at).order_by("-start").first()
-        assert part is not None
-        content = bytes(part.content)
-        yield content[at - part.start :]
-        at = part.start + len(content)
+def _open_file(row: CustomerImport) -> io.BufferedReader:
+    return io.BufferedReader(_StoredFile(row), SAMPLE)
+
+
+def _read_filled_records(row: CustomerImport) -> Iterator[CsvRecord]:
+    """Yield the records of the file without blank ones. The first is the header."""
+    file = _open_file(row)
+    file.seek(len(codecs.BOM_UTF8) if file.read(3) == codecs.BOM_UTF8 else 0)
+    return (each for each in csv_files.read_records(file, row.encoding, row.delimiter) if not each.is_blank)
 
 
 def read_first_records(row: CustomerImport, most: int) -> list[CsvRecord]:
-    """Return the first records of a stored file, without blank ones."""
-    rewound = CustomerImport(pk=row.pk, size=row.size, encoding=row.encoding, delimiter=row.delimiter)
-    rewound.position, rewound.line = row.first_position, row.first_line
-    return list(islice((each for each in read_records(rewound) if not each.is_blank), most))
+    """Return the first records of a stored file after its header."""
+    return list(islice(_read_filled_records(row), 1, most + 1))
 
 
 # --- decisions --------------------------------------------------------------------------------------------------------
@@ -530,13 +187,15 @@ def start_import(import_id: UUID, *, actor: str) -> None:
         NotFound, Conflict: there is no such import, or it does not wait for a decision.
     """
     with _lock_in_state(import_id, State.READY) as row:
-        row.state = State.RUNNING
-        rewind_file(row)
+        header = next(_read_filled_records(row))
+        row.state, row.counts = State.RUNNING, {}
+        row.position, row.line = header.end, header.next_line
+        row.refused.all().delete()
         row.save()
     log.info("import_started", id=str(import_id), actor=actor)
 
 
-def stop_import(import_id: UUID, *, actor: str) -> CustomerImport:
+def stop_import(import_id: UUID, *, actor: str) -> None:
     """Discard an import that has not started, or stop it before its next batch. Changes made before stay.
 
     Raises:
@@ -546,9 +205,8 @@ def stop_import(import_id: UUID, *, actor: str) -> CustomerImport:
         row.state = State.STOPPED if row.state == State.RUNNING else State.DISCARDED
         row.ended_at, row.ended_by = now(), actor[:150]
         row.save()
-        delete_file(row)
+        row.parts.all().delete()
     log.info("import_stopped", id=str(import_id), actor=actor)
-    return row
 
 
 @contextmanager
@@ -568,6 +226,171 @@ def _lock_in_state(import_id: UUID, *states: str) -> Iterator[CustomerImport]:
         raise Conflict(_("A batch of this import is running. Try again in a moment.")) from None
 
 
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+def continue_imports() -> None:
+    """Run batches of all imports in turn for `PASS_SECONDS`. One that fails stops no other."""
+    ends_at = time.monotonic() + PASS_SECONDS
+    working = list(CustomerImport.objects.filter(state__in=WORKING).order_by("pk").values_list("pk", flat=True))
+    while working and time.monotonic() < ends_at:
+        for import_id in list(working):
+            try:
+                has_more = run_import_batch(import_id)
+            except Exception:
+                log.exception("import_batch_failed", id=str(import_id))
+                close_old_connections()
+                has_more = False
+            if not has_more:
+                working.remove(import_id)
+
+
+def run_import_batch(import_id: UUID) -> bool:
+    """Run one batch. Return whether another one follows; false also if another worker has it."""
+    if not _count_try(import_id):
+        return False
+    with sql.limit_statement_time(settings.TIMEOUTS.bulk_batch):
+        row = _select_working(import_id).select_for_update(of=("self",)).first()  # waits for a worker that counts a try
+        if row is None:
+            return False
+        run_import_lines(row)
+        row.tries = 0
+        row.save()
+    if row.state not in WORKING:
+        log.info("import_phase_done", id=str(row.pk), state=row.state, counts=row.counts)
+    return row.state in WORKING
+
+
+@transaction.atomic
+def _count_try(import_id: UUID) -> bool:
+    """Count a try before it starts, so that a batch that kills its worker is not repeated without end.
+
+    Return False if the import has failed with it, or if another worker runs its batch.
+    """
+    row = _select_working(import_id).select_for_update(skip_locked=True, of=("self",)).first()
+    if row is None:
+        return False
+    if row.tries < MAX_TRIES:
+        row.tries += 1
+    else:
+        text = _("The batch at line %(place)s could not be finished %(count)s times.", place=row.line, count=MAX_TRIES)
+        _fail(row, [FieldError("", text)])
+        log.error("import_abandoned", id=str(row.pk), line=row.line)
+    row.save()
+    return row.state in WORKING
+
+
+def _select_working(import_id: UUID) -> QuerySet[CustomerImport]:
+    return CustomerImport.objects.filter(pk=import_id, state__in=WORKING)
+
+
+def run_import_lines(row: CustomerImport) -> None:
+    """Check or import the next lines, and note the progress. The caller saves the row in the same transaction."""
+    records: list[CsvRecord] = []
+    filled = 0
+    file = _open_file(row)
+    file.seek(row.position)
+    for record in csv_files.read_records(file, row.encoding, row.delimiter, row.line):
+        records.append(record)
+        filled += not record.is_blank
+        if filled >= BATCH or record.end - row.position >= BATCH_BYTES:
+            break
+    inputs, lines, refused = _read_inputs(row, records)
+    stored, wrong = _apply_inputs(row, inputs)
+    refused += [(line, field, message) for user_id, field, message in wrong for line in lines[user_id]]
+    kept = [(lines[each.user_id][-1], field, OPT_OUT_STAYS) for each in stored for field in each.ignored]
+    counts = {
+        "lines": filled,
+        "created": sum(each.created for each in stored),
+        "changed": sum(bool(each.after) and not each.created for each in stored),
+        "unchanged": sum(not each.after and not each.created for each in stored),
+        "refused": len({line for line, _column, _message in refused}),
+    }
+    if kept:
+        counts["kept"] = len(kept)
+    row.counts = {**row.counts, **{name: row.counts.get(name, 0) + count for name, count in counts.items()}}
+    if refused or kept:
+        entries = [(line, field, ErrorText.dump(message)) for line, field, message in sorted([*refused, *kept])]
+        RefusedLines.objects.create(upload=row, entries=entries)
+    if records:
+        row.position, row.line = records[-1].end, records[-1].next_line
+    if not records or row.position >= row.size:
+        if row.state == State.CHECKING:
+            row.state = State.READY
+        else:
+            row.state, row.ended_at = State.DONE, now()
+            row.parts.all().delete()
+
+
+def _read_inputs(
+    row: CustomerImport, records: Iterable[CsvRecord]
+) -> tuple[dict[str, CustomerInput], dict[str, list[int]], list[Refusal]]:
+    """Return inputs and lines by user id, and the lines that cannot be read. A later line of a customer wins."""
+    columns = map_header(row.header)
+    inputs: dict[str, CustomerInput] = {}
+    lines: dict[str, list[int]] = {}
+    refused: list[Refusal] = []
+    for record in records:
+        if record.is_blank:
+            continue
+        try:
+            if record.problem:
+                raise InvalidInput.of("", record.problem)
+            given = columns.read_cells(record.cells, empty_clears=row.empty_clears)
+        except InvalidInput as error:
+            refused += [(record.line, each.field, each.message) for each in error.errors]
+            continue
+        earlier = inputs[given.user_id].fields if given.user_id in inputs else {}
+        fields: dict[str, Any] = {**earlier, **given.fields}
+        for name in earlier.keys() & given.fields.keys() & {"address_kinds", "attributes"}:
+            fields[name] = {**earlier[name], **given.fields[name]}
+        inputs[given.user_id] = CustomerInput(given.user_id, fields)
+        lines.setdefault(given.user_id, []).append(record.line)
+    return inputs, lines, refused
+
+
+def _apply_inputs(
+    row: CustomerImport, inputs: Mapping[str, CustomerInput]
+) -> tuple[list[StoredCustomer], list[tuple[str, str, str]]]:
+    """Apply the inputs without those that are refused. Return the customers, and user id, field and message of each."""
+    act: Callable[[Sequence[CustomerInput]], list[StoredCustomer]] = predict_changes
+    if row.state != State.CHECKING:
+        act = partial(change_customers, actor=f"{row.actor_name} (CSV …{str(row.pk)[-8:]})")
+    rest = list(inputs.values())
+    wrong: list[tuple[str, str, str]] = []
+    while rest:
+        try:
+            with transaction.atomic():
+                stored = act(rest)
+                _refuse_erased(row, rest)  # no erasure of these customers commits after their locks
+                return stored, wrong
+        except InvalidInput as error:
+            refused = set()
+            for each in error.errors:
+                _customers, position, *field = each.field.split(".", 2)
+                refused.add(int(position))
+                wrong.append((rest[int(position)].user_id, ".".join(field), each.message))
+            rest = [each for place, each in enumerate(rest) if place not in refused]
+    return [], wrong
+
+
+def _refuse_erased(row: CustomerImport, inputs: Sequence[CustomerInput]) -> None:
+    """Refuse customers that were erased after the upload: the file must not bring them back.
+
+    Raises:
+        InvalidInput: with the position of each.
+    """
+    erasures = CustomerErasure.objects.filter(requested_at__gte=row.created_at)
+    if erased := set(erasures.values_list("digest", flat=True)):
+        errors = [
+            FieldError(f"customers.{position}", _("the customer was erased"))
+            for position, each in enumerate(inputs)
+            if digest_user_id(each.user_id) in erased
+        ]
+        if errors:
+            raise InvalidInput(*errors)
+
+
 # --- end --------------------------------------------------------------------------------------------------------------
 
 
@@ -581,7 +404,7 @@ def discard_stale_imports() -> int:
         with transaction.atomic():
             mine = CustomerImport.objects.filter(pk=row.pk, state=row.state)
             if mine.update(state=State.DISCARDED, ended_at=now()):
-                delete_file(row)
+                row.parts.all().delete()
                 found += 1
     return found
 
@@ -593,13 +416,6 @@ def is_in_stored_file(user_id: str, before: datetime) -> bool:
     return any(
         sql.rows(_NAMED, parameters | {"needle": needle, "overlap": len(needle) - 1})[0][0] for needle in needles
     )
-
-
-def delete_imports(import_ids: Sequence[UUID]) -> int:
-    """Delete ended imports with all that belongs to them. The history of customers stays."""
-    CustomerImportPart.objects.filter(upload__in=import_ids).delete()
-    RefusedLines.objects.filter(upload__in=import_ids).delete()
-    return CustomerImport.objects.filter(pk__in=import_ids).delete()[0]
 
 
 # The id may lie on the border of two parts.

@@ -812,7 +812,6 @@ class Migration(migrations.Migration):
                     ('stored', models.BigIntegerField(default=0)),
                     ('encoding', models.CharField(blank=True, max_length=10, verbose_name='encoding')),
                     ('empty_clears', models.BooleanField(default=False, verbose_name='empty cells clear values')),
-                    ('actor', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL, verbose_name='who')),
                     ('actor_name', models.CharField(max_length=150, verbose_name='who')),
                     ('created_at', models.DateTimeField(default=django.utils.timezone.now, verbose_name='started at')),
                     ('state', models.CharField(choices=[('uploading', 'Incomplete'), ('checking', 'Being checked'), ('ready', 'Waits for your decision'), ('running', 'Under way'), ('done', 'Done'), ('stopped', 'Stopped'), ('discarded', 'Discarded'), ('failed', 'Failed')], default='uploading', max_length=10, verbose_name='state')),
@@ -820,12 +819,9 @@ class Migration(migrations.Migration):
                     ('ended_by', models.CharField(blank=True, max_length=150, verbose_name='ended by')),
                     ('header', models.JSONField(default=list)),
                     ('delimiter', models.CharField(default=',', max_length=1)),
-                    ('first_position', models.BigIntegerField(default=0)),
-                    ('first_line', models.PositiveIntegerField(default=1)),
                     ('position', models.BigIntegerField(default=0)),
                     ('line', models.PositiveIntegerField(default=1)),
                     ('counts', models.JSONField(default=dict)),
-                    ('next_at', models.DateTimeField(default=django.utils.timezone.now)),
                     ('tries', models.PositiveSmallIntegerField(default=0)),
                     ('problems', models.JSONField(default=list)),
                 ],
@@ -834,7 +830,6 @@ class Migration(migrations.Migration):
                     'verbose_name_plural': 'customer imports',
                     'ordering': ['-id'],
                     'default_permissions': ('view', 'add'),
-                    'indexes': [models.Index(condition=models.Q(('state__in', ['checking', 'running'])), fields=['next_at'], name='import_due')],
                 },
             ),
             migrations.CreateModel(
@@ -855,12 +850,11 @@ class Migration(migrations.Migration):
                 fields=[
                     ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                     ('upload', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='refused', to='scheduling.customerimport')),
-                    ('phase', models.CharField(max_length=10)),
                     ('entries', models.JSONField()),
                 ],
                 options={
                     'default_permissions': (),
-                    'indexes': [models.Index(fields=['upload', 'phase', 'id'], name='import_refused')],
+                    'indexes': [models.Index(fields=['upload', 'id'], name='import_refused')],
                 },
             ),
             migrations.CreateModel(

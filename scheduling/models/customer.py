@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from django.conf import settings
 from django.contrib.postgres.fields import ArrayField
 from django.contrib.postgres.indexes import GinIndex
 from django.db import models
@@ -215,9 +214,6 @@ class CustomerImport(models.Model):
     #: Of the text; empty until it is detected.
     encoding = models.CharField(_("encoding"), max_length=10, blank=True)
     empty_clears = models.BooleanField(_("empty cells clear values"), default=False)
-    actor = models.ForeignKey(
-        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+", verbose_name=_("who")
-    )
     actor_name = models.CharField(_("who"), max_length=150)
     created_at = models.DateTimeField(_("started at"), default=now)
     state = models.CharField(_("state"), max_length=10, choices=State, default=State.UPLOADING)
@@ -226,16 +222,11 @@ class CustomerImport(models.Model):
     #: The cells of the header.
     header = models.JSONField(default=list)
     delimiter = models.CharField(max_length=1, default=",")
-    #: Of the first record after the header: its offset in bytes and its line.
-    first_position = models.BigIntegerField(default=0)
-    first_line = models.PositiveIntegerField(default=1)
-    #: Of the next record.
+    #: Of the next record: its offset in bytes and its line.
     position = models.BigIntegerField(default=0)
     line = models.PositiveIntegerField(default=1)
-    #: Numbers by phase (`checking`, `running`) and outcome.
+    #: Numbers by outcome: of the check, and of the import once it has started.
     counts = models.JSONField(default=dict)
-    #: The earliest start of the next batch, by the database's clock.
-    next_at = models.DateTimeField(default=now)
     #: How often the current batch was started.
     tries = models.PositiveSmallIntegerField(default=0)
     #: Why the file cannot be read: [[column, message]].
@@ -246,7 +237,6 @@ class CustomerImport(models.Model):
         verbose_name_plural = _("customer imports")
         ordering = ["-id"]
         default_permissions = ("view", "add")
-        indexes = [models.Index(fields=["next_at"], name="import_due", condition=Q(state__in=["checking", "running"]))]
 
     def __str__(self) -> str:
         return self.file_name
@@ -272,16 +262,15 @@ class RefusedLines(models.Model):
     """What one batch of an import could not do. It holds no values of the file and no personal data."""
 
     upload = models.ForeignKey(CustomerImport, on_delete=models.CASCADE, related_name="refused", db_index=False)
-    phase = models.CharField(max_length=10)
     #: [[line, column, message]]
     entries = models.JSONField()
 
     class Meta:
         default_permissions = ()  # no page shows these rows
-        indexes = [models.Index(fields=["upload", "phase", "id"], name="import_refused")]
+        indexes = [models.Index(fields=["upload", "id"], name="import_refused")]
 
     def __str__(self) -> str:
-        return f"{self.upload_id} {self.phase}"
+        return str(self.upload_id)
 
 
 class Community(Addressed):

@@ -23,7 +23,6 @@ from django.db.models import Max
 from scheduling import sql
 from scheduling.app_integrations import integrations
 from scheduling.configuration import snapshot
-from scheduling.customers import imports
 from scheduling.delivery import routing
 from scheduling.ids import first_id_at
 from scheduling.ledger import ends, partitions
@@ -36,6 +35,7 @@ from scheduling.models import (
     Event,
     FailedTask,
     Node,
+    RefusedLines,
     UndoableAct,
     VendorMessage,
 )
@@ -177,7 +177,8 @@ def _delete_events(batch: list[UUID], before: datetime) -> int:
 
 def _delete_ended_imports(batch: list[UUID], before: datetime) -> int:
     over = CustomerImport.objects.filter(pk__in=batch, ended_at__lt=before)
-    return imports.delete_imports(list(over.values_list("pk", flat=True)))
+    RefusedLines.objects.filter(upload__in=over).delete()
+    return over.delete()[0]
 
 
 def _delete_by(statement: str) -> Callable[[list[UUID], datetime], int]:

@@ -77,9 +77,15 @@ def store_value(value: Any) -> StoredValue:
         raise InvalidValue(_("must be a text, a number, true, false or an instant"))
     if len(value) > MAX_ATTRIBUTE:
         raise InvalidValue(_("must not be longer than %(most)s characters", most=MAX_ATTRIBUTE))
-    if found := UNSTORABLE.search(value):
-        raise InvalidValue(_("contains %(character)s", character=f"U+{ord(found[0]):04X}"))
+    check_characters(value)
     return format_stored_instant(_parse_instant(value)) if _INSTANT.fullmatch(value) else value
+
+
+def check_characters(text: str) -> str:
+    """Refuse control characters, surrogates and noncharacters. Raises `InvalidValue`."""
+    if not text.isprintable() and (found := UNSTORABLE.search(text)):  # the first question is cheap
+        raise InvalidValue(_("contains %(character)s", character=f"U+{ord(found[0]):04X}"))
+    return text
 
 
 def format_stored_instant(at: datetime) -> str:

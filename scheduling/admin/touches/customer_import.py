@@ -20,7 +20,8 @@ from scheduling.admin.base import ReadOnlyAdmin, RowPage, ops_display, row_actio
 from scheduling.admin.labels import translate_error
 from scheduling.admin.lists import stream_table
 from scheduling.customers import imports
-from scheduling.customers.imports import ENCODINGS, State, map_header
+from scheduling.customers.csv_files import ENCODINGS, map_header
+from scheduling.customers.imports import State
 from scheduling.error_text import ErrorText
 from scheduling.errors import AftertouchError, Conflict, InvalidInput
 from scheduling.models import CustomerImport, RefusedLines
@@ -32,18 +33,11 @@ TONES = {
     "uploading": "warning", "checking": "warning", "ready": "info", "running": "warning", "done": "success",
     "stopped": "default", "discarded": "default", "failed": "danger",
 }  # fmt: skip
-#: Labels of counts by phase.
+#: Labels of counts: of the check, and of the import once it has started.
 FIGURES = {
-    State.CHECKING: (
-        ("lines", gettext_lazy("lines")), ("created", gettext_lazy("new customers")),
-        ("changed", gettext_lazy("customers that change")), ("unchanged", gettext_lazy("unchanged")),
-        ("refused", gettext_lazy("refused lines")), ("kept", gettext_lazy("values that stay")),
-    ),
-    State.RUNNING: (
-        ("lines", gettext_lazy("lines")), ("created", gettext_lazy("customers created")),
-        ("changed", gettext_lazy("customers changed")), ("unchanged", gettext_lazy("unchanged")),
-        ("refused", gettext_lazy("refused lines")), ("kept", gettext_lazy("values that stay")),
-    ),
+    "lines": gettext_lazy("lines"), "created": gettext_lazy("new customers"),
+    "changed": gettext_lazy("changed customers"), "unchanged": gettext_lazy("unchanged"),
+    "refused": gettext_lazy("refused lines"), "kept": gettext_lazy("opt-outs that stay"),
 }  # fmt: skip
 
 
@@ -88,11 +82,7 @@ class CustomerImportAdmin(RowPage, ReadOnlyAdmin):
         form = ImportForm(request.POST or None)
         if request.method == "POST" and form.is_valid():
             try:
-                row = imports.create_import(
-                    **form.cleaned_data,
-                    actor=request.user.get_username(),
-                    user=request.user,  # type: ignore[arg-type]
-                )
+                row = imports.create_import(**form.cleaned_data, actor=request.user.get_username())
             except InvalidInput as error:
                 for each in error.errors:
                     form.add_error(None, f"{_('File')}: {translate_error(each.message)}")
@@ -115,8 +105,7 @@ class CustomerImportAdmin(RowPage, ReadOnlyAdmin):
 
     def show_row(self, request: HttpRequest, row: CustomerImport) -> HttpResponse:
         columns = map_header(row.header) if row.header else None
-        phase = _get_phase(row)
-        batches = row.refused.filter(phase=phase).order_by("pk")[:SHOWN_REFUSALS]  # none is empty
+        batches = row.refused.order_by("pk")[:SHOWN_REFUSALS]  # none is empty
         shows_file = self.has_add_permission(request) and columns and row.state in imports.WITH_FILE
         return self.page(
             request,
@@ -129,7 +118,7 @@ class CustomerImportAdmin(RowPage, ReadOnlyAdmin):
             percent=_compute_progress(row),
             figures=_list_figures(row),
             problems=[(field, translate_error(ErrorText.load(message))) for field, message in row.problems],
-            columns=[each for each in columns.columns if each.parse] if columns else [],
+            columns=[each for each in columns.columns if each.path] if columns else [],
             unknown=columns.unknown if columns else [],
             records=imports.read_first_records(row, SHOWN_RECORDS) if shows_file else [],
             refused=list(islice(chain.from_iterable(map(_describe_entries, batches)), SHOWN_REFUSALS)),
@@ -154,27 +143,18 @@ class CustomerImportAdmin(RowPage, ReadOnlyAdmin):
 
     @row_action(permission=MAY_IMPORT, methods=["GET", "HEAD"])
     def refused(self, request: HttpRequest, row: CustomerImport) -> HttpResponseBase:
-        return stream_table(request, "refused", "csv", _generate_refusals(row, _get_phase(row)))
-
-
-def _get_phase(row: CustomerImport) -> str:
-    """Return the latest phase that has counts."""
-    return next((str(phase) for phase in reversed(FIGURES) if phase in row.counts), str(State.CHECKING))
+        return stream_table(request, "refused", "csv", _generate_refusals(row))
 
 
 def _list_figures(row: CustomerImport) -> list[tuple[str, int]]:
-    phase = _get_phase(row)
-    counts = row.counts.get(phase, {})
-    return [(str(label), counts.get(name, 0)) for name, label in FIGURES[State(phase)]] if counts else []
+    return [(str(label), row.counts.get(name, 0)) for name, label in FIGURES.items()] if row.counts else []
 
 
 def _compute_progress(row: CustomerImport) -> int:
-    """Return the progress of the phase in percent."""
+    """Return the progress of the upload, the check or the import in percent."""
     if row.state == State.UPLOADING:
         return 100 * row.stored // row.size
-    if row.state in imports.WORKING:
-        return 100 * row.position // row.size
-    return 100
+    return 100 * row.position // row.size if row.state in imports.WORKING else 100
 
 
 def _describe_entries(batch: RefusedLines) -> list[tuple[str, str, str]]:
@@ -184,7 +164,7 @@ def _describe_entries(batch: RefusedLines) -> list[tuple[str, str, str]]:
     ]
 
 
-def _generate_refusals(row: CustomerImport, phase: str) -> Iterator[list[list[str]]]:
+def _generate_refusals(row: CustomerImport) -> Iterator[list[list[str]]]:
     yield [[_("line"), _("column"), _("reason")]]
-    for each in row.refused.filter(phase=phase).order_by("pk").iterator(chunk_size=10):
+    for each in row.refused.order_by("pk").iterator(chunk_size=10):
         yield [list(entry) for entry in _describe_entries(each)]

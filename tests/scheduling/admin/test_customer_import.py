@@ -68,7 +68,7 @@ def test_page_describes_only_the_refusals_that_it_shows(
     row = check(CONTENT)
     row.refused.all().delete()
     entries = [[line, "name", ErrorText.dump("is missing")] for line in range(15)]
-    RefusedLines.objects.bulk_create(RefusedLines(upload=row, phase="checking", entries=entries) for _ in range(4))
+    RefusedLines.objects.bulk_create(RefusedLines(upload=row, entries=entries) for _ in range(4))
     described: list[str] = []
     monkeypatch.setattr(customer_import, "translate_error", lambda text: described.append(text) or text)
     page = read_context(editor, admin_url("customerimport_change", row.pk))

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from scheduling.customers import import_batches, imports
-from scheduling.customers.import_batches import run_import_batch
+from scheduling.customers import imports
+from scheduling.customers.imports import run_import_batch
 from scheduling.error_text import ErrorText
 from scheduling.models import Customer, CustomerImport
 
 
 @pytest.fixture
 def short_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_batches, "BATCH", 10)
+    monkeypatch.setattr(imports, "BATCH", 10)
 
 
 def upload(content: str | bytes, **options: Any) -> CustomerImport:
@@ -45,9 +45,9 @@ def import_file(content: str | bytes, **options: Any) -> CustomerImport:
     return finish(row)
 
 
-def read_refused(row: CustomerImport, phase: str = "running") -> list[tuple[Any, str, str]]:
-    batches = row.refused.filter(phase=phase).order_by("pk")
-    return [(key, field, ErrorText.load(text)) for each in batches for key, field, text in each.entries]
+def read_refused(row: CustomerImport) -> list[tuple[int, str, str]]:
+    batches = row.refused.order_by("pk")
+    return [(line, field, ErrorText.load(text)) for each in batches for line, field, text in each.entries]
 
 
 def read_problems(row: CustomerImport) -> list[tuple[str, str]]:

@@ -11,11 +11,11 @@ import pytest
 from django.db import transaction
 
 from config.local.processes import wait_until
-from scheduling import sql, tasks
-from scheduling.customers import changes, import_batches, imports
+from scheduling import sql
+from scheduling.customers import changes, imports
 from scheduling.customers.changes import change_customer
 from scheduling.customers.erasure import continue_erasures, request_erasure
-from scheduling.customers.import_batches import list_due_imports, run_import_batch
+from scheduling.customers.imports import continue_imports, run_import_batch
 from scheduling.errors import Conflict
 from scheduling.ids import first_id_at
 from scheduling.models import (
@@ -82,8 +82,8 @@ def test_check_counts_and_changes_nothing() -> None:
     row = check("user_id,name,note\nold,New,n\nsame,Same,n\nfresh,Fresh,n\n\n,Nameless,n\n")
 
     assert row.state == "ready"
-    assert row.counts["checking"] == {"lines": 4, "created": 1, "changed": 1, "unchanged": 1, "refused": 1}
-    assert read_refused(row, "checking") == [(6, "user_id", "is missing")]
+    assert row.counts == {"lines": 4, "created": 1, "changed": 1, "unchanged": 1, "refused": 1}
+    assert read_refused(row) == [(6, "user_id", "is missing")]
     assert read_names() == {"old": "Old", "same": "Same"}
     assert CustomerChange.objects.count() == before
 
@@ -94,7 +94,7 @@ def test_import_changes_given_cells_only() -> None:
 
     row = import_file("user_id,name,addresses.phone,attributes.b:number,tags\nann,,13800138000,3,\n")
 
-    assert row.counts["running"]["changed"] == 1
+    assert row.counts["changed"] == 1
     found = read_customer("ann")
     assert (found["name"], found["tags"]) == ("Ann", ["t"])
     assert found["addresses"] == {"email": "a@example.com", "phone": "13800138000"}
@@ -118,11 +118,14 @@ def test_import_names_refused_lines_in_any_batch() -> None:
     lines[11] = '"user-11,Asia/Tokyo'
     lines[20] = "user-20"
     lines[21] = "x" * 300 + ",Mars"
-    row = import_file("user_id,timezone\n" + "\n".join(lines))
+    row = check("user_id,timezone\n" + "\n".join(lines))
+    checked = read_refused(row)
+    imports.start_import(row.pk, actor="ann")
+    row = finish(row)
 
-    assert row.counts["running"] == {"lines": 35, "created": 31, "changed": 0, "unchanged": 0, "refused": 4}
+    assert row.counts == {"lines": 35, "created": 31, "changed": 0, "unchanged": 0, "refused": 4}
     zone = "must be a name of the IANA time zone database, such as Asia/Shanghai"
-    assert read_refused(row) == read_refused(row, "checking") == [
+    assert read_refused(row) == checked == [
         (5, "timezone", zone), (13, "", "is no CSV: a quote is not closed or not doubled"),
         (22, "", "has 1 cells; the header has 2"), (23, "timezone", zone),
         (23, "user_id", "must not be longer than 200 characters"),
@@ -137,7 +140,7 @@ def test_import_refuses_customers_with_too_many_attributes() -> None:
         (2, "attributes", "a customer has at most 50 attributes"),
         (4, "addresses", "a customer has at most 20 addresses"),
     ]
-    assert row.counts["running"] == {"lines": 4, "created": 2, "changed": 0, "unchanged": 0, "refused": 2}
+    assert row.counts == {"lines": 4, "created": 2, "changed": 0, "unchanged": 0, "refused": 2}
 
 
 # --- rubbish ----------------------------------------------------------------------------------------------------------
@@ -181,7 +184,7 @@ def test_racing_parts_are_stored_once(race: Race) -> None:
     row = imports.create_import("a.csv", 12, actor="ann")
     race(6, lambda number: imports.store_part(row.pk, 0, b"user_id\nann\n"))
     assert CustomerImportPart.objects.count() == 1
-    assert finish(row).counts["checking"] == {
+    assert finish(row).counts == {
         "lines": 1, "created": 1, "changed": 0, "unchanged": 0, "refused": 0
     }  # fmt: skip
 
@@ -232,7 +235,7 @@ def test_ended_import_is_deleted_after_the_retention_time() -> None:
     old = first_id_at(past)
     RefusedLines.objects.all().delete()
     CustomerImport.objects.filter(pk=row.pk).update(id=old, ended_at=past)
-    RefusedLines.objects.create(upload_id=old, phase="running", entries=[[2, "timezone", "x"]])
+    RefusedLines.objects.create(upload_id=old, entries=[[2, "timezone", "x"]])
 
     assert retention.delete_expired_rows()[CustomerImport._meta.db_table] == 1
 
@@ -277,14 +280,14 @@ def test_erasure_during_a_batch_wins(monkeypatch: pytest.MonkeyPatch, second_con
     change_customer("ann", {"name": "Ann"}, actor="x")
     row = check("user_id,name\nann,安妮\nbob,Bob\n")
     imports.start_import(row.pk, actor="ann")
-    change = import_batches.change_customers
+    change = imports.change_customers
 
     def erase_first(*args: Any, **named: Any) -> Any:
-        monkeypatch.setattr(import_batches, "change_customers", change)
+        monkeypatch.setattr(imports, "change_customers", change)
         second_connection(lambda: request_erasure("ann", actor="x"))
         return change(*args, **named)
 
-    monkeypatch.setattr(import_batches, "change_customers", erase_first)
+    monkeypatch.setattr(imports, "change_customers", erase_first)
     row = finish(row)
 
     assert row.state == "done"
@@ -308,7 +311,7 @@ def test_racing_workers_import_each_line_once(race: Race) -> None:
 
     assert sum(race(4, work)) == 9  # and one more, which ended it
     row.refresh_from_db()
-    assert row.counts["running"] == {"lines": 95, "created": 95, "changed": 0, "unchanged": 0, "refused": 0}
+    assert row.counts == {"lines": 95, "created": 95, "changed": 0, "unchanged": 0, "refused": 0}
     assert CustomerChange.objects.count() == 95
 
 
@@ -320,32 +323,9 @@ def test_racing_imports_of_the_same_customers_both_end(race: Race) -> None:
     race(2, lambda number: finish(rows[number]))
     assert Customer.objects.count() == 90
     assert [row.state for row in rows] == ["done", "done"]
-    counts = [row.counts["running"] for row in rows]
+    counts = [row.counts for row in rows]
     assert sum(each["created"] for each in counts) == 90
     assert sum(each["unchanged"] for each in counts) == 30
-
-
-def test_worker_after_lost_reservation_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = check(make_lines(3))
-    imports.start_import(row.pk, actor="ann")
-    reserve = import_batches.reserve_import
-
-    def stop_there(import_id: Any) -> Any:
-        monkeypatch.setattr(import_batches, "reserve_import", reserve)
-        held_until = reserve(import_id)
-        lapse(row)
-        finish(row)
-        return held_until
-
-    monkeypatch.setattr(import_batches, "reserve_import", stop_there)
-    assert not run_import_batch(row.pk)
-    row.refresh_from_db()
-    assert row.counts["running"]["lines"] == 3
-
-
-def lapse(row: CustomerImport) -> None:
-    """Let the reservation of the batch end."""
-    CustomerImport.objects.filter(pk=row.pk).update(next_at=sql.now() - timedelta(seconds=1))
 
 
 def test_import_fails_after_max_tries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,30 +335,33 @@ def test_import_fails_after_max_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*args: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(import_batches, "run_import_lines", crash)
-    for _ in range(import_batches.MAX_TRIES):
+    monkeypatch.setattr(imports, "run_import_lines", crash)
+    for _ in range(imports.MAX_TRIES):
         with pytest.raises(ZeroDivisionError):
             run_import_batch(row.pk)
-        lapse(row)
     assert not run_import_batch(row.pk)
     row.refresh_from_db()
     assert (row.state, read_problems(row)) == (
         "failed", [("", "The batch at line 2 could not be finished 5 times.")],
     )  # fmt: skip
     assert not CustomerImportPart.objects.exists()
-    assert list_due_imports() == []
 
 
-def test_import_continues_after_a_broker_outage(monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(*args: Any, **how: Any) -> None:
-        raise ConnectionError
+def test_import_that_fails_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [upload(make_lines(3)), upload(make_lines(4))]
+    run = imports.run_import_lines
 
-    monkeypatch.setattr(tasks.run_customer_import, "apply_async", away)
-    row = upload(make_lines(3))
-    tasks.request_imports()
-    tasks.run_customer_import(str(row.pk))
-    row.refresh_from_db()
-    assert row.state == "ready"
+    def crash_once(row: CustomerImport) -> None:
+        if row.pk == rows[0].pk:
+            raise ZeroDivisionError
+        run(row)
+
+    monkeypatch.setattr(imports, "run_import_lines", crash_once)
+    continue_imports()
+    assert [*CustomerImport.objects.order_by("pk").values_list("state", "tries")] == [("checking", 1), ("ready", 0)]
+    monkeypatch.setattr(imports, "run_import_lines", run)
+    continue_imports()
+    assert set(CustomerImport.objects.values_list("state", "tries")) == {("ready", 0)}
 
 
 def start_worker(row: CustomerImport) -> AbstractContextManager[subprocess.Popen[bytes]]:
@@ -390,9 +373,9 @@ import django
 django.setup()
 from django.db import connection
 connection.settings_dict["OPTIONS"]["application_name"] = "import"
-from scheduling.customers import import_batches
-import_batches.BATCH = 10
-while import_batches.run_import_batch(sys.argv[1]):
+from scheduling.customers import imports
+imports.BATCH = 10
+while imports.run_import_batch(sys.argv[1]):
     print("a batch", flush=True)
 """,
         str(row.pk),
@@ -416,12 +399,12 @@ def test_worker_killed_in_a_batch_stores_nothing_of_it(second_connection: Second
             worker.kill()
     assert wait_until(lambda: not second_connection(lambda: is_connected("import")), WAIT_LIMIT)
     row.refresh_from_db()
-    assert (row.counts["running"]["lines"], Customer.objects.count()) == (10, 11)
+    assert (row.counts["lines"], Customer.objects.count()) == (10, 11)
 
-    lapse(row)
-    assert list_due_imports() == [row.pk]
-    row = finish(row)
-    assert row.counts["running"] == {"lines": 25, "created": 24, "changed": 1, "unchanged": 0, "refused": 0}
+    continue_imports()
+    row.refresh_from_db()
+    assert row.state == "done"
+    assert row.counts == {"lines": 25, "created": 24, "changed": 1, "unchanged": 0, "refused": 0}
     assert read_names() == {f"user-{number}": f"客户{number}" for number in range(25)}
     assert CustomerChange.objects.filter(actor__startswith="ann (CSV").count() == 25
 
@@ -433,7 +416,7 @@ def test_check_takes_no_lock(second_connection: SecondConnection) -> None:
         Customer.objects.select_for_update().get(user_id="user-1")
         assert not second_connection(lambda: run_import_batch(row.pk))
     row.refresh_from_db()
-    assert row.counts["checking"]["changed"] == 1
+    assert row.counts["changed"] == 1
 
 
 def test_long_file_is_read_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,9 +428,9 @@ def test_long_file_is_read_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -
         sizes.append(len(inputs))
         return predict(inputs)
 
-    monkeypatch.setattr(import_batches, "predict_changes", count)
+    monkeypatch.setattr(imports, "predict_changes", count)
     lines = make_lines(2_300).splitlines()
     broken = [f"{each},x" if number % 100 == 7 else each for number, each in enumerate(lines)]
     row = check("\n".join(broken))
-    assert max(sizes) <= import_batches.BATCH
-    assert (sum(sizes), row.counts["checking"]["refused"]) == (2_277, 23)
+    assert max(sizes) <= imports.BATCH
+    assert (sum(sizes), row.counts["refused"]) == (2_277, 23)

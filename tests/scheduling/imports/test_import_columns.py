@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scheduling.customers.imports import map_header
+from scheduling.customers.csv_files import map_header
 from scheduling.errors import InvalidInput
 from tests.support.tables import each_row
 
