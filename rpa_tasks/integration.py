@@ -6,7 +6,7 @@ from rpa_tasks import configuration, metrics
 from rpa_tasks.admin import dashboard, job, labels, shop
 from rpa_tasks.jobs import dead_letters, personal_data, queries, retention, schedules, wakeups
 from rpa_tasks.models import Job
-from scheduling.app_integrations import FailedTaskOrigin, Integration, ScheduledRound
+from scheduling.app_integrations import FailedTaskOrigin, Integration, PersonalData, ScheduledRound
 
 INTEGRATION = Integration(
     failed_tasks={"rpa_job": FailedTaskOrigin(Job, dead_letters.REPUBLISHER, job.evidence_panel)},
@@ -16,9 +16,14 @@ INTEGRATION = Integration(
         "rpa_tasks.publish_for_shops": ScheduledRound(schedules.check_arguments, schedules.publish_round)
     },
     retention=(retention.JOBS, retention.WINDOWS),
-    user_erasers=(personal_data.erase_jobs_of_customer,),
-    delivery_erasers=(personal_data.erase_jobs_of_touches,),
-    user_exporters={"rpa_jobs": personal_data.export_jobs},
+    personal_data=(
+        PersonalData(
+            "rpa_jobs",
+            personal_data.export_jobs,
+            personal_data.erase_jobs_of_customer,
+            personal_data.erase_jobs_of_touches,
+        ),
+    ),
     bootstrap=(configuration.ship_platforms,),
     metrics=(metrics.read_rpa,),
     scaling={"execution_nodes": metrics.measure_execution_nodes},

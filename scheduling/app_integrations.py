@@ -49,6 +49,20 @@ class ScheduledRound:
     publish: Callable[[int, datetime, Any, Any], object]
 
 
+@dataclass(frozen=True, slots=True)
+class PersonalData:
+    """A place of personal data outside a customer's events and touches. What is exported is also erased."""
+
+    name: str  #: of its list in the export
+    #: Of the identity, the delivery keys of the exported touches and the most entries. Return entries for JSON; None:
+    #: its store does not answer.
+    export: Callable[[Identity, Sequence[UUID], int], list[dict[str, Any]] | None]
+    #: Of the identity, outside a transaction; or of the delivery keys of touches, inside one. Both return the number of
+    #: rows, are idempotent, and may raise `scheduling.customers.erasure.ErasureDelayed`.
+    erase: Callable[[Identity], int]
+    erase_deliveries: Callable[[Sequence[UUID]], int] = lambda keys: 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Integration:
     failed_tasks: Mapping[str, FailedTaskOrigin] = field(default_factory=dict)  #: by origin
@@ -58,15 +72,7 @@ class Integration:
     presence: Sequence[Presence] = ()
     #: Tables whose old rows are deleted.
     retention: Sequence[RetentionTable] = ()
-    #: Get the identity, outside a transaction, or the delivery keys of touches, inside one. Both return the number of
-    #: rows, are idempotent, and may raise `scheduling.customers.erasure.ErasureDelayed`.
-    user_erasers: Sequence[Callable[[Identity], int]] = ()
-    delivery_erasers: Sequence[Callable[[Sequence[UUID]], int]] = ()
-    #: By the name of their list. Get the identity, the delivery keys of the exported touches and the most entries.
-    #: Return entries for JSON; None: its store does not answer.
-    user_exporters: Mapping[str, Callable[[Identity, Sequence[UUID], int], list[dict[str, Any]] | None]] = field(
-        default_factory=dict
-    )
+    personal_data: Sequence[PersonalData] = ()
     bootstrap: Sequence[Callable[[], str]] = ()  #: create the first rows and return a line to print; idempotent
     metrics: Sequence[
         Callable[[Deadline], Iterable[Metric]]

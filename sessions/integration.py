@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduling.app_integrations import Integration
+from scheduling.app_integrations import Integration, PersonalData
 from sessions import metrics
 from sessions.admin import chats, dashboard
 from sessions.detection.presence import SessionPresence
@@ -10,8 +10,7 @@ from sessions.store import stats
 
 INTEGRATION = Integration(
     presence=(SessionPresence(),),
-    user_erasers=(stats.erase_sessions,),
-    user_exporters={"live_chats": stats.export_chats},
+    personal_data=(PersonalData("live_chats", stats.export_chats, stats.erase_sessions),),
     metrics=(metrics.read_sessions,),
     scaling={"watchers": metrics.measure_watchers},
     menu=chats.MENU,

@@ -21,7 +21,7 @@ from django.db import close_old_connections, transaction
 from simple_history.models import HistoricalChanges
 
 from scheduling import sql
-from scheduling.app_integrations import integrations
+from scheduling.app_integrations import PersonalData, integrations
 from scheduling.audit import record_action
 from scheduling.customers.imports import is_in_stored_file
 from scheduling.error_text import ErrorText as _
@@ -71,7 +71,6 @@ def export_customer(row: Customer) -> dict[str, Any]:
     touches = Touch.objects.filter(event__customer=row).select_related("node").order_by("-pk")
     rows = list(touches[:MOST_ENTRIES])
     receipts = load_receipts({each.root_id for each in rows})
-    messages = find_messages_of_customer(who.user_id, MOST_ENTRIES)
     failed = anonymization.find_failed_tasks_of_customer(who, [each.pk for each in rows], MOST_ENTRIES)
     addresses = {digest_address(each): each for each in who.addresses}
     disabled = DisabledTarget.objects.filter(target_digest__in=addresses)
@@ -98,17 +97,24 @@ def export_customer(row: Customer) -> dict[str, Any]:
              **_serialize(each, "reason disabled_at")}
             for each in disabled.select_related("channel").order_by("pk")
         ],
-        "webhook_messages": [
-            _serialize(each, "message_id type occurred_at state data")
-            for each in WebhookMessage.objects.filter(pk__in=messages).order_by("-pk")
-        ],
     }  # fmt: skip
     silent = False
-    for name, export in [entry for app in integrations() for entry in app.user_exporters.items()]:
-        entries = export(who, [each.root_id for each in rows], MOST_ENTRIES)
+    for place in list_personal_data():
+        entries = place.export(who, [each.root_id for each in rows], MOST_ENTRIES)
         silent |= entries is None
-        found[name] = entries or []
+        found[place.name] = entries or []
     return found | {"complete": not silent and all(len(each) < MOST_ENTRIES for each in found.values())}
+
+
+def list_personal_data() -> list[PersonalData]:
+    """Return the places of personal data outside events and touches. Messages come last: ends of jobs become some."""
+    messages = PersonalData("webhook_messages", _export_messages, erase_messages_of_customer)
+    return [*(place for app in integrations() for place in app.personal_data), messages]
+
+
+def _export_messages(who: Identity, delivery_keys: Sequence[UUID], most: int) -> list[dict[str, Any]]:
+    found = WebhookMessage.objects.filter(pk__in=find_messages_of_customer(who.user_id, most))
+    return [_serialize(each, "message_id type occurred_at state data") for each in found.order_by("-pk")]
 
 
 def _serialize(row: Any, names: str) -> dict[str, Any]:
@@ -250,14 +256,13 @@ def _continue_erasure(erasure: CustomerErasure) -> None:
     if not anonymous or is_in_stored_file(who.user_id, erasure.requested_at):
         return  # the next pass: the erasers scan whole tables, and the id may belong to a new customer by then
     delays = []
-    for erase in [erase for app in integrations() for erase in app.user_erasers]:
+    for place in list_personal_data():
         try:
-            erase(who)
+            place.erase(who)
         except ErasureDelayed as delay:  # a job that runs keeps no other copies
             delays.append(delay)
     if delays:
         raise delays[0]
-    erase_messages_of_customer(who)  # last: ends of jobs become messages
     _end_erasure(erasure.pk, who)
 
 
@@ -292,8 +297,7 @@ def _erase_events(row: Customer, events: Sequence[UUID], counts: Counter[str]) -
     counts["failed tasks"] += anonymization.empty_failed_tasks(task_ids)
     counts["log entries"] += anonymization.blank_log_entries([*events, *task_ids])
     counts["receipts"] += erase_receipts(keys)
-    for erase in [erase for app in integrations() for erase in app.delivery_erasers]:
-        counts["jobs"] += erase(keys)
+    counts["jobs"] += sum(place.erase_deliveries(keys) for place in list_personal_data())
     counts["events"] += sql.execute(_ANONYMIZE_EVENTS, {"ids": sql.UuidArray(events), "user_id": row.user_id})
 
 

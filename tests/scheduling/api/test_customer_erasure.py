@@ -22,6 +22,7 @@ from django_celery_beat.models import IntervalSchedule, PeriodicTask
 from rpa_tasks.jobs.dead_letters import record_failed_job
 from rpa_tasks.models import Evidence, Flow, Job, Platform, Run, Shop
 from scheduling import sql
+from scheduling.app_integrations import PersonalData
 from scheduling.channels.vendors.callbacks import CallbackResult, CustomerMessage, Report
 from scheduling.configuration import snapshot
 from scheduling.customers.erasure import (
@@ -406,7 +407,7 @@ def test_failing_eraser_delays_no_other_customer_and_a_delayed_one_no_other_eras
     chatting("PUT", "/customers/bob", {"name": "Bob"})
     for user_id in ("ann-7731", "bob"):
         chatting("DELETE", f"/customers/{user_id}")
-    integrate(user_erasers=(fail_for_ann, note))
+    integrate(personal_data=[PersonalData("", lambda *_: [], erase) for erase in (fail_for_ann, note)])
     continue_erasures()
     assert [*CustomerErasure.objects.order_by("requested_at").values_list("state", flat=True)] == ["running", "done"]
     assert erased == (["ann-7731", "bob"] if isinstance(error, ErasureDelayed) else ["bob"])
@@ -488,7 +489,11 @@ def test_export_that_takes_too_long_does_not_ask_for_a_filter(
     chatting: Client, settings: Any, integrate: Callable[..., None]
 ) -> None:
     settings.TIMEOUTS = replace(settings.TIMEOUTS, export=0.5)
-    integrate(user_exporters={"rpa_jobs": lambda *_: sql.rows("SELECT pg_sleep(30)", {})})
+
+    def sleep(*_: object) -> Any:
+        return sql.rows("SELECT pg_sleep(30)", {})
+
+    integrate(personal_data=[PersonalData("rpa_jobs", sleep, lambda who: 0)])
     answer = DjangoClient().get(
         "/api/v1/customers/ann-7731/export", headers={"Authorization": f"Bearer {chatting.key}"}
     )
