@@ -287,20 +287,19 @@ def _select_working(import_id: UUID) -> QuerySet[CustomerImport]:
 def run_import_lines(row: CustomerImport) -> None:
     """Check or import the next lines, and note the progress. The caller saves the row in the same transaction."""
     records: list[CsvRecord] = []
-    filled = 0
     file = _open_file(row)
     file.seek(row.position)
     for record in csv_files.read_records(file, row.encoding, row.delimiter, row.line):
         records.append(record)
-        filled += not record.is_blank
-        if filled >= BATCH or record.end - row.position >= BATCH_BYTES:
+        if len(records) >= BATCH or record.end - row.position >= BATCH_BYTES:
             break
-    inputs, lines, refused = _read_inputs(row, records)
+    filled = [each for each in records if not each.is_blank]
+    inputs, lines, refused = _read_inputs(row, filled)
     stored, wrong = _apply_inputs(row, inputs)
     refused += [(line, field, message) for user_id, field, message in wrong for line in lines[user_id]]
     kept = [(lines[each.user_id][-1], field, OPT_OUT_STAYS) for each in stored for field in each.ignored]
     counts = {
-        "lines": filled,
+        "lines": len(filled),
         "created": sum(each.created for each in stored),
         "changed": sum(bool(each.after) and not each.created for each in stored),
         "unchanged": sum(not each.after and not each.created for each in stored),
@@ -331,8 +330,6 @@ def _read_inputs(
     lines: dict[str, list[int]] = {}
     refused: list[Refusal] = []
     for record in records:
-        if record.is_blank:
-            continue
         try:
             if record.problem:
                 raise InvalidInput.of("", record.problem)

@@ -434,3 +434,12 @@ def test_long_file_is_read_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -
     row = check("\n".join(broken))
     assert max(sizes) <= imports.BATCH
     assert (sum(sizes), row.counts["refused"]) == (2_277, 23)
+
+
+@pytest.mark.usefixtures("short_batches")
+def test_blank_lines_fill_batches_too() -> None:
+    """A megabyte of them was one batch, which held the import's lock for seconds."""
+    row = upload("user_id\n" + "\n" * 24 + "ann\n")
+    assert [run_import_batch(row.pk) for _ in range(3)] == [True, True, False]
+    row.refresh_from_db()
+    assert (row.state, row.counts["lines"], row.line) == ("ready", 1, 27)
