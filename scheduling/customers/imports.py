@@ -391,19 +391,16 @@ def _refuse_erased(row: CustomerImport, inputs: Sequence[CustomerInput]) -> None
 # --- end --------------------------------------------------------------------------------------------------------------
 
 
+@transaction.atomic
 def discard_stale_imports() -> int:
     """Discard imports that wait for a file or for a decision too long. Return their number."""
     stale = CustomerImport.objects.filter(
         state__in=(State.UPLOADING, State.READY), created_at__lt=sql.now() - KEPT_UNSTARTED
     )
-    found = 0
-    for row in stale:
-        with transaction.atomic():
-            mine = CustomerImport.objects.filter(pk=row.pk, state=row.state)
-            if mine.update(state=State.DISCARDED, ended_at=now()):
-                row.parts.all().delete()
-                found += 1
-    return found
+    # One that receives a part or a decision at this moment is left to the next pass.
+    ids = list(stale.select_for_update(skip_locked=True).values_list("pk", flat=True))
+    CustomerImportPart.objects.filter(upload__in=ids).delete()
+    return CustomerImport.objects.filter(pk__in=ids).update(state=State.DISCARDED, ended_at=now())
 
 
 def is_in_stored_file(user_id: str, before: datetime) -> bool:
