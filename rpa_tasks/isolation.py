@@ -29,8 +29,7 @@ BUBBLEWRAP, NONE = "bubblewrap", "none"
 #: No account has this number, also not on a system that assigns numbers dynamically.
 ACCOUNT = 65_533
 TRIAL_TIMEOUT = 20.0  #: seconds
-DELETE_TIMEOUT = 20.0  #: seconds; much less than the lease of a run
-DELETE_FOR = 5.0  #: seconds of one deletion step of the housekeeping; the node reports between its passes
+DELETE_TIMEOUT = 20.0  #: seconds of one deletion; much less than the lease of a run
 #: Sockets of local services are in /run: some accept a client by uid alone.
 PRIVATE_DIRECTORIES = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # noqa: S108  (covered, not used)
 HIDE, READ, WRITE = "--tmpfs", "--ro-bind", "--bind"  #: options of bwrap
@@ -192,7 +191,7 @@ def _is_below(path: str, above: Iterable[str]) -> bool:
 
 
 def home_dir(profile_id: str) -> Path:
-    """Return the shop's HOME, which its runs share, and keep it for `housekeeping.KEPT_FOR`. Raises `OSError`.
+    """Return the shop's HOME, which its runs share, and keep it for `cleaning.KEPT_FOR`. Raises `OSError`.
 
     Flows without a browser run on any node, also on one that the profile has left.
     """
@@ -205,8 +204,8 @@ def home_dir(profile_id: str) -> Path:
     return folder
 
 
-def delete_directory(folder: Path, within: float = DELETE_TIMEOUT) -> bool:
-    """Delete a directory that commands or a browser could write to, in about `within` seconds. Idempotent.
+def delete_directory(folder: Path) -> bool:
+    """Delete a directory that commands or a browser could write to, in about `DELETE_TIMEOUT` seconds. Idempotent.
 
     Returns whether it is gone; the next call deletes the rest. A command chose the names, modes and depth. `rm` follows
     no link and has no depth limit, unlike `shutil.rmtree`.
@@ -217,7 +216,7 @@ def delete_directory(folder: Path, within: float = DELETE_TIMEOUT) -> bool:
             (folder / "tmp").rmdir()
             folder.rmdir()
             return True
-    ends_at = time.monotonic() + within
+    ends_at = time.monotonic() + DELETE_TIMEOUT
     steps = [["rm", "-rf", "--one-file-system"], ["chmod", "-R", "u+rwx"], ["rm", "-rf", "--one-file-system"]]
     for words in steps[:1] if folder.is_symlink() else steps:  # chmod would follow the link
         if not os.path.lexists(folder):

@@ -2,7 +2,7 @@
 
 Each execution worker of the node starts one; the holder of the lock works and the others wait. It stops when its
 standard input closes or its parent ends, not at SIGTERM, and then ends unused browsers. The main thread maintains the
-browsers. One thread does what needs PostgreSQL, another ends runs without a supervisor process, others host the
+browsers. One thread reports the node, one cleans it, one ends runs without a supervisor process, others host the
 take-overs. So none of them delays another.
 """
 
@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 
 import django
 import structlog
+from django.db import DatabaseError, InterfaceError, connection
 
 from rpa_tasks.browsers import registry, upkeep
 from rpa_tasks.browsers.registry import Lock
@@ -27,6 +28,7 @@ from rpa_tasks.supervisor.runs import end_unsupervised
 log = structlog.get_logger(__name__)
 
 PASS_INTERVAL = 5.0  #: seconds between passes
+CLEAN_INTERVAL = 60.0  #: seconds between passes that clean
 POLL_INTERVAL = 1.0  #: seconds between checks of the worker
 EXIT_TIME_LIMIT = 120.0  #: seconds to wait for runs that outlive their worker; the next maintainer ends the rest
 
@@ -69,22 +71,22 @@ def is_gone(parent: int, *, within: float) -> bool:
 
 def run_passes(parent: int, queues: list[str]) -> None:
     """Run a pass every few seconds until the worker has ended."""
-    from rpa_tasks.maintainer.housekeeping import Housekeeping  # its models need `django.setup`
+    from rpa_tasks.maintainer import cleaning  # its models need `django.setup`
+    from rpa_tasks.maintainer.housekeeping import Housekeeping
     from rpa_tasks.takeover.host import TakeOverHost
 
     prewarmer = upkeep.Prewarmer()
-    housekeeping = Housekeeping(queues, prewarmer)
-
-    def keep_house() -> None:
-        if housekeeping.is_database_available():
-            run_steps(housekeeping.steps)
-
-    for task in (keep_house, end_unsupervised):
-        threading.Thread(target=_repeat, args=(task,), daemon=True).start()
+    threads = (
+        (PASS_INTERVAL, [end_unsupervised], False),
+        (PASS_INTERVAL, Housekeeping(queues, prewarmer).steps, True),
+        (CLEAN_INTERVAL, cleaning.STEPS, True),
+    )
+    for interval, steps, needs_database in threads:
+        threading.Thread(target=_repeat, args=(interval, steps, needs_database), daemon=True).start()
     take_overs = TakeOverHost()
     take_overs.start()
     # Steps that free slots precede those that use them.
-    steps = [
+    upkeep_steps = [
         upkeep.end_unfit,
         upkeep.end_unrecorded,
         upkeep.check_idle,
@@ -92,14 +94,26 @@ def run_passes(parent: int, queues: list[str]) -> None:
         prewarmer.prewarm,
     ]
     while not is_gone(parent, within=PASS_INTERVAL):
-        run_steps(steps)
+        run_steps(upkeep_steps)
     take_overs.stop()
 
 
-def _repeat(task: Callable[[], object]) -> None:
+def _repeat(interval: float, steps: Sequence[Callable[[], object]], needs_database: bool) -> None:
     while True:
-        run_steps([task])
-        time.sleep(PASS_INTERVAL)
+        if not needs_database or is_database_available():
+            run_steps(steps)
+            connection.close()  # the next pass may be far away
+        time.sleep(interval)
+
+
+def is_database_available() -> bool:
+    """Return whether PostgreSQL is available to this thread."""
+    try:
+        connection.ensure_connection()
+    except (DatabaseError, InterfaceError) as error:
+        log.warning("database_unavailable", error=str(error))
+        return False
+    return True
 
 
 def run_steps(steps: Sequence[Callable[[], object]]) -> None:

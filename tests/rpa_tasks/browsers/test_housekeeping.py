@@ -19,7 +19,7 @@ from django.utils.timezone import now
 from pytest_django import DjangoAssertNumQueries, Settings
 
 from rpa_tasks.browsers import registry
-from rpa_tasks.maintainer import housekeeping
+from rpa_tasks.maintainer import cleaning, housekeeping, main
 from rpa_tasks.models import Evidence, ExecutionNode, Flow, Job, JobState, Platform, Run, Shop
 from rpa_tasks.supervisor.runs import LEASE_NO, SHOP, STATE_DIR, TASK_ID
 from tests.rpa_tasks.browsers.browser_processes import eventually
@@ -85,15 +85,14 @@ def test_report_uses_database_clock(state: Path, monkeypatch: pytest.MonkeyPatch
         assert abs(ExecutionNode.objects.get().seen_at - really()) < timedelta(hours=1)
 
 
-def test_tidy_deletes_nodes_silent_for_a_month(state: Path, settings: Settings) -> None:
+def test_delete_old_nodes_deletes_nodes_silent_for_a_month(state: Path, settings: Settings) -> None:
     """By those that live: machines that come and go have a name each."""
     settings.AFTERTOUCH_NODE = "here"
     for name, days in (("gone", 31), ("away", 29)):
         seen = now() - timedelta(days=days)
         ExecutionNode.objects.create(name=name, seen_at=seen, started_at=seen, slots=5)
-    doing = housekeeping.Housekeeping([])
-    doing.report()
-    doing.tidy()
+    housekeeping.Housekeeping([]).report()
+    cleaning.delete_old_nodes()
     assert {node.name for node in ExecutionNode.objects.all()} == {"here", "away"}
 
 
@@ -136,24 +135,17 @@ def test_end_orphans_keeps_run_whose_claim_appears(
 @pytest.fixture
 def evidence(job: Job, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five pieces that are too old, and two that are not."""
-    monkeypatch.setattr(housekeeping, "BATCH", 2)
+    monkeypatch.setattr(cleaning, "BATCH", 2)
     settings.AFTERTOUCH_RPA_EVIDENCE_KEPT = timedelta(days=14)
     for days in (15, 15, 20, 16, 17, 13, 0):
         run = Run.objects.create(job=job, number=1, lease_no=1, started_at=now(), outcome=Run.Outcome.BUSINESS)
         Evidence.objects.create(run=run, kind="log", content=b"x", created_at=now() - timedelta(days=days))
 
 
-def test_tidy_deletes_old_evidence_in_batches(
-    evidence: None, state: Path, django_assert_max_num_queries: DjangoAssertNumQueries
-) -> None:
-    """The same thread reports that the node is alive."""
-    doing = housekeeping.Housekeeping([])
-    left = []
-    for _ in range(4):
-        with django_assert_max_num_queries(2):  # the last ones, and nodes
-            doing.tidy()
-        left.append(Evidence.objects.count())
-    assert left == [5, 3, 2, 2]
+def test_old_evidence_is_deleted_in_batches(evidence: None, django_assert_num_queries: DjangoAssertNumQueries) -> None:
+    with django_assert_num_queries(4):  # two, two, one, none
+        assert cleaning.delete_old_evidence() == 5
+    assert Evidence.objects.count() == 2
     assert Run.objects.count() == 7  # what happened stays known
 
 
@@ -165,14 +157,14 @@ def test_delete_old_evidence_skips_locked_rows(evidence: None) -> None:
         try:
             with connection.cursor() as cursor:
                 cursor.execute("SET lock_timeout = '5s'")
-            return housekeeping.delete_old_evidence()
+            return cleaning.delete_old_evidence()
         finally:
             connection.close()
 
     with ThreadPoolExecutor(1) as pool, transaction.atomic():
         assert list(Evidence.objects.select_for_update().filter(pk__in=list(oldest)))
-        assert [pool.submit(delete).result(60) for _ in range(3)] == [2, 2, 0]
-    assert housekeeping.delete_old_evidence() == 1
+        assert pool.submit(delete).result(60) == 4
+    assert cleaning.delete_old_evidence() == 1
 
 
 def write_old_log(name: str, days: float, content: bytes = b"said") -> Path:
@@ -190,11 +182,11 @@ def test_old_logs_of_ended_runs_are_deleted_after_a_day(state: Path, job: Job) -
     unknown = write_old_log(f"{uuid4()}-1.log", 2)
     fresh = write_old_log(f"{uuid4()}-1.log", 0.9)
     nobodys = write_old_log("notes.log", 2)
-    housekeeping.Housekeeping([]).delete_old_logs()
+    cleaning.delete_old_logs()
     assert [path.exists() for path in (runs, superseded, unknown, fresh, nobodys)] == [True, False, False, True, False]
 
     Job.objects.filter(pk=job.pk).update(state=JobState.SUCCEEDED, lease_until=None, settled_at=now())
-    for step in housekeeping.Housekeeping([]).steps:
+    for step in cleaning.STEPS:
         step()
     assert not runs.exists()
 
@@ -202,49 +194,19 @@ def test_old_logs_of_ended_runs_are_deleted_after_a_day(state: Path, job: Job) -
 def test_browser_logs_are_kept_as_long_as_evidence_and_cut(state: Path, settings: Settings) -> None:
     settings.AFTERTOUCH_RPA_EVIDENCE_KEPT = timedelta(days=14)
     old, quiet = write_old_log("browser-1.log", 15), write_old_log("browser-2.log", 13)
-    chatty = write_old_log("browser-3.log", 0, b"x" * (housekeeping.BROWSER_LOG + 1))
-    housekeeping.Housekeeping([]).delete_old_logs()
+    chatty = write_old_log("browser-3.log", 0, b"x" * (cleaning.BROWSER_LOG + 1))
+    cleaning.delete_old_logs()
 
     assert not old.exists()
     assert quiet.read_text() == "said"
     assert chatty.stat().st_size == 0
 
 
-def test_delete_some_logs_is_bounded_and_reaches_all(
-    state: Path, monkeypatch: pytest.MonkeyPatch, django_assert_max_num_queries: DjangoAssertNumQueries
-) -> None:
-    monkeypatch.setattr(housekeeping, "ENTRIES_AT_ONCE", 10)
-    for _ in range(20):
-        write_old_log(f"{uuid4()}-1.log", 0)
-    for _ in range(20):
-        write_old_log(f"{uuid4()}-1.log", 2)
-    doing = housekeeping.Housekeeping([])
-    left = []
-    for _ in range(4):
-        with django_assert_max_num_queries(1):
-            assert doing.delete_old_logs() <= 10
-        left.append(len(list(registry.browser_logs_dir().iterdir())))
-    assert left[0] >= 30
-    assert left[-1] == 20
-    late = write_old_log(f"{uuid4()}-1.log", 2)
-    for _ in range(4):  # and round again
-        doing.delete_old_logs()
-    assert not late.exists()
-
-
-def test_tidy_is_rate_limited(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    doing = housekeeping.Housekeeping([])
-    doing.tidy()
-    monkeypatch.setattr(housekeeping, "delete_old_evidence", None)  # calling it again would fail
-    doing.tidy()
-
-
 def test_is_database_available_without_database_is_false(monkeypatch: pytest.MonkeyPatch) -> None:
-    doing = housekeeping.Housekeeping([])
-    assert doing.is_database_available()
+    assert main.is_database_available()
 
     def away() -> None:
         raise OperationalError("connection refused")
 
     monkeypatch.setattr(connection, "ensure_connection", away)
-    assert not doing.is_database_available()
+    assert not main.is_database_available()

@@ -9,19 +9,18 @@ import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from django.utils.timezone import now
-from pytest_django import DjangoAssertNumQueries, Settings
+from pytest_django import Settings
 
 from rpa_tasks import isolation
 from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.registry import IDLE, Lock, Record
-from rpa_tasks.maintainer import housekeeping
-from rpa_tasks.maintainer.housekeeping import KEPT_FOR, UNNEEDED_MARK, OldProfiles
+from rpa_tasks.maintainer import cleaning
+from rpa_tasks.maintainer.cleaning import KEPT_FOR, UNNEEDED_MARK, delete_old_profiles
 from rpa_tasks.models import ExecutionNode, Lane, Platform, Shop
 from rpa_tasks.supervisor.runs import MARKERS
 
@@ -65,18 +64,16 @@ def test_profile_of_retired_shop_is_deleted_after_a_month() -> None:
     shop("gone", retired_at=now())
     shop("moved", home="n2")
     folders = [profile(name) for name in ("pdd-gone", "pdd-moved", "nobodys")]
-    deleting = OldProfiles()
-    assert not deleting.delete_one()
+    delete_old_profiles()
     assert [list_names(folder) for folder in folders] == [WHOLE | {UNNEEDED_MARK}] * 3
 
     for folder in folders:
         noticed = datetime.fromisoformat((folder / UNNEEDED_MARK).read_text())
         assert abs(now() - noticed) < timedelta(hours=1)
         (folder / UNNEEDED_MARK).write_text((noticed - LONG).isoformat())
-    deleting = OldProfiles()
-    assert [deleting.delete_one() for _ in range(4)] == [True, True, True, False]  # one a pass
-    assert [list_names(folder) for folder in folders] == [{".lock"}] * 3
-    assert not OldProfiles().delete_one()
+    for _ in range(2):
+        delete_old_profiles()
+        assert [list_names(folder) for folder in folders] == [{".lock"}] * 3
 
 
 def test_old_profile_is_deleted_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +84,7 @@ def test_old_profile_is_deleted_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(registry, "write_own", fail)
     recent, old = profile("pdd-a"), profile("pdd-b", left=LONG)
-    assert OldProfiles().delete_one()
+    delete_old_profiles()
     assert (list_names(recent), list_names(old)) == (WHOLE, {".lock"})
 
 
@@ -95,7 +92,7 @@ def test_mark_without_a_time_zone_is_written_again() -> None:
     """A browser can write the file in its profile."""
     odd, old = profile("pdd-a"), profile("pdd-b", left=LONG)
     (odd / UNNEEDED_MARK).write_text("2020-01-01T00:00:00")
-    assert OldProfiles().delete_one()
+    delete_old_profiles()
     assert (list_names(odd), list_names(old)) == (WHOLE | {UNNEEDED_MARK}, {".lock"})
 
 
@@ -112,7 +109,7 @@ def test_odd_file_of_one_profile_keeps_no_other(name: str, is_link: bool, is_nee
         (odd / name).symlink_to("elsewhere")
     else:
         (odd / name).mkdir()
-    assert OldProfiles().delete_one()
+    delete_old_profiles()
     assert list_names(old) == {".lock"}
     assert list_names(odd) >= WHOLE - {name}
 
@@ -132,35 +129,24 @@ def test_home_of_retired_shop_is_deleted_with_its_profile() -> None:
     folders = [home(name) for name in ("pdd-gone", "pdd-no-browser", "pdd-stays")]
     profile("pdd-gone", left=LONG)
     (registry.profile_dir("pdd-no-browser") / UNNEEDED_MARK).write_text((now() - LONG).isoformat())
-    deleting = OldProfiles()
-    assert [deleting.delete_one() for _ in range(3)] == [True, True, False]
+    delete_old_profiles()
     assert [folder.exists() for folder in folders] == [False, False, True]
 
 
 def test_home_without_profile_is_kept_for_a_month() -> None:
     folder = home("pdd-gone")
-    assert not OldProfiles().delete_one()
+    delete_old_profiles()
     assert folder.exists()
     assert (registry.profile_dir("pdd-gone") / UNNEEDED_MARK).exists()
 
 
 def test_interrupted_profile_deletion_continues_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock: list[float] = [0.0]
-    given: list[float] = []
     folders = [profile(name, left=LONG) for name in ("a", "b")]
-    monkeypatch.setattr(housekeeping, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-
-    def delete_nothing(folder: Path, within: float) -> bool:
-        given.append(within)
-        clock[0] += within
-        return False
-
     with monkeypatch.context() as slow:
-        slow.setattr(isolation, "delete_directory", delete_nothing)
-        deleting = OldProfiles()
-        assert deleting.delete_one()
-        assert given == [isolation.DELETE_FOR]
-    assert [deleting.delete_one() for _ in range(3)] == [True, True, False]
+        slow.setattr(isolation, "delete_directory", lambda folder: False)
+        delete_old_profiles()
+    assert [list_names(folder) for folder in folders] == [WHOLE | {UNNEEDED_MARK}] * 2
+    delete_old_profiles()
     assert [list_names(folder) for folder in folders] == [{".lock"}] * 2
 
 
@@ -170,8 +156,7 @@ def test_needed_profile_loses_its_unneeded_mark() -> None:
     shop("renamed", home="former")  # the disk may be this one
     shop("own", profile_id="our/own")
     folders = [profile(name, left=LONG) for name in ("pdd-stays", "pdd-homeless", "pdd-renamed", "our/own")]
-    deleting = OldProfiles()
-    assert not deleting.delete_one()
+    delete_old_profiles()
     assert [list_names(folder) for folder in folders] == [WHOLE] * 4
 
 
@@ -179,7 +164,7 @@ def test_profile_of_retired_platform_is_deleted() -> None:
     shop("s1")
     folder = profile("pdd-s1", left=LONG)
     Platform.objects.update(retired_at=now())
-    assert OldProfiles().delete_one()
+    delete_old_profiles()
     assert list_names(folder) == {".lock"}
 
 
@@ -191,8 +176,7 @@ def test_profile_in_use_is_deleted_later() -> None:
     words = [sys.executable, "-c", "input()", f"--user-data-dir={opened}"]
     person = subprocess.Popen(words, stdin=subprocess.PIPE)
     try:
-        deleting = OldProfiles()
-        assert [deleting.delete_one() for _ in range(2)] == [True, False]
+        delete_old_profiles()
         assert [list_names(folder) for folder in (held, idle, opened)] == [WHOLE | {UNNEEDED_MARK}] * 3
         assert list_names(free) == {".lock"}
     finally:
@@ -200,8 +184,8 @@ def test_profile_in_use_is_deleted_later() -> None:
         person.communicate()
     lock.release()
     registry.delete_record(1)
-    deleting = OldProfiles()
-    assert [deleting.delete_one() for _ in range(4)] == [True, True, True, False]
+    delete_old_profiles()
+    assert [list_names(folder) for folder in (held, idle, opened)] == [{".lock"}] * 3
 
 
 def test_profile_is_kept_when_shop_returns_before_lock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,8 +198,8 @@ def test_profile_is_kept_when_shop_returns_before_lock(monkeypatch: pytest.Monke
         Lane.objects.filter(shop=row).update(home="n1")
         return taken(lock)
 
-    monkeypatch.setattr(housekeeping.Lock, "try_acquire", take)
-    assert not OldProfiles().delete_one()
+    monkeypatch.setattr(cleaning.Lock, "try_acquire", take)
+    delete_old_profiles()
     assert list_names(folder) >= WHOLE
 
 
@@ -227,11 +211,11 @@ def test_home_is_kept_while_a_command_of_its_shop_runs(state: Path) -> None:
     marks = dict(zip(MARKERS, (str(uuid4()), "1", "pdd/moved", str(state)), strict=True))
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=marks) as command:
         try:
-            assert not OldProfiles().delete_one()
+            delete_old_profiles()
             assert (folder / "a" / "token").exists()
         finally:
             command.kill()
-    assert OldProfiles().delete_one()
+    delete_old_profiles()
     assert not folder.exists()
 
 
@@ -240,7 +224,7 @@ def test_run_renews_the_unneeded_mark() -> None:
     mark = profile("pdd-moved", left=LONG) / UNNEEDED_MARK
     folder = home("pdd-moved")
     isolation.home_dir("pdd-moved")
-    assert not OldProfiles().delete_one()
+    delete_old_profiles()
     assert (folder / "a" / "token").exists()
     assert now() - datetime.fromisoformat(mark.read_text()) < timedelta(hours=1)
 
@@ -249,14 +233,14 @@ def test_home_is_kept_when_a_run_starts_during_the_look(monkeypatch: pytest.Monk
     shop("moved", home="n2")
     profile("pdd-moved", left=LONG)
     folder = home("pdd-moved")
-    look = housekeeping.processes_on_profile
+    look = cleaning.processes_on_profile
 
     def start_run(folder: str) -> Iterator[Any]:
         yield from look(folder)
         isolation.home_dir("pdd-moved")
 
-    monkeypatch.setattr(housekeeping, "processes_on_profile", start_run)
-    assert not OldProfiles().delete_one()
+    monkeypatch.setattr(cleaning, "processes_on_profile", start_run)
+    delete_old_profiles()
     assert (folder / "a" / "token").exists()
 
 
@@ -268,17 +252,17 @@ def test_run_that_starts_during_the_deletion_keeps_its_new_home(monkeypatch: pyt
 
     started = []
 
-    def start_run(path: Path, within: float) -> bool:
+    def start_run(path: Path) -> bool:
         if os.path.lexists(path) and not started:
             started.append(path)
             (isolation.home_dir("pdd-moved") / "new").touch()
-        return delete(path, within)
+        return delete(path)
 
     monkeypatch.setattr(isolation, "delete_directory", start_run)
-    assert OldProfiles().delete_one()
+    delete_old_profiles()
     assert list_names(folder) == {"new"}
     assert list_names(folder.parent) == {"pdd-moved"}
-    assert not OldProfiles().delete_one()
+    delete_old_profiles()
     assert list_names(folder) == {"new"}
 
 
@@ -286,12 +270,5 @@ def test_home_set_aside_by_an_interrupted_deletion_is_deleted() -> None:
     folder = home("pdd-gone")
     folder.rename(folder.with_name(".pdd-gone"))
     (registry.profile_dir("pdd-gone") / UNNEEDED_MARK).write_text((now() - LONG).isoformat())
-    assert OldProfiles().delete_one()
+    delete_old_profiles()
     assert list_names(folder.parent) == set()
-
-
-def test_unneeded_profiles_are_searched_rarely(django_assert_num_queries: DjangoAssertNumQueries) -> None:
-    deleting = OldProfiles()
-    deleting.delete_one()
-    with django_assert_num_queries(0):
-        deleting.delete_one()

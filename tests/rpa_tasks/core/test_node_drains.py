@@ -16,7 +16,7 @@ from rpa_tasks.admin.job import explain_waiting
 from rpa_tasks.jobs import shops, wakeups
 from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.jobs.nodes import NodeLoad, drain_node, measure_loads, resume_node
-from rpa_tasks.maintainer import housekeeping
+from rpa_tasks.maintainer import cleaning, housekeeping
 from rpa_tasks.maintainer.housekeeping import Housekeeping
 from rpa_tasks.metrics import measure_execution_nodes
 from rpa_tasks.models import ExecutionNode, Job, Lane, Platform
@@ -169,7 +169,7 @@ def test_report_and_tidying_keep_the_drain(settings: Settings, monkeypatch: pyte
     assert ExecutionNode.objects.get(name="n1").draining_at is not None
     assert keeper.prewarmer.wanted == []
     ExecutionNode.objects.update(seen_at=now() - timedelta(days=400))
-    housekeeping.delete_old_nodes()
+    cleaning.delete_old_nodes()
     assert list(ExecutionNode.objects.values_list("name", flat=True)) == ["n1"]
 
 

@@ -26,8 +26,7 @@ from rpa_tasks.browsers.launch import NoBrowser
 from rpa_tasks.jobs import dispatch
 from rpa_tasks.jobs.ledger import JobLedger, job_ledger
 from rpa_tasks.jobs.publish import request_cancel
-from rpa_tasks.maintainer import housekeeping
-from rpa_tasks.maintainer.housekeeping import Housekeeping
+from rpa_tasks.maintainer import cleaning
 from rpa_tasks.models import Evidence, Flow, Job, Lane, LoginState, Shop
 from rpa_tasks.supervisor import processes
 from rpa_tasks.supervisor.runs import LEASE_NO, SHOP, STATE_DIR, TASK_ID, state_dir
@@ -514,7 +513,7 @@ def test_leftover_runs_deletes_only_folders_of_ended_runs(
     (left / "closed").chmod(0)
 
     def delete_some() -> bool:
-        Housekeeping([]).delete_left_runs()  # for a few seconds; the next pass continues
+        cleaning.delete_left_runs()  # for at most 20 s; the next pass continues
         return not left.exists()
 
     assert wait_until(delete_some, WAIT_LIMIT)
@@ -524,32 +523,13 @@ def test_leftover_runs_deletes_only_folders_of_ended_runs(
     assert not kept.exists()
 
 
-def test_leftover_runs_deletion_is_limited_for_each_pass(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The node reports between the passes."""
+def test_odd_folder_of_one_shop_keeps_no_left_run_of_another(settings: Settings, tmp_path: Path) -> None:
     settings.AFTERTOUCH_STATE_DIR = tmp_path
-    clock: list[float] = [0.0]
-    given: list[tuple[Path, float]] = []
-    folders = {registry.shop_runs_dir(f"s{number}") / "1" for number in range(3)}
-    for folder in folders:
-        folder.mkdir()
-
-    def delete_nothing(folder: Path, within: float) -> bool:
-        given.append((folder, within))
-        clock[0] += within
-        return False
-
-    monkeypatch.setattr(housekeeping, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    left = Housekeeping([])
-    with monkeypatch.context() as slow:
-        slow.setattr(isolation, "delete_directory", delete_nothing)
-        for _ in folders:
-            left.delete_left_runs()
-    assert [within for _, within in given] == [isolation.DELETE_FOR] * 3
-    assert folders <= {folder for folder, _ in given}
-    left.delete_left_runs()
-    assert [folder for folder in folders if folder.exists()] == []
+    (registry.runs_dir() / "0").touch()  # stands for a folder that its shop has closed
+    left = registry.shop_runs_dir("s1") / "1"
+    left.mkdir()
+    cleaning.delete_left_runs()
+    assert not left.exists()
 
 
 def test_successful_run_is_settled_before_browser_release(
