@@ -116,7 +116,7 @@ def lock_unused_slot(number: int) -> Iterator[Slot | None]:
         slot.release()
 
 
-def take_slot(profile_id: str, *, may_start: bool = True, kept: Container[str] = ()) -> Slot | None:
+def take_slot(profile_id: str, *, may_start: bool, kept: Container[str]) -> Slot | None:
     """Try once to take a slot for the shop, without ending the browsers of `kept` profiles. The caller has the
     profile's lock.
 
@@ -282,7 +282,8 @@ class AcquiredBrowser:
         try:
             record = self._slot.record
             assert record is not None
-            record = replace(record, uses=record.uses + 1, last_used_at=time.time())
+            uses = record.uses + (record.lease_no > 0)  # a start ahead of a run is none
+            record = replace(record, uses=uses, last_used_at=time.time())
             if why := "dirty" if dirty else recycling_reason(record) or _cleanup_problem(record):
                 self._slot.empty(why)
             else:
@@ -330,9 +331,16 @@ class AcquiredBrowser:
 
 
 def acquire_browser(
-    profile_id: str, shop: str, *, wait: timedelta, lease_no: int, launch: LaunchSettings
+    profile_id: str,
+    shop: str,
+    *,
+    wait: timedelta,
+    lease_no: int,
+    launch: LaunchSettings,
+    kept: Container[str] = (),
 ) -> AcquiredBrowser:
-    """Acquire the shop's browser exclusively. Waits at most `wait` for profile and slot.
+    """Acquire the shop's browser exclusively. Waits at most `wait` for profile and slot, which is never that of an idle
+    browser on one of the `kept` profiles.
 
     A browser with other launch settings is replaced. Starting one may take `chromium.START_TIMEOUT` more, and the proof
     of its proxy `PROOF_TIMEOUT`. Raises `NoBrowser`.
@@ -342,7 +350,7 @@ def acquire_browser(
     with ExitStack() as held:
         try:
             held.callback(_wait_for_profile(profile_id, ends_at).release)
-            slot = _wait_for_slot(profile_id, ends_at)
+            slot = _wait_for_slot(profile_id, ends_at, kept)
             held.callback(slot.release)
             record, warm = _prepare_browser(slot, profile_id, shop, lease_no, launch)
         except OSError as error:
@@ -360,10 +368,10 @@ def _wait_for_profile(profile_id: str, ends_at: float) -> Lock:
     raise NoBrowser(PROFILE_BUSY, "Another run or the maintainer has the shop's profile.")
 
 
-def _wait_for_slot(profile_id: str, ends_at: float) -> Slot:
+def _wait_for_slot(profile_id: str, ends_at: float, kept: Container[str]) -> Slot:
     for look in _poll(ends_at):
         may_start = look == 0 or time.monotonic() + TIME_TO_START < ends_at
-        if slot := take_slot(profile_id, may_start=may_start):
+        if slot := take_slot(profile_id, may_start=may_start, kept=kept):
             return slot
     if records_of_profile(profile_id):
         raise NoBrowser(PROFILE_BUSY, "The shop's former browser is still being ended, or could not be.")
@@ -390,10 +398,10 @@ def _prepare_browser(
         return slot.record, True
     if not slot.empty("its user died" if found and found.state == BUSY else "not in order"):
         raise NoBrowser(PROFILE_BUSY, "The shop's former browser could not be ended.")
-    return start_in_slot(slot, profile_id, shop, launch, lease_no), False
+    return _start_in_slot(slot, profile_id, shop, launch, lease_no), False
 
 
-def start_in_slot(slot: Slot, profile_id: str, shop: str, launch: LaunchSettings, lease_no: int = 0) -> Record:
+def _start_in_slot(slot: Slot, profile_id: str, shop: str, launch: LaunchSettings, lease_no: int) -> Record:
     """Start the shop's browser in this empty slot, marked busy.
 
     Raises: `NoBrowser`. The slot is empty then, or quarantined.

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import structlog
@@ -18,17 +18,16 @@ from django.conf import settings
 
 from rpa_tasks.browsers import devtools, registry
 from rpa_tasks.browsers.browser_processes import marked_slots, memory_by_session
-from rpa_tasks.browsers.launch import LaunchSettings, NoBrowser
+from rpa_tasks.browsers.launch import BROWSER_WAIT, PROFILE_BUSY, LaunchSettings, NoBrowser
 from rpa_tasks.browsers.pool import (
     Slot,
+    acquire_browser,
     end_browser,
     is_recorded_browser,
     lock_unused_slot,
     recycling_reason,
-    start_in_slot,
-    take_slot,
 )
-from rpa_tasks.browsers.registry import BUSY, IDLE, QUARANTINED, Lock, Record, records_in
+from rpa_tasks.browsers.registry import BUSY, IDLE, QUARANTINED, Record, records_in
 
 log = structlog.get_logger(__name__)
 
@@ -143,33 +142,24 @@ class Prewarmer:
         self._failed: dict[str, float] = {}  #: time of the failure by profile
 
     def prewarm(self) -> None:
-        """Start the browsers of the wanted shops. Each takes an empty slot, or the idle browser of another shop that
-        was used longest ago.
+        """Start the browsers of the wanted shops: acquire each without a wait and release it at once.
+
+        Each takes an empty slot, or the idle browser of another shop that was used longest ago.
         """
         wanted = self.wanted[: settings.AFTERTOUCH_RPA_WARM_BROWSERS]
         for shop in wanted:
             failed_at = self._failed.get(shop.profile, float("-inf"))
-            if time.monotonic() - failed_at >= RETRY_AFTER and not _is_warm(shop):
-                self._start(shop, {each.profile for each in wanted if each != shop})
-
-    def _start(self, shop: WarmShop, kept: set[str]) -> None:
-        lock, slot = None, None
-        try:
-            lock = Lock(registry.profile_lock(shop.profile))
-            # Checked again: a run may have started one before this process got the lock.
-            if not lock.try_acquire() or _is_warm(shop):
-                return
-            slot = take_slot(shop.profile, kept=kept)
-            if slot and slot.empty("other settings"):
-                record = start_in_slot(slot, shop.profile, shop.shop, shop.launch)
-                slot.write(replace(record, state=IDLE, last_used_at=time.time()))
-        except (NoBrowser, OSError) as error:
-            log.warning("browser_not_prewarmed", profile=shop.profile, error=str(error))
-            self._failed[shop.profile] = time.monotonic()
-        finally:
-            for held in (slot, lock):
-                if held:
-                    held.release()
+            if time.monotonic() - failed_at < RETRY_AFTER or _is_warm(shop):
+                continue
+            kept = {each.profile for each in wanted}
+            try:
+                acquire_browser(
+                    shop.profile, shop.shop, wait=timedelta(0), lease_no=0, launch=shop.launch, kept=kept
+                ).release()
+            except NoBrowser as error:
+                if error.reason not in (PROFILE_BUSY, BROWSER_WAIT):
+                    log.warning("browser_not_prewarmed", profile=shop.profile, error=str(error))
+                    self._failed[shop.profile] = time.monotonic()
 
 
 def _is_warm(shop: WarmShop) -> bool:
