@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -132,7 +133,7 @@ def _find_address(text: str) -> str:
 START_TIMEOUT = 20.0  #: seconds, beyond the wait for a slot
 ATTACH_TIMEOUT = 10.0  #: seconds for the first answer of a browser elsewhere
 MIN_FREE_BYTES = 100 * 1024 * 1024  #: bytes; with less free space Chromium damages the profile instead of failing
-SPAWNER = Path(__file__).with_name("spawn_process.py")
+FORWARDER = Path(__file__).with_name("forwarder.py")
 PATH = "/usr/local/bin:/usr/bin:/bin"
 
 FLAGS = [
@@ -175,11 +176,10 @@ def start_browser(record: Record, launch: LaunchSettings) -> Record:
     # The holder of the profile's lock may end browsers on it. No record names them, so no other process would.
     end_processes(lambda: leftover_browsers_on(str(profile)), grace=2.0)
     release_singleton(profile)
-    log = registry.browser_logs_dir() / f"browser-{record.slot}.log"
     forwarding = open_forwarding(launch)
     try:
         with devtools.reserve_port() as port:
-            pid = _spawn_chromium(record, launch, forwarding, port, log)
+            pid = _start_chromium(record, launch, forwarding, port)
             process = read_process(pid)
             ends_at = time.monotonic() + START_TIMEOUT
             while process and is_alive(pid, process.started) and time.monotonic() < ends_at:
@@ -197,7 +197,7 @@ def start_browser(record: Record, launch: LaunchSettings) -> Record:
             forwarding.listener.close()
     try:
         # NUL bytes, which follow a truncation, are replaced: PostgreSQL refuses them.
-        tail = storable_text(log.read_text(errors="replace")[-500:]).strip()
+        tail = storable_text(_log_path(record).read_text(errors="replace")[-500:]).strip()
     except OSError as error:
         tail = str(error)
     raise NoBrowser(BROWSER_FAILED, f"Chromium did not start: {tail}")
@@ -215,8 +215,8 @@ def attach_browser(record: Record, launch: LaunchSettings) -> Record:
     except OSError as error:
         raise NoBrowser(BROWSER_FAILED, f"Browser {launch.cdp_url}: {error}") from error
     try:
-        order = {"log": str(registry.browser_logs_dir() / f"browser-{record.slot}.log"), "profile": str(profile)}
-        pid = spawn_session([], order, browser_environment(record), forwarding)
+        # It names its profile, as Chromium does.
+        pid = _start_session([f"--user-data-dir={profile}"], record, browser_environment(record), forwarding)
     finally:
         forwarding.listener.close()
     process = read_process(pid)
@@ -259,8 +259,8 @@ def may_use_namespaces() -> bool:
         return True
 
 
-def _spawn_chromium(record: Record, launch: LaunchSettings, forwarding: Forwarding | None, port: int, log: Path) -> int:
-    """Start Chromium, and the forwarder to its proxy, and return its pid. Raises `NoBrowser`."""
+def _start_chromium(record: Record, launch: LaunchSettings, forwarding: Forwarding | None, port: int) -> int:
+    """Start Chromium, and the forwarder to its proxy, and return its pid. Raises `NoBrowser` or `OSError`."""
     profile = registry.profile_dir(record.profile)
     extensions = find_extensions(launch.extensions)
     flags = [*_launch_flags(profile), *launch.command_line]
@@ -280,7 +280,7 @@ def _spawn_chromium(record: Record, launch: LaunchSettings, forwarding: Forwardi
         sandbox = isolation.isolate_browser(record.profile, extensions)
     except isolation.CannotIsolate as error:
         raise NoBrowser(BROWSER_FAILED, str(error)) from error
-    return spawn_session([*sandbox, find_chromium(), *flags], {"log": str(log)}, environment, forwarding)
+    return _start_session([*sandbox, find_chromium(), *flags], record, environment, forwarding)
 
 
 def find_extensions(names: Iterable[str]) -> list[Path]:
@@ -302,29 +302,37 @@ def find_extensions(names: Iterable[str]) -> list[Path]:
     return folders
 
 
-def spawn_session(
-    command: list[str], order: dict[str, Any], environment: dict[str, str], forwarding: Forwarding | None
+def _start_session(
+    command: list[str], record: Record, environment: dict[str, str], forwarding: Forwarding | None
 ) -> int:
-    """Start a command and its forwarder in a session of their own and return the leader's pid. Raises `NoBrowser`."""
-    listener = (forwarding.listener.fileno(),) if forwarding else ()
-    whole = {"profile": "", "listener": listener[0] if listener else -1} | order
+    """Start a command in a new session, with its forwarder, and return the leader's pid. Raises `OSError`.
+
+    The command outlives its run, and often this process. A thread reaps it, so it does not stay a zombie until then.
+    """
+    inherited: tuple[int, ...] = ()
+    if forwarding:
+        inherited = (forwarding.listener.fileno(),)
+        command = [sys.executable, "-I", "-S", str(FORWARDER), str(inherited[0]), *command]
+    # Append mode, so that a log truncated by the maintainer starts at 0 instead of keeping a hole.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+    output = os.open(_log_path(record), flags, 0o600)
     try:
-        answer = subprocess.run(  # noqa: S603  (our own script; the words are ours)
-            [sys.executable, "-I", "-S", str(SPAWNER), json.dumps(whole), *command],
-            env=environment,
-            # By standard input, because every process of this user can read a command line and an environment.
-            input=json.dumps(forwarding.order).encode() if forwarding else b"",
-            capture_output=True,
-            timeout=START_TIMEOUT,
-            check=False,
-            pass_fds=listener,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise NoBrowser(BROWSER_FAILED, "It could not be started in time.") from error
-    try:
-        return int(json.loads(answer.stdout)["pid"])
-    except (ValueError, KeyError) as error:
-        raise NoBrowser(BROWSER_FAILED, f"{answer.stdout!r} {answer.stderr[-500:]!r}") from error
+        process = subprocess.Popen(  # noqa: S603  (the words are ours)
+            command, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output,
+            start_new_session=True, umask=0o077, pass_fds=inherited,
+        )  # fmt: skip
+    finally:
+        os.close(output)
+    threading.Thread(target=process.wait, name="browser", daemon=True).start()
+    assert process.stdin
+    with process.stdin:
+        if forwarding:  # by standard input, because every process of this user can read command line and environment
+            process.stdin.write(json.dumps(forwarding.order).encode())
+    return process.pid
+
+
+def _log_path(record: Record) -> Path:
+    return registry.browser_logs_dir() / f"browser-{record.slot}.log"
 
 
 def browser_environment(record: Record) -> dict[str, str]:

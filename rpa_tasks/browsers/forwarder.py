@@ -1,9 +1,10 @@
 """Forward the connections of a browser to a proxy that asks for a password, or a debug port to a browser elsewhere.
 
-Usage: `python -I -S forwarder.py DESCRIPTOR`, of a listening socket, with an order as JSON on standard input: {"kind"
-(http, socks5 or plain), "addresses", "port", "username", "password"}. Chromium takes no password on its command line,
-and a flow that attaches to the debug port may not answer the question for one. Only this process has the password: in
-its memory, which no other process of its user can read. It ends with the leader of its session, the browser.
+Usage: `python -I -S forwarder.py DESCRIPTOR [COMMAND…]`, of a listening socket, with an order as JSON on standard
+input: {"kind" (http, socks5 or plain), "addresses", "port", "username", "password"}. The process becomes the command,
+if there is one, and the forwarder a child of it. Chromium takes no password on its command line, and a flow that
+attaches to the debug port may not answer the question for one. Only the forwarder has the password: in its memory,
+which no other process of its user can read. It ends with the leader of its session, the browser.
 """
 
 from __future__ import annotations
@@ -138,14 +139,21 @@ async def _copy_stream(reader: StreamReader, writer: StreamWriter) -> None:
         await writer.drain()
 
 
-def main() -> None:
+def main(descriptor: str, *command: str) -> None:
+    if command and not command[0].startswith("--user-data-dir="):
+        if os.fork():
+            os.close(int(descriptor))
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.execvp(command[0], command)  # noqa: S606  (no shell is meant)
+        # Again, because the words of a browser would make it one.
+        os.execv(sys.executable, [sys.executable, "-I", "-S", __file__, descriptor])  # noqa: S606
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     order = json.load(sys.stdin)
     if order["kind"] == "plain":  # no password; the pool reads its environment and its sockets
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
     sys.stdin.close()
-    asyncio.run(_serve_forever(socket.socket(fileno=int(sys.argv[1])), order))
+    asyncio.run(_serve_forever(socket.socket(fileno=int(descriptor)), order))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

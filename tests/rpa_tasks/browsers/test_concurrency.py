@@ -58,7 +58,6 @@ def _browsers(state: Path) -> set[str]:
         for line in lines
         if "--type=" not in line
         and "/bin/sh" not in line
-        and "spawn_process" not in line
         and (match := re.search(rf"--user-data-dir={re.escape(str(state))}/rpa/profiles/(\S+)", line))
     }
 

@@ -23,6 +23,7 @@ def list_zombies(*parents: int) -> list[tuple[int, str]]:
 def test_ended_browser_leaves_no_zombie(start_acquiring_process: Callable[..., AcquiringProcess], how: str) -> None:
     top = start_acquiring_process("s1", "60", script="unreaping_parent.py")
     worker, browser = top.read_reply()["worker"], top.read_reply()["pid"]
+    starter = psutil.Process(browser).ppid()
 
     def list_family() -> list[int]:
         return [each.pid for each in psutil.Process(browser).children(recursive=True)]
@@ -38,4 +39,4 @@ def test_ended_browser_leaves_no_zombie(start_acquiring_process: Callable[..., A
         eventually(lambda: psutil.Process(worker).status() == psutil.STATUS_ZOMBIE, "the worker does not stop")
     eventually(lambda: all(map(is_gone, [browser, *family])), "a process of the browser runs")
     left = [(worker, psutil.Process(worker).name())] if how == "closed" else []  # nobody of ours is above it
-    eventually(lambda: list_zombies(top.process.pid, worker) == left, "zombies are left")
+    eventually(lambda: list_zombies(top.process.pid, worker, starter) == left, "zombies are left")
