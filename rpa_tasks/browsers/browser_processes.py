@@ -9,7 +9,6 @@ for a profile that the process can reach.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import socket
 import tempfile
@@ -54,15 +53,6 @@ def find_browser_family(*, marker: str, leader: tuple[int, int], profile: str = 
         )
 
     return [process for process in all_processes() if is_in_session(process) or is_marked(process)]
-
-
-def marked_slots(browsers: str) -> set[int]:
-    """Return the slots in this folder that the marker of a running browser names."""
-    pattern = re.compile(rf"{re.escape(browsers)}/slot-([1-9]\d{{0,4}})")
-    found = ((process, pattern.fullmatch(_marker_of(process))) for process in all_processes())
-    marked = [(process, int(match[1])) for process, match in found if match]
-    ancestry = Ancestry()
-    return {slot for process, slot in marked if not ancestry.has_supervisor(process)}
 
 
 def leftover_browsers_on(profile: str) -> list[Process]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Container, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -101,19 +101,6 @@ class Slot:
 
     def release(self) -> None:
         self._lock.release()
-
-
-@contextmanager
-def lock_unused_slot(number: int) -> Iterator[Slot | None]:
-    """Lock the slot for a moment; None if another process has it."""
-    slot = Slot(number)
-    if not slot.try_acquire():
-        yield None
-        return
-    try:
-        yield slot
-    finally:
-        slot.release()
 
 
 def take_slot(profile_id: str, *, may_start: bool, kept: Container[str]) -> Slot | None:

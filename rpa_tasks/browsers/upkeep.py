@@ -17,14 +17,12 @@ import structlog
 from django.conf import settings
 
 from rpa_tasks.browsers import devtools, registry
-from rpa_tasks.browsers.browser_processes import marked_slots, memory_by_session
+from rpa_tasks.browsers.browser_processes import memory_by_session
 from rpa_tasks.browsers.launch import BROWSER_WAIT, PROFILE_BUSY, LaunchSettings, NoBrowser
 from rpa_tasks.browsers.pool import (
     Slot,
     acquire_browser,
-    end_browser,
     is_recorded_browser,
-    lock_unused_slot,
     recycling_reason,
 )
 from rpa_tasks.browsers.registry import BUSY, IDLE, QUARANTINED, Record, records_in
@@ -46,14 +44,6 @@ def end_unfit() -> None:
             why = {BUSY: "its user died", QUARANTINED: "quarantined"}.get(record.state) or recycling_reason(record)
             if why and slot.empty(why) and record.state == QUARANTINED:
                 log.info("slot_freed", slot=slot.number)
-
-
-def end_unrecorded() -> None:
-    """End browsers of this node without a record: it was deleted by hand, or lost on a full disk."""
-    for number in marked_slots(str(registry.browsers_dir().resolve())):
-        with skip_if_failing(number), lock_unused_slot(number) as slot:
-            if slot and slot.record is None:
-                end_browser(Record(slot=number, state=BUSY), "no record")
 
 
 def check_idle() -> None:
@@ -115,9 +105,15 @@ def end_unused() -> int:
 def unused_slots_in(*states: str) -> Iterator[tuple[Slot, Record]]:
     """Yield the unused slots in these states with their records, each locked during its turn."""
     for record in records_in(*states):
-        with skip_if_failing(record.slot), lock_unused_slot(record.slot) as slot:
-            if slot and slot.record and slot.record.state in states:
-                yield slot, slot.record
+        slot = Slot(record.slot)
+        with skip_if_failing(record.slot):
+            if not slot.try_acquire():
+                continue
+            try:
+                if slot.record and slot.record.state in states:
+                    yield slot, slot.record
+            finally:
+                slot.release()
 
 
 @contextmanager

@@ -88,7 +88,6 @@ def run_passes(parent: int, queues: list[str]) -> None:
     # Steps that free slots precede those that use them.
     upkeep_steps = [
         upkeep.end_unfit,
-        upkeep.end_unrecorded,
         upkeep.check_idle,
         upkeep.end_surplus,
         prewarmer.prewarm,

@@ -61,7 +61,6 @@ def pool(state: Path) -> Iterator[Path]:
     yield state
     # A take-over ends half a minute after its last operator has left.
     eventually(lambda: upkeep.end_unused() == 0, "browsers are still in use", within=WAIT_LIMIT)
-    upkeep.end_unrecorded()
     eventually(lambda: not list_pool_processes(state), "processes are left over")
 
 

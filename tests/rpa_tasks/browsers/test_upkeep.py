@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,7 @@ import pytest
 from pytest_django import Settings
 
 from rpa_tasks.browsers import devtools, pool, registry, upkeep
-from rpa_tasks.browsers.browser_processes import MARKER, read_command_line
+from rpa_tasks.browsers.browser_processes import read_command_line
 from rpa_tasks.browsers.launch import LaunchSettings
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.supervisor.processes import all_processes
@@ -196,20 +195,6 @@ def test_error_at_one_slot_does_not_stop_the_later_ones(
         monkeypatch.setattr(registry, "delete_record", delete_other)
     step()
     assert set(read_slot_states()) == {"s1"}
-
-
-def test_error_at_one_unrecorded_browser_does_not_stop_the_later_ones(state: Path) -> None:
-    registry.slot_lock(1).mkdir()  # stands for an error of the disk
-    with (
-        subprocess.Popen(["/bin/sleep", "1000"], env={MARKER: registry.slot_marker(1)}) as first,
-        subprocess.Popen(["/bin/sleep", "1000"], env={MARKER: registry.slot_marker(2)}) as second,
-    ):
-        try:
-            upkeep.end_unrecorded()
-            assert (first.poll(), second.wait(30)) == (None, -signal.SIGTERM)
-        finally:
-            first.kill()
-            second.kill()
 
 
 def test_describe_slots_returns_each_slot(acquire: Acquire) -> None:
