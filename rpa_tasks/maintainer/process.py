@@ -22,8 +22,7 @@ from rpa_tasks.worker import node
 
 log = structlog.get_logger(__name__)
 
-RESTART_AFTER = 5.0  #: seconds after a crash
-REAP_INTERVAL = 5.0  #: seconds
+INTERVAL = 5.0  #: seconds between looks at the maintainer and at orphans
 STOP_WITHIN = 30.0  #: seconds to end the browsers
 
 _supervision: Supervision | None = None
@@ -45,7 +44,7 @@ def stop_maintainer() -> None:
 
 
 class Supervision:
-    """Thread that keeps one maintainer running."""
+    """Thread that keeps one maintainer running, and reaps orphans."""
 
     def __init__(self, queues: Sequence[str], processes: int = 0) -> None:
         self._queues = list(queues)
@@ -55,46 +54,39 @@ class Supervision:
         self._thread = threading.Thread(target=self._supervise, name="maintainer", daemon=True)
         adopt_orphans()
         self._thread.start()
-        threading.Thread(target=self._reap_regularly, name="reaper", daemon=True).start()
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
     def stop(self) -> None:
+        """Stop the maintainer and wait for it. Idempotent."""
         self._stopping.set()
-        process = self._process
-        if process is not None:
-            assert process.stdin
-            process.stdin.close()
-        self._thread.join(STOP_WITHIN)
-        if process is not None and process.poll() is None:
-            log.warning("maintainer_killed", pid=process.pid)
-            process.kill()
-        self._reap()
+        self._thread.join()
         adopt_orphans(False)
-
-    def _reap_regularly(self) -> None:
-        while not self._stopping.wait(REAP_INTERVAL):
-            self._reap()
-
-    def _reap(self) -> None:
-        reap_orphans([self.pid] if self.pid else [])
 
     def _supervise(self) -> None:
         while not self._stopping.is_set():
-            try:
-                self._process = self.launch()
-            except OSError as error:  # no memory, process or descriptor is left for a moment
-                log.warning("maintainer_not_started", error=str(error))
-            else:
-                with self._process as process:
-                    if self._stopping.is_set() and process.stdin:
-                        process.stdin.close()
-                    code = process.wait()
-                if not self._stopping.is_set():
-                    log.warning("maintainer_died", exit_code=code)
-            self._stopping.wait(RESTART_AFTER)
+            if self._process is None or self._process.poll() is not None:
+                if self._process and self._process.stdin:
+                    log.warning("maintainer_died", exit_code=self._process.returncode)
+                    self._process.stdin.close()
+                try:
+                    self._process = self.launch()
+                except OSError as error:  # no memory, process or descriptor is left for a moment
+                    log.warning("maintainer_not_started", error=str(error))
+            reap_orphans([self.pid] if self.pid else [])
+            self._stopping.wait(INTERVAL)
+        if self._process:
+            with self._process as process:
+                assert process.stdin
+                process.stdin.close()
+                try:
+                    process.wait(STOP_WITHIN)
+                except subprocess.TimeoutExpired:
+                    log.warning("maintainer_killed", pid=process.pid)
+                    process.kill()
+        reap_orphans([])
 
     def launch(self) -> subprocess.Popen[bytes]:
         """Start the maintainer."""

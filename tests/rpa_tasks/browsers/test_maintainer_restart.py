@@ -19,7 +19,7 @@ def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The configured path of Python; no file exists there yet."""
     path = tmp_path / "python"
     monkeypatch.setattr(sys, "executable", str(path))
-    monkeypatch.setattr(process, "RESTART_AFTER", 0.02)
+    monkeypatch.setattr(process, "INTERVAL", 0.02)
     return path
 
 
@@ -61,7 +61,7 @@ def test_maintainer_start_failure_is_retried(supervision: Supervision, interpret
 def test_supervision_stop_does_not_wait_for_retry(
     supervision: Supervision, tries: list[None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "RESTART_AFTER", 1000.0)
+    monkeypatch.setattr(process, "INTERVAL", 1000.0)
     eventually(lambda: tries, "it was not tried")
     supervision.stop()
     assert not supervision._thread.is_alive()

@@ -34,7 +34,7 @@ def run_worker(words: list[str]) -> None:
     from rpa_tasks.maintainer import process
 
     process.STOP_WITHIN = 120.0
-    process.REAP_INTERVAL = 0.2  # so that a test waits less
+    process.INTERVAL = 0.2  # so that a test waits less
     process.start_maintainer(["high"])
     script = Path(__file__).with_name("acquiring_process.py")
     subprocess.run([sys.executable, str(script), *words], check=False)

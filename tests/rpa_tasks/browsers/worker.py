@@ -18,7 +18,7 @@ from rpa_tasks.maintainer import process  # noqa: E402
 
 def main() -> None:
     process.STOP_WITHIN = 120.0  # a slow machine needs longer to end browsers
-    process.RESTART_AFTER = 0.2  # so that a test waits less
+    process.INTERVAL = 0.2  # so that a test waits less
     process.start_maintainer(["high", "low"])
     supervision = process._supervision
     assert supervision is not None
