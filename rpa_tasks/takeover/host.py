@@ -48,7 +48,7 @@ log = structlog.get_logger(__name__)
 
 # Relay pictures and input between one browser and the operators, through Redis.
 #
-# It runs on the node, in the event loop of its own thread. One operator's connection controls: the last one of the
+# It runs on the node, in a thread of its own. One operator's connection controls: the last one of the
 # user who started the take-over. Input of other connections is dropped. A picture is sent after an operator has
 # acknowledged the one before, at most five a second, so the slowest link decides the rate.
 
@@ -57,7 +57,7 @@ INTERVAL = 0.2  #: seconds between pictures
 ACKNOWLEDGED_WITHIN = 2.0  #: seconds; a message that Redis lost must not stop the pictures
 CONNECTED_WITHIN = 30.0  #: seconds without a sign of the operator who controls; then the take-over ends
 WATCHED_WITHIN = 20.0  #: seconds without a sign of any operator; then no pictures are sent
-CHECK_INTERVAL = 1.0  #: seconds
+CHECK_INTERVAL = 0.5  #: seconds
 CONNECT_LIMIT = 10.0  #: seconds for the browser
 REDIS_RETRY_AFTER = 1.0  #: seconds after an error of Redis
 
@@ -77,8 +77,8 @@ class Relay:
         self._latest: Picture | None = None
         self._number = 0  #: of the last picture
 
-    async def relay(self, stop: asyncio.Event) -> TakeOverEnd | None:
-        """Relay until the take-over is over and return why; None if `stop` was set."""
+    async def relay(self) -> TakeOverEnd:
+        """Relay until the take-over is over and return why."""
         self._new_picture, self._acknowledged, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._redis = connect_redis_async(settings.REDIS_URL)
         try:
@@ -98,7 +98,7 @@ class Relay:
                 with self._kept.opened():
                     if not self._browser.remote and self._row.task_id is None:  # downloads of a run are its own
                         self._view.keep_downloads(str(self._kept.folder))
-                    return await self._run_tasks(stop)
+                    return await self._run_tasks()
         except (OSError, TimeoutError, WebSocketException) as error:
             log.warning("take_over_browser_lost", take_over=self._row.pk, error=type(error).__name__)
             return TakeOverEnd.BROWSER_LOST
@@ -106,23 +106,19 @@ class Relay:
             with suppress(RedisError, OSError):
                 await self._redis.aclose()
 
-    async def _run_tasks(self, stop: asyncio.Event) -> TakeOverEnd | None:
+    async def _run_tasks(self) -> TakeOverEnd:
         async def browser() -> TakeOverEnd:
             with suppress(WebSocketException, OSError):
                 await self._view.run()
             return TakeOverEnd.BROWSER_LOST
 
-        async def stopped() -> None:
-            await stop.wait()
-
-        end: TakeOverEnd | None = await run_until_one_ends(
-            browser(), stopped(), self._check(), self._receive(), self._send_pictures(), self._send_changes(),
-            self._files.run(),
-        )  # fmt: skip
+        end: TakeOverEnd = await run_until_one_ends(
+            browser(), self._check(), self._receive(), self._send_pictures(), self._send_changes(), self._files.run()
+        )
         return end
 
     async def _check(self) -> TakeOverEnd:
-        """Return why the take-over ends by itself."""
+        """Return why the take-over ends."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL)
             now = time.monotonic()
@@ -296,24 +292,23 @@ class TakeOverHost:
 
 def host_take_over(row: TakeOver, stopping: threading.Event) -> None:
     """Carry out one take-over until its end."""
-    lease = _RenewedLease(row, stopping)
-    end: TakeOverEnd | None = TakeOverEnd.NO_BROWSER
-    try:
-        with _take_browser(row, lease) as (record, find_end):
-            if not lease.renew():
-                return
-            end = lease.renew_while(Relay(row, record, lambda: lease.find_end() or find_end()))
-    except (NoBrowser, isolation.CannotIsolate) as error:
-        log.warning("take_over_without_browser", take_over=row.pk, error=str(error))
-    if end is not None:
-        leases.end_take_over(row, end)
+    lease, end = _Lease(row, stopping), TakeOverEnd.NO_BROWSER
+    with renew_in_background(lease.check, interval=POLL_INTERVAL):
+        try:
+            with _take_browser(row) as (record, find_end):
+                end = TakeOverEnd.NODE_LOST
+                if lease.renew():
+                    end = asyncio.run(Relay(row, record, lambda: lease.find_end() or find_end()).relay())
+        except (NoBrowser, isolation.CannotIsolate) as error:
+            log.warning("take_over_without_browser", take_over=row.pk, error=str(error))
+    leases.end_take_over(row, end)
 
 
 FindEnd = Callable[[], TakeOverEnd | None]
 
 
 @contextmanager
-def _take_browser(row: TakeOver, lease: _RenewedLease) -> Iterator[tuple[Record, FindEnd]]:
+def _take_browser(row: TakeOver) -> Iterator[tuple[Record, FindEnd]]:
     """Yield the record of the browser, and a test why the take-over may no longer use it. Raises `NoBrowser`."""
     if row.task_id is not None:
         shared = _wait_for_shared_browser(row)
@@ -322,9 +317,7 @@ def _take_browser(row: TakeOver, lease: _RenewedLease) -> Iterator[tuple[Record,
     profile, name = row.shop.profile, f"{row.shop.platform.key}/{row.shop.shop_id}"
     wait = min(settings.AFTERTOUCH_RPA_BROWSER_WAIT, ACQUIRE_LIMIT)
     launch = resolve_launch_settings(row.shop)
-    with renew_in_background(lease.try_renewal, interval=RENEW_INTERVAL):
-        browser = acquire_browser(profile, name, wait=wait, lease_no=row.lease_no, launch=launch)
-    with browser:
+    with acquire_browser(profile, name, wait=wait, lease_no=row.lease_no, launch=launch) as browser:
         leases.pin_profile(row)
         record = registry.read_record(browser.slot)
         assert record is not None
@@ -347,70 +340,39 @@ def _is_same_use(record: Record) -> bool:
     return found is not None and (found.state, found.pid, found.lease_no) == (BUSY, record.pid, record.lease_no)
 
 
-class _RenewedLease:
-    """Renew the lease while a relay works, and stop the relay at a requested end or without renewals."""
+class _Lease:
+    """The lease of a take-over. A thread renews it and asks for a requested end; the relay reads what that found."""
 
     def __init__(self, row: TakeOver, stopping: threading.Event) -> None:
         self._row, self._stopping = row, stopping
         self._renewed_at = time.monotonic()
+        self._end: TakeOverEnd | None = None
 
     def renew(self) -> bool:
+        """Renew the lease. Returns False if it has expired or the take-over has ended."""
         asked_at = time.monotonic()
         if renewed := leases.renew_take_over(self._row):
             self._renewed_at = asked_at
         return renewed
 
-    def try_renewal(self) -> bool:
-        """Renew the lease. Return whether it is held, or PostgreSQL is unavailable."""
-        try:
-            return self.renew()
-        except sql.UNAVAILABLE_ERRORS as error:
-            self._note_outage(error)
-            return True
-
-    def _note_outage(self, error: Exception) -> None:
-        log.warning("take_over_not_renewed", take_over=self._row.pk, error=type(error).__name__)
-        close_old_connections()
-
-    def find_end(self) -> TakeOverEnd | None:
-        """Return an end if the lease was not renewed for too long, for example while PostgreSQL hangs."""
-        return TakeOverEnd.NODE_LOST if time.monotonic() - self._renewed_at >= GIVE_UP_AFTER else None
-
-    def renew_while(self, relay: Relay) -> TakeOverEnd | None:
-        """Return why the take-over ends; None if it has ended without this process."""
-        result: list[TakeOverEnd | None] = []
-        loop, stop = asyncio.new_event_loop(), asyncio.Event()
-
-        def work() -> None:
-            with asyncio.Runner(loop_factory=lambda: loop) as runner:
-                result.append(runner.run(relay.relay(stop)))
-
-        thread = threading.Thread(target=work, name=f"relay-{self._row.pk}", daemon=True)
-        thread.start()
-        requested: TakeOverEnd | None = None
-        while thread.is_alive():
-            requested, over = self._next_request()
-            if over:
-                with suppress(RuntimeError):  # the relay has ended meanwhile
-                    loop.call_soon_threadsafe(stop.set)
-                break
-            thread.join(POLL_INTERVAL)
-        thread.join()
-        return (result[0] if result else TakeOverEnd.BROWSER_LOST) or requested
-
-    def _next_request(self) -> tuple[TakeOverEnd | None, bool]:
-        """Return the requested end and whether the relay must stop. Renews the lease when it is time."""
-        if self._stopping.is_set():
-            return TakeOverEnd.NODE_STOPPING, True
+    def check(self) -> bool:
+        """Note a requested end, and renew the lease when it is time. Returns False once it is lost."""
         try:
             ends = TakeOver.objects.filter(pk=self._row.pk, ended_at=None).values_list("wanted_end", flat=True)
             wanted = ends.first()
-            if wanted is None:
-                return None, True
-            if wanted:
-                return TakeOverEnd(wanted), True
             is_due = time.monotonic() - self._renewed_at >= RENEW_INTERVAL
-            return None, is_due and not self.renew()
+            if wanted is None or (is_due and not self.renew()):
+                self._end = TakeOverEnd.NODE_LOST
+                return False
+            self._end = TakeOverEnd(wanted) if wanted else None
         except sql.UNAVAILABLE_ERRORS as error:
-            self._note_outage(error)
-            return None, False
+            log.warning("take_over_not_renewed", take_over=self._row.pk, error=type(error).__name__)
+            close_old_connections()
+        return True
+
+    def find_end(self) -> TakeOverEnd | None:
+        """Return why the take-over must end, also if PostgreSQL hangs."""
+        if self._stopping.is_set():
+            return TakeOverEnd.NODE_STOPPING
+        is_late = time.monotonic() - self._renewed_at >= GIVE_UP_AFTER
+        return self._end or (TakeOverEnd.NODE_LOST if is_late else None)

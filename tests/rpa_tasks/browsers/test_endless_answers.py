@@ -123,4 +123,4 @@ def test_too_long_message_ends_a_take_over(monkeypatch: pytest.MonkeyPatch) -> N
         Thread(target=server.serve_forever, daemon=True).start()
         browser = Record(slot=1, state=BUSY, profile="s1", port=server.socket.getsockname()[1], path="/", remote=True)
         relay = host.Relay(row, browser, lambda: None)
-        assert asyncio.run(relay.relay(asyncio.Event())) == TakeOverEnd.BROWSER_LOST
+        assert asyncio.run(relay.relay()) == TakeOverEnd.BROWSER_LOST
