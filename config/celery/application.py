@@ -190,7 +190,7 @@ def stop_accepting_jobs(**_: Any) -> None:
     """Stop picking jobs. Children check this before their next job."""
     from rpa_tasks.worker.node import stopping
 
-    stopping.set()
+    stopping[0] = 1
 
 
 @worker_shutdown.connect

@@ -23,7 +23,6 @@ else:
 PROOF_SECONDS = 5.0
 PAUSE_SECONDS = 0.02
 EXEC_READS, EXEC_PAUSE = 200, 0.001  #: an execve takes microseconds, unless the kernel suspends it
-KTHREADD, PF_KTHREAD = 2, 0x200000  #: parent of all kernel threads, and the kernel's flag of them
 
 
 class Process:
@@ -66,28 +65,13 @@ def is_alive(pid: int, ticks: int) -> bool:
     return process is not None and not process.gone and process.started == ticks
 
 
-def all_processes(concerns: Callable[[int], bool] | None = None) -> Iterator[Process]:
-    """Yield all running processes except this one and kernel threads; only those whose pid `concerns`, if given.
-
-    `concerns` is asked before the process is read, because /proc/PID/stat is slow. The pid may have been reused since,
-    so the caller asks again.
-    """
-    names = os.listdir("/proc")
-    # Read after the names: a pid that a kernel thread has reused since belonged to a process that has ended.
-    skipped = {*kernel_threads(), os.getpid()}
-    for name in names:
-        if name.isdigit() and int(name) not in skipped and (concerns is None or concerns(int(name))):
+def all_processes() -> Iterator[Process]:
+    """Yield all running processes except this one."""
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
             process = read_process(int(name))
             if process is not None and not process.gone:
                 yield process
-
-
-def kernel_threads() -> set[int]:
-    """Return the threads of the kernel, often half of all pids; empty in a pid namespace, which has none."""
-    stat = read_file(f"/proc/{KTHREADD}/stat")
-    if not stat or not int(stat[stat.rindex(b")") + 2 :].split()[6]) & PF_KTHREAD:
-        return set()
-    return {KTHREADD, *map(int, read_file(f"/proc/{KTHREADD}/task/{KTHREADD}/children").split())}
 
 
 def read_environment(pid: int, having: str = "") -> dict[str, str]:

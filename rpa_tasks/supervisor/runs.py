@@ -120,14 +120,15 @@ class RunProcess:
 
 def list_run_processes() -> list[RunProcess]:
     """Return the processes of runs on this node. Those of another state directory belong to another node."""
-    marked = all_processes(lambda pid: bool(read_environment(pid, having=TASK_ID)))
-    found = [(process, read_environment(process.pid, having=TASK_ID)) for process in marked]
+    found = [(process, read_environment(process.pid, having=TASK_ID)) for process in all_processes()]
     ancestry, listed = Ancestry(), []
     for process, claimed in found:
+        if TASK_ID not in claimed:
+            continue
         with suppress(AncestorsUnknown):
             run = ancestry.find_run(process)
             markers = claimed if run is None else run
-            if TASK_ID in claimed and markers.get(STATE_DIR) == state_dir():
+            if markers.get(STATE_DIR) == state_dir():
                 values = {name: markers.get(name, "") for name in MARKERS}
                 listed.append(RunProcess(process, values, run is not None))
     return listed

@@ -38,27 +38,9 @@ def acquire_run_slot() -> Iterator[int | None]:
     yield None
 
 
-class Flag:
-    """A byte shared by processes, without a lock.
-
-    `multiprocessing.Event` takes a lock even for a read. A child killed with SIGKILL during a read keeps that lock
-    forever, and all other runs of the node wait for it.
-    """
-
-    def __init__(self) -> None:
-        self._byte = mmap.mmap(-1, 1)
-
-    def set(self) -> None:
-        self._byte[0] = 1
-
-    def clear(self) -> None:
-        self._byte[0] = 0
-
-    def is_set(self) -> bool:
-        return self._byte[0] != 0
-
-
-stopping = Flag()
+#: Shared by the processes of a worker: 1 once it stops. Without a lock: a child that is killed during a read of a
+#: `multiprocessing.Event` keeps its lock forever.
+stopping = mmap.mmap(-1, 1)
 
 
 def record_worker(queues: Sequence[str], processes: int = 0) -> None:

@@ -122,7 +122,7 @@ def run_startable_jobs(queues: Sequence[str]) -> int:
     """
     ran = 0
     with acquire_run_slot() as number:
-        while number is not None and not stopping.is_set():
+        while number is not None and not stopping[0]:
             pick = job_ledger.pick(
                 queues, node=settings.AFTERTOUCH_NODE, lease=LEASE, ageing=settings.AFTERTOUCH_RPA_AGEING
             )
@@ -312,7 +312,7 @@ class JobRun:
 
     def _stop_reason(self) -> str:
         """Store the progress and return why the command must stop: cancelled, stale claim or stopping node; or ""."""
-        if stopping.is_set():
+        if stopping[0]:
             self.stopped_at = self.stopped_at or time.monotonic()
             if self.job.flow.idempotent and time.monotonic() - self.stopped_at > STOP_TIME_LIMIT:
                 return "node_stopping"

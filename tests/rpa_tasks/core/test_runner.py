@@ -286,14 +286,14 @@ def test_stopping_node_returns_idempotent_run(
         while not (tmp_path / "began").exists():
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        runner.stopping.set()
+        runner.stopping[0] = 1
         return None
 
     try:
         race(2, act)
         assert runner.run_startable_jobs(EVERY) == 0, "it starts no other job"
     finally:
-        runner.stopping.clear()
+        runner.stopping[0] = 0
     job.refresh_from_db()
     assert (job.state, job.reason, job.failures) == ("scheduled", "node_stopping", 0)
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import multiprocessing
 
-from rpa_tasks.worker.node import Flag
+from rpa_tasks.worker.node import stopping
 from tests.support.waiting import WAIT_LIMIT
 
 FORK = multiprocessing.get_context("fork")
 
 
 def test_stop_flag_reaches_child_processes_although_one_was_killed_in_its_look() -> None:
-    flag = Flag()
     reader, writer = FORK.Pipe(duplex=False)
 
     def look() -> None:
         writer.send_bytes(b"there")
-        while not flag.is_set():
+        while not stopping[0]:
             pass
 
     for _ in range(20):
@@ -26,16 +25,15 @@ def test_stop_flag_reaches_child_processes_although_one_was_killed_in_its_look()
         reader.recv_bytes()
         victim.kill()
         victim.join()
-        other = FORK.Process(target=flag.is_set)
+        other = FORK.Process(target=lambda: stopping[0])
         other.start()
         other.join(WAIT_LIMIT)
         assert other.exitcode == 0
     last = FORK.Process(target=look)
     last.start()
-    flag.set()
+    stopping[0] = 1
     last.join(WAIT_LIMIT)
+    stopping[0] = 0
     assert last.exitcode == 0
-    flag.clear()
-    assert not flag.is_set()
     reader.close()
     writer.close()

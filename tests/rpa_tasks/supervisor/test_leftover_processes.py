@@ -182,15 +182,3 @@ ctypes.CDLL(None).syscall(60, 0)  # ends this thread alone
     assert is_alive(headless.pid)
     os.kill(headless.pid, signal.SIGKILL)
     eventually(lambda: not is_alive(headless.pid))
-
-
-def test_kernel_threads_are_only_those_without_a_program() -> None:
-    """A process of a run that was taken for one would never be found."""
-    found = processes.kernel_threads()
-    programs = {
-        int(name) for name in os.listdir("/proc") if name.isdigit() and processes.read_file(f"/proc/{name}/cmdline")
-    }
-
-    assert not found & programs
-    assert not found & {each.pid for each in processes.all_processes()}
-    assert bool(found) == (processes.read_file("/proc/2/comm") == b"kthreadd\n")
