@@ -12,7 +12,6 @@ from itertools import chain
 
 import structlog
 from django.conf import settings
-from django.db.models.functions import Now
 from django.utils.timezone import now
 
 from rpa_tasks.browser_settings import resolve_launch_settings
@@ -81,15 +80,11 @@ class Housekeeping:
         if not claim_node_name():
             log.error("node_name_taken", name=settings.AFTERTOUCH_NODE, remedy="give each node its own AFTERTOUCH_NODE")
             return
-        ExecutionNode.objects.update_or_create(
-            name=settings.AFTERTOUCH_NODE,
-            defaults={
-                "seen_at": Now(),
-                "started_at": self.started_at,
-                "slots": node.count_slots(),
-                "queues": self._list_queues(),
-                "browsers": upkeep.describe_slots(),
-            },
+        ExecutionNode.objects.filter(name=settings.AFTERTOUCH_NODE).update(
+            started_at=self.started_at,
+            slots=node.count_slots(),
+            queues=self._list_queues(),
+            browsers=upkeep.describe_slots(),
         )
 
     def _list_queues(self) -> list[str]:
