@@ -11,7 +11,7 @@ from scheduling.app_integrations import FailedTaskOrigin, Integration, PersonalD
 INTEGRATION = Integration(
     failed_tasks={"rpa_job": FailedTaskOrigin(Job, dead_letters.REPUBLISHER, job.evidence_panel)},
     reversals={"job.cancel": dead_letters.REVERSAL},
-    bulk_lists={"job": queries.JOB_LIST},
+    row_actions=queries.JOB_ACTIONS,
     scheduled_rounds={
         "rpa_tasks.publish_for_shops": ScheduledRound(schedules.check_arguments, schedules.publish_round)
     },

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from scheduling.ledger.anonymization import Identity
     from scheduling.models import FailedTask
     from scheduling.monitoring.queues import WorkerReport
-    from scheduling.operations.bulk_actions import BulkList
+    from scheduling.operations.bulk_actions import RowAction
     from scheduling.operations.failed_tasks import Republisher
     from scheduling.operations.retention import RetentionTable
     from scheduling.operations.undo import Reversal
@@ -67,7 +67,7 @@ class PersonalData:
 class Integration:
     failed_tasks: Mapping[str, FailedTaskOrigin] = field(default_factory=dict)  #: by origin
     reversals: Mapping[str, Reversal] = field(default_factory=dict)  #: by act
-    bulk_lists: Mapping[str, BulkList] = field(default_factory=dict)  #: by the name that starts those of their actions
+    row_actions: Mapping[str, RowAction] = field(default_factory=dict)  #: by name: `job.cancel`
     scheduled_rounds: Mapping[str, ScheduledRound] = field(default_factory=dict)  #: by task
     presence: Sequence[Presence] = ()
     #: Tables whose old rows are deleted.

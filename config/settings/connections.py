@@ -131,7 +131,7 @@ class Timeouts:
     conversion: float = 20.0  #: longer than `overview`: the user requested these numbers
     receivers: float = 2.0  #: each statement of the page of receivers
     rollout: float = 20.0  #: each statement that counts the results of a roll-out
-    bulk_count: float = 5.0  #: counting the rows of a bulk action
+    bulk_selection: float = 5.0  #: finding the rows of a bulk action
     bulk_batch: float = 20.0  #: each statement of a batch; beyond it the try has failed
     bulk_cancel: float = 3.0  #: a cancellation's wait for the current batch
     metrics_statement: float = 2.0  #: one statement for metrics

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 from uuid import UUID
 
 from django import forms
 from django.contrib import admin, messages
-from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponse, QueryDict
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.urls import reverse
-from django.utils.functional import Promise
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.timezone import now
@@ -38,10 +35,9 @@ from rpa_tasks.jobs.queries import (
     JOB_ACTIONS,
     UNFINISHED,
     filter_job_status,
+    filter_jobs,
     filter_jobs_by_key,
     filter_jobs_by_words,
-    filter_jobs_of_platform,
-    filter_jobs_of_task_type,
 )
 from rpa_tasks.jobs.shops import is_login_check
 from rpa_tasks.models import Evidence, ExecutionNode, Flow, Job, LoginState, Platform, Run, Shop
@@ -57,9 +53,9 @@ from scheduling.admin.base import (
     table_page,
 )
 from scheduling.admin.failed_tasks.actions import PaceForm, render_difference
-from scheduling.admin.failed_tasks.bulk_action import matching_rows_page
+from scheduling.admin.failed_tasks.bulk_action import MatchingRowsMixin, read_page_time
 from scheduling.admin.labels import translate_reason
-from scheduling.admin.lists import ListExportMixin, ReasonFilter
+from scheduling.admin.lists import AlwaysOffered, ListExportMixin, ReasonFilter
 from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.admin.touches.touch import SpanFilter
 from scheduling.admin.undo import create_undo_link
@@ -189,45 +185,43 @@ def evidence_panel(request: HttpRequest, row: FailedTask) -> str:
     return render_to_string("rpa_tasks/failed_panel.html", {"job": job, "story": last}, request=request)
 
 
-class JobFilter(DropdownFilter):  # type: ignore[misc]
-    """A filter as the bulk actions read it."""
-
-    read: ClassVar[Any]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
-        try:
-            return queryset.filter(type(self).read(self.value() or ""))
-        except ValueError:
-            return queryset
-
-
-class DueFilter(JobFilter):
+class DueFilter(DropdownFilter):  # type: ignore[misc]
     """Filter of jobs that could start if a slot were free, and of those whose due date has passed."""
 
     title = _("current status")
     parameter_name = "status"
-    read = staticmethod(filter_job_status)
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [("due", _("due")), ("late", _("late"))]
 
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        return queryset.filter(filter_job_status(self.value() or "", read_page_time(request)))
 
-class PlatformFilter(JobFilter):
+
+class ShopFilter(AlwaysOffered, AutocompleteSelectFilter):  # type: ignore[misc]
+    pass
+
+
+class PlatformFilter(DropdownFilter):  # type: ignore[misc]
     title = _("platform")
     parameter_name = "platform"
-    read = staticmethod(filter_jobs_of_platform)
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [(str(row.pk), str(row)) for row in Platform.objects.all()]
+        return [(row.key, str(row)) for row in Platform.objects.all()]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        return queryset.filter(filter_jobs(platform=self.value() or ""))
 
 
-class TaskTypeFilter(JobFilter):
+class TaskTypeFilter(DropdownFilter):  # type: ignore[misc]
     title = _("task type")
     parameter_name = "task_type"
-    read = staticmethod(filter_jobs_of_task_type)
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [(key, key) for key in Flow.objects.order_by("task_type").values_list("task_type", flat=True).distinct()]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        return queryset.filter(filter_jobs(task_type=self.value() or ""))
 
 
 CANCEL_JOBS = "rpa_tasks.cancel_job"
@@ -258,64 +252,22 @@ class NodeForm(PaceForm):
         return str(self.cleaned_data["node"].name)
 
 
-@dataclass(frozen=True, slots=True)
-class MatchingAction:
-    """The texts and the form of an action on all jobs that match the list's filter."""
-
-    title: str | Promise
-    text: str | Promise
-    danger: bool = False
-    form: type[PaceForm] = PaceForm
-    warning: str | Promise = ""
-
-
-MATCHING_ACTIONS = {
-    "cancel": MatchingAction(
-        _("Cancel all matching jobs"),
-        _("A waiting job does not start. A running command gets a stop signal and is killed 15 seconds later; "
-          "completed work stays."), danger=True,
-    ),
-    "run_again": MatchingAction(
-        _("Run all matching jobs again"),
-        _("Publishes a new job for each ended one with the same payload. An open failed task is retried if you may "
-          "handle failed tasks, else it stays open. A job is skipped if one of its kind waits or its time window has "
-          "not ended."),
-        warning=_("What a first run did may be done a second time."),
-    ),
-    "priority": MatchingAction(
-        _("Change the priority of all matching jobs"),
-        _("Waiting jobs only. Nodes start jobs of a higher priority first."), form=PriorityForm,
-    ),
-    "move": MatchingAction(
-        _("Move all matching jobs to another node"),
-        _("Moves the shops of waiting jobs, so that the node runs these and all later jobs. A shop is skipped if it is "
-          "running. A job without a browser is skipped."), form=NodeForm,
-        warning=_("The login stays on the old node: platforms may ask for a login again."),
-    ),
-}  # fmt: skip
-
-
-def describe_job_count(count: int | None) -> str:
-    if count is None:
-        return gettext("Applies to too many jobs to count now.")
-    return ngettext("Applies to %(count)s job.", "Applies to %(count)s jobs.", count) % {"count": count}
-
-
 @admin.register(Job)
-class JobAdmin(RowPage, LiveTable, ListExportMixin, BigTable, ReadOnlyAdmin):
+class JobAdmin(RowPage, LiveTable, MatchingRowsMixin, ListExportMixin, BigTable, ReadOnlyAdmin):
     list_display = (
         "made", "state_tag", "progress_bar", "shop_link", "flow_name", "priority", "asked", "node", "short_id",
     )  # fmt: skip
     live_columns = ("state_tag", "progress_bar")
     list_display_links = ("made", "short_id")
     list_filter = (
-        DueFilter, ("state", ChoicesDropdownFilter), PlatformFilter, ("shop", AutocompleteSelectFilter), TaskTypeFilter,
+        DueFilter, ("state", ChoicesDropdownFilter), PlatformFilter, ("shop", ShopFilter), TaskTypeFilter,
         ReasonFilter, ("priority", ChoicesDropdownFilter), ("created_at", SpanFilter),
     )  # fmt: skip
     ordering = ("-task_id",)  # ids grow with time, so the primary key sorts the newest first
     search_fields = ("task_id",)
     search_help_text = _("Task id, shop id or dedupe key, in full")
-    list_after_template = "rpa_tasks/jobs_below.html"
+    matching_actions = JOB_ACTIONS
+    matching_forms: ClassVar[Any] = {"job.priority": PriorityForm, "job.move": NodeForm}
     list_disable_select_all = True
     actions = ("cancel_selected",)
     actions_detail = ("cancel", "again")
@@ -354,36 +306,6 @@ class JobAdmin(RowPage, LiveTable, ListExportMixin, BigTable, ReadOnlyAdmin):
         if run_job.may_edit_payload(request):
             shown.search_help_text = _("Task id, shop id or dedupe key in full, or words of a recent payload")
         return shown
-
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        links = [
-            (f"{self.url('matching', name)}?{request.GET.urlencode()}", verb.title)
-            for name, verb in MATCHING_ACTIONS.items()
-            if request.user.has_perm(JOB_ACTIONS[f"job.{name}"].permission)
-        ]
-        return super().changelist_view(request, {"matching_links": links, **(extra_context or {})})
-
-    @table_page("matching/<str:name>/")
-    def matching(self, request: HttpRequest, name: str) -> HttpResponse:
-        """Confirm an action on all jobs that match the list's filter, and start it as a bulk action."""
-        verb, row_action = MATCHING_ACTIONS.get(name), JOB_ACTIONS.get(f"job.{name}")
-        if verb is None or row_action is None:
-            raise Http404
-        if not request.user.has_perm(row_action.permission):
-            raise PermissionDenied
-        return matching_rows_page(
-            self, request, f"job.{name}", verb.form.for_action(row_action, request.POST or None),
-            address=self._read_address(request), describe_count=describe_job_count, title=verb.title,
-            button=row_action.title, text=verb.text, danger=verb.danger, warning=verb.warning,
-        )  # fmt: skip
-
-    def _read_address(self, request: HttpRequest) -> QueryDict:
-        """Return the list's parameters. The term of a user who may read payloads is searched there, too."""
-        address = request.GET.copy()
-        address.pop("payload", None)
-        if run_job.may_edit_payload(request) and "q" in address:
-            address.setlist("payload", address.pop("q"))
-        return address
 
     def show_row(self, request: HttpRequest, job: Job) -> HttpResponse:
         """Show the whole page, or only its live part if an open page requests that."""
@@ -497,9 +419,7 @@ class JobAdmin(RowPage, LiveTable, ListExportMixin, BigTable, ReadOnlyAdmin):
 
         return Confirmation(
             title=gettext("Cancel this job?"), button=gettext("Cancel the job"), danger=True,
-            text=gettext("A waiting job does not start. A running command gets a stop signal and is killed 15 "
-                         "seconds later; completed work stays."),
-            act=act, refused=gettext("The job has already ended."),
+            text=str(JOB_ACTIONS["job.cancel"].explains), act=act, refused=gettext("The job has already ended."),
         )  # fmt: skip
 
     @row_action(permission=RUN_JOBS)

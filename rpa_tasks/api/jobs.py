@@ -8,9 +8,10 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from django.db.models import Prefetch, prefetch_related_objects
+from django.db.models import Prefetch, Q, prefetch_related_objects
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
+from django.utils.timezone import now
 from ninja import Field, Path, Query, Router, Schema
 from ninja.responses import Status
 from pydantic import AfterValidator
@@ -326,35 +327,34 @@ def act_on_matching(request: HttpRequest, wish: BulkJobsIn) -> Status[Any]:
         require_scope(request, Scope.RPA_PUBLISH.value)
         if Scope.FAILED_TASKS.value not in get_principal(request).granted_scopes:
             given |= LEAVES_FAILED_TASKS
-    row = bulk_actions.start_bulk_action(
-        f"job.{wish.action}", _read_job_filter(wish.filter), build_api_key_actor(request, wish.reason),
-        per_second=wish.per_second, given=given,
-    )  # fmt: skip
-    return Status(202, row)
+    with limit_list_time():
+        rows = Job.objects.filter(_filter_matching_jobs(wish.filter))
+    chosen = {name: str(value) for name, value in wish.filter.model_dump().items() if value}
+    actor = build_api_key_actor(request, wish.reason)
+    return Status(202, bulk_actions.start_bulk_action(
+        f"job.{wish.action}", rows, actor, chosen=chosen, per_second=wish.per_second, given=given,
+    ))  # fmt: skip
 
 
-def _read_job_filter(wish: MatchingJobsIn) -> dict[str, str]:
-    """Return the filter with the names of the back office's list."""
-    chosen = {name: str(getattr(wish, name)) for name in ("task_type", "reason", "status", "q", "payload")}
-    chosen["state__exact"] = wish.state or ""
-    chosen["priority__exact"] = str(int(Priority[wish.priority.upper()])) if wish.priority else ""
-    if wish.platform:
-        pk = Platform.objects.filter(key=wish.platform).values_list("pk", flat=True).first()
-        if pk is None:
-            raise InvalidInput.of("filter.platform", _("there is no platform “%(name)s”", name=wish.platform))
-        chosen["platform"] = str(pk)
+def _filter_matching_jobs(wish: MatchingJobsIn) -> Q:
+    if wish.platform and not Platform.objects.filter(key=wish.platform).exists():
+        raise InvalidInput.of("filter.platform", _("there is no platform “%(name)s”", name=wish.platform))
     if wish.shop:
         of_platform = {"platform__key": wish.platform} if wish.platform else {}
-        found = Shop.objects.filter(shop_id=wish.shop, **of_platform).values_list("pk", flat=True)[:2]
-        if len(found) != 1:
+        found = Shop.objects.filter(shop_id=wish.shop, **of_platform).count()
+        if found != 1:
             problem = (
                 "names shops of several platforms; add the platform"
                 if found
                 else _("there is no shop “%(name)s”", name=wish.shop)
             )
             raise InvalidInput.of("filter.shop", problem)
-        chosen["shop__id__exact"] = str(found[0])
-    return {name: value for name, value in chosen.items() if value}
+    wanted = queries.filter_jobs(
+        wish.platform, wish.shop, wish.task_type, state=wish.state, reason=wish.reason,
+        priority=Priority[wish.priority.upper()] if wish.priority else None,
+    )  # fmt: skip
+    wanted &= queries.filter_job_status(wish.status, now()) & queries.filter_jobs_by_key(wish.q)
+    return wanted & queries.filter_jobs_by_words(wish.payload)
 
 
 @router.get("/rpa/jobs", response={200: JobsOut, PROBLEMS: ProblemOut})

@@ -14,8 +14,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import Count, Q, QuerySet, TextField
 from django.db.models.functions import Cast
-from django.utils.timezone import now
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from rpa_tasks.jobs import publish, shops
 from rpa_tasks.jobs.dead_letters import sort_in_lock_order
@@ -29,16 +28,7 @@ from scheduling.errors import Conflict, InvalidInput, NotFound
 from scheduling.ledger.transitions import WakeUp
 from scheduling.models import WAITING, FailedTask, Priority, Scope
 from scheduling.operations import failed_tasks
-from scheduling.operations.bulk_actions import (
-    RETRY_RATE,
-    BulkList,
-    FilteredList,
-    Given,
-    RowAction,
-    compare_number,
-    compare_value,
-    refuse_parameters,
-)
+from scheduling.operations.bulk_actions import RETRY_RATE, Given, RowAction, refuse_parameters
 from scheduling.operations.failed_tasks import Actor
 
 # --- jobs ---------------------------------------------------------------------------------------------------------
@@ -58,15 +48,20 @@ def jobs_page(
     Payloads and results are not loaded, because each may be as long as a page.
     """
     found = Job.objects.select_related("shop__platform", "flow").defer("payload", "result")
-    if platform or shop:
-        found = found.filter(shop_id__in=list(_select_shops(platform, shop).values_list("pk", flat=True)))
-    if task_type:
-        found = found.filter(flow_id__in=list(Flow.objects.filter(task_type=task_type).values_list("pk", flat=True)))
-    if state:
-        found = found.filter(state=state)
+    found = found.filter(filter_jobs(platform=platform, shop=shop, task_type=task_type, state=state))
     if before:
         found = found.filter(pk__lt=before)
     return list(found.order_by("-pk")[:limit])
+
+
+def filter_jobs(platform: str = "", shop: str = "", task_type: str = "", **equal: Any) -> Q:
+    """Filter by the ids of shops and flows, which use an index, and by equal columns. "" and None match any value."""
+    wanted = Q(**{name: value for name, value in equal.items() if value not in ("", None)})
+    if platform or shop:
+        wanted &= Q(shop_id__in=list(_select_shops(platform, shop).values_list("pk", flat=True)))
+    if task_type:
+        wanted &= Q(flow_id__in=list(Flow.objects.filter(task_type=task_type).values_list("pk", flat=True)))
+    return wanted
 
 
 def find_job(task_id: UUID) -> Job | None:
@@ -140,34 +135,17 @@ UNFINISHED = (*WAITING, "running")
 SEARCHED = 20_000  #: latest jobs whose payloads a search reads
 
 
-def filter_job_status(value: str, as_of: datetime | None = None) -> Q:
-    """Filter jobs that could start if a slot were free, or whose due date has passed: at `as_of`, or now.
+def filter_job_status(value: str, at: datetime) -> Q:
+    """Filter jobs that could start at this time if a slot were free, or whose due date has passed; all for "".
 
-    Raises:
-        ValueError: the value is unknown.
+    No job has an unknown status.
     """
-    at = as_of or now()
     meant = {
         "": Q(),
         "due": Q(state="scheduled", due_at__lte=at) | Q(state="queued"),
         "late": Q(state__in=UNFINISHED, deadline__lt=at),
     }
-    if value not in meant:
-        raise ValueError(value)
-    return meant[value]
-
-
-def filter_jobs_of_platform(value: str) -> Q:
-    """Filter by the ids of the platform's shops, which use an index."""
-    if not value:
-        return Q()
-    return Q(shop_id__in=list(Shop.objects.filter(platform=int(value)).values_list("pk", flat=True)))
-
-
-def filter_jobs_of_task_type(value: str) -> Q:
-    if not value:
-        return Q()
-    return Q(flow_id__in=list(Flow.objects.filter(task_type=value).values_list("pk", flat=True)))
+    return meant.get(value, Q(pk__in=()))
 
 
 def filter_jobs_by_key(value: str) -> Q:
@@ -182,32 +160,17 @@ def filter_jobs_by_key(value: str) -> Q:
     return Q(pk=uuid) | Q(root_id=uuid) | Q(touch_key=uuid)
 
 
-def filter_jobs_by_words(value: str, as_of: datetime | None = None) -> Q:
-    """Find complete ids and keys, or words of the payloads of the latest `SEARCHED` jobs before `as_of`.
+def filter_jobs_by_words(value: str) -> Q:
+    """Find complete ids and keys, or words of the payloads of the latest `SEARCHED` jobs.
 
     For requesters who may read payloads: with it another one could find a hidden value letter by letter.
     """
     term = value.strip()
     if not term:
         return Q()
-    latest = Job.objects.filter(created_at__lte=as_of) if as_of else Job.objects.all()
-    read = Job.objects.filter(pk__in=latest.order_by("-pk").values("pk")[:SEARCHED])
+    read = Job.objects.filter(pk__in=Job.objects.order_by("-pk").values("pk")[:SEARCHED])
     with_words = read.annotate(text=Cast("payload", TextField())).filter(text__icontains=term)
     return filter_jobs_by_key(term) | Q(pk__in=with_words.values("pk"))
-
-
-JOB_ROWS = FilteredList(
-    Job,
-    "created_at",
-    {
-        "state__exact": compare_value("state"), "platform": filter_jobs_of_platform,
-        "shop__id__exact": compare_number("shop_id"), "task_type": filter_jobs_of_task_type,
-        "reason": compare_value("reason"), "priority__exact": compare_number("priority"), "q": filter_jobs_by_key,
-    },
-    ("created_at",),
-    {},
-    {"status": filter_job_status, "payload": filter_jobs_by_words},
-)  # fmt: skip
 
 
 # Define the bulk actions on jobs: cancel, run again, change the priority, move to another node.
@@ -216,7 +179,6 @@ JOB_ROWS = FilteredList(
 # has locked. Running again waits for locks in the order of all publishers.
 
 
-LISTED = "job"
 #: The parameter of `job.run_again` by a user or key without the right to handle failed tasks.
 LEAVES_FAILED_TASKS = {"leaves_failed_tasks": True}
 ENDED = ("succeeded", "failed", "unknown", "cancelled")
@@ -335,26 +297,47 @@ def _require_parameter(given: Given, wanted: str) -> None:
         raise InvalidInput.of("given", _("must be %(wanted)s alone", wanted=wanted))
 
 
-_CANCEL, _RUN = "rpa_tasks.cancel_job", "rpa_tasks.run_job"
+_RUN = "rpa_tasks.run_job"
+_JOBS: dict[str, Any] = {
+    "model": Job, "scope": Scope.RPA_OPERATE.value,
+    "applies": ngettext_lazy("Applies to %(count)s job.", "Applies to %(count)s jobs.", "count"),
+}  # fmt: skip
 JOB_ACTIONS = {
-    "job.cancel": RowAction(LISTED, cancel_matching_job, UNFINISHED, _CANCEL, gettext_lazy("Cancel jobs")),
+    "job.cancel": RowAction(
+        function=cancel_matching_job, states=UNFINISHED, permission="rpa_tasks.cancel_job", danger=True,
+        title=gettext_lazy("Cancel jobs"),
+        explains=gettext_lazy(
+            "A waiting job does not start. A running command gets a stop signal and is killed 15 seconds later; "
+            "completed work stays."
+        ),
+        **_JOBS,
+    ),
     "job.run_again": RowAction(
-        LISTED, run_job_again, ENDED, _RUN, gettext_lazy("Run jobs again"), publishes=True, per_second=RETRY_RATE,
+        function=run_job_again, states=ENDED, permission=_RUN, publishes=True, per_second=RETRY_RATE,
         check=_check_run_again, restrict=_restrict_run_again, lock=_lock_failed_tasks_first,
+        title=gettext_lazy("Run jobs again"),
+        explains=gettext_lazy(
+            "Publishes a new job for each ended one with the same payload. An open failed task is retried if you may "
+            "handle failed tasks, else it stays open. A job is skipped if one of its kind waits or its time window has "
+            "not ended."
+        ),
+        warning=gettext_lazy("What a first run did may be done a second time."),
+        **_JOBS,
     ),
     "job.priority": RowAction(
-        LISTED, change_priority, WAITING, _RUN, gettext_lazy("Change the priority"), check=_check_priority
+        function=change_priority, states=WAITING, permission=_RUN, check=_check_priority,
+        title=gettext_lazy("Change the priority"),
+        explains=gettext_lazy("Waiting jobs only. Nodes start jobs of a higher priority first."),
+        **_JOBS,
     ),
     "job.move": RowAction(
-        LISTED, move_job, WAITING, _RUN, gettext_lazy("Move to another node"), check=_check_node,
-        lock=sort_in_lock_order,
+        function=move_job, states=WAITING, permission=_RUN, check=_check_node, lock=sort_in_lock_order,
+        title=gettext_lazy("Move to another node"),
+        explains=gettext_lazy(
+            "Moves the shops of waiting jobs, so that the node runs these and all later jobs. A shop is skipped if it "
+            "is running. A job without a browser is skipped."
+        ),
+        warning=gettext_lazy("The login stays on the old node: platforms may ask for a login again."),
+        **_JOBS,
     ),
 }  # fmt: skip
-JOB_LIST = BulkList(
-    JOB_ROWS,
-    gettext_lazy("Jobs"),
-    "admin:rpa_tasks_job_changelist",
-    Scope.RPA_OPERATE.value,
-    JOB_ACTIONS,
-    {"payload": "q"},
-)

@@ -145,6 +145,7 @@ class Confirmation:
     logged: str = ""  #: entry in the log of the row, for acts that leave no other trace
     back: str = ""  #: address; the row's page if empty
     changes: Sequence[Mapping[str, Any]] = ()  #: of a draft
+    hidden: Sequence[tuple[str, str]] = ()  #: names and values that the page submits, too
 
 
 def _show_refusal(request: HttpRequest, asked: Confirmation, error: AftertouchError) -> None:
@@ -252,7 +253,7 @@ class OpsPages:
         return self.page(  # type: ignore[no-any-return]
             request, "ops/confirm.html", asked.title, back=back, form=form, button=asked.button or asked.title,
             text=asked.text, facts=asked.facts, warning=asked.warning, problem=asked.problem, danger=asked.danger,
-            changes=asked.changes, original=row,
+            changes=asked.changes, hidden=asked.hidden, original=row,
         )  # fmt: skip
 
     def _carry_out(self: Any, request: HttpRequest, asked: Confirmation, row: Any) -> object:

@@ -27,7 +27,7 @@ from django.utils.timezone import localtime, now
 from django.utils.translation import get_language, gettext, ngettext, override
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_safe
-from unfold.contrib.filters.admin import DropdownFilter
+from unfold.contrib.filters.admin import DropdownFilter, RelatedDropdownFilter
 from xlsxwriter import Workbook
 
 from scheduling import replica
@@ -42,6 +42,20 @@ log = structlog.get_logger(__name__)
 
 LOOKED_AT = 10_000  #: latest rows whose reasons are offered; an address may name any other
 MOST_OFFERED = 50
+
+
+class AlwaysOffered:
+    """Apply a filter by a related row also if there is only one to choose.
+
+    Django ignores its parameter then, and an action on all matching rows would include those of other rows.
+    """
+
+    def has_output(self) -> bool:
+        return True
+
+
+class RelatedFilter(AlwaysOffered, RelatedDropdownFilter):  # type: ignore[misc]
+    pass
 
 
 class ColumnFilter(DropdownFilter):  # type: ignore[misc]

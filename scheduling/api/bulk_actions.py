@@ -10,18 +10,16 @@ from django.http import HttpRequest
 from ninja import Field, Router, Schema
 
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, require_scope
-from scheduling.api.schemas import ActionIn, ProblemOut, Request, Text
+from scheduling.api.schemas import ActionIn, ProblemOut, Request, Text, limit_list_time
 from scheduling.errors import InvalidInput, NotFound
 from scheduling.models import BulkAction, Scope
-from scheduling.operations import bulk_actions
-from scheduling.operations.bulk_actions import ROW_ACTIONS, find_row_action, get_list
+from scheduling.operations import bulk_actions, queries
+from scheduling.operations.bulk_actions import FAILED_TASK_ACTIONS, row_actions
 
 router = Router(tags=["failed tasks"], auth=ApiKeyAuth("failed-tasks"))
 PROBLEMS = (400, 401, 403, 404, 409, 413, 422, 429, 503)
-#: The scope of the list counts: `BulkList.scope`.
+#: The scope of the action counts: `RowAction.scope`.
 OF_ANY_LIST = ApiKeyAuth(Scope.FAILED_TASKS.value, Scope.RPA_OPERATE.value)
-#: Names of the filters as parameters of the back office's list.
-PARAMETERS = {"origin": "origin__exact"}
 
 
 class ChosenIn(Request):
@@ -48,7 +46,7 @@ class BulkActionOut(Schema):
     filter: dict[str, str]
     given: dict[str, Any]
     state: str
-    total: int | None
+    total: int
     done: int
     skipped: int
     failed: int
@@ -69,12 +67,14 @@ class BulkActionOut(Schema):
 def begin(request: HttpRequest, wish: BulkIn) -> tuple[int, BulkAction]:
     """Apply an action to all failed tasks that match now, at `per_second`. `again` may deliver a message twice, so it
     needs `confirm: true`."""
-    if ROW_ACTIONS[wish.action].as_new and not wish.confirm:
+    if FAILED_TASK_ACTIONS[wish.action].as_new and not wish.confirm:
         raise InvalidInput.of("confirm", "sending again as new may deliver it twice; confirm with true")
-    given = wish.filter.model_dump()
-    chosen = {PARAMETERS.get(name, name): value for name, value in given.items() if value}
+    chosen = {name: value for name, value in wish.filter.model_dump().items() if value}
+    equal = {name: value for name, value in chosen.items() if name != "q" and value != "all"}
+    with limit_list_time():
+        rows = queries.filter_failed_tasks(wish.filter.q, **equal)
     actor = build_api_key_actor(request, wish.reason)
-    return 202, bulk_actions.start_bulk_action(wish.action, chosen, actor, per_second=wish.per_second)
+    return 202, bulk_actions.start_bulk_action(wish.action, rows, actor, chosen=chosen, per_second=wish.per_second)
 
 
 @router.get("/bulk-actions/{action_id}", auth=OF_ANY_LIST, response={200: BulkActionOut, PROBLEMS: ProblemOut})
@@ -93,9 +93,8 @@ def cancel(request: HttpRequest, action_id: UUID, wish: ActionIn) -> BulkAction:
 
 def _read_bulk_action(request: HttpRequest, action_id: UUID) -> BulkAction:
     row = BulkAction.objects.filter(pk=action_id).first()
-    row_action = find_row_action(row.action) if row else None
-    scope = get_list(row_action.over).scope if row_action else ""
-    if row is None or not scope:
+    action = row_actions().get(row.action) if row else None
+    if row is None or action is None or not action.scope:
         raise NotFound(f"There is no bulk action {action_id}.")
-    require_scope(request, scope)
+    require_scope(request, action.scope)
     return row

@@ -27,7 +27,6 @@ from scheduling.api.schemas import (
 from scheduling.errors import InvalidInput
 from scheduling.models import FailedTask, Scope
 from scheduling.operations import failed_tasks, queries
-from scheduling.operations.queries import filter_failed_by_term
 
 router = Router(tags=["failed tasks"], auth=ApiKeyAuth("failed-tasks"))
 PROBLEMS = (400, 401, 403, 404, 409, 413, 422, 429, 503)
@@ -47,16 +46,17 @@ def list_failed_tasks(request: HttpRequest, filters: Query[FailedTaskFilters]) -
     """List failed tasks, newest first. `q` is a full id (of the task, its event, trace, user, shop or chat), or words
     of the detail among the latest 50,000. A list that takes too long returns 503."""
     with limit_list_time():
-        rows = queries.query_failed_tasks(
-            filter_failed_by_term(filters.q),
+        found = queries.filter_failed_tasks(
+            filters.q,
             state=filters.state or "",
             reason=filters.reason,
             fingerprint=filters.fingerprint,
             origin=filters.origin or "",
             channel=filters.channel,
-            before=filters.before(),
-            limit=filters.limit + 1,
         )
+        if before := filters.before():
+            found = found.filter(pk__lt=before)
+        rows = list(queries.prefetch_notes(found).order_by("-pk")[: filters.limit + 1])
         return build_page(rows, [row.id for row in rows], filters.limit)
 
 
@@ -118,4 +118,4 @@ def assign(request: HttpRequest, failed_id: UUID, wish: AssignIn) -> FailedTask:
 
 
 def _read_failed_task(failed_id: UUID) -> FailedTask:
-    return queries.prefetch_notes().get(pk=failed_id)
+    return queries.prefetch_notes(FailedTask.objects.all()).get(pk=failed_id)

@@ -144,10 +144,7 @@ def list_text_columns() -> list[tuple[str, str]]:
 
 
 def erase_operator_texts(who: Identity) -> int:
-    """Empty texts that name the customer. Return the number of rows. Idempotent.
-
-    A running bulk action that selects by them is cancelled: with another filter it would act on other rows.
-    """
+    """Empty texts that name the customer. Return the number of rows. Idempotent."""
     given = {"text": who.build_pattern(), "values": [who.user_id, *who.addresses, *who.names]}
     count = sum(sql.execute(_EMPTY.format(table=table, column=column), given) for table, column in list_text_columns())
     return count + sum(sql.execute(each, given) for each in (_EMPTY_BULK_FILTERS, _EMPTY_AUDIT))
@@ -159,10 +156,7 @@ _NAMED = "(value ~ %(text)s OR value = ANY(%(values)s::text[]))"
 _EMPTY_BULK_FILTERS = f"""
 UPDATE scheduling_bulkaction AS b
 SET filter = (SELECT jsonb_object_agg(key, CASE WHEN {_NAMED} THEN 'erased' ELSE value END)
-              FROM jsonb_each_text(b.filter)),
-    state = CASE b.state WHEN 'running' THEN 'cancelled' ELSE b.state END,
-    ended_at = CASE b.state WHEN 'running' THEN statement_timestamp() ELSE b.ended_at END,
-    ended_by = CASE b.state WHEN 'running' THEN 'erasure' ELSE b.ended_by END
+              FROM jsonb_each_text(b.filter))
 WHERE EXISTS (SELECT FROM jsonb_each_text(b.filter) WHERE {_NAMED})
 """  # noqa: S608 (made of constants)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.conf import settings
+from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
@@ -14,7 +15,7 @@ from scheduling.models.node import Node, Template
 
 
 class BulkAction(models.Model):
-    """One action on all rows that match a filter, applied in batches.
+    """One action on all rows that matched a filter when it started, applied in batches.
 
     The row is the job. A worker holds its lock during a batch. The effect of a batch and the progress are stored
     together.
@@ -29,14 +30,16 @@ class BulkAction(models.Model):
         FAILED = "failed", _("Failed")  #: the same batch failed repeatedly
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
-    #: A name of `scheduling.operations.bulk_actions`, or of a list of another app.
+    #: A name of `scheduling.operations.bulk_actions.row_actions`.
     action = models.CharField(_("action"), max_length=20)
-    #: The query parameters of the list; see `scheduling.operations.bulk_actions`.
+    #: What the user chose, to be shown: the parameters of the list or of the request.
     filter = models.JSONField(_("filter"), default=dict)
     #: Parameters of the action.
     given = models.JSONField(_("parameters"), default=dict)
-    #: Rows created later stay unchanged.
-    as_of = models.DateTimeField(_("rows from before"), default=now)
+    #: The rows, in the order of their keys. The next one is that of the index `processed`.
+    keys = ArrayField(models.UUIDField(), default=list)
+    #: A row in another state at its turn is skipped.
+    states = ArrayField(models.CharField(max_length=20), default=list)
     actor = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+", verbose_name=_("who")
     )
@@ -47,18 +50,23 @@ class BulkAction(models.Model):
     begun_at = models.DateTimeField(_("started at"), default=now)
     ended_at = models.DateTimeField(_("ended at"), null=True)
     ended_by = models.CharField(_("cancelled by"), max_length=150, blank=True)
-    #: As counted at the start; null if the count took too long.
-    total = models.PositiveIntegerField(_("rows"), null=True)
+    total = models.PositiveIntegerField(_("rows"), default=0)
     done = models.PositiveIntegerField(_("done"), default=0)
     skipped = models.PositiveIntegerField(_("skipped"), default=0)
     failed = models.PositiveIntegerField(_("could not be done"), default=0)
-    #: The key of the last row that was processed; rows are processed in the order of their keys.
-    position = models.UUIDField(null=True)
     #: The earliest start of the next batch, by the database's clock.
     next_at = models.DateTimeField(default=now)
     #: How often the current batch failed.
     tries = models.PositiveSmallIntegerField(default=0)
     note = models.TextField(_("note"), blank=True)
+
+    class WithoutKeys(models.Manager["BulkAction"]):
+        """Leave the keys, some megabytes of a large action, in the database."""
+
+        def get_queryset(self) -> models.QuerySet[BulkAction]:
+            return super().get_queryset().defer("keys")
+
+    objects = WithoutKeys()
 
     class Meta:
         verbose_name = _("bulk action")
@@ -71,7 +79,7 @@ class BulkAction(models.Model):
         return f"…{str(self.pk)[-8:]}"
 
     @property
-    def looked_at(self) -> int:
+    def processed(self) -> int:
         return self.done + self.skipped + self.failed
 
 

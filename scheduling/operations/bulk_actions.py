@@ -1,19 +1,16 @@
-"""Apply one action to all rows of a list that match a filter, in batches of a periodic pass.
+"""Apply one action to all rows that match a list's filter, in batches of a periodic pass.
 
-A batch is one transaction that holds the lock of the action's row. Its effects and its progress commit together: a
-batch whose worker dies has no effect, and the next pass repeats it. No lock is held between two batches. The ledger is
-the rate limiter: each row is published with its own due time, at most one pass ahead.
-
-The filter is the URL parameters of a list. An unknown parameter is refused: ignoring it would affect more rows than the
-user has seen. Other apps add lists and actions (`Integration.bulk_lists`).
+The start stores the ids of the rows. Rows that match later stay unchanged. A batch is one transaction that holds the
+lock of the action's row. Its effects and its progress commit together: a batch whose worker dies has no effect, and the
+next pass repeats it. No lock is held between two batches. The ledger is the rate limiter: each row is published with
+its own due time, at most one pass ahead.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from math import ceil
@@ -25,11 +22,12 @@ import structlog
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import OperationalError, close_old_connections, connection, transaction
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Model, QuerySet
 from django.db.models.functions import Now
 from django.utils.functional import Promise
-from django.utils.timezone import make_aware, now
-from django.utils.translation import gettext_lazy
+from django.utils.timezone import now
+from django.utils.translation import gettext_lazy, ngettext_lazy
+from psycopg.errors import QueryCanceled
 
 from scheduling import sql
 from scheduling.app_integrations import integrations
@@ -38,169 +36,13 @@ from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, FieldError, InvalidInput, NotFound
 from scheduling.ledger import locks
 from scheduling.models import WAITING, BulkAction, FailedTask, Scope, Touch
-from scheduling.operations import commands, failed_tasks, queries
+from scheduling.operations import commands, failed_tasks
 from scheduling.operations.failed_tasks import Actor
-from scheduling.operations.queries import filter_failed_by_shown_term
-from scheduling.policy.specs import OVERDUE_AFTER
 
 log = structlog.get_logger(__name__)
 
-#: Parameters that affect only how a list is displayed.
-DISPLAY_PARAMETERS = frozenset({"o", "p", "all", "e", "_facets"})
-MAX_VALUE_LENGTH = 200  #: characters per value
-Read = Callable[[str], Q]
-ReadAt = Callable[[str, datetime], Q]
-
-
-def read_filter(address: Mapping[str, Any]) -> dict[str, str]:
-    """Return the filter in the URL parameters of a list.
-
-    Raises:
-        InvalidInput: a parameter is given twice; the error names it.
-    """
-    chosen = {}
-    for name in address:
-        values = address.getlist(name) if hasattr(address, "getlist") else [address[name]]
-        if len(values) > 1:
-            raise InvalidInput.of(name, _("is given twice"))
-        if name not in DISPLAY_PARAMETERS:
-            chosen[name] = str(values[0])
-    return chosen
-
-
-@dataclass(frozen=True, slots=True)
-class FilteredList:
-    model: type[Model]
-    since: str  #: field with the time since when a row belongs to the list
-    parameters: Mapping[str, Read]
-    spans: tuple[str, ...]
-    usual: Mapping[str, str]  #: values of parameters that are absent
-    timed: Mapping[str, ReadAt] = field(default_factory=dict)  #: parameters whose matching rows change with time
-
-    def matching_rows(self, chosen: Mapping[str, str], as_of: datetime) -> QuerySet[Any]:
-        """Return the rows that existed at `as_of` and match the filter.
-
-        Raises:
-            InvalidInput: parameters have no meaning; the error names each.
-        """
-        return self.model._default_manager.filter(self.build_query(chosen, as_of), **{f"{self.since}__lte": as_of})
-
-    def build_query(self, chosen: Mapping[str, str], as_of: datetime) -> Q:
-        wanted, errors = Q(), []
-        for name, value in {**self.usual, **chosen}.items():
-            try:
-                wanted &= self._read(name, value, chosen, as_of)
-            except ValueError:
-                errors.append(FieldError(name, _("“%(given)s” cannot be meant", given=value[:50])))
-            except KeyError:
-                errors.append(FieldError(name, _("many cannot be chosen by it")))
-        if errors:
-            raise InvalidInput(*errors)
-        return wanted
-
-    def _read(self, name: str, value: str, chosen: Mapping[str, str], as_of: datetime) -> Q:
-        if len(value) > MAX_VALUE_LENGTH or "\0" in value:
-            raise ValueError
-        for span in self.spans:
-            for end, compare in (("from", "gte"), ("to", "lt")):
-                day, time = f"{span}_{end}_0", f"{span}_{end}_1"
-                if name == day and value:
-                    return Q(**{f"{span}__{compare}": _parse_date_time(value, chosen.get(time, ""))})
-                if name in (day, time):
-                    return Q()
-        return self.timed[name](value, as_of) if name in self.timed else self.parameters[name](value)
-
-
-def _parse_date_time(day: str, time: str) -> datetime:
-    """Parse a date and time in the server's time zone. Without a time the start of the day applies."""
-    for form in settings.DATETIME_INPUT_FORMATS:
-        try:
-            return make_aware(datetime.strptime(f"{day} {time or '00:00'}", form))  # noqa: DTZ007
-        except ValueError:
-            continue
-    raise ValueError
-
-
-def compare_value(field: str) -> Read:
-    """Filter by equality like the list itself: an empty value means no filter."""
-    return lambda value: Q(**{field: value}) if value else Q()
-
-
-def compare_number(field: str) -> Read:
-    return lambda value: Q(**{field: int(value)}) if value else Q()
-
-
-# --- failed tasks -------------------------------------------------------------------------------------------------
-
-
-def filter_failed_state(value: str) -> Q:
-    """Filter by state: an empty value means open, "all" means no filter."""
-    return Q() if value == "all" else Q(state=value or FailedTask.State.OPEN.value)
-
-
-# --- touches ------------------------------------------------------------------------------------------------------
-
-
-def filter_effective_state(value: str, as_of: datetime | None = None) -> Q:
-    """Return the filter of a combined state: at `as_of`, or now.
-
-    Raises:
-        ValueError: the value is unknown.
-    """
-    due = Q(state="scheduled", paused_by="")
-    meant = {
-        "": Q(),
-        "waiting": due,
-        "overdue": (due | Q(state="queued")) & Q(due_at__lt=(as_of or now()) - OVERDUE_AFTER),
-        "paused": Q(state__in=WAITING) & ~Q(paused_by="") & (Q(due_at__lte=as_of) if as_of else Q()),
-        "bad": Q(state__in=("failed", "unknown")),
-    }
-    if value not in meant:
-        raise ValueError
-    return meant[value]
-
-
-def _filter_named_touch(term: str) -> Q:
-    """Filter by complete ids only. A text search finds sent messages, and those no longer wait."""
-    term = term.strip()
-    if not term:
-        return Q()
-    named = Q(customer__user_id=term) | Q(event_id__in=queries.find_events_by_term(term)) | Q(chat_id=term)
-    with suppress(ValueError):
-        uuid = UUID(term)
-        named |= Q(task_id=uuid) | Q(root_id=uuid)
-    return named
-
-
-FAILED_TASK_ROWS = FilteredList(
-    FailedTask,
-    "failed_at",
-    {
-        "state": filter_failed_state, "origin__exact": compare_value("origin"), "reason": compare_value("reason"),
-        "channel": compare_value("channel"), "failure": compare_value("failure"),
-        "fingerprint": lambda value: Q(fingerprint=value),
-    },
-    ("failed_at",),
-    {"state": ""},
-    {"q": filter_failed_by_shown_term},
-)  # fmt: skip
-TOUCH_ROWS = FilteredList(
-    Touch,
-    "created_at",
-    {
-        "state__exact": compare_value("state"), "reason": compare_value("reason"),
-        "state__in": lambda value: Q(state__in=value.split(",")), "node__id__exact": compare_number("node_id"),
-        "node__channel__id__exact": compare_number("node__channel_id"), "priority__exact": compare_number("priority"),
-        "q": _filter_named_touch,
-    },
-    ("due_at", "settled_at"),
-    {},
-    {"status": filter_effective_state},
-)  # fmt: skip
-
-
-FAILED_TASKS, TOUCHES = "failed_task", "touch"
 Given = Mapping[str, Any]
+NOTHING: Given = MappingProxyType({})
 
 
 def refuse_parameters(given: Given) -> None:
@@ -213,20 +55,27 @@ def refuse_parameters(given: Given) -> None:
         raise InvalidInput(*(FieldError(f"given.{name}", _("is no parameter of this action")) for name in given))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowAction:
-    """An action on one row.
+    """An action on one row, with its texts. Its function gets the key and the actor.
 
     Raises:
         Conflict: another process changed the row first, or its state does not allow the action.
         NotFound: the row does not exist.
     """
 
-    over: str
+    model: type[Model]
     function: Callable[..., Any]
     states: tuple[str, ...]
     permission: str  #: of a user who may start and stop it
-    title: str | Promise = ""
+    title: str | Promise
+    explains: str | Promise
+    applies: Any  #: a lazy sentence with the number of rows, `count`
+    warning: str | Promise = ""
+    icon: str = ""
+    of_job: tuple[str | Promise, str | Promise] | None = None  #: title and explanation for failed RPA jobs
+    scope: str = ""  #: of an API key that may read and stop its bulk actions; empty: no key may
+    danger: bool = False
     unknown_only: bool = False
     publishes: bool = False
     as_new: bool = False  #: the customer may receive a message twice
@@ -239,7 +88,7 @@ class RowAction:
     #: works, because the action waits for no other transaction.
     lock: Callable[[Sequence[UUID]], Sequence[UUID]] | None = None
 
-    def act(self, key: UUID, actor: Actor, due_at: datetime | None = None, given: Given = MappingProxyType({})) -> Any:
+    def act(self, key: UUID, actor: Actor, due_at: datetime | None = None, given: Given = NOTHING) -> Any:
         timing = {"due_at": due_at} if self.publishes else {}
         return self.function(key, actor, **timing, **given)
 
@@ -247,8 +96,119 @@ class RowAction:
         rows = rows.filter(state__in=self.states)
         return rows.filter(failure="unknown") if self.unknown_only else rows
 
+    def applies_to(self, row: FailedTask) -> bool:
+        if row.state not in self.states or (self.unknown_only and row.failure != "unknown"):
+            return False
+        return not (self.publishes and row.origin == FailedTask.Origin.MESSAGE)
 
-def _cancel_row(task_id: UUID, actor: Actor) -> None:
+    def for_origins(self, *origins: str) -> RowAction:
+        """Return the texts for these failed tasks: a touch is sent to a customer, a job has an effect."""
+        if self.of_job is None or set(origins) != {FailedTask.Origin.RPA_JOB}:
+            return self
+        title, explains = self.of_job
+        return replace(self, title=title, explains=explains)
+
+
+HANDLE = "scheduling.act_on_failedtask"  #: the permission to act on failed tasks
+OPEN, IGNORED = FailedTask.State.OPEN.value, FailedTask.State.IGNORED.value
+#: Rows per second: low enough not to flood a receiver that has just recovered.
+RETRY_RATE = 50
+_HANDLES: dict[str, Any] = {
+    "model": FailedTask, "permission": HANDLE, "scope": Scope.FAILED_TASKS.value,
+    "applies": ngettext_lazy("Applies to %(count)s failed task.", "Applies to %(count)s failed tasks.", "count"),
+}  # fmt: skip
+_REPUBLISHES: dict[str, Any] = {
+    **_HANDLES, "publishes": True, "per_second": RETRY_RATE, "lock": failed_tasks.lock_in_publish_order,
+    "states": (OPEN, IGNORED),
+}  # fmt: skip
+FAILED_TASK_ACTIONS = {
+    "retry": RowAction(
+        function=failed_tasks.retry_failed_task,
+        title=gettext_lazy("Retry"),
+        explains=gettext_lazy(
+            "Publishes the touch again with the same delivery key. A receiver that checks the key "
+            "accepts the message at most once. The guards are checked again."
+        ),
+        icon="replay",
+        of_job=(
+            gettext_lazy("Retry"),
+            gettext_lazy(
+                "Publishes a new job with the same delivery key. A flow that checks the key has no second effect."
+            ),
+        ),
+        **_REPUBLISHES,
+    ),
+    "again": RowAction(
+        function=partial(failed_tasks.retry_failed_task, as_new=True),
+        as_new=True,
+        danger=True,
+        title=gettext_lazy("Send again as new"),
+        explains=gettext_lazy(
+            "Sends with a new delivery key. If the first message was delivered, the customer receives it twice."
+        ),
+        icon="forward_to_inbox",
+        of_job=(
+            gettext_lazy("Run again as new"),
+            gettext_lazy(
+                "The new job gets its own delivery key. If the first run took effect, the effect happens twice."
+            ),
+        ),
+        **_REPUBLISHES,
+    ),
+    "delivered": RowAction(
+        function=partial(failed_tasks.resolve_failed_task, delivered=True),
+        states=(OPEN,),
+        unknown_only=True,
+        title=gettext_lazy("Mark as delivered"),
+        explains=gettext_lazy(
+            "Use after you have verified that the message arrived. The message still counts toward the customer's caps."
+        ),
+        icon="task_alt",
+        of_job=(
+            gettext_lazy("Mark as succeeded"),
+            gettext_lazy("Use after you have verified that the run did its work. Nothing runs again."),
+        ),
+        **_HANDLES,
+    ),
+    "not_delivered": RowAction(
+        function=partial(failed_tasks.resolve_failed_task, delivered=False),
+        states=(OPEN,),
+        unknown_only=True,
+        title=gettext_lazy("Mark as not delivered"),
+        explains=gettext_lazy("Use after you have verified that the message did not arrive. The cap slot is released."),
+        icon="unpublished",
+        of_job=(
+            gettext_lazy("Mark as without effect"),
+            gettext_lazy(
+                "Use after you have verified that the run changed nothing. This action alone runs nothing again."
+            ),
+        ),
+        **_HANDLES,
+    ),
+    "ignore": RowAction(
+        function=failed_tasks.ignore_failed_task,
+        states=(OPEN,),
+        title=gettext_lazy("Ignore"),
+        explains=gettext_lazy("Sends nothing. The failed task is no longer open and can still be retried later."),
+        icon="visibility_off",
+        of_job=(
+            gettext_lazy("Ignore"),
+            gettext_lazy("Runs nothing. The failed task is no longer open and can still be retried later."),
+        ),
+        **_HANDLES,
+    ),
+    "archive": RowAction(
+        function=failed_tasks.archive_failed_task,
+        states=(OPEN, IGNORED),
+        title=gettext_lazy("Archive"),
+        explains=gettext_lazy("Closes the failed task for good. The record stays readable and cannot be retried."),
+        icon="archive",
+        **_HANDLES,
+    ),
+}
+
+
+def _cancel_touch(task_id: UUID, actor: Actor) -> None:
     # A batch locks up to a hundred touches, and settling locks many in any order, so waiting could deadlock.
     commands.cancel_one_touch(task_id, actor=actor.name, wait=False)
 
@@ -259,88 +219,23 @@ def _lock_customers_first(task_ids: Sequence[UUID]) -> Sequence[UUID]:
     return task_ids
 
 
-OPEN, IGNORED = FailedTask.State.OPEN.value, FailedTask.State.IGNORED.value
-#: Rows per second: low enough not to flood a receiver that has just recovered.
-RETRY_RATE = 50
-_HANDLES: dict[str, Any] = {"permission": "scheduling.act_on_failedtask"}
-_REPUBLISHES: dict[str, Any] = {
-    **_HANDLES, "publishes": True, "per_second": RETRY_RATE, "lock": failed_tasks.lock_in_publish_order,
-}  # fmt: skip
-_retry_as_new = partial(failed_tasks.retry_failed_task, as_new=True)
-_resolve_delivered = partial(failed_tasks.resolve_failed_task, delivered=True)
-_resolve_not_delivered = partial(failed_tasks.resolve_failed_task, delivered=False)
-ROW_ACTIONS: dict[str, RowAction] = {
-    "retry": RowAction(FAILED_TASKS, failed_tasks.retry_failed_task, (OPEN, IGNORED), **_REPUBLISHES),
-    "again": RowAction(FAILED_TASKS, _retry_as_new, (OPEN, IGNORED), as_new=True, **_REPUBLISHES),
-    "delivered": RowAction(FAILED_TASKS, _resolve_delivered, (OPEN,), unknown_only=True, **_HANDLES),
-    "not_delivered": RowAction(FAILED_TASKS, _resolve_not_delivered, (OPEN,), unknown_only=True, **_HANDLES),
-    "ignore": RowAction(FAILED_TASKS, failed_tasks.ignore_failed_task, (OPEN,), **_HANDLES),
-    "archive": RowAction(FAILED_TASKS, failed_tasks.archive_failed_task, (OPEN, IGNORED), **_HANDLES),
+TOUCH_ACTIONS = {
     "cancel": RowAction(
-        TOUCHES,
-        _cancel_row,
-        WAITING,
-        "scheduling.change_touch",
-        gettext_lazy("Cancel the touch"),
+        model=Touch, function=_cancel_touch, states=WAITING, permission="scheduling.change_touch",
+        title=gettext_lazy("Cancel waiting touches"), explains=gettext_lazy("They will not be sent."), danger=True,
+        applies=ngettext_lazy("Applies to %(count)s touch.", "Applies to %(count)s touches.", "count"),
         lock=_lock_customers_first,
     ),
-}
+}  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class BulkList:
-    """A list whose rows bulk actions change."""
-
-    rows: FilteredList
-    label: str | Promise
-    changelist: str  #: name of the list's page
-    scope: str = ""  #: of an API key that may read and stop its bulk actions; empty: no key may
-    #: Actions of a leaf app by name. A name starts with that of the list: `job.cancel`.
-    actions: Mapping[str, RowAction] = field(default_factory=dict)
-    #: Parameters of the page by their names in the filter, where the two differ.
-    page_names: Mapping[str, str] = field(default_factory=dict)
+def row_actions() -> dict[str, RowAction]:
+    """Return the actions of all apps by name. An upgrade may remove one that a stored bulk action names."""
+    of_apps = {name: action for app in integrations() for name, action in app.row_actions.items()}
+    return {**FAILED_TASK_ACTIONS, **TOUCH_ACTIONS, **of_apps}
 
 
-LISTS = {
-    FAILED_TASKS: BulkList(
-        FAILED_TASK_ROWS,
-        gettext_lazy("Failed tasks"),
-        "admin:scheduling_failedtask_changelist",
-        Scope.FAILED_TASKS.value,
-    ),
-    TOUCHES: BulkList(TOUCH_ROWS, gettext_lazy("Touches"), "admin:scheduling_touch_changelist"),
-}
-
-
-def get_list(over: str) -> BulkList:
-    leaf_lists = {name: listed for app in integrations() for name, listed in app.bulk_lists.items()}
-    return LISTS.get(over) or leaf_lists[over]
-
-
-def find_row_action(name: str) -> RowAction | None:
-    """Return the action of this name; None if there is none, for example after an upgrade."""
-    with suppress(KeyError):
-        return ROW_ACTIONS.get(name) or get_list(name.partition(".")[0]).actions[name]
-    return None
-
-
-def get_row_action(name: str) -> RowAction:
-    """As `find_row_action`. Raises `InvalidInput` if there is none."""
-    row_action = find_row_action(name)
-    if row_action is None:
-        raise InvalidInput.of("action", _("there is no “%(name)s”", name=name[:50]))
-    return row_action
-
-
-def matching_rows(row_action: RowAction, chosen: Mapping[str, str], as_of: datetime) -> QuerySet[Any]:
-    """Return the rows that existed at `as_of`, match the filter and allow the action.
-
-    Raises:
-        InvalidInput: parameters have no meaning; the error names each.
-    """
-    return row_action.allowed_rows(get_list(row_action.over).rows.matching_rows(chosen, as_of))
-
-
+MOST_ROWS = 100_000  #: of one bulk action
 BATCH = 100  #: most rows per transaction
 PASS_INTERVAL = timedelta(seconds=5)  #: of `continue_bulk_actions`
 SLOWEST, FASTEST = 0.1, 200.0  #: rows per second
@@ -354,34 +249,54 @@ State = BulkAction.State
 # --- user ---------------------------------------------------------------------------------------------------------
 
 
-def start_bulk_action(
-    action: str, chosen: Mapping[str, str], actor: Actor, *, per_second: float | None = None,
-    as_of: datetime | None = None, given: Given | None = None, after: timedelta = timedelta(0),
-) -> BulkAction:  # fmt: skip
-    """Start an action on all rows that match `chosen` and existed at `as_of` (default: now).
-
-    `per_second` is the rate in rows per second. `given` are the parameters of the action. The rights of the acting user
-    may add some. The first batch starts `after` now.
+def select_rows(action: RowAction, rows: QuerySet[Any]) -> dict[UUID, str]:
+    """Return the state of each of the rows that allows the action, by key.
 
     Raises:
-        InvalidInput: a parameter has no meaning; the error names it.
+        InvalidInput: there are more than `MOST_ROWS`, or the search takes longer than `TIMEOUTS.bulk_selection`.
+    """
+    try:
+        with sql.limit_statement_time(settings.TIMEOUTS.bulk_selection):
+            selected = action.allowed_rows(rows).order_by().values_list("pk", "state")
+            found = dict(selected[: MOST_ROWS + 1])
+    except OperationalError as error:
+        if not isinstance(error.__cause__, QueryCanceled):
+            raise
+        raise InvalidInput.of("filter", _("Too many rows to search. Narrow the list first.")) from None
+    if len(found) > MOST_ROWS:
+        raise InvalidInput.of("filter", _("More than %(most)s rows match. Narrow the list first.", most=MOST_ROWS))
+    return found
+
+
+def start_bulk_action(
+    name: str, rows: QuerySet[Any], actor: Actor, *, chosen: Mapping[str, str] = NOTHING,
+    per_second: float | None = None, given: Given = NOTHING, after: timedelta = timedelta(0),
+) -> BulkAction:  # fmt: skip
+    """Start an action on those of the rows that allow it.
+
+    `chosen` is the filter that selected them, as the user sees it. `per_second` is the rate in rows per second. `given`
+    are the parameters of the action. The rights of the acting user may add some. The first batch starts `after` now.
+
+    Raises:
+        InvalidInput: a parameter has no meaning, or too many rows match; the error names the field.
         Conflict: the same action is running, or `MOST_RUNNING` others are.
     """
-    at = sql.now()  # excludes later rows, by PostgreSQL's clock instead of this node's
-    row_action = check_action(action, chosen, as_of or at)
-    row_action.check(given or {})
-    restriction = row_action.restrict(actor.user) if actor.user else {}
-    pace = row_action.per_second if per_second is None else per_second
+    action = row_actions()[name]
+    action.check(given)
+    restriction = action.restrict(actor.user) if actor.user else {}
+    pace = action.per_second if per_second is None else per_second
     if not SLOWEST <= pace <= FASTEST:
         raise InvalidInput.of(
             "per_second", _("must be from %(least)s to %(most)s", least=f"{SLOWEST:g}", most=f"{FASTEST:g}")
         )
+    found = select_rows(action, rows)
+    # Only users change the state of a failed task, so one in another state than those selected is skipped.
+    states = set(found.values()) if action.model is FailedTask else action.states
     row = BulkAction(
-        action=action, filter=dict(chosen), actor=actor.user, actor_name=actor.name[:150], reason=actor.reason[:500],
-        per_second=pace, as_of=min(as_of or at, at), next_at=at + after, given={**(given or {}), **restriction},
+        action=name, filter=dict(chosen), given={**given, **restriction}, keys=sorted(found), total=len(found),
+        states=sorted(states), actor=actor.user, actor_name=actor.name[:150], reason=actor.reason[:500],
+        per_second=pace, next_at=sql.now() + after,
     )  # fmt: skip
-    with suppress(OperationalError), sql.limit_statement_time(settings.TIMEOUTS.bulk_count):
-        row.total = _matching_rows(row).count()
     with transaction.atomic():
         with connection.cursor() as cursor:  # of two concurrent starts the second sees the first
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", [START_LOCK_ID])
@@ -393,19 +308,8 @@ def start_bulk_action(
         row.save(force_insert=True)
         facts = [("action", None, row.action), ("rows", None, row.total)]
         record_action("started", row, label=row.action, actor=row.actor_name, reason=row.reason, changes=facts)
-    log.info("bulk_action_started", id=str(row.pk), action=action, filter=row.filter, rows=row.total, actor=actor.name)
+    log.info("bulk_action_started", id=str(row.pk), action=name, filter=row.filter, rows=row.total, actor=actor.name)
     return row
-
-
-def check_action(action: str, chosen: Mapping[str, str], as_of: datetime) -> RowAction:
-    """Check action and filter. Return the action.
-
-    Raises:
-        InvalidInput: one has no meaning; the error names it.
-    """
-    row_action = get_row_action(action)
-    matching_rows(row_action, chosen, as_of)
-    return row_action
 
 
 def cancel_bulk_action(action_id: UUID, actor: Actor) -> None:
@@ -425,12 +329,12 @@ def cancel_bulk_action(action_id: UUID, actor: Actor) -> None:
 
 
 def undo_start(action_id: str, actor: Actor) -> None:
-    """Stop an action whose first batch has not started, so that it has changed no row.
+    """Stop an action whose first batch has not ended, so that it has changed no row.
 
     Raises:
         Conflict: it has started or ended.
     """
-    untouched = BulkAction.objects.filter(pk=action_id, position=None)
+    untouched = BulkAction.objects.filter(pk=action_id, done=0, skipped=0, failed=0)
     if not _stop_running(untouched, actor):
         raise Conflict(_("the bulk action has started already; stop it on its page"))
 
@@ -479,7 +383,7 @@ def _count_try(action_id: UUID) -> bool:
     if row.tries >= MAX_TRIES:
         row.state, row.ended_at = State.FAILED, now()
         row.note = f"{row.note}\nthe same batch could not be finished {MAX_TRIES} times".strip()
-        log.error("bulk_action_abandoned", id=str(row.pk), position=str(row.position))
+        log.error("bulk_action_abandoned", id=str(row.pk), processed=row.processed)
     else:
         row.tries += 1
     row.save(update_fields=["tries", "state", "ended_at", "note"])
@@ -499,40 +403,40 @@ def run_batch(action_id: UUID, until: datetime) -> bool:
             return False
         start = max(row.next_at, row.at)  # after an outage the rate holds too
         size = max(1, min(BATCH, ceil((until - start).total_seconds() * row.per_second)))
-        _process_batch(row, size, start)
+        batch = BulkAction.objects.filter(pk=row.pk).values_list(f"keys__{row.processed}_{row.processed + size}")
+        _process_batch(row, batch.get()[0], start)
         row.save()
     if row.state != State.RUNNING:
         log.info("bulk_action_done", id=str(row.pk), done=row.done, skipped=row.skipped, failed=row.failed)
     return row.state == State.RUNNING and row.next_at < until
 
 
-def _process_batch(row: BulkAction, size: int, start: datetime) -> None:
-    row_action = get_row_action(row.action)
-    rows = _matching_rows(row)
-    if row.position:
-        rows = rows.filter(pk__gt=row.position)
-    keys = list(rows.order_by("pk").values_list("pk", flat=True)[:size])
+def _process_batch(row: BulkAction, keys: Sequence[UUID], start: datetime) -> None:
+    action = row_actions()[row.action]
     actor = Actor(row.actor_name, row.actor, row.reason, is_bulk=True)
+    ordered = action.lock(keys) if action.lock else keys
+    # In a later statement than the locks: another user may have changed a row while this batch waited for it.
+    unchanged = action.model._default_manager.filter(pk__in=keys, state__in=row.states)
+    allowed = set(unchanged.values_list("pk", flat=True))
     became: Counter[str] = Counter()
-    for key in row_action.lock(keys) if row_action.lock else keys:
-        due_at = start + timedelta(seconds=became["done"] / row.per_second)
-        became[_apply_to_row(row, row_action, key, actor, due_at)] += 1
+    for key in ordered:
+        if key in allowed:
+            due_at = start + timedelta(seconds=became["done"] / row.per_second)
+            became[_apply_to_row(row, action, key, actor, due_at)] += 1
     row.done += became["done"]
-    row.skipped += became["skipped"]
     row.failed += became["failed"]
+    row.skipped += len(keys) - became["done"] - became["failed"]
     row.tries = 0
-    if keys:
-        row.position = keys[-1]
-    if len(keys) < size:
+    if not keys or row.processed >= row.total:
         row.state, row.ended_at = State.DONE, now()
     row.next_at = start + timedelta(seconds=len(keys) / row.per_second)
 
 
-def _apply_to_row(row: BulkAction, row_action: RowAction, key: UUID, actor: Actor, due_at: datetime) -> str:
+def _apply_to_row(row: BulkAction, action: RowAction, key: UUID, actor: Actor, due_at: datetime) -> str:
     """Process one row within a savepoint, so that its failure does not undo the others."""
     try:
         with transaction.atomic():
-            row_action.act(key, actor, due_at, row.given)
+            action.act(key, actor, due_at, row.given)
     except (Conflict, NotFound):
         return "skipped"
     except sql.UNAVAILABLE_ERRORS:
@@ -542,7 +446,3 @@ def _apply_to_row(row: BulkAction, row_action: RowAction, key: UUID, actor: Acto
         row.note = f"{row.note}\n{key}: {type(error).__name__}: {error}".strip()[:2000]
         return "failed"
     return "done"
-
-
-def _matching_rows(row: BulkAction) -> QuerySet[Any]:
-    return matching_rows(get_row_action(row.action), row.filter, row.as_of)

@@ -10,7 +10,8 @@ from uuid import UUID
 
 from django.db.models import Q, QuerySet
 
-from scheduling.models import Event, FailedTask, Touch
+from scheduling.models import WAITING, Event, FailedTask, Touch
+from scheduling.policy.specs import OVERDUE_AFTER
 from scheduling.redaction import split_by_shown_term
 from scheduling.sql import rows
 
@@ -69,6 +70,19 @@ def _event_filter(event: str, source: str) -> Q:
     with suppress(ValueError):
         ids.append(UUID(event))
     return Q(event_id__in=ids)
+
+
+def filter_effective_state(value: str, at: datetime) -> Q:
+    """Return the filter of a combined state at this time; none for "". No row has an unknown one."""
+    due = Q(state="scheduled", paused_by="")
+    meant = {
+        "": Q(),
+        "waiting": due,
+        "overdue": (due | Q(state="queued")) & Q(due_at__lt=at - OVERDUE_AFTER),
+        "paused": Q(state__in=WAITING) & ~Q(paused_by=""),
+        "bad": Q(state__in=("failed", "unknown")),
+    }
+    return meant.get(value, Q(pk__in=()))
 
 
 def find_events(event_id: str) -> list[UUID]:
@@ -180,43 +194,38 @@ WHERE {_SINCE} AND t.chat_id <> '' GROUP BY t.chat_id {_WORST}
 # --- failed tasks -------------------------------------------------------------------------------------------------
 
 
-def query_failed_tasks(
-    named: Q | None = None, *, before: UUID | None = None, limit: int = 50, **equal: str
-) -> list[FailedTask]:
-    """Return failed tasks, newest first.
+def filter_failed_tasks(term: str = "", **equal: str) -> QuerySet[FailedTask]:
+    """Return the failed tasks that match a search term (`filter_failed_by_term`).
 
     `equal` may name state, reason, fingerprint, origin, channel; "" matches any.
     """
-    found = prefetch_notes().filter(named or Q(), **{name: value for name, value in equal.items() if value})
-    if before:
-        found = found.filter(pk__lt=before)
-    return list(found.order_by("-pk")[:limit])
+    named = {name: value for name, value in equal.items() if value}
+    return FailedTask.objects.filter(filter_failed_by_term(term), **named)
 
 
-def prefetch_notes() -> QuerySet[FailedTask]:
+def prefetch_notes(tasks: QuerySet[FailedTask]) -> QuerySet[FailedTask]:
     """Load assignees and comments with any number of failed tasks in two queries."""
-    return FailedTask.objects.select_related("assignee").prefetch_related("comments")
+    return tasks.select_related("assignee").prefetch_related("comments")
 
 
 SEARCHED_ROWS = 50_000  #: latest failed tasks searched without an index; also most touches of one customer
 
 
-def filter_failed_by_term(term: str, by: datetime | None = None) -> Q:
+def filter_failed_by_term(term: str) -> Q:
     """Return the filter for a search term.
 
     A complete id of a task, delivery key, event, trace or user matches at any age. Shop id, chat id, business key, and
-    words in detail or reason code match only the latest `SEARCHED_ROWS` failures. `by` limits these to failures until
-    that time.
+    words in detail or reason code match only the latest `SEARCHED_ROWS` failures.
     """
-    return _filter_failed(term, by, lambda latest, words: latest & words)
+    return _filter_failed(term, lambda latest, words: latest & words)
 
 
-def filter_failed_by_shown_term(term: str, by: datetime | None = None) -> Q:
+def filter_failed_by_shown_term(term: str) -> Q:
     """As `filter_failed_by_term`, for users: words of the detail match only where `redact_text` does not hide them."""
-    return _filter_failed(term, by, lambda latest, words: _filter_shown(term.strip(), latest & words))
+    return _filter_failed(term, lambda latest, words: _filter_shown(term.strip(), latest & words))
 
 
-def _filter_failed(term: str, by: datetime | None, filter_words: Callable[[Q, Q], Q]) -> Q:
+def _filter_failed(term: str, filter_words: Callable[[Q, Q], Q]) -> Q:
     term = term.strip()
     if not term:
         return Q()
@@ -228,8 +237,7 @@ def _filter_failed(term: str, by: datetime | None, filter_words: Callable[[Q, Q]
     with suppress(ValueError):
         touches_of_key = list(iterate_retries(UUID(term)))
     named = Q(task_id__in={*failed_of_customer, *touches_of_events, *touches_of_key})
-    had_failed = FailedTask.objects.filter(failed_at__lte=by) if by else FailedTask.objects.all()
-    keys = had_failed.order_by("-pk").values_list("pk", flat=True)
+    keys = FailedTask.objects.order_by("-pk").values_list("pk", flat=True)
     first = keys[SEARCHED_ROWS : SEARCHED_ROWS + 1].first()
     latest = Q(pk__gt=first) if first else Q()
     matches = Q(reason__icontains=term)

@@ -11,9 +11,9 @@ from django.utils.translation import override
 from django_celery_beat.models import CrontabSchedule
 
 from rpa_tasks.jobs import wakeups
-from scheduling.admin.failed_tasks.actions import FAILED_TASK_ACTIONS
 from scheduling.admin.system.schedule import describe_crontab
 from scheduling.models import FailedTask
+from scheduling.operations.bulk_actions import FAILED_TASK_ACTIONS
 from tests.language.catalogue import CATALOGUES, entries
 from tests.language.page_texts import words
 from tests.rpa_tasks.admin.conftest import Market

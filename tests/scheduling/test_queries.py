@@ -17,7 +17,6 @@ from scheduling.ledger import partitions
 from scheduling.models import Complaint, Touch
 from scheduling.models.touch import RARE
 from scheduling.operations import queries
-from scheduling.operations.bulk_actions import filter_effective_state
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.tables import each_row
 
@@ -159,7 +158,7 @@ def test_effective_state_filter_uses_an_index(
     many: dict[str, list[UUID]], stands: str, kinds: tuple[str, ...], index: str
 ) -> None:
     def page() -> list[Touch]:
-        return list(Touch.objects.filter(filter_effective_state(stands)).order_by("-task_id")[:51])
+        return list(Touch.objects.filter(queries.filter_effective_state(stands, now())).order_by("-task_id")[:51])
 
     plan = _plan(page)
     assert [each.pk for each in page()] == sorted((pk for kind in kinds for pk in many[kind]), reverse=True)[:51]

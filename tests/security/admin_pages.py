@@ -606,7 +606,7 @@ PAGES: dict[str, Page] = {
     "scheduling_customerimport_stop": Page(NOBODY, EDITOR, created(lambda: store_import("running")), form=False),
     "scheduling_customerimport_refused": Page(EDITOR, args=first(CustomerImport)),
     # Touches.
-    "scheduling_touch_cancel_matching": Page(OPERATOR, OPERATOR, query="status=waiting", data=PACE),
+    "scheduling_touch_matching": Page(OPERATOR, OPERATOR, lambda user: ("cancel",), query="status=waiting", data=PACE),
     "scheduling_touch_export": Page(OPERATOR, args=lambda user: ("xlsx",), notes=True),
     "scheduling_touch_cancel": Page(OPERATOR, OPERATOR, first(Touch, state="scheduled")),
     # Looks at what happens.
@@ -631,7 +631,9 @@ PAGES: dict[str, Page] = {
     "scheduling_configdraft_publish": Page(EDITOR, EDITOR, first(ConfigDraft), data=REASON),
     "scheduling_configdraft_mine": Page(EDITOR, EDITOR, own_draft, form=False, data={"act": "discard"}),
     # RPA.
-    "rpa_tasks_job_matching": Page(OPERATOR, OPERATOR, lambda user: ("cancel",), query="status=due", data=PACE),
+    "rpa_tasks_job_matching": Page(
+        OPERATOR, OPERATOR, lambda user: ("job.cancel",), query="state__exact=scheduled", data=PACE
+    ),
     "rpa_tasks_job_live": Page(VIEWER),
     "rpa_tasks_job_evidence": Page(VIEWER, args=evidence),
     "rpa_tasks_job_export": Page(OPERATOR, args=lambda user: ("xlsx",), notes=True),

@@ -1,124 +1,24 @@
-"""Define the actions on failed tasks with their texts, and the difference of an edit."""
+"""Forms of actions, the undo of retries, and the difference of an edit."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
 from django import forms
 from django.http import HttpRequest
 from django.template.loader import render_to_string
-from django.utils.functional import Promise
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextInputWidget
 
 from scheduling.admin.undo import create_undo_link
 from scheduling.models import FailedTask
-from scheduling.operations.bulk_actions import FASTEST, ROW_ACTIONS, SLOWEST, RowAction
+from scheduling.operations.bulk_actions import FASTEST, SLOWEST, RowAction
 from scheduling.redaction import redact
 from scheduling.strict_text import is_same_json
-
-HANDLE = "scheduling.act_on_failedtask"  #: the permission to act on failed tasks
-
-
-@dataclass(frozen=True, slots=True)
-class FailedTaskAction:
-    """An action with its title and explanation."""
-
-    title: str | Promise
-    explains: str | Promise
-    icon: str
-    action: RowAction
-    of_job: tuple[str | Promise, str | Promise] | None = None  #: title and explanation for RPA jobs
-
-    def applies_to(self, row: FailedTask) -> bool:
-        if row.state not in self.action.states or (self.action.unknown_only and row.failure != "unknown"):
-            return False
-        return not (self.action.publishes and row.origin == FailedTask.Origin.MESSAGE)
-
-    def for_origins(self, *origins: str) -> FailedTaskAction:
-        """Return the texts for the origin: a touch is sent to a customer, a job has an effect."""
-        if self.of_job is None or set(origins) != {FailedTask.Origin.RPA_JOB}:
-            return self
-        title, explains = self.of_job
-        return replace(self, title=title, explains=explains)
-
-
-FAILED_TASK_ACTIONS: dict[str, FailedTaskAction] = {
-    "retry": FailedTaskAction(
-        gettext_lazy("Retry"),
-        gettext_lazy(
-            "Publishes the touch again with the same delivery key. A receiver that checks the key "
-            "accepts the message at most once. The guards are checked again."
-        ),
-        "replay",
-        ROW_ACTIONS["retry"],
-        of_job=(
-            gettext_lazy("Retry"),
-            gettext_lazy(
-                "Publishes a new job with the same delivery key. A flow that checks the key has no second effect."
-            ),
-        ),
-    ),
-    "again": FailedTaskAction(
-        gettext_lazy("Send again as new"),
-        gettext_lazy(
-            "Sends with a new delivery key. If the first message was delivered, the customer receives it twice."
-        ),
-        "forward_to_inbox",
-        ROW_ACTIONS["again"],
-        of_job=(
-            gettext_lazy("Run again as new"),
-            gettext_lazy(
-                "The new job gets its own delivery key. If the first run took effect, the effect happens twice."
-            ),
-        ),
-    ),
-    "delivered": FailedTaskAction(
-        gettext_lazy("Mark as delivered"),
-        gettext_lazy(
-            "Use after you have verified that the message arrived. The message still counts toward the customer's caps."
-        ),
-        "task_alt",
-        ROW_ACTIONS["delivered"],
-        of_job=(
-            gettext_lazy("Mark as succeeded"),
-            gettext_lazy("Use after you have verified that the run did its work. Nothing runs again."),
-        ),
-    ),
-    "not_delivered": FailedTaskAction(
-        gettext_lazy("Mark as not delivered"),
-        gettext_lazy("Use after you have verified that the message did not arrive. The cap slot is released."),
-        "unpublished",
-        ROW_ACTIONS["not_delivered"],
-        of_job=(
-            gettext_lazy("Mark as without effect"),
-            gettext_lazy(
-                "Use after you have verified that the run changed nothing. This action alone runs nothing again."
-            ),
-        ),
-    ),
-    "ignore": FailedTaskAction(
-        gettext_lazy("Ignore"),
-        gettext_lazy("Sends nothing. The failed task is no longer open and can still be retried later."),
-        "visibility_off",
-        ROW_ACTIONS["ignore"],
-        of_job=(
-            gettext_lazy("Ignore"),
-            gettext_lazy("Runs nothing. The failed task is no longer open and can still be retried later."),
-        ),
-    ),
-    "archive": FailedTaskAction(
-        gettext_lazy("Archive"),
-        gettext_lazy("Closes the failed task for good. The record stays readable and cannot be retried."),
-        "archive",
-        ROW_ACTIONS["archive"],
-    ),
-}
 
 
 class ReasonForm(forms.Form):

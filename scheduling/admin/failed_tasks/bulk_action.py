@@ -5,82 +5,120 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from math import ceil
-from typing import Any
+from typing import Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils.dateparse import parse_datetime
 from django.utils.http import urlencode
+from django.utils.text import capfirst
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from scheduling.admin.base import ReadOnlyAdmin, RowPage, build_user_actor, ops_display, row_action
-from scheduling.admin.failed_tasks.actions import (
-    FAILED_TASK_ACTIONS,
-    HANDLE,
-    FailedTaskAction,
-    PaceForm,
-    ReasonForm,
-    offer_retry_undo,
+from scheduling.admin.base import (
+    Confirmation,
+    ReadOnlyAdmin,
+    RowPage,
+    build_user_actor,
+    ops_display,
+    row_action,
+    table_page,
 )
+from scheduling.admin.failed_tasks.actions import PaceForm, ReasonForm, offer_retry_undo
 from scheduling.admin.labels import translate_error
 from scheduling.admin.page_reads import count_within
 from scheduling.admin.undo import create_undo_link
-from scheduling.errors import AftertouchError, Conflict, InvalidInput
+from scheduling.errors import AftertouchError, InvalidInput
 from scheduling.models import BulkAction, FailedTask
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations import bulk_actions, failed_tasks
-from scheduling.operations.bulk_actions import find_row_action, get_list, matching_rows, read_filter
+from scheduling.operations.bulk_actions import FAILED_TASK_ACTIONS, HANDLE, RowAction, row_actions
 from scheduling.operations.undo import UNDO_WINDOW
 
 TONES = {"running": "warning", "done": "success", "cancelled": "default", "failed": "danger"}
+#: Parameters that affect only how a list is displayed.
+DISPLAY_PARAMETERS = frozenset({"o", "p", "all", "e", "_facets"})
 
 
-def matching_rows_page(
-    listed: Any, request: HttpRequest, action: str, form: PaceForm, *, address: Mapping[str, Any],
-    describe_count: Callable[[int | None], str], hidden: Sequence[tuple[str, str]] = (), **context: Any,
+def confirm_bulk_action(
+    listed: Any, request: HttpRequest, name: str, action: RowAction, rows: QuerySet[Any], form: PaceForm, *,
+    hidden: Sequence[tuple[str, str]] = (),
 ) -> HttpResponse:  # fmt: skip
     """Confirm an action on all rows of the list that match its filter, and start it as a bulk action.
 
-    `address` are the parameters of the filter. Fields of the form beside reason and rate are parameters of the action.
-    The page returns to the list if the action cannot start or apply to the filter.
+    Fields of the form beside reason and rate are parameters of the action.
     """
-    back = f"{listed.url('changelist')}?{request.GET.urlencode()}"
-    asked_at = read_page_time(request)
+
+    def act() -> HttpResponse:
+        row = bulk_actions.start_bulk_action(
+            name, rows, build_user_actor(request, form.cleaned_data["reason"]),
+            chosen={key: str(value) for key, value in request.GET.items() if value and key not in DISPLAY_PARAMETERS},
+            per_second=form.cleaned_data["per_second"], after=UNDO_WINDOW,
+            given={key: value for key, value in form.cleaned_data.items() if key not in PaceForm.base_fields},
+        )  # fmt: skip
+        link = create_undo_link(request, "bulk.start", [row.pk], label=str(action.title))
+        text = _("%(what)s: the first batch starts in ten seconds.")
+        messages.success(request, text % {"what": action.title}, extra_tags=link)
+        return redirect("admin:scheduling_bulkaction_change", row.pk)
+
+    facts, problem = [], ""
     try:
-        chosen = read_filter(address)
-        row_action = bulk_actions.check_action(action, chosen, asked_at)
-        if request.method == "POST" and form.is_valid():
-            row = bulk_actions.start_bulk_action(
-                action, chosen, build_user_actor(request, form.cleaned_data["reason"]),
-                per_second=form.cleaned_data["per_second"], as_of=asked_at, after=UNDO_WINDOW,
-                given={name: value for name, value in form.cleaned_data.items() if name not in PaceForm.base_fields},
-            )  # fmt: skip
-            title = get_action_title(action)
-            link = create_undo_link(request, "bulk.start", [row.pk], label=title)
-            text = _("%(what)s: the first batch starts in ten seconds.")
-            messages.success(request, text % {"what": title}, extra_tags=link)
-            return redirect("admin:scheduling_bulkaction_change", row.pk)
+        count = len(bulk_actions.select_rows(action, rows))
+        facts = [
+            action.applies % {"count": count},
+            _("Workers run the bulk action. A page shows its progress and can stop it."),
+        ]
+        problem = "" if count else _("No row matches.")
     except InvalidInput as error:
-        for each in error.errors:
-            messages.error(request, f"{each.field}: {translate_error(each.message)}")
-        return redirect(back)
-    except Conflict as error:
-        messages.error(request, translate_error(str(error)))
-        return redirect(back)
-    count = count_within(matching_rows(row_action, chosen, asked_at).order_by().count)
-    facts = [describe_count(count), _("Workers run the bulk action. A page shows its progress and can stop it.")]
-    return listed.page(  # type: ignore[no-any-return]
-        request, "ops/confirm.html", form=form, back=back, facts=facts,
-        hidden=[("asked_at", asked_at.isoformat()), *hidden], problem="" if count != 0 else _("No row matches."),
-        **context,
+        problem = translate_error(error.errors[0].message)
+    return listed.confirm(  # type: ignore[no-any-return]
+        request,
+        Confirmation(
+            title=str(action.title), text=str(action.explains), warning=str(action.warning), danger=action.danger,
+            facts=facts, problem=problem, form=form, act=act,
+            hidden=[("asked_at", read_page_time(request).isoformat()), *hidden],
+            back=f"{listed.url('changelist')}?{request.GET.urlencode()}",
+        ),
     )  # fmt: skip
+
+
+class MatchingRowsMixin:
+    """Add actions on all rows that match the filter of a list, with links below it."""
+
+    matching_actions: ClassVar[Mapping[str, RowAction]]
+    matching_forms: ClassVar[Mapping[str, type[PaceForm]]] = {}  #: of actions that take parameters
+    list_after_template = "ops/matching_below.html"
+
+    def changelist_view(self: Any, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        links = [
+            (f"{self.url('matching', name)}?{request.GET.urlencode()}", action.title)
+            for name, action in self.matching_actions.items()
+            if request.user.has_perm(action.permission)
+        ]
+        context = {"matching_links": links, **(extra_context or {})}
+        return super().changelist_view(request, context)  # type: ignore[misc,no-any-return]
+
+    @table_page("matching/<str:name>/")
+    def matching(self: Any, request: HttpRequest, name: str) -> HttpResponse:
+        """Confirm an action on the rows that the list would show, if it showed those of the time of this page."""
+        action = self.matching_actions.get(name)
+        if action is None:
+            raise Http404
+        if not request.user.has_perm(action.permission):
+            raise PermissionDenied
+        try:
+            rows = self.get_changelist_instance(request).queryset.filter(created_at__lte=read_page_time(request))
+        except IncorrectLookupParameters:
+            return redirect(self.url("changelist"))
+        form = self.matching_forms.get(name, PaceForm).for_action(action, request.POST or None)
+        return confirm_bulk_action(self, request, name, action, rows, form)
 
 
 def read_page_time(request: HttpRequest) -> datetime:
@@ -90,11 +128,6 @@ def read_page_time(request: HttpRequest) -> datetime:
     except ValueError:
         asked_at = None
     return min(asked_at, now()) if asked_at and asked_at.tzinfo else now()
-
-
-def get_action_title(action: str) -> str:
-    verb, applied = FAILED_TASK_ACTIONS.get(action), find_row_action(action)
-    return str(verb.title if verb else applied.title if applied else action)
 
 
 @admin.register(BulkAction)
@@ -107,8 +140,8 @@ class BulkActionAdmin(RowPage, ReadOnlyAdmin):
 
     @ops_display(description=gettext_lazy("action"))
     def what(self, row: BulkAction) -> str:
-        applied = find_row_action(row.action)
-        return f"{get_action_title(row.action)} · {get_list(applied.over).label if applied else ''}"
+        action = row_actions().get(row.action)
+        return f"{action.title} · {capfirst(action.model._meta.verbose_name_plural)}" if action else row.action
 
     @ops_display(description=gettext_lazy("state"), label=TONES)
     def shown_state(self, row: BulkAction) -> tuple[str, str]:
@@ -116,26 +149,19 @@ class BulkActionAdmin(RowPage, ReadOnlyAdmin):
 
     @ops_display(description=gettext_lazy("progress"))
     def progress(self, row: BulkAction) -> str:
-        if row.total is None:
-            return str(row.looked_at)
-        return _("%(done)s of %(total)s") % {"done": row.looked_at, "total": row.total}
+        return _("%(done)s of %(total)s") % {"done": row.processed, "total": row.total}
 
     def show_row(self, request: HttpRequest, row: BulkAction) -> HttpResponse:
         running = row.state == BulkAction.State.RUNNING
-        percent = min(100 * row.looked_at // row.total, 100) if row.total else 0
-        if row.state == BulkAction.State.DONE:  # may be a jump: rows that other users acted on are skipped
-            percent = 100
         left = ""
-        if running and row.total and row.looked_at:
+        if running and row.processed:
             # At least one second: the page would name a shorter time “at once”.
-            seconds = ceil(max(row.total - row.looked_at, 1) / row.per_second)
-            left = describe_duration(timedelta(seconds=seconds))
-        list_link = ""  # an unknown action has no list
-        applied = find_row_action(row.action)
-        if applied is not None:
-            listed = get_list(applied.over)
-            query = {listed.page_names.get(name, name): value for name, value in row.filter.items()}
-            list_link = f"{reverse(listed.changelist)}?{urlencode(query)}"
+            left = describe_duration(timedelta(seconds=ceil(max(row.total - row.processed, 1) / row.per_second)))
+        list_link = ""  # an API key has other names for filters, and an action that is gone has no list
+        action = row_actions().get(row.action)
+        if action is not None and row.actor_id:
+            name = f"admin:{action.model._meta.app_label}_{action.model._meta.model_name}_changelist"
+            list_link = f"{reverse(name)}?{urlencode(row.filter)}"
         return self.page(
             request,
             "ops/bulk_action.html",
@@ -144,7 +170,7 @@ class BulkActionAdmin(RowPage, ReadOnlyAdmin):
             row=row,
             tone=TONES[row.state],
             running=running,
-            percent=percent,
+            percent=100 * row.processed // row.total if row.total else 100,
             progress=self.progress(row),
             left=left,
             pace=f"{row.per_second:g}",
@@ -169,8 +195,8 @@ class BulkActionAdmin(RowPage, ReadOnlyAdmin):
 
 def _may_stop(request: HttpRequest, row: BulkAction) -> bool:
     """Return whether the user may apply the action to one row, and so stop the bulk action."""
-    applied = find_row_action(row.action)
-    return applied is not None and request.user.has_perm(applied.permission)
+    action = row_actions().get(row.action)
+    return action is not None and request.user.has_perm(action.permission)
 
 
 AT_ONCE = 50  #: one page of the list; workers process more
@@ -183,62 +209,51 @@ def make_list_action(name: str) -> Callable[[Any, HttpRequest, QuerySet[FailedTa
 
     "All that match" means tasks that had failed when the page was shown.
     """
-    verb = FAILED_TASK_ACTIONS[name]
+    action = FAILED_TASK_ACTIONS[name]
 
     def act(tasks_admin: Any, request: HttpRequest, queryset: QuerySet[FailedTask]) -> HttpResponse | None:
         if not request.user.has_perm(HANDLE):
             raise PermissionDenied
         asked_at = read_page_time(request)
-        rows = verb.action.allowed_rows(queryset.filter(failed_at__lte=asked_at))
+        rows = action.allowed_rows(queryset.filter(failed_at__lte=asked_at))
         count = count_within(rows.order_by().count)
         origins = count_within(lambda: list(rows.order_by().values_list("origin", flat=True).distinct()))
-        of_origins = verb.for_origins(*(origins or ()))
+        worded = action.for_origins(*(origins or ()))
         given = request.POST if "confirmed" in request.POST else None
         hidden = [
             ("action", f"bulk_{name}"), ("confirmed", "1"),
             ("select_across", request.POST.get("select_across", "0")), ("index", "0"),
             *((ACTION_CHECKBOX_NAME, pk) for pk in request.POST.getlist(ACTION_CHECKBOX_NAME)),
         ]  # fmt: skip
-        texts = {
-            "title": of_origins.title, "text": of_origins.explains, "button": of_origins.title,
-            "danger": verb.action.as_new,
-        }  # fmt: skip
         if request.POST.get("select_across") == "1" and (count is None or count > AT_ONCE):
-            return matching_rows_page(
-                tasks_admin, request, name, PaceForm.for_action(verb.action, given), address=request.GET,
-                describe_count=_describe_count, hidden=hidden, **texts,
-            )  # fmt: skip
+            pace = PaceForm.for_action(action, given)
+            return confirm_bulk_action(tasks_admin, request, name, worded, rows, pace, hidden=hidden)
         form = ReasonForm(given)
         if form.is_valid():
-            _act_on_chosen(request, verb, rows, form)
+            _act_on_chosen(request, action, rows, form)
             return None
         return tasks_admin.page(  # type: ignore[no-any-return]
-            request, "ops/confirm.html", form=form, facts=[_describe_count(min(count or 0, MOST_CHOSEN))],
-            hidden=[("asked_at", asked_at.isoformat()), *hidden], back=request.get_full_path(), **texts,
+            request, "ops/confirm.html", form=form, facts=[action.applies % {"count": min(count or 0, MOST_CHOSEN)}],
+            hidden=[("asked_at", asked_at.isoformat()), *hidden], back=request.get_full_path(), title=worded.title,
+            text=worded.explains, button=worded.title, danger=worded.danger,
         )  # fmt: skip
 
     act.__name__ = f"bulk_{name}"
     return act
 
 
-def _describe_count(count: int | None) -> str:
-    if count is None:
-        return _("Applies to too many failed tasks to count now.")
-    return ngettext("Applies to %(count)s failed task.", "Applies to %(count)s failed tasks.", count) % {"count": count}
-
-
-def _act_on_chosen(request: HttpRequest, verb: FailedTaskAction, rows: QuerySet[FailedTask], form: ReasonForm) -> None:
+def _act_on_chosen(request: HttpRequest, action: RowAction, rows: QuerySet[FailedTask], form: ReasonForm) -> None:
     failed_ids = list(rows.order_by("failed_at").values_list("pk", flat=True)[:MOST_CHOSEN])
     actor = build_user_actor(request, form.cleaned_data["reason"])
-    if verb.action.publishes:
+    if action.publishes:
         tally = failed_tasks.retry_all(
-            failed_ids, actor, as_new=verb.action.as_new, per_second=PER_SECOND, after=UNDO_WINDOW
+            failed_ids, actor, as_new=action.as_new, per_second=PER_SECOND, after=UNDO_WINDOW
         )
     else:
-        tally = failed_tasks.apply_to_each(failed_ids, lambda failed_id, done: verb.action.act(failed_id, actor))
+        tally = failed_tasks.apply_to_each(failed_ids, lambda failed_id, done: action.act(failed_id, actor))
     words = ngettext("%(what)s: %(count)s failed task.", "%(what)s: %(count)s failed tasks.", tally.done)
-    link = offer_retry_undo(request, verb.action, tally.returned)
-    messages.success(request, words % {"what": verb.title, "count": tally.done}, extra_tags=link)
+    link = offer_retry_undo(request, action, tally.returned)
+    messages.success(request, words % {"what": action.title, "count": tally.done}, extra_tags=link)
     if tally.conflicts:
         words = ngettext(
             "%(count)s failed task was skipped: another user acted first, or the task cannot be published again.",

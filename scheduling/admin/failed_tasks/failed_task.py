@@ -41,13 +41,7 @@ from scheduling.admin.base import (
     row_action,
     table_page,
 )
-from scheduling.admin.failed_tasks.actions import (
-    FAILED_TASK_ACTIONS,
-    HANDLE,
-    ReasonForm,
-    offer_retry_undo,
-    render_difference,
-)
+from scheduling.admin.failed_tasks.actions import ReasonForm, offer_retry_undo, render_difference
 from scheduling.admin.failed_tasks.bulk_action import make_list_action
 from scheduling.admin.form_fields import DataField
 from scheduling.admin.labels import translate_error, translate_reason
@@ -60,7 +54,7 @@ from scheduling.errors import AftertouchError, InvalidInput
 from scheduling.ids import first_id_at, reveal_odd_characters
 from scheduling.models import ChannelConfig, FailedTask
 from scheduling.operations import failed_tasks
-from scheduling.operations.bulk_actions import ROW_ACTIONS, filter_failed_state
+from scheduling.operations.bulk_actions import FAILED_TASK_ACTIONS, HANDLE
 from scheduling.operations.failed_tasks import MAX_SUBJECT, find_origin
 from scheduling.operations.queries import filter_failed_by_shown_term
 from scheduling.operations.undo import UNDO_WINDOW
@@ -239,9 +233,8 @@ def _retry_edited(request: HttpRequest, row: FailedTask, form: Any, *, as_new: b
     except AftertouchError as error:
         messages.error(request, translate_error(str(error)))
     else:
-        link = offer_retry_undo(
-            request, ROW_ACTIONS["again" if as_new else "retry"], {row.pk: new_id}, label=gettext("Edit and retry")
-        )
+        action = FAILED_TASK_ACTIONS["again" if as_new else "retry"]
+        link = offer_retry_undo(request, action, {row.pk: new_id}, label=gettext("Edit and retry"))
         messages.success(request, gettext("The edited task was published again."), extra_tags=link)
 
 
@@ -274,7 +267,8 @@ class OpenFilter(admin.SimpleListFilter):
         return others
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[FailedTask]) -> QuerySet[FailedTask]:
-        return queryset.filter(filter_failed_state(self.value() or ""))
+        state = self.value() or OPEN
+        return queryset if state == "all" else queryset.filter(state=state)
 
 
 class ClassFilter(ColumnFilter):
@@ -379,8 +373,8 @@ class FailedTaskAdmin(RowPage, ListExportMixin, ReadOnlyAdmin):
         if not request.user.has_perm(HANDLE):
             return {}
         return {
-            f"bulk_{name}": (make_list_action(name), f"bulk_{name}", verb.title)
-            for name, verb in FAILED_TASK_ACTIONS.items()
+            f"bulk_{name}": (make_list_action(name), f"bulk_{name}", action.title)
+            for name, action in FAILED_TASK_ACTIONS.items()
         }
 
     @table_page("<uuid:pk>/act/<str:name>/", HANDLE)
@@ -389,17 +383,17 @@ class FailedTaskAdmin(RowPage, ListExportMixin, ReadOnlyAdmin):
         row = self.get_row_or_404(request, pk)
         if name not in FAILED_TASK_ACTIONS:
             raise Http404
-        verb = FAILED_TASK_ACTIONS[name].for_origins(row.origin)
+        action = FAILED_TASK_ACTIONS[name].for_origins(row.origin)
         form = ReasonForm(request.POST or None)
 
         def act() -> None:
             actor = build_user_actor(request, form.cleaned_data["reason"])
-            new_id = verb.action.act(row.pk, actor, sql.now() + UNDO_WINDOW)
-            link = offer_retry_undo(request, verb.action, {row.pk: new_id}, label=str(verb.title))
-            messages.success(request, gettext("Done: %(what)s.") % {"what": verb.title}, extra_tags=link)
+            new_id = action.act(row.pk, actor, sql.now() + UNDO_WINDOW)
+            link = offer_retry_undo(request, action, {row.pk: new_id}, label=str(action.title))
+            messages.success(request, gettext("Done: %(what)s.") % {"what": action.title}, extra_tags=link)
 
         asked = Confirmation(
-            title=str(verb.title), text=str(verb.explains), form=form, danger=verb.action.as_new, act=act,
+            title=str(action.title), text=str(action.explains), form=form, danger=action.danger, act=act,
             refused=gettext("Nothing was changed: another user acted first, or the state does not allow the action."),
         )  # fmt: skip
         return self.confirm(request, asked, row)
@@ -529,13 +523,13 @@ class FailedTaskAdmin(RowPage, ListExportMixin, ReadOnlyAdmin):
 
     def show_row(self, request: HttpRequest, row: FailedTask) -> HttpResponse:
         links, origin = self.action_links(request, row), find_origin(row.origin)
-        verbs = [
+        offered = [
             {
-                "verb": verb.for_origins(row.origin),
+                "action": action.for_origins(row.origin),
                 "link": reverse("admin:scheduling_failedtask_act", args=[row.pk, name]),
             }
-            for name, verb in FAILED_TASK_ACTIONS.items()
-            if request.user.has_perm(HANDLE) and verb.applies_to(row)
+            for name, action in FAILED_TASK_ACTIONS.items()
+            if request.user.has_perm(HANDLE) and action.applies_to(row)
         ]
         return self.page(
             request,
@@ -547,7 +541,7 @@ class FailedTaskAdmin(RowPage, ListExportMixin, ReadOnlyAdmin):
             words=translate_reason(row.reason),
             **_split_detail(redact_text(row.detail)),
             class_label=translate_failure_class(row.origin, row.failure),
-            verbs=verbs,
+            offered=offered,
             edit_link=links.get("edit", "") if may_edit(request, row) else "",
             difference=render_difference(row),
             **build_notes(request, row, links),

@@ -24,7 +24,6 @@ from unfold.contrib.filters.admin import (
     ChoicesDropdownFilter,
     DropdownFilter,
     RangeDateTimeFilter,
-    RelatedDropdownFilter,
 )
 from unfold.utils import parse_datetime_str
 
@@ -40,10 +39,10 @@ from scheduling.admin.base import (
     row_action,
     table_page,
 )
-from scheduling.admin.failed_tasks.actions import PaceForm, render_difference
-from scheduling.admin.failed_tasks.bulk_action import matching_rows_page
+from scheduling.admin.failed_tasks.actions import render_difference
+from scheduling.admin.failed_tasks.bulk_action import MatchingRowsMixin, read_page_time
 from scheduling.admin.labels import translate_reason
-from scheduling.admin.lists import ColumnFilter, ListExportMixin, ReasonFilter
+from scheduling.admin.lists import ColumnFilter, ListExportMixin, ReasonFilter, RelatedFilter
 from scheduling.admin.matrix.preview import preview_page
 from scheduling.admin.navigation import may_open_flower
 from scheduling.admin.page_reads import count_within
@@ -59,7 +58,7 @@ from scheduling.monitoring.duration_text import describe_duration
 from scheduling.monitoring.queues import QueueStats, WorkerReport, list_worker_reports, read_broker
 from scheduling.monitoring.wanted_numbers import read_scaling
 from scheduling.operations import commands, queries
-from scheduling.operations.bulk_actions import ROW_ACTIONS, filter_effective_state
+from scheduling.operations.bulk_actions import TOUCH_ACTIONS
 from scheduling.queue_names import CORE_QUEUES, RPA_QUEUES, TOUCH_QUEUES
 from scheduling.redaction import redact_json, split_by_shown_term
 from scheduling.redis_client import RedisError
@@ -143,10 +142,7 @@ class EffectiveStateFilter(DropdownFilter):  # type: ignore[misc]
         ]  # fmt: skip
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Touch]) -> QuerySet[Touch]:
-        try:
-            return queryset.filter(filter_effective_state(self.value() or ""))
-        except ValueError:
-            return queryset
+        return queryset.filter(queries.filter_effective_state(self.value() or "", read_page_time(request)))
 
 
 def search_touches(touches: QuerySet[Touch], term: str) -> QuerySet[Touch]:
@@ -193,17 +189,28 @@ def _list_latest_ids(rows: QuerySet[Any]) -> QuerySet[Any]:
 class SpanFilter(RangeDateTimeFilter):  # type: ignore[misc]
     """Filter by a span of time in the server's time zone: from the start, before the end.
 
-    Consecutive spans do not overlap. Either end may be open; a missing time means midnight.
+    Consecutive spans do not overlap. Either end may be open; a missing time means midnight. No row is in a span that
+    cannot be read: an action on all matching rows must not ignore it.
     """
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        ends = {"gte": self._instant("from"), "lt": self._instant("to")}
-        return queryset.filter(**{f"{self.field_path}__{end}": at for end, at in ends.items() if at})
+        ends = self.read_ends()
+        return queryset.none() if ends is None else queryset.filter(**self.filter_ends(ends))
 
-    def _instant(self, end: str) -> datetime | None:
-        day, time = (str(self.used_parameters.get(f"{self.field_path}_{end}_{part}") or "") for part in (0, 1))
-        at = parse_datetime_str(f"{day} {time or '00:00'}") if day else None
-        return make_aware(at) if at and is_naive(at) else at
+    def filter_ends(self, ends: dict[str, datetime]) -> dict[str, Any]:
+        return {f"{self.field_path}__{end}": at for end, at in ends.items()}
+
+    def read_ends(self) -> dict[str, datetime] | None:
+        """Return the given ends by lookup; None if one cannot be read."""
+        ends = {}
+        for lookup, end in (("gte", "from"), ("lt", "to")):
+            day, time = (str(self.used_parameters.get(f"{self.field_path}_{end}_{part}") or "") for part in (0, 1))
+            if day:
+                at = parse_datetime_str(f"{day} {time or '00:00'}")
+                if at is None:
+                    return None
+                ends[lookup] = make_aware(at) if is_naive(at) else at
+        return ends
 
 
 def build_span_link(name: str, field: str, since: datetime | None, until: datetime, **filters: str) -> str:
@@ -217,12 +224,6 @@ def build_span_link(name: str, field: str, since: datetime | None, until: dateti
     return f"{reverse(f'admin:{name}_changelist')}?{urlencode({**filters, **span})}"
 
 
-def _describe_touch_count(count: int | None) -> str:
-    if count is None:
-        return gettext("Applies to too many touches to count now.")
-    return ngettext("Applies to %(count)s touch.", "Applies to %(count)s touches.", count) % {"count": count}
-
-
 STATE_TONES = {
     "scheduled": "info", "queued": "info", "running": "info", "delivered": "success", "suppressed": "warning",
     "cancelled": "default", "failed": "danger", "unknown": "danger",
@@ -230,12 +231,12 @@ STATE_TONES = {
 
 
 @admin.register(Touch)
-class TouchAdmin(RowPage, ListExportMixin, BigTable, ReadOnlyAdmin):
+class TouchAdmin(RowPage, MatchingRowsMixin, ListExportMixin, BigTable, ReadOnlyAdmin):
     list_display = ("due", "state_label", "why", "node", "who", "chat_id", "event_type", "short_id")
     list_display_links = ("due", "short_id")
     list_filter = (
-        EffectiveStateFilter, ("state", ChoicesDropdownFilter), ReasonFilter, ("node", RelatedDropdownFilter),
-        ("node__channel", RelatedDropdownFilter), ("priority", ChoicesDropdownFilter), ("due_at", SpanFilter),
+        EffectiveStateFilter, ("state", ChoicesDropdownFilter), ReasonFilter, ("node", RelatedFilter),
+        ("node__channel", RelatedFilter), ("priority", ChoicesDropdownFilter), ("due_at", SpanFilter),
         ("settled_at", SpanFilter),
     )  # fmt: skip
     linked_lookups = ("paused_by",)
@@ -246,7 +247,7 @@ class TouchAdmin(RowPage, ListExportMixin, BigTable, ReadOnlyAdmin):
     list_disable_select_all = True
     actions = ("cancel_selected",)
     actions_detail = ("cancel",)
-    list_after_template = "ops/touches_below.html"
+    matching_actions = TOUCH_ACTIONS
     export_related = ("node__channel", "customer", "event", "template")
     export_columns = (
         (_("task id"), lambda row: row.pk), (_("state"), lambda row: row.get_state_display()),
@@ -293,20 +294,6 @@ class TouchAdmin(RowPage, ListExportMixin, BigTable, ReadOnlyAdmin):
             wanted=wanted,
             flower=reverse("flower") if may_open_flower(request.user) else "",
         )
-
-    @table_page("cancel/", "change")
-    def cancel_matching(self, request: HttpRequest) -> HttpResponse:
-        """Confirm the cancellation of all waiting touches that match the list's filter, as a bulk action."""
-        return matching_rows_page(
-            self, request, "cancel", PaceForm.for_action(ROW_ACTIONS["cancel"], request.POST or None),
-            address=request.GET, describe_count=_describe_touch_count,
-            title=gettext("Cancel all matching waiting touches"), button=gettext("Cancel the touch"),
-            text=gettext("They will not be sent."), danger=True,
-        )  # fmt: skip
-
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        link = f"{self.url('cancel_matching')}?{request.GET.urlencode()}" if self.has_change_permission(request) else ""
-        return super().changelist_view(request, {"cancel_matching_link": link, **(extra_context or {})})
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Touch], search_term: str
@@ -405,9 +392,8 @@ class TouchAdmin(RowPage, ListExportMixin, BigTable, ReadOnlyAdmin):
 class ReceivedFilter(SpanFilter):
     """Filter by time of receipt through ids, which grow with time. No index covers that time."""
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Event]) -> QuerySet[Event]:
-        ends = {"gte": self._instant("from"), "lt": self._instant("to")}
-        return queryset.filter(**{f"pk__{end}": first_id_at(at) for end, at in ends.items() if at})
+    def filter_ends(self, ends: dict[str, datetime]) -> dict[str, Any]:
+        return {f"pk__{end}": first_id_at(at) for end, at in ends.items()}
 
 
 class TypeFilter(ColumnFilter):

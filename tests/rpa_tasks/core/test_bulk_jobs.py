@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from django.db import connection
+from django.db.models import QuerySet
 from django.utils.timezone import now
 from pytest_django import Settings
 
@@ -38,9 +39,9 @@ ANN = Actor("ann", reason="a mistake")
 HOUR = timedelta(hours=1)
 
 
-def finish(action: str, chosen: dict[str, str], **options: Any) -> BulkAction:
-    """Start an action and process its batches at once."""
-    row = bulk_actions.start_bulk_action(action, chosen, ANN, **options)
+def finish(action: str, rows: QuerySet[Job] | None = None, **options: Any) -> BulkAction:
+    """Start an action on all jobs or on these, and process its batches at once."""
+    row = bulk_actions.start_bulk_action(action, Job.objects.all() if rows is None else rows, ANN, **options)
     while bulk_actions.run_batch(row.pk, LATER):
         pass
     row.refresh_from_db()
@@ -67,7 +68,7 @@ def test_bulk_cancel_ends_waiting_jobs_and_stops_running_ones(shops: Market) -> 
     assert shops.pick() is not None
     waiting, later = shops.publish("s2", delay=HOUR).task_id, shops.publish("s3", delay=HOUR, priority=0).task_id
 
-    row = finish("job.cancel", {"priority__exact": "1"})
+    row = finish("job.cancel", Job.objects.filter(priority=1))
 
     assert (row.total, *tally(row)) == (2, 2, 0, 0)
     assert Job.objects.get(pk=running).cancel_requested_at is not None
@@ -82,7 +83,7 @@ def test_bulk_cancel_skips_locked_jobs(shops: Market) -> None:
     shops.publish("s2")
     with psycopg.connect(database_url()) as other:
         other.execute("SELECT FROM rpa_tasks_job WHERE task_id = %s FOR NO KEY UPDATE", [task_id])
-        assert tally(finish("job.cancel", {})) == (1, 1, 0)
+        assert tally(finish("job.cancel")) == (1, 1, 0)
     assert Job.objects.get(pk=task_id).state == "queued"
 
 
@@ -91,7 +92,7 @@ def test_bulk_cancel_races_picks_and_settles(shops: Market, race: Race) -> None:
     for number in range(4, 16):
         shops.shop(f"s{number}")
     task_ids = [shops.publish(f"s{number}").task_id for number in range(1, 16)]
-    row = bulk_actions.start_bulk_action("job.cancel", {}, ANN)
+    row = bulk_actions.start_bulk_action("job.cancel", Job.objects.all(), ANN)
 
     def act(number: int) -> int:
         if number == 0:
@@ -119,7 +120,7 @@ def test_bulk_run_again_publishes_at_its_pace_and_settles_failed_tasks(shops: Ma
     for shop_id, state in ends.items():
         shops.end(shops.publish(shop_id, payload={"shop": shop_id}).task_id, state)
 
-    row = finish("job.run_again", {}, per_second=5)
+    row = finish("job.run_again", per_second=5)
 
     assert (row.total, *tally(row)) == (3, 3, 0, 0)
     made = list(Job.objects.filter(state__in=("scheduled", "queued")).select_related("shop").order_by("due_at"))
@@ -137,7 +138,7 @@ def test_bulk_run_again_skips_jobs_that_another_covers(shops: Market) -> None:
     waiting = shops.publish("s1", payload={"no": 1}, priority=2).task_id
     shops.end(shops.publish("s2", "audit").task_id, "succeeded")
 
-    assert tally(finish("job.run_again", {})) == (0, 2, 0)
+    assert tally(finish("job.run_again")) == (0, 2, 0)
     assert list(Job.objects.filter(pk=waiting).values_list("priority", "requests")) == [(2, 1)]
 
 
@@ -150,7 +151,7 @@ def test_bulk_priority_changes_waiting_jobs_and_wakes(shops: Market, sent_wakeup
     shops.publish("s3", priority=0)
     sent_wakeups.clear()
 
-    row = finish("job.priority", {}, given={"priority": "high"})
+    row = finish("job.priority", given={"priority": "high"})
 
     assert (row.given, tally(row)) == ({"priority": "high"}, (2, 1, 0))
     assert set(Job.objects.filter(pk__in=[due, later]).values_list("priority", flat=True)) == {0}
@@ -159,10 +160,10 @@ def test_bulk_priority_changes_waiting_jobs_and_wakes(shops: Market, sent_wakeup
 
 def test_same_bulk_action_with_other_parameter_starts(shops: Market) -> None:
     shops.publish("s1")
-    bulk_actions.start_bulk_action("job.priority", {}, ANN, given={"priority": "high"})
+    bulk_actions.start_bulk_action("job.priority", Job.objects.all(), ANN, given={"priority": "high"})
     with pytest.raises(Conflict, match="already running"):
-        bulk_actions.start_bulk_action("job.priority", {}, ANN, given={"priority": "high"})
-    assert bulk_actions.start_bulk_action("job.priority", {}, ANN, given={"priority": "low"})
+        bulk_actions.start_bulk_action("job.priority", Job.objects.all(), ANN, given={"priority": "high"})
+    assert bulk_actions.start_bulk_action("job.priority", Job.objects.all(), ANN, given={"priority": "low"})
 
 
 # --- move -----------------------------------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ def test_bulk_move_pins_free_shops_and_skips_others(shops: Market, sent_wakeups:
     Lane.objects.update(home="n1")
     sent_wakeups.clear()
 
-    row = finish("job.move", {}, given={"node": "n2"})
+    row = finish("job.move", given={"node": "n2"})
 
     assert (row.total, *tally(row)) == (4, 2, 2, 0)
     homes = Lane.objects.order_by("shop__shop_id").values_list("shop__shop_id", "home")
@@ -192,9 +193,9 @@ def test_bulk_move_skips_node_that_does_not_serve_or_report(shops: Market) -> No
     shops.flow("browse", needs_browser=True)
     shops.publish("s1", "browse")
     shops.node("n2", "low")
-    assert tally(finish("job.move", {}, given={"node": "n2"})) == (0, 1, 0)
+    assert tally(finish("job.move", given={"node": "n2"})) == (0, 1, 0)
     ExecutionNode.objects.update(queues=list(EVERY), seen_at=now() - HOUR)
-    assert tally(finish("job.move", {"status": ""}, given={"node": "n2"})) == (0, 1, 0)
+    assert tally(finish("job.move", given={"node": "n2"})) == (0, 1, 0)
     assert Lane.objects.get(shop__shop_id="s1").home == ""
 
 
@@ -219,9 +220,10 @@ def test_bulk_actions_settle_and_schedule_do_not_deadlock(shops: Market, race: R
     for shop_id in sorted(pks, reverse=True):
         shops.end(shops.publish(shop_id).task_id, "failed" if int(shop_id[1:]) % 2 else "succeeded")
     both = [
-        bulk_actions.start_bulk_action("job.run_again", chosen, ANN, per_second=200) for chosen in ({"status": ""}, {})
+        bulk_actions.start_bulk_action("job.run_again", Job.objects.all(), ANN, per_second=200, chosen=chosen)
+        for chosen in ({"status": ""}, {})
     ]
-    priority = bulk_actions.start_bulk_action("job.priority", {}, ANN, given={"priority": "low"})
+    priority = bulk_actions.start_bulk_action("job.priority", Job.objects.all(), ANN, given={"priority": "low"})
 
     def act(number: int) -> None:
         if number < 2:
@@ -293,7 +295,10 @@ def test_concurrent_bulk_retries_of_same_keys_do_not_deadlock(shops: Market, mon
     """Without an order each held the key that the other inserts next: a deadlock, and one batch was undone."""
     fail_jobs(shops, ["s2", "s1"], "here")
     fail_jobs(shops, ["s1", "s2"], "there")
-    rows = [bulk_actions.start_bulk_action("retry", {"reason": reason}, ANN) for reason in ("here", "there")]
+    rows = [
+        bulk_actions.start_bulk_action("retry", FailedTask.objects.filter(reason=reason), ANN, chosen={"q": reason})
+        for reason in ("here", "there")
+    ]
 
     PublishBarrier(monkeypatch).run(*(lambda row=row: bulk_actions.run_batch(row.pk, LATER) for row in rows))
 
@@ -306,7 +311,7 @@ def test_concurrent_bulk_retries_of_same_keys_do_not_deadlock(shops: Market, mon
 
 def test_bulk_retry_and_round_of_same_shops_do_not_deadlock(shops: Market, monkeypatch: pytest.MonkeyPatch) -> None:
     fail_jobs(shops, ["s2", "s1"], "here")
-    row = bulk_actions.start_bulk_action("retry", {"reason": "here"}, ANN)
+    row = bulk_actions.start_bulk_action("retry", FailedTask.objects.filter(reason="here"), ANN)
     meeting = PublishBarrier(monkeypatch)
 
     def tick() -> Any:

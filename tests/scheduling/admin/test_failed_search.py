@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from django.db import connection
 from django.test import Client
-from django.utils.timezone import now
 
 from scheduling.ids import new_id
 from scheduling.ledger.failures import record_failed_touches
@@ -97,16 +95,6 @@ def test_search_finds_old_rows_by_id_only(
     for term in (old.task_id, event.event_id, "ann"):
         assert find(str(term)) == {old.pk}, term
     assert find("order_no") == {middle.pk, new.pk}
-
-
-def test_bulk_search_ignores_later_failures(failed: Failed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queries, "SEARCHED_ROWS", 2)
-    first, second = failed("ann"), failed("bob")
-    FailedTask.objects.update(failed_at=now() - timedelta(minutes=1))
-    began_at = now() - timedelta(seconds=1)
-    failed("cid")
-    found = FailedTask.objects.filter(queries.filter_failed_by_term("order_no", began_at), failed_at__lte=began_at)
-    assert {row.pk for row in found} == {first.pk, second.pk}
 
 
 @pytest.mark.usefixtures("fresh_tables")

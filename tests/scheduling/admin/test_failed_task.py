@@ -122,7 +122,7 @@ def test_unreadable_message_has_no_retry_and_no_edit(editor: Client, admin_url: 
     record_unreadable_message("not_json", "garbage", queue="ticks")
     row = FailedTask.objects.get()
     page = read_context(editor, admin_url("failedtask_change", row.pk))
-    assert [str(each["verb"].title) for each in page["verbs"]] == ["Ignore", "Archive"]
+    assert [str(each["action"].title) for each in page["offered"]] == ["Ignore", "Archive"]
     assert page["edit_link"] == ""
     assert editor.get(admin_url("failedtask_edit", row.pk)).status_code == 404
 

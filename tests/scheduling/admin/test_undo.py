@@ -195,12 +195,12 @@ def test_retried_selection_is_undone(failed: Callable[..., Any], operator: Clien
 
 def test_undone_start_of_a_bulk_action_changes_no_row(waiting: list[UUID], operator: Client, admin_url: Url) -> None:
     def start() -> Any:
-        return act(operator, admin_url("touch_cancel_matching"), reason="r", per_second="50")
+        return act(operator, admin_url("touch_matching", "cancel"), reason="r", per_second="50")
 
     message = start()
-    assert str(message) == "Cancel the touch: the first batch starts in ten seconds."
+    assert str(message) == "Cancel waiting touches: the first batch starts in ten seconds."
     bulk_actions.continue_bulk_actions()
-    assert undo(operator, message) == "Undone: Cancel the touch."
+    assert undo(operator, message) == "Undone: Cancel waiting touches."
     BulkAction.objects.update(next_at=now())
     bulk_actions.continue_bulk_actions()
     assert set(Touch.objects.values_list("state", flat=True)) == {"scheduled"}

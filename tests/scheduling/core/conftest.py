@@ -64,7 +64,7 @@ SHIFTED = {
     "failedtask": "failed_at acted_at",
     "complaint": "complained_at",
     "automaticrollout": "step_at judged_at counted_until",
-    "bulkaction": "as_of begun_at ended_at next_at",
+    "bulkaction": "begun_at ended_at next_at",
     "endmark": "settled_at ceiling",
 }
 

@@ -11,10 +11,10 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-import time_machine
 from django.contrib.auth import get_user_model
 from django.db import OperationalError, connection, transaction
-from django.utils.timezone import get_current_timezone
+from django.db.models import QuerySet
+from django.db.models.expressions import RawSQL
 from pytest_django import Settings
 
 from config.local.processes import wait_until
@@ -24,14 +24,13 @@ from scheduling.ids import first_id_at, new_id
 from scheduling.ledger import failures
 from scheduling.models import BulkAction, FailedTask, Touch
 from scheduling.operations import bulk_actions, failed_tasks, retention
-from scheduling.operations.bulk_actions import ROW_ACTIONS
+from scheduling.operations.bulk_actions import FAILED_TASK_ACTIONS, TOUCH_ACTIONS
 from scheduling.operations.failed_tasks import Actor
 from tests.scheduling.api.serving import database_url
 from tests.scheduling.core.conftest import LATER, deliver, fall_due, pass_time
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race, SecondConnection
-from tests.support.tables import each_row
 from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -40,7 +39,7 @@ ANN = Actor("ann", reason="the receiver is back")
 
 @pytest.fixture(autouse=True)
 def _time_to_count(settings: Settings) -> None:
-    settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_count=60.0)
+    settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_selection=60.0)
 
 
 @pytest.fixture
@@ -64,6 +63,12 @@ def finish(row: BulkAction) -> BulkAction:
     return row
 
 
+def start(action: str, rows: QuerySet[Any] | None = None, **options: Any) -> BulkAction:
+    """On the open failed tasks, or on the given rows."""
+    rows = FailedTask.objects.filter(state="open") if rows is None else rows
+    return bulk_actions.start_bulk_action(action, rows, ANN, **options)
+
+
 def again() -> list[Touch]:
     return list(Touch.objects.filter(retry_of__isnull=False).order_by("due_at"))
 
@@ -72,21 +77,17 @@ def again() -> list[Touch]:
 
 
 def test_bulk_action_covers_what_matched_at_its_start(fail: Callable[[int], list[FailedTask]]) -> None:
-    """By the database's clock: with a web node's clock that is ahead it would include later failures."""
     rows = fail(4)
     user = get_user_model().objects.create(username="ann")
-    ahead = datetime.now(UTC) + timedelta(minutes=10)
 
-    with time_machine.travel(ahead, tick=True):
-        row = bulk_actions.start_bulk_action(
-            "ignore", {"reason": rows[0].reason}, Actor("ann", user, "noise"), as_of=ahead
-        )
+    row = bulk_actions.start_bulk_action(
+        "ignore", FailedTask.objects.filter(reason=rows[0].reason), Actor("ann", user, "noise")
+    )
     (later,) = fail(1)
     failed_tasks.archive_failed_task(rows[1].pk, Actor("bob"))
 
-    assert row.as_of <= sql.now()
     assert finish(row).state == "done"
-    assert (row.total, row.done, row.skipped, row.failed, row.position) == (4, 3, 0, 0, rows[-1].pk)
+    assert (row.total, row.done, row.skipped, row.failed) == (4, 3, 1, 0)
     told = FailedTask.objects.order_by().values_list("state", "actor", "actor_name", "action_reason").distinct()
     assert set(told) == {
         ("ignored", user.pk, "ann", "noise"), ("archived", None, "bob", ""), (later.state, None, "", "")
@@ -94,11 +95,24 @@ def test_bulk_action_covers_what_matched_at_its_start(fail: Callable[[int], list
     assert later.state == "open"
 
 
+def test_bulk_retry_skips_what_another_user_ignored(fail: Callable[[int], list[FailedTask]]) -> None:
+    """One ignored task can be retried. A user who retries the open ones has not asked for it."""
+    rows = fail(3)
+    failed_tasks.ignore_failed_task(rows[0].pk, Actor("bob"))
+    row = start("retry")
+    failed_tasks.ignore_failed_task(rows[1].pk, Actor("bob"))
+
+    assert finish(row).state == "done"
+    assert (row.total, row.done, row.skipped) == (2, 1, 1)
+    row = finish(start("retry", FailedTask.objects.all()))
+    assert (row.total, row.done, row.skipped) == (2, 2, 0)
+
+
 def test_bulk_resolve_skips_certain_failures(fail: Callable[[int], list[FailedTask]]) -> None:
     """These tasks failed for certain: there is nothing that a person could find out."""
     fail(2)
     for action in ("delivered", "not_delivered"):
-        row = bulk_actions.start_bulk_action(action, {}, ANN)
+        row = start(action)
         assert (row.total, finish(row).done, row.skipped) == (0, 0, 0)
 
 
@@ -111,7 +125,7 @@ def test_bulk_failing_row_is_tried_once_and_stops_no_other(
     FailedTask.objects.filter(pk=rows[1].pk).update(task_id=new_id())  # its touch cannot be found
     failures.record_unreadable_message("not_json", b"x", queue="ticks")
 
-    row = finish(bulk_actions.start_bulk_action("retry", {}, ANN))
+    row = finish(start("retry"))
 
     assert (row.state, row.done, row.failed, row.skipped) == ("done", 2, 1, 1)
     assert row.note.count(str(rows[1].pk)) == 1
@@ -127,29 +141,12 @@ def test_bulk_cancel_cancels_matching_waiting_touches(matrix: MatrixBuilder, rec
     fall_due(sent.pk)
     deliver([sent.pk])
 
-    row = finish(bulk_actions.start_bulk_action("cancel", {"node__id__exact": str(node.pk)}, ANN))
+    row = finish(start("cancel", Touch.objects.filter(node=node)))
 
     assert (row.total, row.done) == (1, 1)
     ends = Touch.objects.filter(node=node).order_by("pk").values_list("state", "reason")
     assert list(ends) == [("delivered", ""), ("cancelled", "by:ann")]
     assert set(Touch.objects.filter(node=other).values_list("state", flat=True)) == {"scheduled"}
-
-
-@pytest.mark.parametrize("status", ["overdue", "paused"])
-def test_bulk_cancel_skips_rows_matching_later(matrix: MatrixBuilder, record_event: RecordEvent, status: str) -> None:
-    """The user did not see it among the rows to cancel, and a cancellation is final."""
-    matrix.node(delay=timedelta(hours=1))
-    seen, later = sorted(record_event(user=user).task_ids[0] for user in ("ann", "bob"))
-    paused_by = "all" if status == "paused" else ""
-    at = datetime.now(UTC)
-    Touch.objects.filter(pk=seen).update(due_at=at - timedelta(minutes=1), paused_by=paused_by)
-    Touch.objects.filter(pk=later).update(due_at=at + timedelta(minutes=1))
-    row = bulk_actions.start_bulk_action("cancel", {"status": status}, ANN)
-    Touch.objects.filter(pk=later).update(paused_by=paused_by)
-    pass_time(minutes=2)
-
-    assert (row.total, finish(row).done) == (1, 1)
-    assert Touch.objects.get(pk=later).state == "scheduled"
 
 
 def test_cancel_running_locked_touch_does_not_wait(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
@@ -162,8 +159,8 @@ def test_cancel_running_locked_touch_does_not_wait(matrix: MatrixBuilder, record
         with transaction.atomic():
             sql.rows("SELECT set_config('lock_timeout', '1s', true)", {})
             with pytest.raises(Conflict, match="running"):
-                ROW_ACTIONS["cancel"].act(task_id, ANN)
-    ROW_ACTIONS["cancel"].act(task_id, ANN)
+                TOUCH_ACTIONS["cancel"].act(task_id, ANN)
+    TOUCH_ACTIONS["cancel"].act(task_id, ANN)
     assert Touch.objects.get(pk=task_id).state == "cancelled"
 
 
@@ -175,7 +172,7 @@ def test_rows_of_a_pass_follow_the_rate(
 ) -> None:
     monkeypatch.setattr(bulk_actions, "BATCH", 4)
     fail(12)
-    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=2)
+    row = start("retry", per_second=2)
 
     bulk_actions.continue_bulk_actions()
 
@@ -191,7 +188,7 @@ def test_rows_of_a_pass_follow_the_rate(
 
 def test_slow_rate_and_outage_publish_no_burst(fail: Callable[[int], list[FailedTask]]) -> None:
     fail(5)
-    bulk_actions.start_bulk_action("retry", {}, ANN, per_second=0.1)
+    start("retry", per_second=0.1)
     for seconds, count in ((0, 1), (5, 1), (6, 2), (3600, 3)):
         pass_time(seconds=seconds)
         bulk_actions.continue_bulk_actions()
@@ -201,7 +198,7 @@ def test_slow_rate_and_outage_publish_no_burst(fail: Callable[[int], list[Failed
 def test_bulk_pace_out_of_range_is_refused() -> None:
     for pace in (0, -1, 1_000, float("nan")):
         with pytest.raises(InvalidInput, match="per_second"):
-            bulk_actions.start_bulk_action("retry", {}, ANN, per_second=pace)
+            start("retry", per_second=pace)
 
 
 # --- stopped ------------------------------------------------------------------------------------------------------
@@ -210,7 +207,7 @@ def test_bulk_pace_out_of_range_is_refused() -> None:
 def test_bulk_action_cancelled_stops_before_next_batch(fail: Callable[[int], list[FailedTask]]) -> None:
     """Also where its worker has counted the try, and locks the action for the batch only now."""
     fail(3)
-    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=0.2)
+    row = start("retry", per_second=0.2)
     bulk_actions.continue_bulk_actions()
 
     bulk_actions.cancel_bulk_action(row.pk, Actor("bob"))
@@ -229,7 +226,7 @@ def test_cancel_bulk_action_does_not_wait_for_batch(
 ) -> None:
     settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_cancel=0.1)
     fail(1)
-    row = bulk_actions.start_bulk_action("retry", {}, ANN)
+    row = start("retry")
 
     def stop() -> None:
         with connection.cursor() as cursor:  # so that this test ends, whatever it waits for
@@ -262,60 +259,28 @@ def test_concurrent_bulk_actions_respect_the_maximum(
 
 def _begun(chosen: dict[str, str]) -> bool:
     try:
-        bulk_actions.start_bulk_action("ignore", chosen, ANN)
+        start("ignore", chosen=chosen)
     except Conflict:
         return False
     return True
 
 
-# --- filters ------------------------------------------------------------------------------------------------------
+# --- selection ----------------------------------------------------------------------------------------------------
 
 
-@each_row(
-    "action, chosen, field",
-    [
-        ("ignore", {"payload__user_id": "ann"}, "payload__user_id"),
-        ("ignore", {"reason__in": "a,b"}, "reason__in"),
-        ("ignore", {"node__id__exact": "1"}, "node__id__exact"),
-        ("ignore", {"failed_at_from_0": "some day"}, "failed_at_from_0"),
-        ("ignore", {"reason": "x" * 300}, "reason"),
-        ("ignore", {"q": "a\0b"}, "q"),
-        ("cancel", {"fingerprint": "x"}, "fingerprint"),
-        ("cancel", {"node__id__exact": "one"}, "node__id__exact"),
-        ("cancel", {"status": "upside down"}, "status"),
-        ("explode", {}, "action"),
-    ],
-)
-def test_bulk_filter_errors_name_the_field(
-    fail: Callable[[int], list[FailedTask]], action: str, chosen: Any, field: str
+def test_bulk_selection_is_bounded_in_rows_and_time(
+    fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> None:
-    fail(1)
-    with pytest.raises(InvalidInput) as refused:
-        bulk_actions.start_bulk_action(action, {"state": "open", **chosen} if action == "ignore" else chosen, ANN)
-    assert [each.field for each in refused.value.errors] == [field]
-    assert not BulkAction.objects.exists()
-
-
-def test_bulk_time_span_excludes_its_end(fail: Callable[[int], list[FailedTask]]) -> None:
-    """So that two spans that follow each other share no row."""
-    zone = get_current_timezone()
-    for row, hour in zip(fail(3), (10, 11, 12), strict=True):
-        FailedTask.objects.filter(pk=row.pk).update(failed_at=datetime(2026, 3, 1, hour, tzinfo=zone))
-    span = {
-        "failed_at_from_0": "2026-03-01", "failed_at_from_1": "10:00:00",
-        "failed_at_to_0": "2026-03-01", "failed_at_to_1": "12:00:00",
-    }  # fmt: skip
-    assert bulk_actions.start_bulk_action("ignore", span, ANN).total == 2
-
-
-def test_bulk_batch_checks_the_stored_filter(fail: Callable[[int], list[FailedTask]]) -> None:
-    """What was stored and means nothing any more reaches no row."""
     fail(2)
-    row = bulk_actions.start_bulk_action("ignore", {}, ANN)
-    BulkAction.objects.filter(pk=row.pk).update(filter={"everything": "1"})
-    with pytest.raises(InvalidInput, match="everything"):
-        bulk_actions.run_batch(row.pk, LATER)
-    assert not FailedTask.objects.exclude(state="open").exists()
+    monkeypatch.setattr(bulk_actions, "MOST_ROWS", 1)
+    with pytest.raises(InvalidInput, match="More than 1 rows match"):
+        start("ignore")
+    monkeypatch.setattr(bulk_actions, "MOST_ROWS", 2)
+    slow = FailedTask.objects.annotate(waits=RawSQL("pg_sleep(5)::text", [])).exclude(waits="x")
+    settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_selection=0.1)
+    with pytest.raises(InvalidInput, match="Too many rows to search"):
+        start("ignore", slow)
+    assert not BulkAction.objects.exists()
 
 
 # --- races and deaths ---------------------------------------------------------------------------------------------
@@ -326,7 +291,7 @@ def test_bulk_racing_workers_process_each_row_once(
 ) -> None:
     monkeypatch.setattr(bulk_actions, "BATCH", 3)
     rows = fail(14)
-    row = bulk_actions.start_bulk_action("retry", {}, ANN, per_second=200)
+    row = start("retry", per_second=200)
 
     def work(number: int) -> int:
         batches = 0
@@ -343,8 +308,8 @@ def test_bulk_racing_workers_process_each_row_once(
 def test_bulk_overlapping_actions_process_rows_once(fail: Callable[[int], list[FailedTask]], race: Race) -> None:
     fail(8)
     both = [
-        bulk_actions.start_bulk_action("retry", {}, ANN),
-        bulk_actions.start_bulk_action("retry", {"state": "open"}, ANN),
+        start("retry"),
+        start("retry", chosen={"state": "open"}),
     ]
 
     race(2, lambda number: bulk_actions.run_batch(both[number].pk, LATER))
@@ -359,7 +324,7 @@ def test_bulk_worker_killed_in_batch_stores_nothing(
     fail: Callable[[int], list[FailedTask]], second_connection: SecondConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = fail(6)
-    row = bulk_actions.start_bulk_action("retry", {}, ANN)
+    row = start("retry")
 
     with transaction.atomic():
         FailedTask.objects.select_for_update().get(pk=rows[3].pk)  # three are done, then it waits here
@@ -369,7 +334,7 @@ def test_bulk_worker_killed_in_batch_stores_nothing(
             worker.kill()
     assert wait_until(lambda: not second_connection(lambda: is_connected("bulk")), WAIT_LIMIT)
     row.refresh_from_db()
-    assert (row.state, row.done, row.position, again()) == ("running", 0, None, [])
+    assert (row.state, row.done, row.processed, again()) == ("running", 0, 0, [])
 
     bulk_actions.continue_bulk_actions()
     row.refresh_from_db()
@@ -381,16 +346,16 @@ def test_failing_action_ends_after_max_tries_and_stops_no_other(
 ) -> None:
     settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_batch=0.5)
     rows = fail(2)
-    hung = bulk_actions.start_bulk_action("archive", {}, ANN)
+    hung = start("archive")
     with psycopg.connect(database_url()) as other:
         other.execute("SELECT FROM scheduling_failedtask WHERE id = %s FOR UPDATE", [rows[0].pk])
         for number in range(bulk_actions.MAX_TRIES + 1):
             if number == 1:
-                well = bulk_actions.start_bulk_action("ignore", {"q": str(rows[1].task_id)}, ANN)
+                well = start("ignore", FailedTask.objects.filter(pk=rows[1].pk))
             bulk_actions.continue_bulk_actions()
     hung.refresh_from_db()
     well.refresh_from_db()
-    assert (hung.state, hung.done, hung.position) == ("failed", 0, None)
+    assert (hung.state, hung.processed) == ("failed", 0)
     assert "could not be finished" in hung.note
     assert (well.state, well.done) == ("done", 1)
 
@@ -399,8 +364,8 @@ def test_bulk_batch_with_lost_database_is_repeated(
     fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = fail(3)
-    row = bulk_actions.start_bulk_action("ignore", {}, ANN)
-    ignore = ROW_ACTIONS["ignore"].function
+    row = start("ignore")
+    ignore = FAILED_TASK_ACTIONS["ignore"].function
 
     def lose(key: UUID, actor: Actor) -> None:
         if key == rows[1].pk:
@@ -408,10 +373,10 @@ def test_bulk_batch_with_lost_database_is_repeated(
         ignore(key, actor)
 
     with monkeypatch.context() as patched:
-        patched.setitem(ROW_ACTIONS, "ignore", replace(ROW_ACTIONS["ignore"], function=lose))
+        patched.setitem(FAILED_TASK_ACTIONS, "ignore", replace(FAILED_TASK_ACTIONS["ignore"], function=lose))
         bulk_actions.continue_bulk_actions()
     row.refresh_from_db()
-    assert (row.state, row.done, row.failed, row.note, row.position) == ("running", 0, 0, "", None)
+    assert (row.state, row.processed, row.note) == ("running", 0, "")
     assert (finish(row).done, row.failed) == (3, 0)
 
 

@@ -74,7 +74,8 @@ def test_random_writers_never_deadlock_or_lose_touches(matrix: MatrixBuilder, mo
 
     def cancel_in_bulk(_: random.Random) -> None:
         """Of one community, so that the others have something to deliver."""
-        bulk_actions.run_batch(bulk_actions.start_bulk_action("cancel", {"q": CHATS[1]}, Actor("bob")).pk, LATER)
+        rows = Touch.objects.filter(chat_id=CHATS[1])
+        bulk_actions.run_batch(bulk_actions.start_bulk_action("cancel", rows, Actor("bob")).pk, LATER)
 
     def move_waiting_touches(dice: random.Random) -> None:
         dispatch.dispatch_due_touches()
@@ -181,7 +182,7 @@ def test_bulk_cancel_and_event_cancel_do_not_deadlock(matrix: MatrixBuilder, rec
     """A batch takes touch after touch in one transaction: it held the first and wanted the second."""
     matrix.node(delay=timedelta(hours=1))
     first, second, third = sorted(record_event().task_ids[0] for _ in range(3))
-    row = bulk_actions.start_bulk_action("cancel", {}, Actor("ann"))
+    row = bulk_actions.start_bulk_action("cancel", Touch.objects.all(), Actor("ann"))
 
     _cancel_by_events_during(second, first, lambda: bulk_actions.run_batch(row.pk, LATER))
 

@@ -194,7 +194,7 @@ def test_undo_of_a_retry_that_a_worker_holds_is_refused_at_once(retried: Any, an
 
 
 def test_start_of_a_bulk_action_is_either_undone_or_started(touch: UUID, ann: Actor, race: Race) -> None:
-    row = bulk_actions.start_bulk_action("cancel", {}, ann)
+    row = bulk_actions.start_bulk_action("cancel", Touch.objects.all(), ann)
     act_id = offer(ann, "bulk.start", row.pk)
     acts = (lambda: undo.undo_act(act_id, ann), lambda: bulk_actions.run_batch(row.pk, LATER))
     told = race(2, lambda number: attempt(acts[number]))[0]
