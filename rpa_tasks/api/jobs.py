@@ -118,7 +118,7 @@ class MatchingJobsIn(Request):
     platform: Text = ""
     shop: Text = ""
     task_type: Text = ""
-    state: JobState | None = None
+    state: Annotated[JobState, Field(strict=False)] | None = None
     reason: Text = ""
     priority: PriorityName | None = None
     status: Literal["due", "late", ""] = ""

@@ -34,6 +34,24 @@ def test_bulk_action_changes_matching_jobs(api: Client) -> None:
     assert dict(Job.objects.values_list("shop__shop_id", "priority")) == {"s1": 0, "s2": 1}
 
 
+def test_bulk_filters_select_jobs(api: Client) -> None:
+    for shop_id, change in {"s1": {"priority": "high"}, "s2": {"payload": {"note": "abc"}}}.items():
+        api("POST", "/rpa/jobs", {**JOB, "shop_id": shop_id, **change})
+    Job.objects.filter(shop__shop_id="s1").update(deadline=now(), reason="x")
+    Job.objects.filter(shop__shop_id="s2").update(state="queued", lease_until=now(), due_at=now())
+    totals = {
+        "": 2, "platform=pdd": 2, "shop=s1": 1, "task_type=sync_order": 2, "task_type=x": 0, "state=queued": 1,
+        "reason=x": 1, "priority=high": 1, "status=due": 1, "status=late": 1, "q=s2": 1, "q=abc": 0, "payload=abc": 1,
+    }  # fmt: skip
+    found = {}
+    for each in totals:
+        wish = {"action": "cancel", "filter": dict([each.split("=")] if each else [])}
+        begun = api("POST", "/rpa/jobs/bulk", wish).json()
+        assert begun.get("filter") == wish["filter"], begun["errors"]
+        found[each] = begun["total"]
+    assert found == totals
+
+
 @each_row(
     "change, field",
     [

@@ -117,8 +117,10 @@ def test_bulk_action_runs_and_is_cancelled_once(api: Client, fail: Callable[...,
     assert api("POST", f"{path}/cancel", {}).status_code == 409
     states = FailedTask.objects.filter(pk__in=[row.pk for row in (*rows, other)]).order_by("pk")
     assert list(states.values_list("state", flat=True)) == ["retried", "open", "open", "open"]
-    wish = {"action": "ignore", "filter": {"q": "other"}}
-    assert api("POST", "/failed-tasks/bulk", wish).json()["total"] == 1
+    totals = {"q=other": 1, "origin=touch": 3, "origin=message": 0, "state=all": 3, "state=ignored": 0, "channel=x": 0}
+    for chosen, total in totals.items():
+        wish = {"action": "archive", "filter": dict([chosen.split("=")])}
+        assert (chosen, api("POST", "/failed-tasks/bulk", wish).json()["total"]) == (chosen, total)
     touches = BulkAction.objects.create(action="cancel", actor_name="ann", per_second=1)
     for key in (new_id(), touches.pk):  # bulk actions of touches are not those of failed tasks
         assert api.get(f"/bulk-actions/{key}").status_code == 404
