@@ -1,4 +1,4 @@
-"""Start, show and stop bulk actions: up to `AT_ONCE` failed tasks in the request, more in the background."""
+"""Start, show and stop bulk actions, and act on selected failed tasks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from math import ceil
 from typing import Any, ClassVar
+from uuid import UUID
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
@@ -199,51 +200,49 @@ def _may_stop(request: HttpRequest, row: BulkAction) -> bool:
     return action is not None and request.user.has_perm(action.permission)
 
 
-AT_ONCE = 50  #: one page of the list; workers process more
 MOST_CHOSEN = 200  #: rows that can be selected one by one
-PER_SECOND = 20  #: rate of publishing the rows of one page
+PER_SECOND = 20  #: rate of publishing selected rows
 
 
-def make_list_action(name: str) -> Callable[[Any, HttpRequest, QuerySet[FailedTask]], HttpResponse | None]:
-    """Return a list action: ask for a reason, then apply it.
+def make_list_action(name: str) -> Callable[[Any, HttpRequest, QuerySet[FailedTask]], HttpResponse]:
+    """Return a list action: ask for a reason, then apply it to the selected tasks.
 
-    "All that match" means tasks that had failed when the page was shown.
+    "All that match" means tasks that had failed when the page was shown. Workers act on these.
     """
     action = FAILED_TASK_ACTIONS[name]
 
-    def act(tasks_admin: Any, request: HttpRequest, queryset: QuerySet[FailedTask]) -> HttpResponse | None:
+    def act(tasks_admin: Any, request: HttpRequest, queryset: QuerySet[FailedTask]) -> HttpResponse:
         if not request.user.has_perm(HANDLE):
             raise PermissionDenied
-        asked_at = read_page_time(request)
-        rows = action.allowed_rows(queryset.filter(failed_at__lte=asked_at))
-        count = count_within(rows.order_by().count)
+        rows = action.allowed_rows(queryset)
         origins = count_within(lambda: list(rows.order_by().values_list("origin", flat=True).distinct()))
         worded = action.for_origins(*(origins or ()))
         given = request.POST if "confirmed" in request.POST else None
+        across = request.POST.get("select_across", "0")
         hidden = [
-            ("action", f"bulk_{name}"), ("confirmed", "1"),
-            ("select_across", request.POST.get("select_across", "0")), ("index", "0"),
+            ("action", f"bulk_{name}"), ("confirmed", "1"), ("select_across", across), ("index", "0"),
             *((ACTION_CHECKBOX_NAME, pk) for pk in request.POST.getlist(ACTION_CHECKBOX_NAME)),
         ]  # fmt: skip
-        if request.POST.get("select_across") == "1" and (count is None or count > AT_ONCE):
+        if across == "1":
+            rows = rows.filter(failed_at__lte=read_page_time(request))
             pace = PaceForm.for_action(action, given)
             return confirm_bulk_action(tasks_admin, request, name, worded, rows, pace, hidden=hidden)
         form = ReasonForm(given)
-        if form.is_valid():
-            _act_on_chosen(request, action, rows, form)
-            return None
-        return tasks_admin.page(  # type: ignore[no-any-return]
-            request, "ops/confirm.html", form=form, facts=[action.applies % {"count": min(count or 0, MOST_CHOSEN)}],
-            hidden=[("asked_at", asked_at.isoformat()), *hidden], back=request.get_full_path(), title=worded.title,
-            text=worded.explains, button=worded.title, danger=worded.danger,
+        chosen = list(rows.order_by("failed_at").values_list("pk", flat=True)[:MOST_CHOSEN])
+        return tasks_admin.confirm(  # type: ignore[no-any-return]
+            request,
+            Confirmation(
+                title=str(worded.title), text=str(worded.explains), danger=worded.danger, form=form, hidden=hidden,
+                facts=[action.applies % {"count": len(chosen)}], back=request.get_full_path(),
+                act=lambda: _act_on_chosen(request, action, chosen, form),
+            ),
         )  # fmt: skip
 
     act.__name__ = f"bulk_{name}"
     return act
 
 
-def _act_on_chosen(request: HttpRequest, action: RowAction, rows: QuerySet[FailedTask], form: ReasonForm) -> None:
-    failed_ids = list(rows.order_by("failed_at").values_list("pk", flat=True)[:MOST_CHOSEN])
+def _act_on_chosen(request: HttpRequest, action: RowAction, failed_ids: Sequence[UUID], form: ReasonForm) -> None:
     actor = build_user_actor(request, form.cleaned_data["reason"])
     if action.publishes:
         tally = failed_tasks.retry_all(
