@@ -247,7 +247,7 @@ async def post_message(request: HttpRequest, session_id: str, message: MessageIn
     if message.sender == AGENT:
         frame = Frame(session_id, found.user_id or "-", sender=AGENT)
         filed = await frame_writer().submit_and_wait(FrameRequest(frame, post))
-        posted = cast("Posted", filed.posted)
+        posted = cast("Posted", filed.noted.posted)
     else:
         (posted,) = await asyncio.to_thread(inbox.live_inbox().put, [post])
     if posted.outcome in ("no_session", "other_user"):  # closed since the read above, or another user's by now

@@ -1,4 +1,4 @@
--- Count frames of sessions of one shard, in order of arrival.
+-- Count frames of sessions of one shard, in order of arrival, and store their messages.
 -- KEYS[1]  {shard}:due       sorted set: session id by deadline, ms
 -- KEYS[2]  {shard}:inflight  sorted set: session id by end of lease, ms
 -- KEYS[3]  {shard}:policies  hash: version, body
@@ -8,7 +8,8 @@
 -- KEYS[7]  {shard}:day:<day> hash: customers' pauses as <place in PAUSE_ENDS>:<policy>, and guide messages as
 --                            sent:<policy>, answered:<policy> and false:<policy>
 -- KEYS[8]  {shard}:idle      sorted set: session id by when it lost its timer, ms (prelude)
--- KEYS[9…] {shard}:s:<id>    hash, one key a frame: the session of that frame
+-- KEYS[9…] {shard}:s:<id>    hash, one key a frame: the session of that frame; after it the keys {shard}:in:<id> and
+--                            {shard}:once:<id> of its inbox (see inbox_put) if the frame has a message
 --   u user, set by frames of the user only · c chat · t tags, sorted, by newlines · q, r last seq of user and agent
 --   o, b epochs of these (prelude) · a armed at, µs · d deadline, ms (0: none) · i who wrote last, once the user has written (prelude)
 --   y the arming is claimed
@@ -16,8 +17,7 @@
 --   user's last action (see note_sending) · j guide messages that may be on their way (see still_silent)
 --   s the arming of the last recorded silence, removed by the next message · p reason of the pause
 --   e when a pause by typing ends, ms · g the arming whose deadline was extended · m the user has typed · f, v last
---   activity of user and agent, ms · F, V when their last message that the inbox has was counted, ms · l when the user
---   last renewed it, ms · x closed · k key of a gateway (see note_expired) · w what it is counted as (prelude) · z the
+--   activity of user and agent, ms · l when the user last renewed it, ms · x closed · k key of a gateway (see note_expired) · w what it is counted as (prelude) · z the
 --   last guide message (see note_sending)
 -- ARGV[1]  clock offset, µs (prelude)
 -- ARGV[2]  how long a session is kept, ms
@@ -25,18 +25,23 @@
 -- ARGV[4]  how long typing of the agent pauses, ms
 -- ARGV[5]  how often it is renewed, and its customer's activity stored, ms
 -- ARGV[6]  number of characters of a session key before the session id
--- ARGV[7…] five a frame: side, flags and kind (like u0ping or a0message), user id, chat id or '', seq (see
---          next_in_order) or '', tags or ''. A seq below 0: a repeat of a message that was counted
---   flags: 1 the tags are only for a session without any · 2 the user has written before (a ping arms) · 4 the inbox
---   has its message
+-- ARGV[7…10] limits of an inbox (see `store_message` in the prelude)
+-- ARGV[11…] five a frame: side, flags and kind (like u0ping or a0message), user id ('-' where an agent's side
+--          does not know it), chat id or '', seq (see next_in_order) or '', tags or ''; then the name and the body of its
+--          message, if it has one
+--   flags: 1 the tags are only for a session without any · 2 the user has written before (a ping arms) · 4 the frame has
+--   a message
 -- Returns two a frame: 1 counted, 2 without effect, 3 refused because the session belongs to another user, 0 or below
--- dropped for its seq: minus field f, so that a repeat restores presence; and the deadline, ms, 0 for none.
+-- dropped for its seq, or as its message was stored before: minus field f, so that a repeat restores presence; and the
+-- deadline, ms, 0 for none. Then what became of each message: the outcome (stored, duplicate, replayed, other_user), and
+-- the cursors and the owner as of inbox_put.
 local policies = read_policies(KEYS[3])
 if not policies then return NO_POLICIES end
 
 local DUE, INFLIGHT, PAUSED, COUNTS, TODAY, IDLE = KEYS[1], KEYS[2], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local kept, remembered, typing_pause, renewed_every = ARGV[2], ARGV[3], ARGV[4] + 0, ARGV[5] + 0
 local id_begins = ARGV[6] + 1
+local limits = {ARGV[7], ARGV[8], ARGV[9], ARGV[10]}
 local HARD = {tool = true, transfer = true, queue = true}
 local call = redis.call
 
@@ -47,7 +52,7 @@ end
 
 -- Fields kept after a close, so that a late frame or a repeat does not reopen the session; and the time that a repeat
 -- restores.
-local ORDER = {'q', 'r', 'o', 'b', 'f', 'F', 'V'}
+local ORDER = {'q', 'r', 'o', 'b', 'f'}
 
 local function close(key, id, order, armed_at, was)
   local kept = call('HMGET', key, unpack(ORDER))
@@ -110,18 +115,25 @@ local function pause_after(by_user, kind, pause, ends)
   return pause, pause == 'typing' and ends or 0
 end
 
-local function note(key, what, user, chat, seq, tags)
+-- `inbox`: of the frame's message, or nil. `inbox.answer` is set to what became of the message.
+local function note(key, inbox, what, user, chat, seq, tags)
   local id, by_user, flags, kind = key:sub(id_begins), what:sub(1, 1) == 'u', what:sub(2, 2) + 0, what:sub(3)
   local number, epoch = by_user and 'q' or 'r', by_user and 'o' or 'b'
   local held = call('HMGET', key, 'a', 'd', 'n', 't', 'u', 'l', 'x', 'p', 'i', 'c', 'w', 'y', number, epoch, 'z')
   local ping, due = kind == 'ping', (held[2] or 0) + 0
-  if held[5] and user ~= held[5] and not (kind == 'close' and user == '-') then return 3, due end
+  if held[5] and user ~= held[5] and not (kind == 'close' and user == '-') then
+    if inbox then inbox.answer = {'other_user', '', '', ''} end
+    return 3, due
+  end
 
   local counter, epochs
-  if seq ~= '' then
-    counter, epochs = next_in_order(seq, held[13], held[14])
-    if not counter then return -(call('HGET', key, 'f') or 0), due end
+  if inbox then inbox.answer = find_duplicate(inbox) end
+  if seq ~= '' then counter, epochs = next_in_order(seq, held[13], held[14]) end
+  if inbox and inbox.answer or seq ~= '' and not counter then
+    if inbox then inbox.answer = inbox.answer or {'replayed', '', '', ''} end
+    return -(call('HGET', key, 'f') or 0), due
   end
+  if inbox then inbox.answer = store_message(inbox, held[5] or by_user and user, user ~= '-' and user or '') end
   if kind == 'close' then
     local order = {[number] = counter, [epoch] = epochs}
     return close(key, id, order, held[1], counted_before(held[11], due, held[4]))
@@ -132,7 +144,6 @@ local function note(key, what, user, chat, seq, tags)
   change, size = {}, 0
   if counter then put(number, counter) end
   if epochs then put(epoch, epochs) end
-  if flags > 3 then put(by_user and 'F' or 'V', now) end
   if by_user and user ~= held[5] then put('u', user) end
   if chat ~= '' and chat ~= held[10] then put('c', chat) end
   if tags == '' or flags % 2 == 1 and held[4] then tags = held[4] or 'default' end
@@ -248,10 +259,18 @@ local function note(key, what, user, chat, seq, tags)
   return 1, deadline
 end
 
-local answers = {}
-for number = 0, #KEYS - 9 do
-  local at = 7 + number * 5
-  local answer = 2 * number + 1
-  answers[answer], answers[answer + 1] = note(KEYS[9 + number], unpack(ARGV, at, at + 4))
+local answers, inboxes, at, place, number = {}, {}, 11, 9, 1
+while KEYS[place] do
+  local key, inbox = KEYS[place], nil
+  if ARGV[at]:byte(2) >= 52 then -- flag 4
+    inbox = {
+      stream = KEYS[place + 1], names = KEYS[place + 2], limits = limits, name = ARGV[at + 5], body = ARGV[at + 6],
+    }
+    inboxes[#inboxes + 1] = inbox
+  end
+  answers[number], answers[number + 1] = note(key, inbox, unpack(ARGV, at, at + 4))
+  number = number + 2
+  if inbox then at, place = at + 7, place + 3 else at, place = at + 5, place + 1 end
 end
+for each = 1, #inboxes do answers[number], number = inboxes[each].answer, number + 1 end
 return answers

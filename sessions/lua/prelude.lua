@@ -155,12 +155,11 @@ end
 local MOST_EPOCHS = 4
 
 -- Check the order of one side's frames.
---   word    a seq, or seq@epoch; below 0 for a repeat, which is late in any case
+--   word    a seq, or seq@epoch
 --   last    the last seq that counted, or false
 --   epochs  the epochs of this side, each followed by a newline, the newest first, or false
 -- Returns the seq and, for a new epoch, the updated epochs; false for a frame that arrives too late.
 local function next_in_order(word, last, epochs)
-  if word:sub(1, 1) == '-' then return false end
   local at = word:find('@', 1, true)
   local seq = at and word:sub(1, at - 1) or word
   if at then
@@ -176,6 +175,43 @@ local function next_in_order(word, last, epochs)
   end
   if last and seq + 0 <= last + 0 then return false end
   return seq
+end
+
+-- Return the answer about a message that its inbox has, else nil. A client that repeats a stored message after a lost
+-- connection must learn that it is stored, also when the session was closed since.
+local function find_duplicate(inbox)
+  if inbox.name ~= '' and redis.call('ZSCORE', inbox.names, inbox.name) then return {'duplicate', '', '', ''} end
+end
+
+-- Store a message. `inbox`: keys `stream` (its last messages; the entry's id is the cursor; fields m: JSON, u: the user
+-- whose session it was, '' if unknown) and `names` (sorted set: names of messages by when they came, ms); the message's
+-- `name`, '' for one that is never repeated, and `body`, JSON; `limits`: how long an inbox is kept after its last message,
+-- ms; how many messages and names it keeps; and how many bytes, but the permitted number of short messages always fits.
+--   owner  the user who owns the session, or false · user  the one that the message names, '' for none
+-- Returns 'stored', its cursor, the previous cursor and the owner.
+local function store_message(inbox, owner, user)
+  local kept, most, names_most, bytes_most = unpack(inbox.limits)
+  local last = redis.call('XREVRANGE', inbox.stream, '+', '-', 'COUNT', 1)
+  if inbox.name ~= '' then
+    redis.call('ZADD', inbox.names, whole(now), inbox.name)
+    redis.call('ZREMRANGEBYRANK', inbox.names, 0, -names_most - 1)
+    redis.call('PEXPIRE', inbox.names, kept)
+  end
+  local cursor = redis.call('XADD', inbox.stream, 'MAXLEN', most, '*', 'm', inbox.body, 'u', owner or user)
+  -- The permitted number of short messages fits into the bound. Only a long message has to sum the others.
+  if #inbox.body * most > bytes_most + 0 then
+    local bytes, oldest = 0, cursor
+    for _, entry in ipairs(redis.call('XREVRANGE', inbox.stream, '+', '-')) do
+      bytes = bytes + #entry[2][2]
+      if bytes > bytes_most + 0 then
+        redis.call('XTRIM', inbox.stream, 'MINID', oldest)
+        break
+      end
+      oldest = entry[1]
+    end
+  end
+  redis.call('PEXPIRE', inbox.stream, kept)
+  return {'stored', cursor, last[1] and last[1][1] or '0-0', owner or ''}
 end
 
 -- Return the lowest score of these sorted sets, -1 where they are empty.

@@ -637,6 +637,8 @@ IDLE = _shard_keys("idle")  #: sorted set: the latest sessions without a timer (
 REVOKED = _shard_keys("revoked")  #: sorted set (see `lua/revoke.lua`)
 DAYS = _shard_keys("day:")  #: followed by the day; hash: what is counted of each policy (see `lua/note_activity.lua`)
 SESSION = _shard_keys("s:")  #: followed by the session id
+INBOX = _shard_keys("in:")  #: likewise: stream of the last messages (see `lua/prelude.lua`)
+ONCE = _shard_keys("once:")  #: likewise: sorted set of the names of messages
 #: Followed by the user id: time of the user's last message, ms, as 6 bytes, then the session of the last frame.
 PRESENCE = _USERS
 WATCHERS = "{at:watch}"  #: hash: the state of each watcher
@@ -645,6 +647,12 @@ SILENCES = "{at:watch}:silences"  #: hash: number of recorded silences by policy
 
 def session_key(session_id: str) -> str:
     return SESSION[shard_of(session_id)] + session_id
+
+
+def inbox_keys(session_id: str) -> list[str]:
+    """Return the keys of a session's messages and of their names."""
+    shard = shard_of(session_id)
+    return [INBOX[shard] + session_id, ONCE[shard] + session_id]
 
 
 def presence_key(user_id: str) -> str:

@@ -1,8 +1,9 @@
 """Store the latest messages of a session, so that a reconnecting page catches up.
 
-At most 100 messages are kept for 24 hours. An inbox does not influence silence detection. Its keys share the session's
-hash tag, so the script that stores a message also checks the session. Raises `StoreUnavailable` like the store: the
-message may then be stored or not. A repeated `put` with a key is safe.
+At most 100 messages are kept for 24 hours. The keys of an inbox share the session's hash tag, so one script stores a
+message of a side and counts its frame (`Store.note_activity`). `Inbox.put` stores those that are no frames: of touches
+and bots. Raises `StoreUnavailable` like the store: the message may then be stored or not. A repeated `put` with a key
+is safe.
 """
 
 from __future__ import annotations
@@ -14,21 +15,20 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from sessions.frames import AGENT, USER
-from sessions.store import client, sessions
-from sessions.store.client import Call, Server, instant_of_ms, order_of, read_script, session_key, to_milliseconds
+from sessions.frames import KINDS
+from sessions.store import client
+from sessions.store.client import Call, Server, inbox_keys, instant_of_ms, read_script, session_key, to_milliseconds
 
 MESSAGE_LIFETIME = timedelta(hours=24)
 MAX_MESSAGES = 100  #: messages
 MOST_BYTES = 131_072  #: of long messages; `MAX_MESSAGES` short messages always fit
 MOST_KEYS = 500  #: number of later keys after which a repeat is no longer detected
-OVERTAKEN = -1  #: replaces a seq: the message is not stored, but is still reported as duplicate or replayed
+LIMITS = (to_milliseconds(MESSAGE_LIFETIME), MAX_MESSAGES, MOST_KEYS, MOST_BYTES)  #: arguments of the scripts
 START = "0-0"  #: cursor before the first message
 
 PUT = read_script("inbox_put")
 
 _CURSOR = re.compile(r"(\d{1,15})-(\d{1,10})", re.ASCII)
-_SIDES = {USER: "u", AGENT: "a"}
 SYSTEM = "system"  #: writer of messages of touches
 
 
@@ -42,8 +42,7 @@ class Post:
     text: str
     key: str = ""  #: idempotency key; "": the message is never repeated
     seq: int | None = None
-    epoch: str = ""  #: of the counter of `seq`
-    user_id: str = ""  #: required owner of the session; "": not checked
+    user_id: str = ""  #: required owner of the session of a message that is no frame; "": not checked
     more: Mapping[str, str] = field(default_factory=dict)  #: further members for the page
 
     def body(self) -> str:
@@ -58,9 +57,8 @@ class Posted(NamedTuple):
 
     outcome: str
     cursor: str  #: of the message; "" unless it was stored
-    before: str  #: cursor of the previous message
+    before: str = ""  #: cursor of the message before a stored one
     owner: str = ""  #: of the session of a stored message; "" if unknown
-    counted: str = ""  #: of a duplicate: not empty if its frame, or that of a later message of its side, was counted
 
 
 class Entry(NamedTuple):
@@ -95,11 +93,11 @@ class Inbox:
         if not posts:
             return []
         answers = self.server.run([build_put_call(post) for post in posts], partly=partly)
-        return [answer and Posted(*(word.decode() for word in answer)) for answer in answers]
+        return [answer and parse_posted(answer) for answer in answers]
 
     def since(self, session_id: str, cursor: str, most: int = MAX_MESSAGES) -> list[Entry]:
         """Return the messages after the cursor, oldest first. Messages above the limits are missing."""
-        (found,) = self.server.ask(lambda pipe: [pipe.xrange(_stream_key(session_id), f"({cursor}", "+", count=most)])
+        (found,) = self.server.ask(lambda pipe: [pipe.xrange(inbox_keys(session_id)[0], f"({cursor}", "+", count=most)])
         return [
             Entry(number.decode(), fields[b"m"].decode(), client.decode_text(fields.get(b"u", "")))
             for number, fields in found
@@ -110,7 +108,7 @@ class Inbox:
         if not session_ids:
             return []
         found = self.server.ask(
-            lambda pipe: [pipe.xrevrange(_stream_key(each), count=1) for each in session_ids], partly=True
+            lambda pipe: [pipe.xrevrange(inbox_keys(each)[0], count=1) for each in session_ids], partly=True
         )
         return ["" if entries is None else entries[0][0].decode() if entries else START for entries in found]
 
@@ -118,23 +116,25 @@ class Inbox:
         """Return the last cursor and the user who owns the session, "" without one."""
         name = session_key(session_id)
         entries, owner = self.server.ask(
-            lambda pipe: [pipe.xrevrange(_stream_key(session_id), count=1), pipe.hget(name, "u")]
+            lambda pipe: [pipe.xrevrange(inbox_keys(session_id)[0], count=1), pipe.hget(name, "u")]
         )
         return entries[0][0].decode() if entries else START, client.decode_text(owner or "")
 
     def delete_messages(self, session_id: str) -> None:
-        self.server.ask(lambda pipe: [pipe.delete(_stream_key(session_id), _dedupe_key(session_id))])
+        self.server.ask(lambda pipe: [pipe.delete(*inbox_keys(session_id))])
 
     def delete_messages_of(self, session_id: str, user_id: str) -> None:
         """Delete the messages from the time when this user had the session. Those of its next user stay."""
         cursors = [entry.cursor for entry in self.since(session_id, START) if entry.owner == user_id]
         if cursors:
-            self.server.ask(lambda pipe: [pipe.xdel(_stream_key(session_id), *cursors)])
+            self.server.ask(lambda pipe: [pipe.xdel(inbox_keys(session_id)[0], *cursors)])
 
 
 def live_inbox() -> Inbox:
     """Return the inboxes of this process, in the same Redis as the store."""
-    return Inbox(sessions.live_store().server)
+    from sessions.store.sessions import live_store  # which stores messages of sides itself
+
+    return Inbox(live_store().server)
 
 
 def parse_cursor(cursor: str) -> tuple[int, int]:
@@ -152,16 +152,10 @@ def stored_at(cursor: str) -> str:
 
 def build_put_call(post: Post) -> Call:
     """Return the script call that stores a message."""
-    names = [session_key(post.session_id)]
-    names += [_stream_key(post.session_id), _dedupe_key(post.session_id)]
-    words = [to_milliseconds(MESSAGE_LIFETIME), MAX_MESSAGES, MOST_KEYS, post.key, post.body()]
-    words += [_SIDES.get(post.sender, ""), order_of(post.seq, post.epoch), MOST_BYTES, post.user_id]
-    return PUT, names, words
+    names = [session_key(post.session_id), *inbox_keys(post.session_id)]
+    return PUT, names, [*LIMITS, post.key, post.body(), post.user_id, int(post.sender not in KINDS)]
 
 
-def _stream_key(session_id: str) -> str:
-    return f"{client.SHARD[client.shard_of(session_id)]}in:{session_id}"
-
-
-def _dedupe_key(session_id: str) -> str:
-    return f"{client.SHARD[client.shard_of(session_id)]}once:{session_id}"
+def parse_posted(answer: Sequence[bytes]) -> Posted:
+    """Return the answer of a script about a message."""
+    return Posted(*(word.decode() for word in answer))

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from django.conf import settings
@@ -23,7 +24,7 @@ from scheduling.redis_client import Script
 from sessions.frames import USER, Frame
 from sessions.policy import PoliciesUnknown, PolicySet
 from sessions.rates import Every
-from sessions.store import client
+from sessions.store import client, inbox
 from sessions.store.client import (
     Call,
     NoPolicies,
@@ -31,12 +32,14 @@ from sessions.store.client import (
     StoreUnavailable,
     by_shard,
     decode_text,
+    inbox_keys,
     instant_of_ms,
     order_of,
     presence_key,
     session_key,
     to_milliseconds,
 )
+from sessions.store.inbox import Post, Posted, parse_posted
 
 #: After its last frame, an unclosed session is deleted, and the presence of its user, so that an export and an erasure
 #: find the session. `AFTERTOUCH_CONVERSATION_WINDOW` is not longer.
@@ -54,20 +57,20 @@ DROPPED, COUNTED, IDLE, REFUSED, UNAVAILABLE = 0, 1, 2, 3, 4
 OUTCOMES = {COUNTED: "counted", DROPPED: "dropped", IDLE: "idle"}  #: names of those that are no error
 UNREACHABLE = "unreachable"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_REPEAT = -1  #: order of a frame that is dropped
 REMEMBERED_EVERY = 30.0  #: seconds for which a process may use older policies
 
 
 class FrameEffect(NamedTuple):
     """The effect of a frame.
 
-    COUNTED; DROPPED: its seq is not above the last, or its message was counted before. IDLE: it changes nothing (a
+    COUNTED; DROPPED: its seq is not above the last, or its message is a duplicate. IDLE: it changes nothing (a
     ping, or an agent's frame in a closed session). REFUSED: the session belongs to another user. UNAVAILABLE: its node
     of a cluster does not answer.
     """
 
     outcome: int
     deadline_ms: int  #: when the timer ends; 0 without a timer
+    posted: Posted | None = None  #: what became of its message
 
 
 class ShardCounts(NamedTuple):
@@ -143,47 +146,52 @@ class Store:
     def note_activity(
         self,
         frames: Sequence[Frame],
+        posts: Mapping[int, Post] = MappingProxyType({}),
         *,
-        stored: Collection[int] = frozenset(),
-        repeated: Collection[int] = frozenset(),
         partly: bool = False,
     ) -> list[FrameEffect]:
-        """Count frames and store the presence of their users. Frames of one session keep their order.
+        """Count frames, store their messages and the presence of their users. Frames of one session keep their order.
 
-        A dropped frame stores presence too, as of the user's last activity. It may repeat a frame that was counted
-        before the write of its presence failed.
+        A message is stored if and only if its frame is neither dropped nor refused. A dropped frame stores presence
+        too, as of the user's last activity. It may repeat a frame that was counted before the write of its presence
+        failed.
 
         Args:
-            stored: positions of frames whose message is in the inbox.
-            repeated: positions of frames that are dropped, as their message was counted before.
+            posts: the messages by position of their frame.
             partly: return `UNAVAILABLE` for frames of an unavailable node of a cluster, unless no node answers.
         """
         self._remember_policies()
         session_ids = [frame.session_id for frame in frames]
         groups = by_shard(session_ids)
-        words = []
+        words: list[tuple[Any, ...]] = []
         for number, frame in enumerate(frames):
-            flags = frame.first_tag + 2 * frame.spoken + 4 * (number in stored)
-            order = _REPEAT if number in repeated else order_of(frame.seq, frame.epoch)
-            code = f"{frame.sender[0]}{flags}{frame.kind}"
+            flags = frame.first_tag + 2 * frame.spoken + 4 * (number in posts)
+            code, order = f"{frame.sender[0]}{flags}{frame.kind}", order_of(frame.seq, frame.epoch)
             words.append((code, frame.user_id, frame.chat_id, order, frame.joined_tags))
+        for number, post in posts.items():
+            words[number] += post.key, post.body()
         keys = (
             client.DUE, client.INFLIGHT, client.POLICIES, client.ACTIVE, client.PAUSED, client.COUNTS,
             client.day_keys(), client.IDLE,
         )  # fmt: skip
         spans = (SESSION_LIFETIME, CLOSED_KEPT, TYPING_PAUSE, RENEWED_EVERY)
-        first = [*map(to_milliseconds, spans), len(client.SESSION[0])]
-        wanted = _calls_of_sessions(client.NOTE_ACTIVITY, session_ids, groups, words, keys=keys, first=first)
+        first = [*map(to_milliseconds, spans), len(client.SESSION[0]), *inbox.LIMITS]
+        wanted = _calls_of_sessions(
+            client.NOTE_ACTIVITY, session_ids, groups, words, keys=keys, first=first, with_inbox=posts
+        )
         answers = self._run(wanted, partly=partly)
         noted = [FrameEffect(UNAVAILABLE, 0)] * len(frames)
         dropped: dict[int, int] = {}  #: last activity of the user, ms, by position
         for numbers, answer in zip(groups.values(), answers, strict=True):
             if answer is None:
                 continue
-            for number, outcome, deadline in zip(numbers, answer[::2], answer[1::2], strict=True):
+            size, carrying = 2 * len(numbers), [number for number in numbers if number in posts] if posts else ()
+            for number, outcome, deadline in zip(numbers, answer[:size:2], answer[1:size:2], strict=True):
                 if outcome <= DROPPED:
                     dropped[number], outcome = -outcome, DROPPED
                 noted[number] = FrameEffect(outcome, deadline)
+            for number, posted in zip(carrying, answer[size:], strict=True):
+                noted[number] = noted[number]._replace(posted=parse_posted(posted))
         counted = [(frame, at.deadline_ms) for frame, at in zip(frames, noted, strict=True) if at.outcome == COUNTED]
         repeats = [(frames[number], at, noted[number].deadline_ms) for number, at in dropped.items()]
         present, wrote = _collect_presence(counted, repeats)
@@ -556,15 +564,20 @@ def _calls_of_sessions(
     *,
     keys: Sequence[Sequence[str]] = (),
     first: Sequence[Any] = (),
+    with_inbox: Container[int] = (),
 ) -> list[Call]:
     """Build one call per shard: `keys` of the shard and those of its sessions, then `first` and the sessions' `words`.
 
-    `groups` maps each shard to positions in `session_ids` and `words`.
+    `groups` maps each shard to positions in `session_ids` and `words`. The sessions at `with_inbox` have the keys of
+    their inbox too.
     """
     made: list[Call] = []
     for shard, numbers in groups.items():
         names = [each[shard] for each in keys]
-        names += [client.SESSION[shard] + session_ids[number] for number in numbers]
+        for number in numbers:
+            names.append(client.SESSION[shard] + session_ids[number])
+            if number in with_inbox:
+                names += inbox_keys(session_ids[number])
         made.append((script, names, [*first, *(word for number in numbers for word in words[number])]))
     return made
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -16,8 +16,8 @@ from scheduling.errors import ErrorCollector
 from scheduling.strict_text import InvalidText, decode_json, find_unstorable_text
 from sessions.event_loops import once_per_loop
 from sessions.frames import EPOCH_LENGTH, KINDS, MAX_SEQ, Frame, has_control_characters
-from sessions.store.client import StoreUnavailable, shard_of
-from sessions.store.inbox import OVERTAKEN, Inbox, Post, Posted, live_inbox
+from sessions.store.client import StoreUnavailable
+from sessions.store.inbox import Inbox, Post, live_inbox
 from sessions.store.sessions import DROPPED, UNAVAILABLE, FrameEffect, Store, live_store
 
 # Parse frames of a WebSocket strictly, and define its close codes. No I/O.
@@ -218,7 +218,7 @@ STALE_SEQ = "stale_seq"  #: reason of a dropped frame: its seq is not above the 
 
 @dataclass(frozen=True, slots=True)
 class FrameRequest:
-    """A frame with its message, if it carries one. `look` requests the last cursor of the inbox."""
+    """A frame with its message, if it carries one. `needs_cursor` requests the last cursor of the inbox."""
 
     frame: Frame
     post: Post | None = None
@@ -227,18 +227,14 @@ class FrameRequest:
 
 class FrameResult(NamedTuple):
     noted: FrameEffect
-    posted: Posted | None
     last_cursor: str  #: of the inbox; "" if not requested
 
 
 class FrameWriter:
-    """Write frames and messages in a thread.
+    """Write frames with their messages in a thread.
 
-    Messages are written before frames. If the store fails in between, the message is stored and not counted. The
-    client receives an error and repeats the message. The repeat is detected by id or seq, and is counted. In the
-    other order it would be counted and then dropped as a repeat. The repeat of a message that was counted is dropped:
-    the other side may have written since. A frame of a cluster's node that is unavailable gets `StoreUnavailable` as
-    its result; the others of the batch are written.
+    A frame of a cluster's node that is unavailable gets `StoreUnavailable` as its result; the others of the batch are
+    written. The client repeats it: a message that was stored is then a duplicate.
     """
 
     def __init__(self, store: Store, inbox: Inbox) -> None:
@@ -246,79 +242,21 @@ class FrameWriter:
         self.inbox = inbox
 
     def write_batch(self, slips: Sequence[FrameRequest]) -> list[FrameResult | Exception]:
-        posts = build_posts(slips)
-        answers: Sequence[Posted | None]
-        try:
-            answers = self.inbox.put_available(list(posts.values()))
-        except StoreUnavailable:
-            if len(posts) == len(slips):
-                raise
-            answers = [None] * len(posts)  # frames of other nodes may follow
-        posted = dict(zip(posts, answers, strict=True))
-        lost = {shard_of(slips[number].frame.session_id) for number, each in posted.items() if each is None}
-        numbers = [
-            number for number, slip in enumerate(slips) if not lost or shard_of(slip.frame.session_id) not in lost
-        ]
-        stored, repeated = find_repeats(numbers, posts, posted)
-        frames = [slips[number].frame for number in numbers]
-        noted = self.store.note_activity(frames, stored=stored, repeated=repeated, partly=True)
+        posts = {number: slip.post for number, slip in enumerate(slips) if slip.post}
+        noted = self.store.note_activity([slip.frame for slip in slips], posts, partly=True)
         stale = sum(
-            each.outcome == DROPPED and frame.seq is not None for frame, each in zip(frames, noted, strict=True)
+            each.outcome == DROPPED and slip.frame.seq is not None for slip, each in zip(slips, noted, strict=True)
         )
         if stale:
             metrics.count(metrics.frames_dropped, STALE_SEQ, by=stale)
-        written = [at for at, each in zip(numbers, noted, strict=True) if each.outcome != UNAVAILABLE]
-        asked = [number for number in written if slips[number].needs_cursor]
+        asked = [at for at, slip in enumerate(slips) if slip.needs_cursor and noted[at].outcome != UNAVAILABLE]
         last = dict(zip(asked, self.inbox.last_cursors([slips[at].frame.session_id for at in asked]), strict=True))
-        results: list[FrameResult | Exception] = [StoreUnavailable("the node does not answer")] * len(slips)
-        for number, each in zip(numbers, noted, strict=True):
-            if each.outcome != UNAVAILABLE and last.get(number) != "":
-                results[number] = FrameResult(each, posted.get(number), last.get(number, ""))
-        return results
-
-
-def build_posts(slips: Sequence[FrameRequest]) -> dict[int, Post]:
-    """Return the messages by position in the batch.
-
-    A message is marked `OVERTAKEN` if a higher seq or a newer epoch precedes it in the batch. The inbox stores only
-    counted messages. The inbox detects by key whether the message is already stored.
-    """
-    highest: dict[tuple[str, str], tuple[str, int, str]] = {}
-    former: set[tuple[str, str, str]] = set()
-    posts = {}
-    for number, slip in enumerate(slips):
-        if (post := slip.post) is None:
-            continue
-        side, seq = (slip.frame.session_id, slip.frame.sender), slip.frame.seq
-        if seq is not None:
-            epoch, last, key = highest.get(side, ("", -1, ""))
-            own = slip.frame.epoch or epoch
-            if (*side, own) in former or (own == epoch and (seq < last or (seq == last and post.key != key))):
-                post = replace(post, seq=OVERTAKEN, epoch="")
-            else:
-                if own != epoch and last >= 0:
-                    former.add((*side, epoch))
-                highest[side] = own, seq, post.key
-        posts[number] = post
-    return posts
-
-
-def find_repeats(
-    numbers: Sequence[int], posts: Mapping[int, Post], posted: Mapping[int, Posted | None]
-) -> tuple[set[int], set[int]]:
-    """Return places in `numbers`: of messages in the inbox whose frames count, and of repeats of counted messages."""
-    stored: set[int] = set()
-    repeated: set[int] = set()
-    names: set[tuple[str, str]] = set()
-    for place, number in enumerate(numbers) if posted else ():
-        each = posted.get(number)
-        if each and each.outcome in ("stored", "duplicate"):
-            name = posts[number].session_id, posts[number].key
-            # An earlier frame of the batch is counted with it.
-            is_repeat = each.outcome == "duplicate" and (each.counted or name in names)
-            (repeated if is_repeat else stored).add(place)
-            names.add(name)
-    return stored, repeated
+        return [
+            StoreUnavailable("the node does not answer")
+            if each.outcome == UNAVAILABLE or last.get(number) == ""
+            else FrameResult(each, last.get(number, ""))
+            for number, each in enumerate(noted)
+        ]
 
 
 @once_per_loop

@@ -270,10 +270,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         me = self.admission
         named = f"{me.role}:{frame.id}" if frame.id else ""
         numbered = f"{me.role}#{frame.epoch}#{frame.seq}" if frame.seq is not None else ""
-        return Post(
-            me.session_id, frame.id or str(new_id()), me.role, frame.text, key=named or numbered,
-            seq=frame.seq, epoch=frame.epoch, user_id=me.user_id,
-        )  # fmt: skip
+        return Post(me.session_id, frame.id or str(new_id()), me.role, frame.text, key=named or numbered, seq=frame.seq)
 
     def _handle_result(self, frame: Incoming, slip: FrameRequest, filed: FrameResult | Exception) -> None:
         """Handle the result of the store, or its error."""
@@ -290,13 +287,13 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             self.spoken = self.admission.role == USER
         if filed.last_cursor:
             self._read_up_to(filed.last_cursor)
-        if slip.post and filed.posted:
-            if filed.posted.outcome == "stored":
-                hub.hub().notify(self.admission.session_id, hub.message_notification(slip.post, filed.posted))
-            if frame.id and filed.posted.outcome == "replayed":
+        if slip.post and (posted := filed.noted.posted):
+            if posted.outcome == "stored":
+                hub.hub().notify(self.admission.session_id, hub.message_notification(slip.post, posted))
+            if frame.id and posted.outcome == "replayed":
                 self._refuse(frame, "replayed", "its seq is not above the last; it is not stored")
             elif frame.id:
-                self._push({"type": "ack", "id": frame.id, "duplicate": filed.posted.outcome == "duplicate"})
+                self._push({"type": "ack", "id": frame.id, "duplicate": posted.outcome == "duplicate"})
         elif frame.kind not in ("ping", EVENT) and filed.noted.outcome != DROPPED:
             role = self.admission.role
             notification = (

@@ -10,7 +10,7 @@ from sessions.detection.presence import UNANSWERED, SessionPresence
 from sessions.detection.silence_events import silence_event
 from sessions.policy import AGENT, CUSTOMER, Override, Policy, PolicySet
 from sessions.store import stats
-from sessions.store.sessions import COUNTED
+from sessions.store.sessions import COUNTED, FrameEffect
 from tests.sessions import stopped_clock
 from tests.sessions.conftest import Chats
 from tests.sessions.test_presence import silence_question
@@ -40,7 +40,7 @@ def look(chats: Chats) -> stats.SessionSnapshot:
 
 def test_after_agent_arms_only_while_agent_wrote_last(after_agent: Chats) -> None:
     chats = after_agent
-    assert chats.user() == (COUNTED, 0)
+    assert chats.user() == FrameEffect(COUNTED, 0)
     assert (look(chats).state, look(chats).why) == ("idle", "customer_wrote")
     assert chats.user(kind="ping").deadline_ms == 0
     assert chats.agent(kind="resume").deadline_ms == 0
@@ -59,7 +59,7 @@ def test_after_agent_arms_only_while_agent_wrote_last(after_agent: Chats) -> Non
 
 
 def test_after_agent_needs_a_message_of_the_user(after_agent: Chats) -> None:
-    assert after_agent.agent() == (COUNTED, 0)
+    assert after_agent.agent() == FrameEffect(COUNTED, 0)
     assert look(after_agent).why == "no_message"
 
 
@@ -69,7 +69,7 @@ def test_lost_session_waits_for_next_message(chats: Chats, after: str) -> None:
     chats.policies(default=Policy(MINUTE, after=after))
     chats.store.server.client.flushall()
     chats.user(kind="ping")
-    assert chats.user(kind="ping", spoken=True) == (COUNTED, 0)
+    assert chats.user(kind="ping", spoken=True) == FrameEffect(COUNTED, 0)
     assert look(chats).why == "unknown_writer"
     assert (chats.agent() if after == AGENT else chats.user()).deadline_ms > 0
 
@@ -83,7 +83,7 @@ def test_after_customer_only_answer_of_agent_ends_wait(after_customer: Chats, si
     chats = after_customer
     first = chats.user().deadline_ms
     chats.pass_time(30)
-    assert (chats.user if side == "user" else chats.agent)(kind=kind) == (COUNTED, first)
+    assert (chats.user if side == "user" else chats.agent)(kind=kind) == FrameEffect(COUNTED, first)
     assert (look(chats).state, look(chats).awaited) == ("armed", "agent")
     chats.pass_time(31)
     (claim,) = chats.claim()
@@ -205,7 +205,7 @@ def test_counts_and_pauses_follow_the_awaited_side(both_sides: Chats) -> None:
 
 
 def test_lost_session_with_both_policies_waits_for_next_message(both_sides: Chats) -> None:
-    assert both_sides.user(kind="ping", tag="help", spoken=True) == (COUNTED, 0)
+    assert both_sides.user(kind="ping", tag="help", spoken=True) == FrameEffect(COUNTED, 0)
     assert look(both_sides).why == "unknown_writer"
 
 

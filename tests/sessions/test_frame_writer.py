@@ -1,7 +1,8 @@
-"""Which messages of one batch the inbox gets as they are, and which as overtaken; and which repeats are counted."""
+"""Which messages the inbox gets, and which frames are counted."""
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -11,50 +12,11 @@ from sessions.frames import Frame
 from sessions.policy import CUSTOMER, Policy
 from sessions.store import stats
 from sessions.store.client import StoreUnavailable
-from sessions.store.inbox import OVERTAKEN, Inbox, Post
+from sessions.store.inbox import START, Inbox, Post
 from sessions.store.sessions import COUNTED, DROPPED
-from sessions.websocket.connection import FrameRequest, FrameResult, FrameWriter, build_posts
+from sessions.websocket.connection import FrameRequest, FrameResult, FrameWriter
 from tests.sessions.conftest import Chats
 from tests.support.tables import each_row
-
-
-@pytest.mark.parametrize(
-    ("messages", "overtaken"),
-    [
-        ([("a", 5, ""), ("b", 6, "")], []),
-        ([("a", 5, ""), ("b", 4, "")], ["b"]),
-        ([("a", 5, ""), ("b", 5, "")], ["b"]),
-        ([("a", 5, ""), ("a", 5, "")], []),
-        ([("a", 5, "one"), ("b", 1, "two")], []),
-        ([("a", 5, "one"), ("b", 1, "two"), ("c", 6, "one")], ["c"]),
-        ([("a", 5, "one"), ("b", 4, "")], ["b"]),
-        ([("a", 5, ""), ("b", None, ""), ("c", 4, "")], ["c"]),
-    ],
-    ids=[
-        "in order", "late", "another with the same seq", "repeated", "new epoch", "late from the epoch before",
-        "late without an epoch", "one without a seq changes nothing",
-    ],
-)  # fmt: skip
-def test_build_posts_marks_overtaken_messages(
-    messages: list[tuple[str, int | None, str]], overtaken: list[str]
-) -> None:
-    slips = [
-        FrameRequest(
-            Frame("s1", "ann", seq=seq, epoch=epoch), Post("s1", key, "user", "hi", key=key, seq=seq, epoch=epoch)
-        )
-        for key, seq, epoch in messages
-    ]
-    posts = build_posts(slips)
-    assert list(posts) == list(range(len(messages)))
-    assert [post.key for post in posts.values() if post.seq == OVERTAKEN] == overtaken
-
-
-def test_build_posts_separates_sides_and_sessions() -> None:
-    slips = [
-        FrameRequest(Frame(session, "ann", sender=sender, seq=seq), Post(session, "m", sender, "hi", key="m", seq=seq))
-        for session, sender, seq in (("s1", "user", 5), ("s1", "agent", 4), ("s2", "user", 4))
-    ]
-    assert [post.seq for post in build_posts(slips).values()] == [5, 4, 4]
 
 
 @pytest.fixture
@@ -63,20 +25,56 @@ def writer(chats: Chats) -> FrameWriter:
     return FrameWriter(chats.store, Inbox(chats.store.server))
 
 
-def message(name: str, sender: str = "user", *, session: str = "s1", seq: int | None = None) -> FrameRequest:
+def message(
+    name: str, sender: str = "user", *, session: str = "s1", seq: int | None = None, epoch: str = ""
+) -> FrameRequest:
     post = Post(session, name, sender, "hi", key=f"{sender}:{name}", seq=seq)
-    return FrameRequest(Frame(session, "ann", sender=sender, seq=seq), post)
+    return FrameRequest(Frame(session, "ann", sender=sender, seq=seq, epoch=epoch), post)
 
 
 def write(writer: FrameWriter, *requests: FrameRequest) -> list[tuple[str, int]]:
     """Return what became of the message and of the frame."""
     found = writer.write_batch(requests)
-    assert all(isinstance(each, FrameResult) and each.posted for each in found)
-    return [(each.posted.outcome, each.noted.outcome) for each in found]  # type: ignore[union-attr]
+    assert all(isinstance(each, FrameResult) and each.noted.posted for each in found)
+    return [(each.noted.posted.outcome, each.noted.outcome) for each in found]  # type: ignore[union-attr]
 
 
 def awaited(writer: FrameWriter) -> str:
     return stats.session_snapshot(writer.store, "s1").awaited
+
+
+NEW, KNOWN, LATE = ("stored", COUNTED), ("duplicate", DROPPED), ("replayed", DROPPED)
+
+
+@each_row(
+    "messages, expected",
+    [
+        ([("a", 5, ""), ("b", 6, "")], [NEW, NEW]),
+        ([("a", 5, ""), ("b", 4, "")], [NEW, LATE]),
+        ([("a", 5, ""), ("b", 5, "")], [NEW, LATE]),
+        ([("a", 5, ""), ("a", 5, "")], [NEW, KNOWN]),
+        ([("a", 5, "one"), ("b", 1, "two")], [NEW, NEW]),
+        ([("a", 5, "one"), ("b", 1, "two"), ("c", 6, "one")], [NEW, NEW, LATE]),
+        ([("a", 5, "one"), ("b", 4, "")], [NEW, LATE]),
+        ([("a", 5, ""), ("b", None, ""), ("c", 4, "")], [NEW, NEW, LATE]),
+    ],
+)
+def test_message_is_stored_exactly_where_its_frame_counts(
+    writer: FrameWriter, messages: list[tuple[str, int | None, str]], expected: list[tuple[str, int]]
+) -> None:
+    """Those of one batch, and repeated in another one."""
+    session = f"s-{messages}"[:128]
+    batch = [message(name, session=session, seq=seq, epoch=epoch) for name, seq, epoch in messages]
+    assert write(writer, *batch) == expected
+    assert write(writer, *batch) == [LATE if each == LATE else KNOWN for each in expected]
+    kept = [json.loads(entry.body)["id"] for entry in writer.inbox.since(session, START)]
+    assert kept == [name for (name, _, _), each in zip(messages, expected, strict=True) if each == NEW]
+
+
+def test_order_of_messages_is_that_of_their_side_and_session(writer: FrameWriter) -> None:
+    batch = [("s1", "user", 5), ("s1", "agent", 4), ("s2", "user", 4)]
+    slips = [message(f"m{number}", side, session=name, seq=seq) for number, (name, side, seq) in enumerate(batch)]
+    assert write(writer, *slips) == [NEW] * 3
 
 
 def test_repeat_of_counted_message_is_not_counted(writer: FrameWriter) -> None:
@@ -103,27 +101,6 @@ def test_repeat_of_counted_message_does_not_reopen_session(writer: FrameWriter) 
     assert stats.session_snapshot(writer.store, "s1").state == "closed"
     assert write(writer, message("m2")) == [("stored", COUNTED)]
     assert write(writer, message("m1")) == [("duplicate", DROPPED)]
-
-
-@each_row("sender", ["user", "agent"])
-def test_repeat_of_uncounted_message_is_counted(
-    writer: FrameWriter, monkeypatch: pytest.MonkeyPatch, sender: str
-) -> None:
-    """Other frames of the side, counted in between, do not stand for the message."""
-    if sender == "agent":
-        write(writer, message("m1"))
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise StoreUnavailable("killed in between")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(writer.store, "note_activity", fail)
-        with pytest.raises(StoreUnavailable):
-            writer.write_batch([message("x1", sender)])
-    writer.store.note_activity([Frame("s1", "ann", sender=sender, kind="typing")])
-    assert write(writer, message("x1", sender)) == [("duplicate", COUNTED)]
-    assert awaited(writer) == ("agent" if sender == "user" else "")
-    assert write(writer, message("x1", sender)) == [("duplicate", DROPPED)]
 
 
 def test_repeat_of_counted_message_stores_lost_presence(writer: FrameWriter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from sessions.store.sessions import (
     REFUSED,
     SESSION_LIFETIME,
     ClaimedSilence,
+    FrameEffect,
     Store,
     claim_call,
     clear_pauses_call,
@@ -59,8 +60,8 @@ def test_each_user_frame_renews_deadline(chats: Chats, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["ping", "typing", "read"])
 def test_frames_before_user_message_do_not_arm(chats: Chats, kind: str) -> None:
-    assert chats.user(kind=kind) == (COUNTED, 0)
-    assert chats.agent() == (COUNTED, 0)
+    assert chats.user(kind=kind) == FrameEffect(COUNTED, 0)
+    assert chats.agent() == FrameEffect(COUNTED, 0)
     chats.pass_time(61)
     assert chats.claim() == []
     assert chats.seconds_left(chats.user()) == pytest.approx(60, abs=0.001)
@@ -71,7 +72,7 @@ def test_frames_before_user_message_do_not_arm(chats: Chats, kind: str) -> None:
 def test_ping_of_user_who_wrote_arms_lost_session(chats: Chats) -> None:
     chats.user()
     chats.store.server.client.flushall()
-    assert chats.user(kind="ping") == (COUNTED, 0)
+    assert chats.user(kind="ping") == FrameEffect(COUNTED, 0)
     assert chats.seconds_left(chats.user(kind="ping", spoken=True)) == pytest.approx(60, abs=0.001)
     chats.pass_time(50)
     assert chats.seconds_left(chats.user(kind="ping")) == pytest.approx(60, abs=0.001)
@@ -94,7 +95,7 @@ def test_frame_of_other_user_is_refused(chats: Chats, by: str, kind: str) -> Non
     noted = chats.user(seq=1)
     chats.pass_time(30)
     speak = chats.user if by == "user" else chats.agent
-    assert speak(user_id="eve", kind=kind, seq=9, tag="vip") == (REFUSED, noted.deadline_ms)
+    assert speak(user_id="eve", kind=kind, seq=9, tag="vip") == FrameEffect(REFUSED, noted.deadline_ms)
     assert chats.user(kind="ping", seq=2).outcome == COUNTED
     chats.pass_time(61)
     assert [(each.user_id, each.tag) for each in chats.claim()] == [("ann", "default")]
@@ -250,8 +251,8 @@ def test_agent_frame_does_not_reopen_closed_session(chats: Chats, by: str, kind:
     """The user leaves, and the agent's “bye” is still on its way."""
     chats.user()
     (chats.user if by == "user" else chats.agent)(kind="close")
-    assert chats.agent(kind=kind) == (IDLE, 0)
-    assert chats.user(kind="ping") == (IDLE, 0)
+    assert chats.agent(kind=kind) == FrameEffect(IDLE, 0)
+    assert chats.user(kind="ping") == FrameEffect(IDLE, 0)
     chats.pass_time(200)
     assert not chats.silent()
     assert chats.user().outcome == COUNTED
@@ -309,7 +310,7 @@ def test_ping_keeps_claimed_silence(chats: Chats) -> None:
     chats.user(seq=1)
     chats.pass_time(61)
     (claim,) = chats.claim()
-    assert chats.user(kind="ping", seq=2) == (COUNTED, claim.deadline_ms)
+    assert chats.user(kind="ping", seq=2) == FrameEffect(COUNTED, claim.deadline_ms)
     assert chats.user(kind="ping", seq=2).outcome == DROPPED
     assert chats.is_current(claim)
     chats.pass_time(31)
