@@ -7,8 +7,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,47 +24,7 @@ from scheduling.queue_names import CORE_QUEUES, TICK_QUEUES
 
 log = structlog.get_logger(__name__)
 
-
-#: Seconds that the oldest message may wait for a process. The publisher's clock may be a second behind.
-MAX_MESSAGE_WAIT = 1.5
-MESSAGES_PER_SECOND = 50  #: messages that a process handles per second
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLoad:
-    """Load of a worker at one moment.
-
-    All values come from the worker's main process. A slow or unavailable broker therefore costs nothing. RabbitMQ,
-    which does not show waiting messages, needs no special case.
-    """
-
-    processes: int
-    busy: int  #: processes with a task
-    waiting: int  #: due messages without a process; messages still in the broker come after these
-    oldest: float  #: seconds that the oldest waits since its publication or eta
-    soon: int  #: unacknowledged messages that fall due within a second
-
-
-class PoolSizer:
-    def __init__(self, shrink_after: float, now: float) -> None:
-        self._shrink_after = shrink_after
-        self._calm_since = now  #: since then every measurement showed an idle process
-
-    def size(self, seen: WorkerLoad, *, least: int, most: int, now: float) -> int:
-        """Return the wanted number of processes: at most double, at least one less."""
-        is_short = (
-            seen.waiting and seen.oldest >= MAX_MESSAGE_WAIT
-        ) or seen.soon > MESSAGES_PER_SECOND * seen.processes
-        if is_short or seen.busy + seen.waiting >= seen.processes:
-            self._calm_since = now
-        if is_short:
-            return max(min(seen.processes + max(1, min(seen.waiting, seen.processes)), most), least)
-        if now - self._calm_since >= self._shrink_after and seen.processes > least:
-            self._calm_since = now - self._shrink_after * 3 / 4  # shrink again soon if the load stays low
-            return seen.processes - 1
-        return seen.processes
-
-
+MAX_WAIT = 1.5  #: seconds in which messages may wait without a pause; then a process is missing
 SCALE_INTERVAL = 0.5  #: seconds between measurements
 LARGEST_DEFAULT = 16  #: processes: 80 MB each, and the unit has 2 GB
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  #: of this container: microseconds of processor time, and their period
@@ -109,42 +67,44 @@ def count_usable_cores() -> int:
 
 
 class PoolScaler(Autoscaler):  # type: ignore[misc]
-    """Celery's autoscaler with different measurements and a safe way to shrink. Runs between events of the worker's
-    loop.
+    """Celery's autoscaler with a measure in time and a safe way to shrink. Runs between events of the worker's loop.
+
+    It measures what the main process knows. A slow or unavailable broker therefore costs nothing, RabbitMQ, which does
+    not show waiting messages, needs no special case, and the clocks of publishers do not matter.
     """
 
     def __init__(self, *args: Any, keepalive: float = SCALE_INTERVAL, **kwargs: Any) -> None:
         super().__init__(*args, keepalive=keepalive, **kwargs)
-        now = time.monotonic()
-        self._sizer = PoolSizer(settings.AFTERTOUCH_WORKER_SHRINK_AFTER.total_seconds(), now)
-        self._looks_at = now
+        self._looks_at = self._kept_up_at = self._spare_since = time.monotonic()
 
     def maybe_scale(self, req: Any = None) -> None:
-        """Measure and scale at most every `SCALE_INTERVAL` seconds. Celery also calls this for each message."""
+        """Measure and scale at most every `SCALE_INTERVAL` seconds. Celery also calls this for each message.
+
+        Grows to at most twice the size where messages wait at each measurement of `MAX_WAIT`. Shrinks by one where each
+        measurement showed an idle process for `AFTERTOUCH_WORKER_SHRINK_AFTER`, and soon again if the load stays low.
+        """
         now = time.monotonic()
         if now < self._looks_at:
             return
         self._looks_at = now + SCALE_INTERVAL
-        seen = self._measure_load()
-        wanted = self._sizer.size(seen, least=self.min_concurrency, most=self.max_concurrency, now=now)
-        if wanted > seen.processes:
-            self._grow(wanted - seen.processes)
-            log.info("pool_grows", by=wanted - seen.processes, processes=self.processes, why=str(seen))
-        elif wanted < seen.processes:
-            self._shrink(seen.processes - wanted)
+        processes, shrink_after = self.processes, settings.AFTERTOUCH_WORKER_SHRINK_AFTER.total_seconds()
+        received = len(state.reserved_requests)  # with those that run; messages in the broker come after these
+        if received <= processes:
+            self._kept_up_at = now
+        if received >= processes:
+            self._spare_since = now
+        wanted = processes
+        if now - self._kept_up_at >= MAX_WAIT:
+            wanted = max(min(received, 2 * processes, self.max_concurrency), self.min_concurrency)
+        elif now - self._spare_since >= shrink_after and processes > self.min_concurrency:
+            self._spare_since = now - shrink_after * 3 / 4
+            wanted = processes - 1
+        if wanted > processes:
+            self._grow(wanted - processes)
+            log.info("pool_grows", by=wanted - processes, processes=self.processes, received=received)
+        elif wanted < processes:
+            self._shrink(processes - wanted)
         metrics.set_gauge(metrics.pool_processes, self.worker.hostname, value=self.processes)
-
-    def _measure_load(self) -> WorkerLoad:
-        now, active = datetime.now(UTC), state.active_requests
-        waiting = [request for request in state.reserved_requests if request not in active]
-        soon = now + timedelta(seconds=1)
-        return WorkerLoad(
-            processes=self.processes,
-            busy=len(active),
-            waiting=len(waiting),
-            oldest=max((measure_wait(request, now) for request in waiting), default=0.0),
-            soon=sum(request.eta <= soon for request in state.scheduled_requests),
-        )
 
     def _grow(self, n: int) -> None:
         """Start the processes at once, also for `celery control autoscale`."""
@@ -172,12 +132,3 @@ class PoolScaler(Autoscaler):  # type: ignore[misc]
             pool._putlock.shrink()
             child.terminate_controlled()  # runs `config.celery.application.drain_sender`
             log.info("pool_shrinks", pid=child.pid, processes=self.processes)
-
-
-def measure_wait(request: Any, now: datetime) -> float:
-    """Return the seconds that a request has waited, 0 for one without a timestamp (ticks of beat)."""
-    published_at = request.request_dict.get("published_at")
-    if not isinstance(published_at, int | float):
-        return 0.0
-    ready_at = max(published_at, request.eta.timestamp() if request.eta else 0.0)
-    return max(0.0, now.timestamp() - ready_at)

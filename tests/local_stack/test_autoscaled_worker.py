@@ -1,8 +1,7 @@
-"""Which workers are elastic, and how long a message has waited for a process of one."""
+"""Which workers are elastic."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, call
@@ -11,10 +10,8 @@ import pytest
 from pytest_django import Settings
 
 from config.celery import autoscaler
-from config.celery.autoscaler import PoolScaler, ScalingWorker, measure_wait
+from config.celery.autoscaler import PoolScaler, ScalingWorker
 from scheduling.queue_names import CORE_QUEUES, RPA_QUEUES
-
-NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 def bounds(settings: Settings, queues: str, most: int | None = 6, pool: str = "prefork", **options: Any) -> Any:
@@ -71,17 +68,3 @@ def test_control_command_starts_processes_at_once() -> None:
     pool, worker = Mock(num_processes=2), Mock()
     PoolScaler(pool, max_concurrency=4, min_concurrency=2, worker=worker).update(max=6, min=5)
     assert pool.method_calls == [call.grow(3), call.maintain_pool()]
-
-
-@pytest.mark.parametrize(
-    ("published", "eta", "expected"),
-    [(10, None, 10.0), (60, 5, 5.0), (10, 20, 10.0), (60, -5, 0.0), (-5, None, 0.0), (None, 5, 0.0)],
-    ids=["due when published", "waited for its eta", "overdue when published", "not due", "clock ahead", "a tick"],
-)
-def test_measure_wait_counts_from_ready_time(published: float | None, eta: float | None, expected: float) -> None:
-    """Both are seconds before now."""
-    request = SimpleNamespace(
-        request_dict={} if published is None else {"published_at": NOW.timestamp() - published},
-        eta=None if eta is None else NOW - timedelta(seconds=eta),
-    )
-    assert measure_wait(request, NOW) == expected

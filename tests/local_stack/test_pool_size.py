@@ -1,60 +1,99 @@
-"""How many processes a worker should have: quickly more, slowly fewer."""
+"""How many processes a worker has: quickly more, slowly fewer."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterable
+from datetime import timedelta
+from types import SimpleNamespace
+from unittest.mock import Mock
 
-from config.celery.autoscaler import MAX_MESSAGE_WAIT, MESSAGES_PER_SECOND, PoolSizer, WorkerLoad
+import pytest
+from pytest_django import Settings
+
+from config.celery import autoscaler
+from config.celery.autoscaler import MAX_WAIT, SCALE_INTERVAL, PoolScaler
+from tests.support.tables import each_row
 
 LEAST, MOST = 1, 8
 CALM = 30.0
 
 
-def make_load(processes: int, *, busy: int = 0, waiting: int = 0, oldest: float = 0.0, soon: int = 0) -> WorkerLoad:
-    return WorkerLoad(processes, busy, waiting, oldest, soon)
+class Scaler(PoolScaler):
+    def _shrink(self, n: int) -> None:
+        self.pool.shrink(n)
 
 
-def compute_size(seen: WorkerLoad, now: float = 0.0) -> int:
-    return PoolSizer(CALM, 0.0).size(seen, least=LEAST, most=MOST, now=now)
+class Pool:
+    """A pool of a worker whose clock and messages the test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, processes: int, least: int = LEAST) -> None:
+        self.num_processes, self.now = processes, 1000.0
+        self.received: list[int] = []
+        monkeypatch.setattr(autoscaler, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(autoscaler, "state", SimpleNamespace(reserved_requests=self.received))
+        worker = Mock(hostname="core@test")
+        self.scaler = Scaler(self, max_concurrency=MOST, min_concurrency=least, worker=worker)
+
+    def grow(self, n: int) -> None:
+        self.num_processes += n
+
+    def shrink(self, n: int) -> None:
+        self.num_processes -= n
+
+    def maintain_pool(self) -> None:
+        """The processes exist at once."""
+
+    def run(self, loads: Iterable[int]) -> list[int]:
+        """Return the sizes after each half second in which so many messages ran or waited."""
+        sizes = []
+        for load in loads:
+            self.now += SCALE_INTERVAL
+            self.received[:] = range(load)
+            self.scaler.maybe_scale()
+            sizes.append(self.num_processes)
+        return sizes
 
 
-@pytest.mark.parametrize(
-    ("seen", "expected"),
+@pytest.fixture(autouse=True)
+def calm(settings: Settings) -> None:
+    settings.AFTERTOUCH_WORKER_SHRINK_AFTER = timedelta(seconds=CALM)
+
+
+LONG = int(MAX_WAIT / SCALE_INTERVAL)
+
+
+@each_row(
+    "processes, loads, expected",
     [
-        (make_load(2, busy=2, waiting=6, oldest=MAX_MESSAGE_WAIT), 4),
-        (make_load(2, busy=2, waiting=1, oldest=9.0), 3),
-        (make_load(4, busy=4, waiting=9, oldest=9.0), MOST),
-        (make_load(7, busy=7, waiting=9, oldest=9.0), MOST),
-        (make_load(2, busy=2, waiting=6, oldest=MAX_MESSAGE_WAIT / 2), 2),
-        (make_load(2, soon=2 * MESSAGES_PER_SECOND + 1), 3),
-        (make_load(2, soon=2 * MESSAGES_PER_SECOND), 2),
-        (make_load(MOST, busy=MOST, waiting=9, oldest=9.0), MOST),
+        (2, [8] * LONG, 4),  # it doubles at most
+        (2, [3] * LONG, 3),
+        (4, [13] * LONG, MOST),
+        (7, [16] * LONG, MOST),
+        (MOST, [17] * LONG, MOST),
+        (2, [8] * (LONG - 1), 2),  # they wait briefly
+        (2, [8, 8, 2] * 4, 2),  # it keeps up
+        (2, [2] * 20, 2),  # none waits
     ],
-    ids=[
-        "many wait for long", "one waits for long", "it doubles at once", "not above the most", "they wait briefly",
-        "more falls due than it gets through", "as much falls due as it gets through", "it is at the most",
-    ],
-)  # fmt: skip
-def test_pool_size_grows_when_messages_wait(seen: WorkerLoad, expected: int) -> None:
-    assert compute_size(seen) == expected
+)
+def test_pool_grows_while_messages_wait(
+    monkeypatch: pytest.MonkeyPatch, processes: int, loads: list[int], expected: int
+) -> None:
+    assert Pool(monkeypatch, processes).run(loads)[-1] == expected
 
 
-def test_pool_size_shrinks_by_one_after_spare_time() -> None:
-    sizer, sizes = PoolSizer(CALM, 0.0), [4]
-    for second in range(120):
-        sizes.append(sizer.size(make_load(sizes[-1], busy=1), least=2, most=MOST, now=float(second)))
+def test_pool_shrinks_by_one_after_spare_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = Pool(monkeypatch, 4, least=2).run([1] * 240)
     assert sizes[-1] == 2
-    assert sizes.index(3) > CALM
-    assert sizes.index(3) + CALM / 5 < sizes.index(2) < sizes.index(3) + CALM / 2
+    first, second = (sizes.index(size) * SCALE_INTERVAL for size in (3, 2))
+    assert CALM - 1 < first < CALM + 1
+    assert first + CALM / 5 < second < first + CALM / 2
 
 
-def test_pool_size_stays_after_full_use() -> None:
-    sizer = PoolSizer(CALM, 0.0)
-    assert sizer.size(make_load(2, busy=2), least=LEAST, most=MOST, now=CALM - 1) == 2
-    assert sizer.size(make_load(2), least=LEAST, most=MOST, now=CALM + 1) == 2
-    assert sizer.size(make_load(2), least=LEAST, most=MOST, now=2 * CALM) == 1
+def test_pool_keeps_its_size_after_full_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool(monkeypatch, 2)
+    assert set(pool.run([0] * 50 + [2] + [0] * 50)) == {2}
+    assert pool.run([0] * 10)[-1] == 1
 
 
-def test_pool_size_stays_at_the_minimum() -> None:
-    sizer = PoolSizer(CALM, 0.0)
-    assert sizer.size(make_load(LEAST), least=LEAST, most=MOST, now=1000.0) == LEAST
+def test_pool_keeps_the_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(Pool(monkeypatch, LEAST).run([0] * 500)) == {LEAST}
