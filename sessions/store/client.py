@@ -319,7 +319,7 @@ TALLY = read_script("tally")
 DELETE_PAUSES = read_script("delete_pauses")
 
 
-NO_POLICIES = "NOPOLICIES"
+NO_POLICIES = object()  #: the answer of a call that changed nothing, because the server has no policies
 #: Answers of a server that runs but cannot write now: it loads, is full, or is no longer the primary.
 UNWRITABLE_ERRORS = (
     redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, OutOfMemoryError, TryAgainError, AskError,
@@ -338,15 +338,6 @@ class NotAllowed(Exception):
     """The Redis ACL denies the command."""
 
 
-class NoPolicies(Exception):
-    """The server has no policies. The calls at `undone` changed nothing."""
-
-    def __init__(self, undone: list[int], answers: list[Any]) -> None:
-        super().__init__("the server has no silence policies")
-        self.undone = undone
-        self.answers = answers
-
-
 class Server:
     """A Redis, directly or by Sentinel, or a Redis Cluster (`redis+cluster://…`)."""
 
@@ -356,13 +347,13 @@ class Server:
     def run(self, calls: Sequence[Call], clock_offset: int = 0, *, partly: bool = False) -> list[Any]:
         """Run all calls in one pipeline and return their answers in order.
 
-        A call whose script is unknown to the server changed nothing and is sent again with the script text.
+        A call whose script is unknown to the server changed nothing and is sent again with the script text. The answer
+        of one that needs policies may be `NO_POLICIES`.
 
         Args:
             partly: the answer of a call whose node is unavailable is None, unless no node answers.
 
         Raises:
-            NoPolicies: the server has no policies for some of the calls.
             StoreUnavailable: the server does not answer; the calls may or may not have run.
         """
         answers = self._send([("EVALSHA", call[0].sha, call) for call in calls], clock_offset)
@@ -371,16 +362,12 @@ class Server:
             anew = self._send([("EVAL", calls[number][0].text, calls[number]) for number in unknown], clock_offset)
             for number, answer in zip(unknown, anew, strict=True):
                 answers[number] = answer
-        undone = [
-            number
-            for number, answer in enumerate(answers)
-            if isinstance(answer, ResponseError) and NO_POLICIES in str(answer)
-        ]
+        for number, answer in enumerate(answers):
+            if isinstance(answer, ResponseError) and "NOPOLICIES" in str(answer):
+                answers[number] = NO_POLICIES
         if partly:
             _leave_out_unavailable(answers)
-        raise_first_error([answer for number, answer in enumerate(answers) if number not in undone])
-        if undone:
-            raise NoPolicies(undone, answers)
+        raise_first_error(answers)
         return answers
 
     def _send(self, calls: Sequence[tuple[str, str, Call]], clock_offset: int) -> list[Any]:

@@ -26,8 +26,8 @@ from sessions.policy import PoliciesUnknown, PolicySet
 from sessions.rates import Every
 from sessions.store import client, inbox
 from sessions.store.client import (
+    NO_POLICIES,
     Call,
-    NoPolicies,
     Server,
     StoreUnavailable,
     by_shard,
@@ -482,21 +482,6 @@ class Store:
         self.server.ask(lambda pipe: [pipe.hset(name, items=flat) for name in client.POLICIES], partly=True)
         self._known = words
 
-    def _push_again(self) -> None:
-        """Restore policies that the server has lost.
-
-        Without the database, uses the policies that the server last held.
-
-        Raises:
-            StoreUnavailable: this process never read policies. A session must not get a timer from an unknown policy.
-        """
-        try:
-            self.push(self.policies())
-        except PoliciesUnknown as error:
-            if not self._known:
-                raise StoreUnavailable("the silence policies are lost, and the database cannot be reached") from error
-            self._push(self._known)
-
     def _remember_policies(self) -> None:
         if self._remembering.is_due():
             names = ("version", "body")
@@ -507,23 +492,37 @@ class Store:
                     self._known = dict(zip(names, map(decode_text, held), strict=True))
 
     def _run(self, wanted: Sequence[Call], *, partly: bool = False) -> list[Any]:
-        """Return the answers in order. For `partly` see `Server.run`."""
+        """Return the answers in order. For `partly` see `Server.run`.
+
+        Restores policies that the server has lost. Without the database, these are those that it last held.
+
+        Raises:
+            StoreUnavailable: a session must not get a timer from an unknown policy.
+        """
         if not wanted:
             return []
+        answers = self.server.run(wanted, self.clock_offset, partly=partly)
+        undone = [number for number, answer in enumerate(answers) if answer is NO_POLICIES]
+        if not undone:
+            return answers
         try:
-            return self.server.run(wanted, self.clock_offset, partly=partly)
-        except NoPolicies as lack:
-            self._push_again()
-            again = [wanted[number] for number in lack.undone]
-            try:
-                anew = self._run_once(again, partly=partly)
-            except StoreUnavailable:
-                if not partly:
-                    raise
-                anew = [None] * len(again)
-            for number, answer in zip(lack.undone, anew, strict=True):
-                lack.answers[number] = answer
-            return lack.answers
+            self.push(self.policies())
+        except PoliciesUnknown as error:
+            if not self._known:
+                raise StoreUnavailable("the silence policies are lost, and the database cannot be reached") from error
+            self._push(self._known)
+        try:
+            anew = self.server.run([wanted[number] for number in undone], self.clock_offset, partly=partly)
+        except StoreUnavailable:
+            if not partly:
+                raise
+            anew = [None] * len(undone)
+        for number, answer in zip(undone, anew, strict=True):
+            # The node was unavailable for the push, or lost them since.
+            if answer is NO_POLICIES and not partly:
+                raise StoreUnavailable("a node has no silence policies")
+            answers[number] = None if answer is NO_POLICIES else answer
+        return answers
 
     def _run_available(self, wanted: Sequence[Call]) -> list[Any]:
         """Return None for each call of an unavailable node, also if all are unavailable."""
@@ -531,17 +530,6 @@ class Store:
             return self._run(wanted, partly=True)
         except StoreUnavailable:
             return [None] * len(wanted)
-
-    def _run_once(self, wanted: Sequence[Call], *, partly: bool = False) -> list[Any]:
-        if not wanted:
-            return []
-        try:
-            return self.server.run(wanted, self.clock_offset, partly=partly)
-        except NoPolicies as lack:
-            # The node was unavailable for the push, or lost them since.
-            if not partly:
-                raise StoreUnavailable("a node has no silence policies") from lack
-            return [None if number in lack.undone else answer for number, answer in enumerate(lack.answers)]
 
 
 def live_store() -> Store:
