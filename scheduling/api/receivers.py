@@ -7,7 +7,7 @@ from typing import Any
 
 from django.conf import settings
 from django.http import HttpRequest
-from ninja import Query, Router, Schema
+from ninja import Field, Query, Router, Schema
 
 from scheduling.api.auth import ApiKeyAuth
 from scheduling.api.schemas import Page, ProblemOut, limit_list_time
@@ -50,16 +50,24 @@ class LimitOut(Schema):
 class ReceiverOut(Schema):
     """`chat_id` is empty for the address of the channel or of customers. `rate` is in touches a second."""
 
-    channel: str
-    kind: str
+    channel: str = Field(alias="channel.key")
+    kind: str = Field(alias="channel.kind")
     chat_id: str
     waiting: int
-    waiting_complete: bool
+    waiting_complete: bool = Field(alias="counted_all")
     in_flight: int
     rate: float | None
     resting: RestOut | None
     ends_at: datetime | None
     limits: list[LimitOut]
+
+    @staticmethod
+    def resolve_resting(row: ReceiverStatus) -> dict[str, Any] | None:
+        return {"reason": row.resting_reason, "until": row.resting_until} if row.resting_reason else None
+
+    @staticmethod
+    def resolve_limits(row: ReceiverStatus) -> list[dict[str, Any]]:
+        return [{"period": period, "used": used, "limit": limit} for period, used, limit in row.used]
 
 
 class ReceiversOut(Schema):
@@ -98,22 +106,7 @@ def show_receivers(request: HttpRequest, page: Query[ReceiverPageIn]) -> dict[st
     with limit_list_time():
         found = list_receivers(offset, page.limit)
     return {
-        "items": [_serialize_receiver(row) for row in found.rows],
+        "items": found.rows,
         "next": str(offset + page.limit) if found.more else None,
         "complete": not found.incomplete,
-    }
-
-
-def _serialize_receiver(row: ReceiverStatus) -> dict[str, Any]:
-    return {
-        "channel": row.channel.key,
-        "kind": row.channel.kind,
-        "chat_id": row.chat_id,
-        "waiting": row.waiting,
-        "waiting_complete": row.counted_all,
-        "in_flight": row.in_flight,
-        "rate": row.rate,
-        "resting": {"reason": row.resting_reason, "until": row.resting_until} if row.resting_reason else None,
-        "ends_at": row.ends_at,
-        "limits": [{"period": period, "used": used, "limit": limit} for period, used, limit in row.used],
     }

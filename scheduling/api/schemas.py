@@ -29,6 +29,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict
 from scheduling import sql
 from scheduling.errors import AftertouchError, Conflict, FieldError, InvalidInput, NotFound
 from scheduling.models import FailedTask
+from scheduling.operations.preview import PreviewedTouch
 from scheduling.strict_text import InvalidText, find_unstorable_text
 
 log = structlog.get_logger(__name__)
@@ -117,9 +118,9 @@ class PartialOut(Schema):
 
 class EventRefOut(Schema):
     source: str
-    id: str
+    id: str = Field(alias="event_id")
     type: str
-    trace_id: str
+    trace_id: str = Field(alias="trace.hex")
 
 
 class PreviewVerdictOut(Schema):
@@ -156,12 +157,12 @@ class ReceiptOut(Schema):
 
 class TouchOut(Schema):
     task_id: UUID
-    delivery_key: UUID
+    delivery_key: UUID = Field(alias="root_id")
     retry_of: UUID | None
     retried_as: UUID | None
     event: EventRefOut
-    node: str
-    user_id: str
+    node: str = Field(alias="node.key")
+    user_id: str = Field(alias="customer.user_id")
     chat_id: str
     state: str
     reason: str
@@ -195,12 +196,12 @@ class PreviewFollowerOut(Schema):
 
 
 class PreviewTouchOut(Schema):
-    node: str
+    node: str = Field(alias="node.key")
     planned: bool  #: false if the node's condition plans no touch
-    channel: str
-    template: str
-    template_version: int
-    content_type: str
+    channel: str = Field(alias="node.channel.key")
+    template: str = Field(alias="template.key")
+    template_version: int = Field(alias="template.version")
+    content_type: str = Field(alias="template.content_type")
     due_at: datetime
     steps: list[PreviewStepOut]
     expires_at: datetime
@@ -209,7 +210,11 @@ class PreviewTouchOut(Schema):
     body: str
     locale: str
     problem: str
-    followed_by: list[PreviewFollowerOut]
+    followed_by: list[PreviewFollowerOut] = Field(alias="followers")
+
+    @staticmethod
+    def resolve_steps(preview: PreviewedTouch) -> list[dict[str, Any]]:
+        return [{"step": step, "at": at} for step, at in preview.steps]
 
 
 class PreviewOut(Schema):

@@ -32,17 +32,13 @@ from scheduling.api.schemas import (
 from scheduling.errors import InvalidInput, NotFound
 from scheduling.models import Pause, Touch, TouchState
 from scheduling.operations import commands, queries
-from scheduling.operations.preview import PreviewedTouch, imagine_customer, preview_event
+from scheduling.operations.preview import imagine_customer, preview_event
 from scheduling.receipts import load_receipts
 from scheduling.strict_text import InvalidText, read_json
 
 router = Router(tags=["touches"], auth=ApiKeyAuth("touches"))
 PROBLEMS = (400, 401, 403, 404, 409, 413, 415, 422, 429, 503)
 PAUSE_PROBLEMS = (400, 401, 403, 404, 413, 422, 429, 503)
-SAME = (
-    "task_id", "retry_of", "chat_id", "state", "reason", "paused_by", "priority", "due_at", "planned_at", "expires_at",
-    "created_at", "settled_at", "attempt", "content_type",
-)  # fmt: skip
 
 
 class TouchFilters(Page):
@@ -70,17 +66,17 @@ def list_touches(request: HttpRequest, filters: Query[TouchFilters]) -> dict[str
             before=filters.before(),
             limit=filters.limit + 1,
         )
-        return build_page(_serialize_touches(rows), [row.task_id for row in rows], filters.limit, last)
+        return build_page(_add_references(rows), [row.task_id for row in rows], filters.limit, last)
 
 
 @router.get("/touches/{task_id}", response={200: TouchOut, PROBLEMS: ProblemOut})
-def get_touch(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
+def get_touch(request: HttpRequest, task_id: UUID) -> Touch:
     """Return one touch with its verdicts, at most 50 (the first and the latest), and all attempts."""
     return _read_touch(task_id)
 
 
 @router.post("/touches/{task_id}/cancel", response={200: TouchOut, PROBLEMS: ProblemOut})
-def cancel_touch(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
+def cancel_touch(request: HttpRequest, task_id: UUID) -> Touch:
     """Cancel a touch. 409 if it is marked as sending or has ended."""
     with sql.brief_lock_waits():
         commands.cancel_one_touch(task_id, actor=build_api_key_actor(request).name)
@@ -129,55 +125,21 @@ def preview(request: HttpRequest, imagined: Query[ImaginedCustomer]) -> dict[str
     if not isinstance(found, dict):
         raise InvalidInput.of("attributes", "must be a JSON object")
     who = imagine_customer(events[0].user_id, level=imagined.level, tags=imagined.tag, attributes=found)
-    return {"items": [_serialize_preview(each) for each in preview_event(events[0], customer=who)]}
+    return {"items": preview_event(events[0], customer=who)}
 
 
-def _read_touch(task_id: UUID) -> dict[str, Any]:
+def _read_touch(task_id: UUID) -> Touch:
     row = queries.prefetch_trace(Touch.objects.filter(pk=task_id)).first()
     if row is None:
         raise NotFound(f"There is no touch {task_id}.")
-    return _serialize_touches([row])[0]
+    touch: Touch = _add_references([row])[0]
+    return touch
 
 
-def _serialize_touches(rows: Sequence[Touch]) -> list[dict[str, Any]]:
+def _add_references(rows: Sequence[Any]) -> Sequence[Any]:
+    """Return touches with the columns of other tables: `retried_as` and `receipts`."""
     again = queries.find_republished([row.task_id for row in rows])
     receipts = load_receipts(row.root_id for row in rows)
-    return [
-        {name: getattr(row, name) for name in SAME}
-        | {
-            "delivery_key": row.root_id,
-            "retried_as": again.get(row.task_id),
-            "event": {
-                "source": row.event.source,
-                "id": row.event.event_id,
-                "type": row.event.type,
-                "trace_id": row.event.trace.hex,
-            },
-            "node": row.node.key,
-            "user_id": row.customer.user_id,
-            "verdicts": row.verdicts,
-            "attempts": row.attempts,
-            "receipts": receipts.get(row.root_id, []),
-        }
-        for row in rows
-    ]
-
-
-def _serialize_preview(each: PreviewedTouch) -> dict[str, Any]:
-    return {
-        "node": each.node.key,
-        "planned": each.planned,
-        "channel": each.node.channel.key,
-        "template": each.template.key,
-        "template_version": each.template.version,
-        "content_type": each.template.content_type,
-        "due_at": each.due_at,
-        "steps": [{"step": step, "at": at} for step, at in each.steps],
-        "expires_at": each.expires_at,
-        "verdict": each.verdict,
-        "subject": each.subject,
-        "body": each.body,
-        "locale": each.locale,
-        "problem": each.problem,
-        "followed_by": each.followers,
-    }
+    for row in rows:
+        row.retried_as, row.receipts = again.get(row.task_id), receipts.get(row.root_id, [])
+    return rows

@@ -44,12 +44,16 @@ class WebhookOut(Schema):
     events: list[str]
     filter: dict[str, list[str]]
     enabled: bool
-    state: str
+    state: str = Field(alias="endpoint.state")
     rest_until: datetime | None
     waiting: int
-    problem: str
-    problem_at: datetime | None
-    delivered_at: datetime | None
+    problem: str = Field(alias="endpoint.problem")
+    problem_at: datetime | None = Field(alias="endpoint.problem_at")
+    delivered_at: datetime | None = Field(alias="endpoint.delivered_at")
+
+    @staticmethod
+    def resolve_rest_until(row: WebhookSubscription) -> datetime | None:
+        return row.endpoint.rest_until if row.endpoint.state == "resting" else None
 
 
 class WebhooksOut(Schema):
@@ -97,23 +101,22 @@ def list_webhooks(request: HttpRequest) -> dict[str, Any]:
     """Return all outgoing webhooks with the state of their receivers."""
     with limit_list_time():
         rows = WebhookSubscription.objects.filter(retired_at=None).select_related("endpoint")
-        waiting = _read_waiting_counts()
-        return {"items": [_serialize_webhook(row, waiting) for row in rows]}
+        return {"items": _count_waiting(*rows)}
 
 
 @router.get("/webhooks/{key}", response={200: WebhookOut, PROBLEMS: ProblemOut})
-def get_webhook(request: HttpRequest, key: Path[Text]) -> dict[str, Any]:
+def get_webhook(request: HttpRequest, key: Path[Text]) -> WebhookSubscription:
     """Return one outgoing webhook."""
-    return _serialize_webhook(find_subscription(key), _read_waiting_counts())
+    return _count_waiting(find_subscription(key))[0]
 
 
 @router.put("/webhooks/{key}", response={200: WebhookOut, PROBLEMS: ProblemOut})
-def put_webhook(request: HttpRequest, key: Path[Text], webhook: WebhookIn) -> dict[str, Any]:
+def put_webhook(request: HttpRequest, key: Path[Text], webhook: WebhookIn) -> WebhookSubscription:
     """Create an outgoing webhook or change the given fields. It gets what happens from now on."""
     given = {name: value for name, value in webhook.model_dump(exclude_unset=True).items() if value is not None}
     with sql.brief_lock_waits():
         put_subscription(key, given, actor=build_api_key_actor(request).name)
-    return _serialize_webhook(find_subscription(key), _read_waiting_counts())
+    return _count_waiting(find_subscription(key))[0]
 
 
 @router.delete("/webhooks/{key}", response={204: None, PROBLEMS: ProblemOut})
@@ -154,14 +157,9 @@ def test_webhook(request: HttpRequest, key: Path[Text]) -> dict[str, Any]:
     return {"written": True}
 
 
-def _read_waiting_counts() -> dict[int, int]:
-    return {hook: backlog.waiting for hook, backlog in read_webhook_backlogs().items()}
-
-
-def _serialize_webhook(row: WebhookSubscription, waiting: dict[int, int]) -> dict[str, Any]:
-    at = row.endpoint
-    return {
-        "key": row.key, "events": row.events, "filter": row.filter, "enabled": row.enabled, "state": at.state,
-        "rest_until": at.rest_until if at.state == "resting" else None, "waiting": waiting.get(row.pk, 0),
-        "problem": at.problem, "problem_at": at.problem_at, "delivered_at": at.delivered_at,
-    }  # fmt: skip
+def _count_waiting(*rows: Any) -> list[WebhookSubscription]:
+    """Return the rows with the number of their waiting messages as `waiting`."""
+    backlogs = read_webhook_backlogs()
+    for row in rows:
+        row.waiting = backlogs[row.pk].waiting if row.pk in backlogs else 0
+    return list(rows)
