@@ -105,18 +105,23 @@ class SessionOut(Schema):
     chat_id: str
     state: Literal["idle", "armed", "paused", "silent", "closed"]
     tags: list[str]
-    policy: (
-        str  #: the key of the policy of the timer: the answer policy while an agent is awaited, else the guide policy
-    )
-    policy_tags: list[str]  #: the session's tags that chose it; empty for the default policy
-    guide_policy: PolicyChoiceOut | None  #: of the timer that waits for the customer
-    answer_policy: PolicyChoiceOut | None  #: of the timer that waits for an agent
+    #: The key of the policy of the timer: the answer policy while an agent is awaited, else the guide policy.
+    policy: str = Field(alias="policy.key")
+    policy_tags: list[str] = Field(
+        alias="policy.tags"
+    )  #: the session's tags that chose it; empty for the default policy
+    guide_policy: PolicyChoiceOut | None = Field(alias="guide")  #: of the timer that waits for the customer
+    answer_policy: PolicyChoiceOut | None = Field(alias="answer")  #: of the timer that waits for an agent
     awaited: Literal["customer", "agent"] | None  #: whose message the timer waits for
     why: str
     deadline: datetime | None
     last_user_at: datetime | None  #: pings do not count
     last_agent_at: datetime | None
     nudges: int  #: guide messages sent since the user's last message
+
+    @staticmethod
+    def resolve_awaited(found: stats.SessionSnapshot) -> str | None:
+        return found.awaited or None
 
 
 class MessageIn(Request):
@@ -246,8 +251,7 @@ async def post_message(request: HttpRequest, session_id: str, message: MessageIn
     post = Post(session_id, message.id or str(new_id()), message.sender, message.text, key=key, user_id=found.user_id)
     if message.sender == AGENT:
         frame = Frame(session_id, found.user_id or "-", sender=AGENT)
-        filed = await frame_writer().submit_and_wait(FrameRequest(frame, post))
-        posted = cast("Posted", filed.noted.posted)
+        posted = cast("Posted", (await frame_writer().submit_and_wait(FrameRequest(frame, post))).posted)
     else:
         (posted,) = await asyncio.to_thread(inbox.live_inbox().put, [post])
     if posted.outcome in ("no_session", "other_user"):  # closed since the read above, or another user's by now
@@ -258,26 +262,9 @@ async def post_message(request: HttpRequest, session_id: str, message: MessageIn
 
 
 @router.get("/sessions/{path:session_id}", response={200: SessionOut, PROBLEMS: ProblemOut})
-async def get_session(request: HttpRequest, session_id: str) -> dict[str, Any]:
+async def get_session(request: HttpRequest, session_id: str) -> stats.SessionSnapshot:
     """Return the session from Redis. It expires a day after its last frame and an hour after its close; 404 then."""
-    found = await _read_snapshot(session_id)
-    return {
-        "session_id": session_id,
-        "user_id": found.user_id,
-        "chat_id": found.chat_id,
-        "state": found.state,
-        "tags": list(found.tags),
-        "policy": found.policy.key,
-        "policy_tags": list(found.policy.tags),
-        "guide_policy": found.guide and found.guide._asdict(),
-        "answer_policy": found.answer and found.answer._asdict(),
-        "awaited": found.awaited or None,
-        "why": found.why,
-        "deadline": found.deadline,
-        "last_user_at": found.last_user_at,
-        "last_agent_at": found.last_agent_at,
-        "nudges": found.nudges,
-    }
+    return await _read_snapshot(session_id)
 
 
 @router.delete("/sessions/{path:session_id}", response={204: None, PROBLEMS: ProblemOut})
@@ -331,8 +318,7 @@ async def _charge_frames(request: HttpRequest, frames: Sequence[Frame], *, batch
 
 async def _record_frames(frames: Sequence[Frame]) -> list[FrameEffect]:
     """Write frames in the batch of the frame writer, together with frames of WebSockets."""
-    filed = await frame_writer().submit_all_and_wait([FrameRequest(frame) for frame in frames])
-    return [each.noted for each in filed]
+    return await frame_writer().submit_all_and_wait([FrameRequest(frame) for frame in frames])
 
 
 def _serialize_effect(noted: FrameEffect) -> dict[str, Any]:

@@ -71,6 +71,7 @@ class FrameEffect(NamedTuple):
     outcome: int
     deadline_ms: int  #: when the timer ends; 0 without a timer
     posted: Posted | None = None  #: what became of its message
+    last_cursor: str = ""  #: of the inbox, where it was requested (see `FrameRequest`)
 
 
 class ShardCounts(NamedTuple):

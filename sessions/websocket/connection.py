@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 from scheduling import metrics
 from scheduling.batching import MicroBatcher
@@ -225,11 +225,6 @@ class FrameRequest:
     needs_cursor: bool = False
 
 
-class FrameResult(NamedTuple):
-    noted: FrameEffect
-    last_cursor: str  #: of the inbox; "" if not requested
-
-
 class FrameWriter:
     """Write frames with their messages in a thread.
 
@@ -241,7 +236,7 @@ class FrameWriter:
         self.store = store
         self.inbox = inbox
 
-    def write_batch(self, slips: Sequence[FrameRequest]) -> list[FrameResult | Exception]:
+    def write_batch(self, slips: Sequence[FrameRequest]) -> list[FrameEffect | Exception]:
         posts = {number: slip.post for number, slip in enumerate(slips) if slip.post}
         noted = self.store.note_activity([slip.frame for slip in slips], posts, partly=True)
         stale = sum(
@@ -249,17 +244,17 @@ class FrameWriter:
         )
         if stale:
             metrics.count(metrics.frames_dropped, STALE_SEQ, by=stale)
-        asked = [at for at, slip in enumerate(slips) if slip.needs_cursor and noted[at].outcome != UNAVAILABLE]
-        last = dict(zip(asked, self.inbox.last_cursors([slips[at].frame.session_id for at in asked]), strict=True))
-        return [
-            StoreUnavailable("the node does not answer")
-            if each.outcome == UNAVAILABLE or last.get(number) == ""
-            else FrameResult(each, last.get(number, ""))
-            for number, each in enumerate(noted)
+        results: list[FrameEffect | Exception] = [
+            StoreUnavailable("the node does not answer") if each.outcome == UNAVAILABLE else each for each in noted
         ]
+        asked = [at for at, slip in enumerate(slips) if slip.needs_cursor and noted[at].outcome != UNAVAILABLE]
+        cursors = self.inbox.last_cursors([slips[at].frame.session_id for at in asked])
+        for at, cursor in zip(asked, cursors, strict=True):
+            results[at] = noted[at]._replace(last_cursor=cursor) if cursor else StoreUnavailable("the node is gone")
+        return results
 
 
 @once_per_loop
-def frame_writer() -> MicroBatcher[FrameRequest, FrameResult]:
+def frame_writer() -> MicroBatcher[FrameRequest, FrameEffect]:
     writer = FrameWriter(live_store(), live_inbox())
     return MicroBatcher(writer.write_batch, moment=BATCH_WINDOW, name="sessions-desk")

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -20,8 +20,8 @@ from channels.consumer import AsyncConsumer
 from django.conf import settings
 
 from scheduling import batching, metrics, sql
+from scheduling.api.auth import in_database_thread
 from scheduling.api.events import parse_event
-from scheduling.batching import MicroBatcher
 from scheduling.configuration import snapshot
 from scheduling.errors import ErrorCollector, InvalidInput
 from scheduling.ids import new_id
@@ -29,13 +29,12 @@ from scheduling.planning.ingest import DatabaseUnavailable, IngestOverloaded, Ne
 from sessions import tokens
 from sessions.detection.presence import SessionPresence
 from sessions.detection.silence_events import SOURCE
-from sessions.event_loops import once_per_loop
 from sessions.frames import USER
 from sessions.rates import Bucket
 from sessions.store import inbox
 from sessions.store.client import StoreUnavailable
 from sessions.store.inbox import Post
-from sessions.store.sessions import COUNTED, DROPPED, REFUSED
+from sessions.store.sessions import COUNTED, DROPPED, REFUSED, FrameEffect
 from sessions.tokens import Admission
 from sessions.websocket import connection, hub
 from sessions.websocket.connection import (
@@ -44,7 +43,6 @@ from sessions.websocket.connection import (
     Close,
     FrameRefused,
     FrameRequest,
-    FrameResult,
     Incoming,
     SendQueue,
     frame_writer,
@@ -65,17 +63,18 @@ log = structlog.get_logger(__name__)
 
 COMPLAINT = "complaint.received"
 
-EventTypes = Mapping[str, bool]  #: registered types; whether the customer is the actor
-
 
 async def event_from_frame(given: Mapping[str, Any], admission: Admission) -> NewEvent:
     """Return the event of a frame.
 
     Raises:
         InvalidInput: the event exceeds the rights of the token.
-        DatabaseUnavailable, BatcherOverloaded: the registered types cannot be read.
+        DatabaseUnavailable: the registered types cannot be read.
     """
-    types = await _type_reader().submit_and_wait(None)
+    try:
+        types = (await in_database_thread(snapshot.current)).activity_types
+    except sql.UNAVAILABLE_ERRORS as error:
+        raise DatabaseUnavailable from error
     source = f"{SOURCE}/{admission.session_id}/{admission.role}"
     data = given.get("data")
     if admission.chat_id and isinstance(data, dict | None):  # a missing chat is that of the token
@@ -92,7 +91,8 @@ async def event_from_frame(given: Mapping[str, Any], admission: Admission) -> Ne
     return parse_event(raw, prefix=EVENT)
 
 
-def _type_problem(kind: str, role: str, types: EventTypes) -> str:
+def _type_problem(kind: str, role: str, types: Mapping[str, bool]) -> str:
+    """`types`: the registered ones, and whether the customer is the actor."""
     if kind in SessionPresence.event_types:
         return "is found out here"
     if kind not in types:
@@ -100,19 +100,6 @@ def _type_problem(kind: str, role: str, types: EventTypes) -> str:
     if role == USER and (kind == COMPLAINT or not types[kind]):
         return "cannot be sent by a customer"
     return ""
-
-
-def _read_types(askers: Sequence[None]) -> list[EventTypes]:
-    """Read the types in a thread, once for all concurrent callers."""
-    try:
-        return [snapshot.current().activity_types] * len(askers)
-    except sql.UNAVAILABLE_ERRORS as error:
-        raise DatabaseUnavailable from error
-
-
-@once_per_loop
-def _type_reader() -> MicroBatcher[None, EventTypes]:
-    return MicroBatcher(_read_types, moment=0, name="event-types")
 
 
 EVENT_WITHIN = 10.0  #: seconds
@@ -258,7 +245,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             needs_cursor=frame.kind == "ping",
         )
         try:
-            frame_writer().submit(slip, lambda filed: self._handle_result(frame, slip, filed))
+            frame_writer().submit(slip, lambda noted: self._handle_result(frame, slip, noted))
         except batching.BatcherOverloaded:
             self._refuse(frame, "overloaded", "too much waits; send it again in a moment")
         else:
@@ -272,29 +259,29 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         numbered = f"{me.role}#{frame.epoch}#{frame.seq}" if frame.seq is not None else ""
         return Post(me.session_id, frame.id or str(new_id()), me.role, frame.text, key=named or numbered, seq=frame.seq)
 
-    def _handle_result(self, frame: Incoming, slip: FrameRequest, filed: FrameResult | Exception) -> None:
+    def _handle_result(self, frame: Incoming, slip: FrameRequest, noted: FrameEffect | Exception) -> None:
         """Handle the result of the store, or its error."""
         self.waiting -= 1
-        if isinstance(filed, Exception):
-            if not isinstance(filed, StoreUnavailable):
-                log.error("frame_not_stored", kind=frame.kind, exc_info=filed)
+        if isinstance(noted, Exception):
+            if not isinstance(noted, StoreUnavailable):
+                log.error("frame_not_stored", kind=frame.kind, exc_info=noted)
             self._refuse(frame, "unavailable", UNAVAILABLE_TEXT)
             return
-        if filed.noted.outcome == REFUSED:
+        if noted.outcome == REFUSED:
             self.send_queue.end(Close.OTHER_USER, OTHER_USER_TEXT)
             return
-        if frame.kind == "message" and filed.noted.outcome in (COUNTED, DROPPED):
+        if frame.kind == "message" and noted.outcome in (COUNTED, DROPPED):
             self.spoken = self.admission.role == USER
-        if filed.last_cursor:
-            self._read_up_to(filed.last_cursor)
-        if slip.post and (posted := filed.noted.posted):
+        if noted.last_cursor:
+            self._read_up_to(noted.last_cursor)
+        if slip.post and (posted := noted.posted):
             if posted.outcome == "stored":
                 hub.hub().notify(self.admission.session_id, hub.message_notification(slip.post, posted))
             if frame.id and posted.outcome == "replayed":
                 self._refuse(frame, "replayed", "its seq is not above the last; it is not stored")
             elif frame.id:
                 self._push({"type": "ack", "id": frame.id, "duplicate": posted.outcome == "duplicate"})
-        elif frame.kind not in ("ping", EVENT) and filed.noted.outcome != DROPPED:
+        elif frame.kind not in ("ping", EVENT) and noted.outcome != DROPPED:
             role = self.admission.role
             notification = (
                 hub.closed_notification(role) if frame.kind == "close" else hub.signal_notification(role, frame.kind)
@@ -318,7 +305,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
                 (receipt,) = await submit([event])
         except InvalidInput as error:
             self._fail("invalid", error, frame.id)
-        except (DatabaseUnavailable, IngestOverloaded, batching.BatcherOverloaded, TimeoutError):
+        except (DatabaseUnavailable, IngestOverloaded, TimeoutError):
             self._refuse(frame, "unavailable", "the event may not be stored; send it again")
         except Exception:
             log.exception("event_not_recorded")

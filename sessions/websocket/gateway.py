@@ -24,8 +24,8 @@ from scheduling.models import ApiKey, Scope
 from scheduling.strict_text import InvalidText, decode_json
 from sessions.frames import ID_LENGTH, MAX_SEQ, OTHER_USER, USER, Frame
 from sessions.store.client import StoreUnavailable
-from sessions.store.sessions import OUTCOMES, REFUSED
-from sessions.websocket.connection import Close, FrameRefused, FrameRequest, FrameResult, SendQueue, frame_writer
+from sessions.store.sessions import OUTCOMES, REFUSED, FrameEffect
+from sessions.websocket.connection import Close, FrameRefused, FrameRequest, SendQueue, frame_writer
 
 log = structlog.get_logger(__name__)
 
@@ -132,7 +132,7 @@ class GatewayConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
                 self.counting += 1
                 return
 
-    def _handle_result(self, batch: Batch, result: FrameResult | Exception) -> None:
+    def _handle_result(self, batch: Batch, result: FrameEffect | Exception) -> None:
         """Count a result. Results arrive in the order of the frames."""
         self.counting -= 1
         self.room.set()
@@ -175,14 +175,14 @@ class Batch:
     def is_done(self) -> bool:
         return self._taken == len(self.frames)
 
-    def take(self, result: FrameResult) -> None:
+    def take(self, result: FrameEffect) -> None:
         """Count the result of the next frame."""
         place = self._places[self._taken]
         self._taken += 1
-        if result.noted.outcome == REFUSED:
+        if result.outcome == REFUSED:
             self._refuse(place, InvalidInput.of("user_id", OTHER_USER))
         else:
-            self._outcomes[OUTCOMES[result.noted.outcome]] += 1
+            self._outcomes[OUTCOMES[result.outcome]] += 1
 
     def acknowledgement(self) -> dict[str, Any]:
         return {"type": "ack", "n": self.number, **self._outcomes, "refused": self._refused}

@@ -13,8 +13,8 @@ from sessions.policy import CUSTOMER, Policy
 from sessions.store import stats
 from sessions.store.client import StoreUnavailable
 from sessions.store.inbox import START, Inbox, Post
-from sessions.store.sessions import COUNTED, DROPPED
-from sessions.websocket.connection import FrameRequest, FrameResult, FrameWriter
+from sessions.store.sessions import COUNTED, DROPPED, FrameEffect
+from sessions.websocket.connection import FrameRequest, FrameWriter
 from tests.sessions.conftest import Chats
 from tests.support.tables import each_row
 
@@ -35,8 +35,8 @@ def message(
 def write(writer: FrameWriter, *requests: FrameRequest) -> list[tuple[str, int]]:
     """Return what became of the message and of the frame."""
     found = writer.write_batch(requests)
-    assert all(isinstance(each, FrameResult) and each.noted.posted for each in found)
-    return [(each.noted.posted.outcome, each.noted.outcome) for each in found]  # type: ignore[union-attr]
+    assert all(isinstance(each, FrameEffect) and each.posted for each in found)
+    return [(each.posted.outcome, each.outcome) for each in found]  # type: ignore[union-attr]
 
 
 def awaited(writer: FrameWriter) -> str:
