@@ -11,6 +11,3 @@ class SessionsConfig(AppConfig):
 
     def ready(self) -> None:
         from sessions import checks, configuration  # noqa: F401  (register themselves)
-        from sessions.detection import policies
-
-        policies.push_policies_on_save()
