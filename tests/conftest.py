@@ -126,7 +126,6 @@ def _point_settings_at(env: Environment) -> None:
     )
     settings.REDIS_URL = env.redis
     settings.CELERY_BROKER_URL = env.broker
-    settings.CHANNEL_LAYERS["default"]["CONFIG"]["hosts"] = [env.redis]
     settings.AFTERTOUCH_STATE_DIR = env.aftertouch_state_dir
     app.conf.broker_url = env.broker
 

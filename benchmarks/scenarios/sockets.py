@@ -93,11 +93,10 @@ def _measure_burst(bench: Bench, load_processes: list[LoadProcess], sessions: li
 
 
 async def _push(sessions: list[str]) -> None:
-    from channels.layers import get_channel_layer
-
     from scheduling.channels.base import Delivered
     from scheduling.ids import new_id
     from sessions.inapp_channel import InApp
+    from sessions.websocket.hub import hub
 
     channel, slots = InApp({}, timedelta(seconds=30)), asyncio.Semaphore(IN_FLIGHT)
 
@@ -107,8 +106,7 @@ async def _push(sessions: list[str]) -> None:
             assert isinstance(outcome, Delivered), outcome
 
     await asyncio.gather(*(send(session) for session in sessions))
-    layer: Any = get_channel_layer()
-    await layer.flush()
+    await hub().close()
 
 
 def _message(session: str, key: Any) -> Any:

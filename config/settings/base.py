@@ -7,7 +7,7 @@ from pathlib import Path
 from django.utils.translation import gettext_lazy as _
 
 from config.environment import ROOT, environment, read_query
-from config.settings.connections import Timeouts, build_database, layer_host
+from config.settings.connections import Timeouts, build_database
 
 ENV = environment()
 BASE_DIR = ROOT
@@ -88,15 +88,6 @@ AFTERTOUCH_SENTINEL_MASTER = ENV.aftertouch_sentinel_master
 AFTERTOUCH_SENTINEL_OPTIONS = ENV.sentinel_options
 #: Names of variables (`scheduling.checks.check_verification`).
 UNVERIFIED_SERVERS = ENV.unverified_servers
-CHANNEL_LAYERS = {
-    "default": {
-        "BACKEND": "sessions.websocket.hub.Layer",
-        "CONFIG": {
-            "hosts": [layer_host(REDIS_URL, AFTERTOUCH_SENTINEL_MASTER, AFTERTOUCH_SENTINEL_OPTIONS)],
-            "prefix": "at:ws",
-        },
-    }
-}
 
 LANGUAGE_CODE = "zh-hans"
 LANGUAGES = [("zh-hans", _("Simplified Chinese")), ("en", _("English"))]

@@ -1,9 +1,8 @@
-"""Build the settings of PostgreSQL, the broker and the channel layer from their addresses, with their time limits."""
+"""Build the settings of PostgreSQL and the broker from their addresses, with their time limits."""
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -82,29 +81,6 @@ def build_broker(url: str) -> tuple[str, dict[str, Any] | bool]:
     tls = {name: value for name, value in redis.options.items() if name.startswith("ssl_")}
     hosts = [f"{redis.scheme}://{login}{quote(host, safe='')}:{port}/{database}" for host, port in redis.hosts]
     return ";".join(hosts), tls or False
-
-
-#: Timeouts in seconds, so that one lost connection does not delay later messages.
-CONNECTION_OPTIONS = {"socket_connect_timeout": 2, "socket_timeout": 5, "health_check_interval": 15}
-
-
-def layer_host(url: str, master: str, sentinel_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the server, or the primary behind Sentinels. `sentinel_options`: login and TLS of the Sentinels."""
-    address = parse_redis(url)
-    options = {**CONNECTION_OPTIONS, **address.options}
-    if address.scheme == "sentinel":
-        limits = {"socket_connect_timeout": 2, "socket_timeout": 2}
-        return {
-            "master_name": master,
-            "sentinels": address.hosts,
-            "sentinel_kwargs": {**limits, **sentinel_options},
-            **options,
-        }
-    if address.scheme == "unix":
-        return {"address": f"unix://{quote(address.socket)}", **options}
-    options.pop("ssl", None)  # the scheme says it
-    host, port = address.hosts[0]
-    return {"address": f"{address.scheme}://{quote(host, safe='')}:{port}", **options}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,24 @@
 """Deliver notifications of a session to every connection of it, in all processes.
 
-The channel layer may lose messages while Redis fails over. The inbox has them, and connections read it at the next
-message or ping. A process has one channel in the layer, not one per connection, and joins one group per session.
+Redis may lose messages to subscribers, at a failover or because a process reads too slowly. The inbox has them:
+connections read it at the next message or ping, and when the subscription of their process was interrupted. A process
+has one subscription, with one channel per session.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
-from collections.abc import Sequence
-from hashlib import sha256
+import json
+import time
+from collections import deque
+from contextlib import suppress
 from itertools import count
 from typing import Any, Protocol
 
 import structlog
-from channels.layers import get_channel_layer
-from channels_redis.pubsub import RedisPubSubChannelLayer
 from django.conf import settings
 
+from scheduling.redis_client import RedisError, connect_redis_async
 from sessions import tokens
 from sessions.event_loops import once_per_loop
 from sessions.store import sessions
@@ -27,57 +28,9 @@ from sessions.store.inbox import Post, Posted
 log = structlog.get_logger(__name__)
 
 
-RECEIVED_LIMIT = 10_000  #: messages that wait in a process; dropped ones are in the inbox
-
-
-class BoundedQueue(asyncio.Queue[Any]):
-    """A queue that drops new items while full. It neither grows without bound nor raises in the receiver."""
-
-    def __init__(self) -> None:
-        super().__init__(RECEIVED_LIMIT)
-        self.dropped = False
-
-    def put_nowait(self, item: Any) -> None:
-        if self.full():
-            self.dropped = True
-        else:
-            super().put_nowait(item)
-
-
-class Layer(RedisPubSubChannelLayer):  # type: ignore[misc]  # channels is untyped
-    async def new_channel(self, prefix: str = "specific.") -> str:
-        layer = self._get_layer()
-        channel: str = await layer.new_channel(prefix)
-        layer.channels[channel] = BoundedQueue()
-        return channel
-
-    def overflowed(self, channel: str) -> bool:
-        """Return whether messages of this channel were dropped since the last call. False while messages still wait."""
-        queue = self._get_layer().channels.get(channel)
-        if not isinstance(queue, BoundedQueue) or not queue.dropped or not queue.empty():
-            return False
-        queue.dropped = False
-        return True
-
-    async def group_send_many(self, messages: Sequence[tuple[str, dict[str, Any]]]) -> None:
-        """Publish each message to its group. Messages to one group keep their order."""
-        layer = self._get_layer()
-        by_shard: dict[Any, list[tuple[str, bytes]]] = defaultdict(list)
-        for group, message in messages:
-            name = layer._get_group_channel_name(group)
-            by_shard[layer._get_shard(name)].append((name, self.serialize(message)))
-        await asyncio.gather(*(_publish_packets(shard, packets) for shard, packets in by_shard.items()))
-
-
-async def _publish_packets(shard: Any, packets: Sequence[tuple[str, bytes]]) -> None:
-    async with shard._lock:
-        shard._ensure_redis()
-        async with shard._redis.pipeline(transaction=False) as pipe:
-            for name, packet in packets:
-                pipe.publish(name, packet)
-            await pipe.execute()
-
-
+CHANNEL = "at:ws:"  #: followed by the session id; alone: keeps the subscription open without a session
+PINGED_AFTER, DEAD_AFTER = 5.0, 15.0  #: seconds in which the subscription is silent
+RECONNECT_AFTER = 0.5  #: seconds
 NOTIFY_QUEUE_LIMIT = 10_000
 NOTIFY_BATCH = 500
 YIELD_AFTER = 32
@@ -108,24 +61,22 @@ class Hub:
     """Notifications of one event loop."""
 
     def __init__(self) -> None:
-        self._layer: Any = get_channel_layer()
-        self._channel = ""
-        self._listeners: dict[str, set[HubListener]] = {}
-        self._queued: deque[tuple[tuple[str, dict[str, Any]], asyncio.Future[None]]] = deque()
-        self._listener: asyncio.Task[None] | None = None
+        self._redis = connect_redis_async(settings.REDIS_URL)
+        self._subscription: Any = None  #: a connection of its own; None: it must be opened
+        self._changing = asyncio.Lock()  #: of the subscription
+        self._listeners: dict[str, set[HubListener]] = {}  #: by session
+        self._queued: deque[tuple[str, str, asyncio.Future[None]]] = deque()  #: channel, message
+        self._readers: list[asyncio.Task[None]] = []
         self._publisher_task: asyncio.Task[None] | None = None
-        self._revocation_reader: asyncio.Task[None] | None = None
-        self._opening = asyncio.Lock()
 
     async def join(self, session_id: str, listener: HubListener) -> None:
         """Subscribe a connection to its session.
 
         Raises:
             TooManyConnections: too many connections.
-            Exception: errors of the channel layer where Redis is unavailable.
+            RedisError, OSError: Redis is unavailable.
         """
-        group = group_of(session_id)
-        listeners = self._listeners.setdefault(group, set())
+        listeners = self._listeners.setdefault(session_id, set())
         # Count each side separately: a customer with many tabs must not block the agent.
         if sum(each.side == listener.side for each in listeners) >= settings.AFTERTOUCH_SESSION_SOCKETS:
             raise TooManyConnections("session")
@@ -133,30 +84,52 @@ class Hub:
             raise TooManyConnections("token")
         listeners.add(listener)
         try:
-            async with self._opening:
-                if not self._channel:
-                    self._channel = await self._layer.new_channel()
-                    self._listener = asyncio.get_running_loop().create_task(self._listen())
-                    self._revocation_reader = asyncio.get_running_loop().create_task(self._read_revocations())
-            await self._layer.group_add(group, self._channel)
+            async with self._changing:
+                if self._subscription is None:
+                    await self._open_subscription()
+                else:
+                    await self._send("SUBSCRIBE", CHANNEL + session_id)
         except BaseException:
             await self.leave(session_id, listener)
             raise
+        if not self._readers:
+            loop = asyncio.get_running_loop()
+            self._readers = [loop.create_task(self._listen()), loop.create_task(self._read_revocations())]
 
     async def leave(self, session_id: str, listener: HubListener) -> None:
-        group = group_of(session_id)
-        listeners = self._listeners.get(group, set())
-        if listener not in listeners:
-            return
+        listeners = self._listeners.get(session_id, set())
         listeners.discard(listener)
-        if listeners:
+        if listeners or session_id not in self._listeners:
             return
-        del self._listeners[group]
+        del self._listeners[session_id]
         try:
-            # No await between the line above and the layer's lock: a page that joins now subscribes afterwards.
-            await self._layer.group_discard(group, self._channel)
-        except Exception as error:
-            log.info("group_unsubscribe_failed", error=str(error))
+            async with self._changing:
+                if self._subscription and session_id not in self._listeners:  # nobody has joined meanwhile
+                    await self._send("UNSUBSCRIBE", CHANNEL + session_id)
+        except (RedisError, OSError) as error:
+            log.info("session_unsubscribe_failed", error=str(error))
+
+    async def _open_subscription(self) -> None:
+        """Subscribe to all sessions. Not by a `PubSub`: each task that meets its broken connection connects again."""
+        opened = await self._redis.connection_pool.get_connection()  # type: ignore[no-untyped-call]
+        try:
+            await opened.send_command("SUBSCRIBE", CHANNEL, *(CHANNEL + session_id for session_id in self._listeners))
+        except BaseException:
+            await self._give_back(opened)
+            raise
+        self._subscription = opened
+
+    async def _give_back(self, connection: Any) -> None:
+        await connection.disconnect()
+        await self._redis.connection_pool.release(connection)
+
+    async def _send(self, *words: str) -> None:
+        if not self._subscription.is_connected:  # it would connect, to no session
+            raise ConnectionError("the subscription is interrupted")
+        try:
+            await self._subscription.send_command(*words, check_health=False)  # the check would read an answer
+        except AttributeError as error:  # of redis-py: the listener has disconnected it since
+            raise ConnectionError("the subscription is interrupted") from error
 
     def notify(self, session_id: str, notification: dict[str, Any]) -> asyncio.Future[None]:
         """Queue a notification. Notifications keep their order and are published in batches.
@@ -170,7 +143,7 @@ class Hub:
             log.warning("notification_truncated", limit=NOTIFY_QUEUE_LIMIT)
             published.set_result(None)
             return published
-        self._queued.append(((group_of(session_id), {"session": session_id, **notification}), published))
+        self._queued.append((CHANNEL + session_id, json.dumps(notification), published))
         if self._publisher_task is None:
             self._publisher_task = loop.create_task(self._publish_queued())
         return published
@@ -180,33 +153,63 @@ class Hub:
             while self._queued:
                 batch = [self._queued.popleft() for _ in range(min(NOTIFY_BATCH, len(self._queued)))]
                 try:
-                    async with asyncio.timeout(settings.TIMEOUTS.session_notify):
-                        await self._layer.group_send_many([message for message, _ in batch])
+                    async with (
+                        asyncio.timeout(settings.TIMEOUTS.session_notify),
+                        self._redis.pipeline(transaction=False) as pipe,
+                    ):
+                        for channel, message, _ in batch:
+                            pipe.publish(channel, message)
+                        await pipe.execute()
                 except Exception as error:
                     log.warning("notification_failed", count=len(batch), error=f"{type(error).__name__}: {error}")
-                for _, published in batch:
+                for _, _, published in batch:
                     if not published.done():
                         published.set_result(None)
         finally:
             self._publisher_task = None
 
     async def _listen(self) -> None:
+        heard_at = time.monotonic()
         for number in count():
             try:
-                self._pass_on(await self._layer.receive(self._channel))
-                if self._layer.overflowed(self._channel):
-                    # Make every connection read its inbox, because notifications were dropped.
-                    log.warning("notification_rate_exceeded", limit=RECEIVED_LIMIT)
-                    for listeners in list(self._listeners.values()):
-                        for listener in list(listeners):
-                            listener.on_notification({"what": LOST})
+                answer = await self._subscription.read_response(timeout=PINGED_AFTER, push_request=True)
+                if answer is None:
+                    # A TCP connection can be dead without an error.
+                    if time.monotonic() - heard_at > DEAD_AFTER:
+                        raise TimeoutError("no answer")
+                    await self._send("PING")
+                    continue
+                heard_at = time.monotonic()
+                if isinstance(answer, list) and answer[0] == b"message":
+                    self._pass_on(answer[1].decode().removeprefix(CHANNEL), json.loads(answer[2]))
+            except (RedisError, OSError) as error:
+                log.warning("notifications_interrupted", error=f"{type(error).__name__}: {error}")
+                await self._reopen_subscription()
+                heard_at = time.monotonic()
             except Exception:
                 log.exception("notification_invalid")
             if number % YIELD_AFTER == 0:
-                await asyncio.sleep(0)  # a queue that is never empty would not let the outgoing queues send
+                await asyncio.sleep(0)  # messages that have arrived would not let the outgoing queues send
 
-    def _pass_on(self, notification: dict[str, Any]) -> None:
-        for listener in list(self._listeners.get(group_of(notification["session"]), ())):
+    async def _reopen_subscription(self) -> None:
+        """Subscribe again as soon as Redis answers. Then every connection reads its inbox: notifications were lost."""
+        async with self._changing:
+            broken, self._subscription = self._subscription, None
+            with suppress(RedisError, OSError):
+                await self._give_back(broken)
+        while self._subscription is None:
+            await asyncio.sleep(RECONNECT_AFTER)
+            async with self._changing:
+                try:
+                    if self._subscription is None:  # a connection that joined may have opened it
+                        await self._open_subscription()
+                except Exception as error:  # the end of this task would not be visible
+                    log.info("notifications_unavailable", error=f"{type(error).__name__}: {error}")
+        for session_id in list(self._listeners):
+            self._pass_on(session_id, {"what": LOST})
+
+    def _pass_on(self, session_id: str, notification: dict[str, Any]) -> None:
+        for listener in list(self._listeners.get(session_id, ())):
             listener.on_notification(notification)
 
     async def _read_revocations(self) -> None:
@@ -218,13 +221,22 @@ class Hub:
                 after = [at - REREAD_US for at in read_to]
                 for shard, found in enumerate(await asyncio.to_thread(tokens.list_revocations, server, after)):
                     for each in found:
-                        self._pass_on({"session": each.session_id, **revoked_notification(each.side, each.at)})
+                        self._pass_on(each.session_id, revoked_notification(each.side, each.at))
                         read_to[shard] = each.at
             except StoreUnavailable as error:
                 log.info("revocations_unread", error=str(error))
             except Exception:
                 log.exception("revocations_unread")
             await asyncio.sleep(REVOCATIONS_EVERY)
+
+    async def close(self) -> None:
+        """Close the connections to Redis, before the event loop ends."""
+        for task in self._readers:
+            task.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+        if self._subscription:
+            await self._give_back(self._subscription)
+        await self._redis.aclose()
 
 
 def message_notification(post: Post, posted: Posted) -> dict[str, Any]:
@@ -245,11 +257,6 @@ def closed_notification(side: str) -> dict[str, Any]:
 
 def revoked_notification(side: str, at: int) -> dict[str, Any]:
     return {"what": REVOKED, "side": side, "at": at}
-
-
-def group_of(session_id: str) -> str:
-    """Return the group of a session. A hash, because group names permit fewer characters than session ids."""
-    return f"session.{sha256(session_id.encode()).hexdigest()[:32]}"
 
 
 @once_per_loop

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import django
 from asgiref.sync import async_to_sync
@@ -65,16 +66,15 @@ def connect_gateway() -> None:
 
 
 @async_to_sync
-async def connect_layer() -> None:
-    from channels.layers import get_channel_layer
+async def connect_hub() -> None:
+    from sessions.websocket.hub import hub
 
-    layer: Any = get_channel_layer()
-    channel = await layer.new_channel()
-    await layer.group_add("tls", channel)
-    await layer.group_send_many([("tls", {"type": "greeting"})])
+    told: asyncio.Queue[Any] = asyncio.Queue()
+    await hub().join("tls", Mock(side="user", ticket=1, on_notification=told.put_nowait))
+    await hub().notify("tls", {"what": "greeting"})
     async with asyncio.timeout(30):
-        assert (await layer.receive(channel))["type"] == "greeting"
-    await layer.flush()
+        assert await told.get() == {"what": "greeting"}
+    await hub().close()
 
 
 def connect_broker() -> None:
@@ -114,7 +114,7 @@ def open_flower() -> None:
 
 CLIENTS: dict[str, Callable[[], Any]] = {
     "quota": connect_quota, "takeover": connect_takeover, "chats": connect_chats, "gateway": connect_gateway,
-    "layer": connect_layer, "broker": connect_broker, "publish": publish, "redis probe": partial(probe, "redis"),
+    "hub": connect_hub, "broker": connect_broker, "publish": publish, "redis probe": partial(probe, "redis"),
     "broker probe": partial(probe, "broker"), "flower": open_flower,
 }  # fmt: skip
 

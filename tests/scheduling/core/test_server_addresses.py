@@ -9,7 +9,7 @@ from django.core.checks import run_checks
 from pytest_django import Settings
 
 from config.environment import environment
-from config.settings.connections import build_broker, layer_host
+from config.settings.connections import build_broker
 from scheduling.server_addresses import parse_redis
 from tests.support.refused_settings import refusal_of
 from tests.support.tables import each_row
@@ -141,20 +141,6 @@ def test_wrong_address_or_option_of_sentinels_is_refused_by_name(name: str, text
 )  # fmt: skip
 def test_broker_gets_a_plain_address_and_tls_options(url: str, address: str, tls: dict[str, object] | bool) -> None:
     assert build_broker(url) == (address, tls)
-
-
-def test_channel_layer_gets_the_same_options() -> None:
-    def build(url: str) -> dict[str, object]:
-        return layer_host(url, "main", {"username": "watcher"})
-
-    assert build("redis://:p%40@h:1/2").items() >= {"address": "redis://h:1", "password": "p@", "db": 2}.items()
-    assert "ssl" not in build("rediss://h")
-    assert build("rediss://h").items() >= {"address": "rediss://h:6379", "ssl_cert_reqs": "required"}.items()
-    assert build("unix:///run/a b.sock?db=1").items() >= {"address": "unix:///run/a%20b.sock", "db": 1}.items()
-    behind = build("sentinel://:p%40w@h1:1/2;sentinel://h2:2?ssl=true")
-    assert (behind["master_name"], behind["sentinels"]) == ("main", (("h1", 1), ("h2", 2)))
-    assert behind.items() >= {"password": "p@w", "db": 2, **VERIFIED}.items()
-    assert dict(behind["sentinel_kwargs"])["username"] == "watcher"  # type: ignore[call-overload]
 
 
 def test_deploy_check_warns_of_each_unverified_server(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import redis
-from channels.layers import get_channel_layer
 
 from sessions.store.inbox import Entry, Inbox, Post
 from sessions.store.inbox import live_inbox as inbox
@@ -86,7 +85,7 @@ def test_message_during_empty_inbox_read_is_delivered(valkey: redis.Redis, monke
             go_on.set()
             page.said.put_nowait({"type": "websocket.disconnect"})
             await running
-            await get_channel_layer().flush()
+            await hub.hub().close()
 
     monkeypatch.setattr(Inbox, "since", held)
     assert asyncio.run(look()) == ["before", "meanwhile"]

@@ -18,6 +18,7 @@ from sessions.inapp_channel import InApp
 from sessions.store import sessions
 from sessions.store.inbox import MAX_MESSAGES, MOST_KEYS, Post
 from sessions.store.inbox import live_inbox as inbox
+from sessions.websocket import hub
 from tests.scheduling.api.serving import NOWHERE
 from tests.scheduling.core.conftest import deliver_when_due
 from tests.sessions.websocket.web_processes import Page
@@ -41,9 +42,7 @@ def send(*messages: Message, seconds: float = 10) -> list[Any]:
 
     async def all_of_them() -> list[Any]:
         found = await asyncio.gather(*(channel.send(each) for each in messages))
-        from channels.layers import get_channel_layer
-
-        await get_channel_layer().flush()  # this loop ends here
+        await hub.hub().close()  # this loop ends here
         return found
 
     return asyncio.run(all_of_them())

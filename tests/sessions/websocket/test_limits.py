@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import redis
-from channels.layers import get_channel_layer
 
 from sessions.store.inbox import Post
 from sessions.store.inbox import live_inbox as inbox
 from sessions.websocket import connection, consumer, hub
 from sessions.websocket.connection import MOST_WAITING, Close, FrameWriter, SendQueue
 from sessions.websocket.consumer import SessionConsumer
-from sessions.websocket.hub import Hub, group_of
+from sessions.websocket.hub import Hub
 from tests.sessions.websocket.test_catch_up import RecordedSocket, scope
 from tests.support.waiting import WAIT_LIMIT
 
@@ -42,7 +41,7 @@ def run(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(WAIT_LIMIT):
             await scene()
-        await get_channel_layer().flush()
+        await hub.hub().close()
 
     asyncio.run(bounded())
 
@@ -161,33 +160,6 @@ def test_send_queue_with_too_many_frames_closes(valkey: redis.Redis) -> None:
     assert (sent[1]["type"], sent[1]["code"]) == ("websocket.close", Close.TOO_SLOW)
 
 
-async def subscribed(found: hub.Layer, group: str) -> str:
-    channel = await found.new_channel()
-    await found.group_add(group, channel)
-    return channel
-
-
-def test_full_layer_queue_keeps_first_and_reports_once(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "RECEIVED_LIMIT", 5)
-
-    async def scene() -> None:
-        found = get_channel_layer()
-        full, other = await subscribed(found, "full"), await subscribed(found, "other")
-        await found.group_send_many([("full", {"number": number}) for number in range(8)] + [("other", {})])
-        await found.receive(other)  # over the same connection, so the queue has got all eight
-        assert not found.overflowed(other)
-        for number in range(5):
-            assert not found.overflowed(full), "messages still wait"
-            assert await found.receive(full) == {"number": number}
-        assert [found.overflowed(full), found.overflowed(full)] == [True, False]
-        await found.group_send_many([("full", {"number": number}) for number in range(8, 13)] + [("other", {})])
-        await found.receive(other)
-        assert [await found.receive(full) for _ in range(5)] == [{"number": number} for number in range(8, 13)]
-        assert not found.overflowed(full), "five fit"
-
-    run(scene)
-
-
 def test_notify_above_limit_drops_latest(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "NOTIFY_QUEUE_LIMIT", 5)
 
@@ -204,20 +176,56 @@ def test_notify_above_limit_drops_latest(valkey: redis.Redis, monkeypatch: pytes
     run(scene)
 
 
-def test_overflow_of_hub_queue_notifies_every_connection(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those of sessions of which nothing was lost: the hub does not know whose messages it dropped."""
-    monkeypatch.setattr(hub, "RECEIVED_LIMIT", 1)
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_interrupted_subscription_notifies_every_connection(
+    valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch, is_silent: bool
+) -> None:
+    """Redis disconnects a subscriber that reads too slowly, or the connection is dead without an error."""
 
     async def scene() -> None:
-        crowded, quiet, here = Member(), Member(), Hub()
-        await here.join("s1", crowded)
-        await here.join("s2", quiet)
-        burst = [(group_of("s1"), {"session": "s1", "what": hub.SIGN, "number": number}) for number in range(200)]
-        while {"what": hub.LOST} not in quiet.heard:
-            await get_channel_layer().group_send_many(burst)
-        assert {"what": hub.LOST} in crowded.heard
-        assert crowded.numbers, "what was not dropped is heard"
-        assert {each["what"] for each in quiet.heard} == {hub.LOST}
+        one, other, here = Member(), Member(), Hub()
+        if is_silent:
+            monkeypatch.setattr(hub, "PINGED_AFTER", 0.1)
+            monkeypatch.setattr(hub, "DEAD_AFTER", 0.5)
+        await here.join("s1", one)
+        await here.join("s2", other)
+        if is_silent:
+            await asyncio.to_thread(valkey.client_pause, 1_000)
+        else:
+            await asyncio.to_thread(valkey.client_kill_filter, _type="pubsub")
+        await until(lambda: {"what": hub.LOST} in one.heard and {"what": hub.LOST} in other.heard)
+        monkeypatch.undo()
+        await here.notify("s1", {"what": hub.SIGN, "number": 1})
+        await until(lambda: one.numbers == [1])
+        assert other.numbers == []
+        await here.close()
+
+    run(scene)
+
+
+def test_connection_that_joins_in_an_outage_fails_or_is_notified(valkey: redis.Redis) -> None:
+    """While other connections keep breaking the subscription."""
+
+    async def scene() -> None:
+        here, members = Hub(), [Member() for _ in range(20)]
+        joined = []
+        for number, member in enumerate(members):
+            if number % 3 == 2:
+                await asyncio.to_thread(valkey.client_kill_filter, _type="pubsub")
+            try:
+                await here.join(f"s{number}", member)
+            except (redis.RedisError, OSError):
+                continue
+            joined.append((number, member))
+        assert joined
+        await until(lambda: here._subscription is not None)
+        while not all(member.numbers for _, member in joined):
+            for number, member in joined:
+                if not member.numbers:
+                    await here.notify(f"s{number}", {"what": hub.SIGN, "number": number})
+            await asyncio.sleep(0.05)
+        assert all(set(member.numbers) == {number} for number, member in joined)
+        await here.close()
 
     run(scene)
 

@@ -40,13 +40,11 @@ def push(count: int, session: str = "s1") -> None:
     """Write so many long messages into a session, as fast as it goes."""
 
     async def tell() -> None:
-        from channels.layers import get_channel_layer
-
         for number in range(count):
             post = Post(session, f"m{number}", "system", "x" * 15_000)
             (posted,) = inbox().put([post])
             await hub.hub().notify(session, hub.message_notification(post, posted))
-        await get_channel_layer().flush()
+        await hub.hub().close()
 
     from sessions.frames import Frame
     from sessions.store.sessions import live_store
