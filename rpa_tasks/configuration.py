@@ -74,25 +74,29 @@ _PROFILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,139}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 
+@rules_of(Platform)
+def check_platform_bounds(values: Mapping[str, Any], found: ErrorCollector) -> None:
+    found.key(values)
+    found.number(values, "backlog_limit", 1, MAX_BACKLOG)
+    found.number(values, "breaker_threshold", 1, 100)
+
+
 def check_platform(
     values: Mapping[str, Any],
     task_types: Collection[str] = (),
     stored: Platform | None = None,
     shops: Iterable[Shop] = (),
 ) -> None:
-    """Check a platform. `task_types` are those of its flows in use. If it exists, `stored` is its row, and `shops` are
-    all shops, for the browsers elsewhere.
+    """Check a platform among other rows. `task_types` are those of its flows in use. If it exists, `stored` is its row,
+    and `shops` are all shops, for the browsers elsewhere.
     """
     found = ErrorCollector()
-    found.key(values)
     check = values.get("check_task_type", "")
     if check and check not in task_types:
         found.add(
             "check_task_type",
             _("%(platform)s has no task type “%(name)s”", platform=values.get("key") or "it", name=check),
         )
-    found.number(values, "backlog_limit", 1, MAX_BACKLOG)
-    found.number(values, "breaker_threshold", 1, 100)
     check_browser_settings(values, found, is_platform=True, stored=stored, shops=shops)
     found.raise_if_any()
 
@@ -382,11 +386,9 @@ class Platforms(Pausable):
     model = Platform
     paths = {"check_task_type": "check"}
 
-    def check_values(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
-        task_types = {task_type for platform, task_type in plan.in_use(Flow) if (platform,) == one.key}
-        check_platform(values, task_types, one.stored)
-
     def check_among(self, one: Listed, plan: Plan) -> None:
+        task_types = {task_type for platform, task_type in plan.in_use(Flow) if (platform,) == one.key}
+        check_platform(self.read_values(one.row), task_types, one.stored)
         super().check_among(one, plan)
         if "shops" in plan.document:
             return  # their section compares the browsers
@@ -441,7 +443,7 @@ class Shops(Pausable):
     model = Shop
     identity = ("platform", "shop_id")
 
-    def check_values(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
+    def check_among(self, one: Listed, plan: Plan) -> None:
         shops = plan.stored(self).values()
         taken = dict(plan.once("browser profiles", lambda: map_profiles_to_shops(shops)))
         # `check_among` compares the addresses that the platforms give, as of after the file is applied.
@@ -449,9 +451,7 @@ class Shops(Pausable):
         if one.stored is not None:
             taken.pop(one.stored.profile, None)
             browsers.pop(find_browser_address(one.stored.browser.get("cdp_url", ""), ""), None)
-        check_shop(values, taken, browsers)
-
-    def check_among(self, one: Listed, plan: Plan) -> None:
+        check_shop(self.read_values(one.row), taken, browsers)
         super().check_among(one, plan)
         found = ErrorCollector()
         profiles = plan.once("profiles of the file", dict)

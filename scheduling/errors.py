@@ -70,11 +70,12 @@ class ErrorCollector:
 
     @contextmanager
     def within(self, path: str) -> Iterator[None]:
-        """Add the errors that the block raises. Their fields are inside `path`."""
+        """Add the errors that the block raises, as `errors_within` does."""
         try:
-            yield
+            with errors_within(path):
+                yield
         except InvalidInput as error:
-            self.errors += [FieldError(join_path(path, each.field), each.message) for each in error.errors]
+            self.errors += error.errors
 
     def raise_if_any(self) -> None:
         """Raise `InvalidInput` with all errors, if there are any."""
@@ -118,6 +119,19 @@ class ErrorCollector:
             self.add(field, _("must be a list of texts of 1 to %(most)s characters", most=longest))
         elif len(set(given)) < len(given):
             self.add(field, _("names something twice"))
+
+
+@contextmanager
+def errors_within(path: str) -> Iterator[None]:
+    """Let errors of the block name their place inside `path`. A `ValueError` is about all of it."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise InvalidInput(
+            *(FieldError(join_path(path, each.field), each.message) for each in error.errors)
+        ) from None
+    except ValueError as error:
+        raise InvalidInput.of(path, str(error)) from None
 
 
 def join_path(path: str, inner: str) -> str:

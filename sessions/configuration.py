@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from scheduling.configuration.file.notation import SEND_WINDOWS, list_of, text
-from scheduling.configuration.file.section import Key, Listed, Reference, Section
-from scheduling.configuration.file.sections import list_window_calendars
+from scheduling.configuration.file.section import Key, Listed, Section
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector, InvalidInput
-from scheduling.models import Calendar
 from scheduling.models.versioned import rules_of
 from scheduling.policy.send_times import check_windows
 from sessions.frames import MOST_TAGS, TAG_LENGTH, has_control_characters
@@ -68,7 +66,6 @@ class SilencePolicies(Section):
     name = "silence_policies"
     noun = "silence policy"
     model = SilencePolicy
-    refers = (Calendar,)
     required = frozenset({"threshold"})
     notations = {"tags": list_of(text(TAG_LENGTH)), "hours": SEND_WINDOWS}
 
@@ -89,9 +86,6 @@ class SilencePolicies(Section):
         first = plan.once("tags", dict).setdefault(kind, one.path)
         if first != one.path:
             raise InvalidInput.of("tags", _("are those of %(other)s", other=first))
-
-    def list_references(self, row: Any) -> Iterator[Reference]:
-        yield from list_window_calendars("hours", row.hours)
 
     def may_be_unlisted(self, row: Any) -> bool:
         return bool(row.is_default)

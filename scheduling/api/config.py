@@ -176,6 +176,8 @@ def put_config(request: HttpRequest, response: HttpResponse, wish: Query[Publica
         # A place is named as in all errors of the API: `nodes.2.template`.
         fields = [FieldError(_PLACE.sub(r".\1", each.field), each.message) for each in error.errors]
         raise InvalidInput(*fields) from error
+    except apply.Busy as error:
+        raise error.__cause__ or error from None
     except apply.OutdatedVersion as error:
         raise Problem(
             412, "The configuration changed after this version. Read it again; nothing was stored."

@@ -74,7 +74,7 @@ def read_draft(text: str) -> tuple[dict[str, Any], ChangePlan]:
 
     Raises:
         InvalidText: the text cannot be parsed.
-        InvalidConfiguration: with the problems of the first section of the draft that has any.
+        InvalidConfiguration: with the problems of the first wrong entry.
     """
     given = apply.parse_document(text.encode())
     allowed = list_drafted()
@@ -129,8 +129,7 @@ def _identify_row(change: Change) -> tuple[str, object]:
 
 def _store_edits(draft: ConfigDraft, stamp: Stamp) -> ChangePlan:
     """Store the edits of the draft over the live configuration. Raises the errors of `plan_edits`."""
-    with apply.hold_sections(list_drafted()):
-        return apply.store_chosen(read_draft(draft.document)[0], partial(_choose_edits, draft), stamp)
+    return apply.store_document(read_draft(draft.document)[0], stamp, partial(_choose_edits, draft))
 
 
 @contextmanager
@@ -181,7 +180,7 @@ def capture_edit(user: Any, save: Callable[[], bool]) -> bool:
             owner=user, defaults={"base": "", "document": ""}
         )
         text = ""
-        with _rolled_back(), apply.hold_sections(list_drafted()):
+        with _rolled_back(), apply.edit_sections(list_drafted()):
             live, before = export_live_draft(), _read_rows()
             with _rolled_back():
                 after = _read_rows() if save() else before

@@ -81,6 +81,20 @@ class ChangePlan:
     def only(self, changes: Sequence[Change]) -> ChangePlan:
         return ChangePlan(changes, self.notes, self.given)
 
+    def without_existing(self) -> ChangePlan:
+        """Return the part that leaves rows in use unchanged."""
+        return self.only([each for each in self.changes if each.verb in ("added", "restored")])
+
+    def confirm(self, fresh: ChangePlan) -> ChangePlan:
+        """Return a later plan of the same file, if it has the same changes.
+
+        Raises:
+            Conflict: another user changed the same rows in between.
+        """
+        if [each.signature for each in fresh.changes] != [each.signature for each in self.changes]:
+            raise Conflict(_("another user changed the configuration at the same time; nothing was stored, try again"))
+        return fresh
+
 
 class Plan:
     """One file being read: the rows that it lists, and the stored rows."""
@@ -88,9 +102,7 @@ class Plan:
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.document = document
         self.sections = sections()
-        self.section_of: dict[type[Model], Section] = {}
-        for section in self.sections.values():
-            self.section_of.setdefault(section.model, section)
+        self.section_of: dict[type[Model], Section] = {each.model: each for each in self.sections.values()}
         self.listed: dict[str, dict[Key, Listed]] = {}
         self.notes: list[str] = []
         self._stored: dict[str, dict[Key, Any]] = {}
@@ -114,8 +126,10 @@ class Plan:
     def stored(self, section: Section) -> dict[Key, Any]:
         """Return the stored rows of a section by key, retired ones included. They are read once."""
         if section.name not in self._stored:
-            rows = section.list_rows(self.document.get(section.name))
-            self._stored[section.name] = {section.key_of(row): row for row in rows}
+            rows: dict[Key, Any] = {}
+            for row in section.list_rows(self.document.get(section.name)):
+                rows[section.identify(row, rows)] = row
+            self._stored[section.name] = rows
         return self._stored[section.name]
 
     def in_use(self, model: type[Model]) -> dict[Key, Any]:
@@ -130,17 +144,17 @@ class Plan:
         return self._in_use[section.name]
 
     def unlisted(self, section: Section) -> list[Any]:
-        """Return the rows in use that stay although the file has their section and does not list them."""
-        listed = self.listed.get(section.name, {})
-        rows = [row for key, row in self.stored(section).items() if key not in listed and not is_retired(row)]
-        return [row for row in rows if section.may_be_unlisted(row)]
+        """Return the rows in use that the file does not list and that stay in use."""
+        listed = self.listed.get(section.name)
+        rows = [row for key, row in self.stored(section).items() if not (is_retired(row) or key in (listed or ()))]
+        return rows if listed is None else [row for row in rows if section.may_be_unlisted(row)]
 
 
 def plan_changes(document: Mapping[str, Any]) -> ChangePlan:
     """Compare a file with the stored configuration. Reads only, with a number of queries that rows do not change.
 
     Raises:
-        InvalidConfiguration: with the errors of the first section that has any.
+        InvalidConfiguration: with the errors of the first wrong entry.
     """
     plan = Plan(document)
     try:
@@ -149,11 +163,8 @@ def plan_changes(document: Mapping[str, Any]) -> ChangePlan:
         for section in given:
             plan.listed[section.name] = section.read(document[section.name], plan)
         for section in given:
-            found = ErrorCollector()
             for one in plan.listed[section.name].values():
-                with found.within(one.path):
-                    section.check(one, plan)
-            found.raise_if_any()
+                section.check(one, plan)
         changes = [change for section in given for change in section.list_changes(plan)]
     except InvalidInput as error:
         first: dict[str, FieldError] = {}  # of each place
@@ -178,17 +189,13 @@ def _check_top_level(plan: Plan) -> None:
 
 def _check_retirements(plan: Plan, changes: Sequence[Change]) -> None:
     """Refuse to retire a row to which a row refers that the file does not list."""
-    retired = {(each.section.name, each.label) for each in changes if each.verb == "retired"}
-    models = {each.section.model for each in changes if each.verb == "retired"}
+    retired = {(each.section.model, each.label) for each in changes if each.verb == "retired"}
     found: list[FieldError] = []
-    for section in plan.sections.values():
-        if not models & section.referred_models:
-            continue
-        given = section.name in plan.listed
-        for row in plan.unlisted(section) if given else plan.in_use(section.model).values():
+    for section in plan.sections.values() if retired else ():
+        for row in plan.unlisted(section):
             for _place, model, key in section.list_references(row):
-                owner = plan.section_of[model]
-                if (owner.name, key) in retired:
+                if (model, key) in retired:
+                    owner = plan.section_of[model]
                     message = _(
                         "%(noun)s “%(key)s” is not listed, but %(other)s “%(user)s” still uses it",
                         noun=_(owner.noun), key=key, other=_(section.noun), user=section.label(row),
@@ -198,49 +205,52 @@ def _check_retirements(plan: Plan, changes: Sequence[Change]) -> None:
         raise InvalidConfiguration(*dict.fromkeys(found))
 
 
-def store_plan(document: Mapping[str, Any], planned: ChangePlan, stamp: Stamp) -> None:
-    """Store a plan in one transaction.
-
-    Raises:
-        Conflict: another transaction changed the same rows since the plan, or locks the tables for 10 s.
-    """
-    with hold_sections(document):
-        fresh = plan_changes(document)
-        if [each.signature for each in fresh.changes] != [each.signature for each in planned.changes]:
-            raise Conflict(_("another user changed the configuration at the same time; nothing was stored, try again"))
-        _write_changes(fresh.changes, stamp)
-
-
-def store_additions(document: Mapping[str, Any], stamp: Stamp) -> ChangePlan:
-    """Store the rows that do not exist yet and return them. Existing rows stay unchanged. Idempotent."""
-    verbs = ("added", "restored")
-    return store_chosen(document, lambda plan: plan.only([each for each in plan.changes if each.verb in verbs]), stamp)
-
-
-def store_chosen(document: Mapping[str, Any], choose: Callable[[ChangePlan], ChangePlan], stamp: Stamp) -> ChangePlan:
-    """Store the part of the plan that `choose` returns, and return it."""
-    with transaction.atomic():
-        lock_sections(document)
-        part = choose(plan_changes(document))
-        _write_changes(part.changes, stamp)
-    return part
+class Busy(Conflict):
+    """Another transaction holds the rows of these sections."""
 
 
 @contextmanager
-def hold_sections(given: Collection[str]) -> Iterator[None]:
-    """Run the block in a transaction in which no other user edits these sections.
+def edit_sections(names: Collection[str]) -> Iterator[None]:
+    """Run the block in a transaction in which no other user edits these sections or stores a file. Reads continue.
+
+    Files are stored one after another, so that of two clients with one version the second is refused, whatever
+    sections they give. The locks of the tables keep edits of the back office from coming between the comparison and
+    the writes.
 
     Raises:
-        Conflict: another transaction locks the tables for 10 s.
+        Busy: another transaction holds a lock for 10 s.
     """
+    tables = {
+        connection.ops.quote_name(model._meta.db_table)
+        for name, section in sections().items() if name in names for model in section.tables
+    }  # fmt: skip
     try:
         with transaction.atomic():
-            lock_sections(given)
+            sql.limit_lock_waits(LOCK_WAIT)
+            sql.rows(_LOCK, {})
+            if tables:
+                with connection.cursor() as cursor:
+                    cursor.execute(f"LOCK TABLE {', '.join(sorted(tables))} IN SHARE ROW EXCLUSIVE MODE")
             yield
     except OperationalError as error:
-        raise Conflict(
+        raise Busy(
             _("another user edits the configuration; nothing was stored, try again (%(error)s)", error=error)
         ) from error
+
+
+def store_document(
+    document: Mapping[str, Any], stamp: Stamp, choose: Callable[[ChangePlan], ChangePlan] = lambda planned: planned
+) -> ChangePlan:
+    """Store the part of a file's changes that `choose` returns, in one transaction. Return it.
+
+    Raises:
+        InvalidConfiguration: the file cannot be applied.
+        Busy: another transaction holds a lock for 10 s.
+    """
+    with edit_sections(document):
+        part = choose(plan_changes(document))
+        _write_changes(part.changes, stamp)
+    return part
 
 
 def _write_changes(changes: Sequence[Change], stamp: Stamp) -> None:
@@ -252,16 +262,6 @@ def _write_changes(changes: Sequence[Change], stamp: Stamp) -> None:
             actor=stamp.author,
             changes=[(f"{each.section.name} {each.label}", None, each.verb) for each in changes],
         )  # fmt: skip
-
-
-def lock_sections(given: Collection[str]) -> None:
-    """Block writes to the tables of these sections until the transaction ends. Reads continue. Waits at most 10 s."""
-    locked = (section for name, section in sections().items() if name in given)
-    names = {connection.ops.quote_name(model._meta.db_table) for each in locked for model in each.tables}
-    if names:
-        with connection.cursor() as cursor:
-            cursor.execute("SET LOCAL lock_timeout = '10s'")
-            cursor.execute(f"LOCK TABLE {', '.join(sorted(names))} IN SHARE ROW EXCLUSIVE MODE")
 
 
 # --- versions ---
@@ -306,23 +306,17 @@ def publish_document(
     *,
     may_repeat: bool = False,
 ) -> tuple[ChangePlan, str]:
-    """Store a document in one transaction; return its changes and the new version.
+    """Store a document; return its changes and the new version.
 
-    Publications run one after another, so that of two clients with one version the second is refused, whatever sections
-    they give. The locks of the tables keep edits of the back office from coming between the comparison and the writes.
     `check` returns the plan, or raises what it has against it. With `may_repeat` a document that is stored already is
     accepted with any version: the client repeats its publication.
 
     Raises:
         OutdatedVersion: the stored version is not `expected`. Nothing was stored.
-        InvalidConfiguration: with the problems of its first section that has any.
-        OperationalError: another transaction held a lock for 10 s (see `sql.is_lock_timeout`).
+        InvalidConfiguration: the document cannot be applied.
+        Busy: another transaction holds a lock for 10 s.
     """
-    with transaction.atomic():
-        sql.limit_lock_waits(LOCK_WAIT)
-        sql.rows(_LOCK, {})
-        lock_sections(document)
-        if expected is not None and (not may_repeat or check(plan_changes(document)).changes):
+    with edit_sections(document):
+        if not may_repeat or plan_changes(document).changes:
             check_version(expected)
-        planned = store_chosen(document, check, stamp)
-        return planned, compute_version()
+        return store_document(document, stamp, check), compute_version()

@@ -12,7 +12,7 @@ from django.db import models
 
 from scheduling.durations import format_duration, from_seconds, parse_duration, to_seconds
 from scheduling.error_text import ErrorText as _
-from scheduling.errors import ErrorCollector, FieldError, InvalidInput, is_number
+from scheduling.errors import InvalidInput, errors_within, is_number
 from scheduling.policy.send_times import WINDOW_KEYS, read_window
 
 _CLOCK = re.compile(r"(?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{6})?)?")
@@ -157,8 +157,9 @@ def group_of(description: str, members: Mapping[str, tuple[Notation, Any]]) -> N
 
     def read(given: Any) -> dict[str, Any]:
         read = defaults | _read_members(given, find)
-        if missing := [name for name in members if name not in read]:
-            raise InvalidInput(*(FieldError(name, _("is missing")) for name in missing))
+        for name in members:
+            if name not in read:
+                raise InvalidInput.of(name, _("is missing"))
         return {name: read[name] for name in members}
 
     def write(stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,25 +173,19 @@ def _read_members(given: Any, find: Callable[[str], Notation]) -> dict[str, Any]
     if not isinstance(given, dict):
         raise ValueError(_("must be a mapping"))
     read: dict[str, Any] = {}
-    found = ErrorCollector()
     for name, item in given.items():
-        try:
-            with found.within(name):
-                read[name] = find(name).read(item)
-        except ValueError as error:
-            found.add(name, str(error))
-    found.raise_if_any()
+        with errors_within(name):
+            read[name] = find(name).read(item)
     return read
 
 
 def _read_windows(given: Any) -> list[dict[str, Any]]:
     if not isinstance(given, list):
         return [read_window(given)]
-    read, found = [], ErrorCollector()
+    read = []
     for place, window in enumerate(given):
-        with found.within(f"[{place}]"):
+        with errors_within(f"[{place}]"):
             read.append(read_window(window))
-    found.raise_if_any()
     return read
 
 

@@ -16,11 +16,13 @@ from django.db import models
 from django.utils.timezone import now
 from django.utils.translation import override
 
-from scheduling.configuration.file.notation import REQUIRED, Notation, derive_notation
+from scheduling.configuration.file.notation import REQUIRED, SEND_WINDOWS, Notation, derive_notation
 from scheduling.error_text import ErrorText
 from scheduling.error_text import ErrorText as _
-from scheduling.errors import ErrorCollector, FieldError, InvalidInput
+from scheduling.errors import ErrorCollector, FieldError, InvalidInput, errors_within
+from scheduling.models import Calendar
 from scheduling.models.encrypted import EncryptedJSONField, Sealed, Unreadable
+from scheduling.policy.send_times import list_calendars
 from scheduling.strict_text import is_same_json
 
 if TYPE_CHECKING:
@@ -151,7 +153,6 @@ class Section:
     notations: ClassVar[Mapping[str, Notation]] = {}  #: of columns whose type is not enough
     further: ClassVar[tuple[Field, ...]] = ()  #: keys that are no columns: members of a column, or words of the format
     settings: ClassVar[str] = ""  #: encrypted column with all keys of an entry that no field has
-    refers: ClassVar[tuple[type[models.Model], ...]] = ()  #: models of references that are no foreign keys
     scope: ClassVar[str] = ""  #: that an API key needs beside `config.write` to change it
 
     # --- derived from the model ---
@@ -187,24 +188,21 @@ class Section:
         """Return the fields that apply to an entry or a row."""
         return self.fields
 
+    def read_values(self, row: Any) -> dict[str, Any]:
+        """Return the values of a row by name, of a reference the key of the other row."""
+        return {field.name: field.get(row) for field in self.choose_fields(row)}
+
     # --- declared by the section ---
 
     def own_defaults(self, values: Mapping[str, Any], position: int, stored: Any = None) -> dict[str, Any]:
         """Return defaults that depend on the other values, the place in the list or the stored row."""
-        return {}
-
-    def check_values(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
-        """Check what the rules of the model cannot: values that only have a meaning with other rows.
-
-        Raises:
-            InvalidInput: by name.
-        """
+        return {"position": position} if any(field.name == "position" for field in self.fields) else {}
 
     def check_among(self, one: Listed, plan: Plan) -> None:
-        """Check a valid row among the others, as they will be after the file is applied, and add notes.
+        """Check a row that is valid by itself among the others, as they will be after the file is applied. Add notes.
 
         Raises:
-            InvalidInput: by place in the entry.
+            InvalidInput: by name of a value, or by place in the entry.
         """
 
     def list_references(self, row: Any) -> Iterator[Reference]:
@@ -212,10 +210,11 @@ class Section:
         for field in self.choose_fields(row):
             if field.related and (key := field.get(row)) is not None:
                 yield field.path, field.related, key
-
-    @cached_property
-    def referred_models(self) -> set[type[models.Model]]:
-        return {*self.refers, *(field.related for field in self.fields if field.related)}
+            if field.notation is SEND_WINDOWS:
+                windows = field.get(row)
+                for place, key in list_calendars(windows):
+                    window = f"{field.path}[{place}]" if len(windows) > 1 else field.path
+                    yield f"{window}.calendar", Calendar, key
 
     def find_secrets(self, entry: Mapping[str, Any]) -> Iterable[Place]:
         """Return the places of secrets in an entry."""
@@ -241,16 +240,14 @@ class Section:
         """Return the rows of the section by key.
 
         Raises:
-            InvalidInput: by place in the file.
+            InvalidInput: by place in the file, with the errors of the first wrong entry.
         """
         listed: dict[Key, Listed] = {}
-        found = ErrorCollector()
         for position, (path, entry) in enumerate(self.list_entries(given)):
-            with found.within(path):
+            with errors_within(path):
                 if not isinstance(entry, dict):
-                    raise InvalidInput.of("", _("must be a mapping"))
+                    raise ValueError(_("must be a mapping"))
                 self.add(self.read_entry(entry, position, path, listed, plan), listed)
-        found.raise_if_any()
         return listed
 
     def list_entries(self, given: Any) -> list[tuple[str, Any]]:
@@ -275,29 +272,32 @@ class Section:
         """
         found = ErrorCollector()
         fields = self.choose_fields(entry)
-        key = self.identify(entry, earlier)
-        stored = plan.stored(self).get(key) if all(isinstance(each, (str, int)) for each in key) else None
-        restored, kept = self._restore_secrets(entry, stored, found)
-        values = read_fields(restored, fields, found, rest=bool(self.settings))
+        values = read_fields(entry, fields, found, rest=bool(self.settings))
         for field in fields:  # references are to rows as they will be after the file is applied
             if field.related and (name := values.get(field.name)) is not None:
                 values[field.name] = plan.in_use(field.related).get((name,))
                 if values[field.name] is None:
                     found.add(field.path, plan.describe_missing(field.related, name))
         found.raise_if_any()
-        row = copy(stored) if stored is not None else self.new_row()
+        new = self.new_row()
+        put_values(new, fields, self.defaults(values, position) | values)
+        key = self.identify(new, earlier)
+        stored = plan.stored(self).get(key)
+        row = copy(stored) if stored is not None else new
         row.retired_at = None
-        values = deepcopy(self.defaults(values, position, stored)) | values
-        for field in fields:
-            field.put(row, values[field.name])
+        restored, kept = self._restore_secrets(entry, stored)
+        if kept:
+            values |= read_fields(restored, [each for each in fields if not each.related], ErrorCollector(), rest=True)
+        put_values(row, fields, self.defaults(values, position, stored) | values)
         if self.settings:
             setattr(row, self.settings, {name: restored[name] for name in restored.keys() - self.own_keys})
         if kept:
             self.check_kept_secrets(kept, stored, row)
         return Listed(path, key, entry, row, stored)
 
-    def identify(self, entry: Mapping[str, Any], earlier: Mapping[Key, Listed]) -> Key:
-        return tuple(entry.get(column) for column in self.identity)
+    def identify(self, row: Any, taken: Collection[Key]) -> Key:
+        """Return the key of a row. `taken` are those of the rows before it."""
+        return self.key_of(row)
 
     def new_row(self) -> Any:
         return self.model()
@@ -311,23 +311,21 @@ class Section:
         return {field.path.partition(".")[0] for field in self.fields}
 
     def check(self, one: Listed, plan: Plan) -> None:
-        """Check a row by itself, and then among the other rows.
+        """Check a row by itself, then among the other rows.
 
         Raises:
-            InvalidInput: by place in the entry.
+            InvalidInput: by place in the file.
         """
-        fields = self.choose_fields(one.row)
-        try:
-            self.check_values({field.name: field.get(one.row) for field in fields}, one, plan)
-            check_row(one.row, {field.name for field in fields if field.related})
-        except InvalidInput as error:
-            raise InvalidInput(*(FieldError(self.path_of(each.field), each.message) for each in error.errors)) from None
-        self.check_among(one, plan)
-        found = ErrorCollector()
-        for place, model, key in self.list_references(one.row):
-            if (key,) not in plan.in_use(model):
-                found.add(place, plan.describe_missing(model, key))
-        found.raise_if_any()
+        with errors_within(one.path):
+            try:
+                check_row(one.row, {field.name for field in self.fields if field.related})
+                self.check_among(one, plan)
+            except InvalidInput as error:
+                found = [FieldError(self.path_of(each.field), each.message) for each in error.errors]
+                raise InvalidInput(*found) from None
+            for place, model, key in self.list_references(one.row):
+                if (key,) not in plan.in_use(model):
+                    raise InvalidInput.of(place, plan.describe_missing(model, key))
 
     def path_of(self, name: str) -> str:
         """Return where the file writes a value. A dot leads inside the value."""
@@ -398,7 +396,7 @@ class Section:
     def export_row(self, row: Any, position: int, with_secrets: bool) -> list[dict[str, Any]]:
         """Return the entries of a row, without values that equal the defaults."""
         fields = self.choose_fields(row)
-        values = {field.name: field.get(row) for field in fields}
+        values = self.read_values(row)
         defaults = self.defaults(values, position)
         entry = self.write_fields(
             row, [each for each in fields if values[each.name] != defaults.get(each.name, REQUIRED)]
@@ -435,9 +433,7 @@ class Section:
         """Return the entry of the stored row whose secrets this entry may keep."""
         return self.write_entry(stored) if stored is not None else {}
 
-    def _restore_secrets(
-        self, entry: dict[str, Any], stored: Any, found: ErrorCollector
-    ) -> tuple[dict[str, Any], list[Place]]:
+    def _restore_secrets(self, entry: dict[str, Any], stored: Any) -> tuple[dict[str, Any], list[Place]]:
         """Replace the marks of kept secrets by the stored values. Return also the places of these."""
         kept = [place for place in self.find_secrets(entry) if find_value(entry, place) == KEPT]
         if not kept:
@@ -445,12 +441,11 @@ class Section:
         entry, former = deepcopy(entry), self.entry_to_keep(stored, entry)
         for place in kept:
             value = find_value(former, place)
-            if value and not isinstance(value, Sealed):
-                put_value(entry, place, value)
-                continue
-            sealed = any(isinstance(each, Sealed) for each in _list_leaves(former))
-            problem = _("what is stored cannot be read here") if sealed else _("there is nothing stored to keep")
-            found.add(".".join(place), problem)
+            if not value or isinstance(value, Sealed):
+                sealed = any(isinstance(each, Sealed) for each in _list_leaves(former))
+                problem = _("what is stored cannot be read here") if sealed else _("there is nothing stored to keep")
+                raise InvalidInput.of(".".join(place), problem)
+            put_value(entry, place, value)
         return entry, kept
 
 
@@ -480,6 +475,11 @@ class SingleRow(Section):
         return self.write_entry(row) if row is not None else None
 
 
+def put_values(row: Any, fields: Sequence[Field], values: Mapping[str, Any]) -> None:
+    for field in fields:
+        field.put(row, deepcopy(values[field.name]) if field.related is None else values[field.name])
+
+
 def read_fields(
     entry: Mapping[str, Any], fields: Sequence[Field], found: ErrorCollector, *, rest: bool = False
 ) -> dict[str, Any]:
@@ -490,17 +490,14 @@ def read_fields(
     given = dict(_flatten(entry, "", {field.path for field in fields}, found, rest))
     values: dict[str, Any] = {}
     for field in fields:
-        try:
-            with found.within(field.path):
-                if field.path not in given:
-                    if field.default is REQUIRED:
-                        raise ValueError(_("is missing"))
-                elif given[field.path] is None and field.nullable:
-                    values[field.name] = None
-                else:
-                    values[field.name] = field.notation.read(given[field.path])
-        except ValueError as error:
-            found.add(field.path, str(error))
+        with found.within(field.path):
+            if field.path not in given:
+                if field.default is REQUIRED:
+                    raise ValueError(_("is missing"))
+            elif given[field.path] is None and field.nullable:
+                values[field.name] = None
+            else:
+                values[field.name] = field.notation.read(given[field.path])
     return values
 
 

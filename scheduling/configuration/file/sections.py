@@ -5,9 +5,7 @@ Other apps add theirs with `settings.CONFIG_SECTIONS`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import copy
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +42,7 @@ from scheduling.configuration.file.section import (
     SingleRow,
     Stamp,
     check_row,
+    is_retired,
     read_fields,
 )
 from scheduling.durations import to_seconds
@@ -69,7 +68,6 @@ from scheduling.policy.matrix import find_follow_problem
 from scheduling.policy.node_conditions import JOINS
 from scheduling.policy.profile import MAX_TAG
 from scheduling.policy.rollout import PLAN_DEFAULTS
-from scheduling.policy.send_times import list_calendars
 from scheduling.templating import MAX_SOURCE, read_locale
 
 if TYPE_CHECKING:
@@ -147,14 +145,10 @@ class Communities(Section):
         """Leave out rows that a person cleared: they are as those that were only counted."""
         return [entry for entry in super().export(with_secrets=with_secrets) if entry.keys() != {"chat_id"}]
 
-    def check_values(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
-        kinds = plan.once("channel kinds", lambda: self._map_kinds(plan))
-        validation.check_community(values, kinds)
-
-    def _map_kinds(self, plan: Plan) -> dict[str, str]:
-        """Return the kind of each channel, retired ones included, because targets may outlive a channel."""
+    def check_among(self, one: Listed, plan: Plan) -> None:
+        """Check the targets by the kinds of all channels, retired ones too: a target may outlive its channel."""
         rows = [*plan.stored(plan.section_of[ChannelConfig]).values(), *plan.in_use(ChannelConfig).values()]
-        return {row.key: row.kind for row in rows}
+        validation.check_community({"targets": one.row.targets}, {row.key: row.kind for row in rows})
 
     def find_secrets(self, entry: Mapping[str, Any]) -> Iterable[Place]:
         """Return all values of targets: a later channel may give the name of a target another kind."""
@@ -250,26 +244,13 @@ def list_texts(template: Any) -> Iterator[tuple[str, TemplateText]]:
 # --- when a message is sent, and when not ---
 
 
-def list_window_calendars(column: str, stored: Any) -> Iterator[Reference]:
-    """Yield a reference to the calendar of each window that names one."""
-    for place, key in list_calendars(stored):
-        yield f"{column}[{place}].calendar" if len(stored) > 1 else f"{column}.calendar", Calendar, key
-
-
 class Calendars(Section):
     """Calendars in the order of the file; the first is the default."""
 
     name = "calendars"
     noun = "calendar"
     model = Calendar
-    refers = (Calendar,)
     notations = {"closed": list_of(text(10)), "open": list_of(text(10)), "send_window": SEND_WINDOWS}
-
-    def own_defaults(self, values: Mapping[str, Any], position: int, stored: Any = None) -> dict[str, Any]:
-        return {"position": position}
-
-    def list_references(self, row: Any) -> Iterator[Reference]:
-        yield from list_window_calendars("send_window", row.send_window)
 
 
 class Stages(Section):
@@ -278,9 +259,6 @@ class Stages(Section):
     name = "stages"
     noun = "stage"
     model = Stage
-
-    def own_defaults(self, values: Mapping[str, Any], position: int, stored: Any = None) -> dict[str, Any]:
-        return {"position": position}
 
 
 def _write_in_order(part: Any) -> Any:
@@ -318,7 +296,6 @@ class Nodes(Section):
     name = "nodes"
     noun = "node"
     model = Node
-    refers = (Node, Template, Calendar)
     paths = {
         "rollout_": "rollout.", "canary_": "canary.", "goal_": "goal.", "guard_": "guards.",
         "holdout_percent": "holdout",
@@ -338,18 +315,18 @@ class Nodes(Section):
     }
 
     def check_among(self, one: Listed, plan: Plan) -> None:
-        row, found = one.row, ErrorCollector()
-        followed = plan.once("followed nodes", lambda: self._map_followed(plan))
+        row, followed = one.row, plan.once("followed nodes", lambda: self._map_followed(plan))
         depth = settings.AFTERTOUCH_JOURNEY_DEPTH
         if row.from_nodes and (problem := find_follow_problem(row.key, row.from_nodes, followed, depth)):
-            found.add("from_nodes", problem)
+            raise InvalidInput.of("from_nodes", problem)
         conditions = conditions_in({"when": row.when, "variants": row.variants})
         if conditions:
             catalogue = plan.once("condition fields", FieldCatalogue)
             used = conditions_in({"when": one.stored.when, "variants": one.stored.variants}) if one.stored else {}
+            found = ErrorCollector()
             for place, problem in catalogue.find_unknown(conditions, row.trigger, used):
                 found.add(place, problem)
-        found.raise_if_any()
+            found.raise_if_any()
         known = plan.once("event types", lambda: set(EventType.objects.values_list("key", flat=True)))
         named = [
             ("trigger", row.trigger),
@@ -370,7 +347,6 @@ class Nodes(Section):
         yield from (("from_nodes", Node, key) for key in row.from_nodes)
         for place, variant in enumerate(row.variants):
             yield f"variants[{place}].template", Template, variant["template"]
-        yield from list_window_calendars("send_window", row.send_window)
 
 
 class DelayRules(SingleRow):
@@ -387,12 +363,12 @@ class GlobalHoldout(SingleRow):
 
 
 class HarassmentRules(Section):
-    """Rules, which have no key."""
+    """Rules, which have no key of their own. Of rules with equal `identity` the n-th listed is the n-th stored."""
 
     name = "harassment_rules"
     noun = "anti-harassment rule"
     model = HarassmentRule
-    refers = (ChannelConfig,)
+    identity = ("kind", "scope", "window", "channel", "category", "tag")
     required = frozenset({"limit", "window", "quiet_from", "quiet_to"})
     paths = {"quiet_": ""}
     notations = {"limits": map_of(WHOLE)}
@@ -420,49 +396,22 @@ class HarassmentRules(Section):
             found.raise_if_any()
         return super().read_entry(entry, position, path, earlier, plan)
 
-    def identify(self, entry: Mapping[str, Any], earlier: Mapping[Key, Listed]) -> Key:
-        return "new", len(earlier)
+    def list_rows(self, given: Any = None) -> Iterable[Any]:
+        return sorted(HarassmentRule.objects.all(), key=lambda row: (is_retired(row), row.pk))
 
     def key_of(self, row: Any) -> Key:
-        return (row.pk,)
+        return tuple(field.get(row) for field in self.choose_fields(row) if field.name in self.identity)
 
-    def read(self, given: Any, plan: Plan) -> dict[Key, Listed]:
-        """Read the rules, and take an active row with equal values for each, else the next one of its kind and scope.
-
-        Without the first step a rule that is left out would change all that follow it.
-        """
-        wanted = super().read(given, plan)
-        free = sorted(plan.stored(self).values(), key=lambda row: (row.retired_at is not None, row.pk))
-        pairs: dict[Key, Any] = {}
-        for kind_of in (
-            lambda row: row.retired_at is None and self.write_entry(row),
-            lambda row: (row.kind, row.scope),
-        ):
-            kinds = [kind_of(row) for row in free]
-            for one in wanted.values():
-                if one.key not in pairs and (kind := kind_of(one.row)) in kinds:
-                    place = kinds.index(kind)
-                    pairs[one.key] = free.pop(place)
-                    kinds.pop(place)
-        return {one.key: one for one in (self._adopt(one, pairs.get(one.key)) for one in wanted.values())}
-
-    def _adopt(self, one: Listed, stored: Any) -> Listed:
-        if stored is None:
-            return one
-        row = copy(stored)
-        row.retired_at = None
-        for field in self.choose_fields(one.row):
-            field.put(row, field.get(one.row))
-        return replace(one, key=(stored.pk,), row=row, stored=stored)
+    def identify(self, row: Any, taken: Collection[Key]) -> Key:
+        key = self.key_of(row)
+        return (*key, sum(each[:-1] == key for each in taken))
 
     def label(self, row: Any) -> str:
         return f"{row.kind} ({row.scope})"
 
-    def check_values(self, values: Mapping[str, Any], one: Listed, plan: Plan) -> None:
-        known = plan.once("channel keys", lambda: {key for (key,) in plan.in_use(ChannelConfig)})
-        validation.check_rule_channel(values.get("channel", ""), known)
-
     def check_among(self, one: Listed, plan: Plan) -> None:
+        known = plan.once("channel keys", lambda: {key for (key,) in plan.in_use(ChannelConfig)})
+        validation.check_rule_channel(one.row.channel, known)
         tag = one.row.tag
         known = plan.once("tags of nodes", lambda: {tag for row in plan.in_use(Node).values() for tag in row.tags})
         if tag and tag not in known:

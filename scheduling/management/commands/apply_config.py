@@ -44,7 +44,7 @@ class Command(BaseCommand):
                 self.stdout.write("dry run: nothing was stored")
                 return
             if planned.changes:
-                apply.store_plan(given, planned, Stamp(f"apply_config {Path(file).name}"))
+                apply.store_document(given, Stamp(f"apply_config {Path(file).name}"), planned.confirm)
                 self.stdout.write("applied")
         except apply.InvalidConfiguration as error:
             raise CommandError(f"{error}\nnothing was stored") from error

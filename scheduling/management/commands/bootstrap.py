@@ -93,7 +93,8 @@ class Command(BaseCommand):
     def ship_matrix(self) -> None:
         if Node.objects.exists():
             return
-        added = apply.store_additions(apply.parse_document(SHIPPED.read_bytes()), Stamp("shipped"))
+        shipped = apply.parse_document(SHIPPED.read_bytes())
+        added = apply.store_document(shipped, Stamp("shipped"), apply.ChangePlan.without_existing)
         self.stdout.write(f"Shipped matrix: {len(added.of('nodes'))} nodes")
 
     def grant_permissions(self) -> None:

@@ -232,23 +232,18 @@ def test_apply_refuses_equal_default_profiles(refusal_of: Refused) -> None:
     assert said[0] == "shops[1].profile_id: browser profile “a-b-c” is used at shops[0] too"
 
 
-def test_apply_names_each_collision_of_shops(refusal_of: Refused) -> None:
-    lines = refusal_of(
-        """
-        platforms: [{key: pdd}]
-        shops:
-          - {platform: pdd, shop_id: s0, profile_id: one}
-          - {platform: pdd, shop_id: s1, profile_id: one, browser: {provider: {cdp_url: "http://x:1"}}}
-          - {platform: pdd, shop_id: s2, browser: {provider: {cdp_url: "http://x:1"}}}
-          - {platform: pdd, shop_id: s3, profile_id: one, browser: {provider: {cdp_url: "http://x:1"}}}
-        """
-    )
-    assert lines[:-1] == [
-        "shops[1].profile_id: browser profile “one” is used at shops[0] too",
-        "shops[2].browser.provider.cdp_url: this browser is used at shops[1] too",
-        "shops[3].profile_id: browser profile “one” is used at shops[0] too",
-        "shops[3].browser.provider.cdp_url: this browser is used at shops[1] too",
-    ]
+def test_apply_names_the_collisions_of_a_shop(refusal_of: Refused) -> None:
+    browser = 'browser: {provider: {cdp_url: "http://x:1"}}'
+    first = f"{{platform: pdd, shop_id: s0, profile_id: one, {browser}}}"
+    profile = "shops[1].profile_id: browser profile “one” is used at shops[0] too"
+    shared = "shops[1].browser.provider.cdp_url: this browser is used at shops[0] too"
+    for second, problems in [
+        ("profile_id: one", [profile]),
+        (browser, [shared]),
+        (f"profile_id: one, {browser}", [profile, shared]),
+    ]:
+        text = f"platforms: [{{key: pdd}}]\nshops: [{first}, {{platform: pdd, shop_id: s1, {second}}}]"
+        assert refusal_of(text)[:-1] == problems
 
 
 def test_apply_refuses_profile_of_retired_shop(apply: Apply, refusal_of: Refused) -> None:

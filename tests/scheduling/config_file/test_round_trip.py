@@ -126,7 +126,7 @@ def plan_document(base_config: dict[str, Any]) -> plan.ChangePlan:
 
 def apply_document(base_config: dict[str, Any]) -> None:
     given = read_document(base_config)
-    plan.store_plan(given, plan.plan_changes(given), Stamp("test"))
+    plan.store_document(given, Stamp("test"), plan.plan_changes(given).confirm)
 
 
 @pytest.mark.django_db

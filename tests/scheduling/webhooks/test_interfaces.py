@@ -13,7 +13,7 @@ from django.test import Client
 from django.urls import reverse
 
 from scheduling import sql
-from scheduling.configuration.file.apply import InvalidConfiguration, plan_changes, store_plan
+from scheduling.configuration.file.apply import InvalidConfiguration, plan_changes, store_document
 from scheduling.configuration.file.section import Stamp
 from scheduling.configuration.file.sections import sections
 from scheduling.models import WebhookEndpoint, WebhookSubscription
@@ -28,7 +28,7 @@ ENTRY = {"key": "crm", "url": "https://example.com/in", "secret": SECRET, "event
 
 def apply_section(*entries: dict[str, Any]) -> None:
     document = {"version": 1, "webhooks": list(entries)}
-    store_plan(document, plan_changes(document), Stamp("test"))
+    store_document(document, Stamp("test"), plan_changes(document).confirm)
 
 
 @pytest.mark.django_db
