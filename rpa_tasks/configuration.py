@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 from zoneinfo import available_timezones
 
 import jsonschema_rs
@@ -30,9 +30,8 @@ from rpa_tasks.jobs.wakeups import wake_for_shops
 from rpa_tasks.models import DedupePeriod, Flow, Job, Platform, Shop
 from rpa_tasks.supervisor.command import MOST_FOLDERS, check_program, check_words
 from rpa_tasks.supervisor.runs import MARKERS
-from scheduling.configuration.file.notation import ANY_MAPPING, SECONDS, WHOLE, choice, list_of, map_of, text
-from scheduling.configuration.file.section import Change, Field, Key, Listed, Place, Section, Stamp
-from scheduling.configuration.validation import check_retry_delays
+from scheduling.configuration.file.notation import ANY_MAPPING, WHOLE, choice, list_of, map_of, text
+from scheduling.configuration.file.section import Change, Field, Listed, Place, Section, Stamp
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector, InvalidInput
 from scheduling.models import WAITING
@@ -46,9 +45,6 @@ if TYPE_CHECKING:
 # Values have the names of the model's fields; absent ones are skipped. `platform` is always the platform's key.
 
 
-MIN_TIMEOUT, MAX_TIMEOUT = timedelta(seconds=1), timedelta(hours=24)
-MAX_WINDOW = timedelta(days=31)
-MAX_BACKLOG = 1_000_000
 MAX_SCHEMA = 65_536  #: characters
 EXIT_CLASSES = ("transient", "business", "session", "platform")
 MAX_VARIABLES = 50
@@ -74,13 +70,6 @@ _PROFILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,139}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 
-@rules_of(Platform)
-def check_platform_bounds(values: Mapping[str, Any], found: ErrorCollector) -> None:
-    found.key(values)
-    found.number(values, "backlog_limit", 1, MAX_BACKLOG)
-    found.number(values, "breaker_threshold", 1, 100)
-
-
 def check_platform(
     values: Mapping[str, Any],
     task_types: Collection[str] = (),
@@ -104,19 +93,16 @@ def check_platform(
 @rules_of(Flow)
 def check_flow(values: Mapping[str, Any], found: ErrorCollector) -> None:
     """Check a flow, without the program: this machine may be no execution node."""
-    found.key(values, "task_type")
     if "command" in values:
-        for problem in check_words(values["command"]):
+        problems = check_words(values["command"])
+        if not problems and values.get("needs_browser") is False and "{debug_port}" in values["command"]:
+            problems = [_("{debug_port} is empty without a browser; set needs_browser")]
+        for problem in problems:
             found.add("command", problem)
-        if values.get("needs_browser") is False and any("{debug_port}" in word for word in map(str, values["command"])):
-            found.add("command", _("{debug_port} is empty without a browser; set needs_browser"))
     _check_path(values, found)
-    found.span(values, "timeout", least=MIN_TIMEOUT, most=MAX_TIMEOUT)
-    found.span(values, "dedupe_window", least=MIN_TIMEOUT, most=MAX_WINDOW)
     _check_period(values, found)
     _check_exit_codes(values.get("exit_codes", {}), found)
     _check_schema(values.get("payload_schema", {}), found)
-    check_retry_delays(values, found)
     _check_environment(values, found)
     _check_fixed_variables(values, found)
     cwd = values.get("cwd", "")
@@ -135,7 +121,6 @@ def _check_period(values: Mapping[str, Any], found: ErrorCollector) -> None:
 
 
 def _check_path(values: Mapping[str, Any], found: ErrorCollector) -> None:
-    found.texts(values, "path", longest=MAX_FOLDER)
     folders = values.get("path", [])
     if not isinstance(folders, list):
         return
@@ -152,11 +137,13 @@ def check_shop(
     browsers: Mapping[str, str] | None = None,
     inherited: str = "",
 ) -> None:
-    """Check a shop. `taken` maps the browser profiles of all other shops, retired ones included, to their shops;
-    `browsers` maps the addresses of their browsers that run elsewhere. `inherited` is the address from its platform.
+    """Check a shop. `taken` maps the browser profiles of all shops, retired ones included, to their shops; `browsers`
+    maps the addresses of their browsers that run elsewhere. `inherited` is the address from its platform.
 
     A profile has the cookies of its shop, so another shop may never get it.
     """
+    own = f"{values.get('platform')}/{values.get('shop_id')}"
+    taken, browsers = ({key: shop for key, shop in (known or {}).items() if shop != own} for known in (taken, browsers))
     found = ErrorCollector()
     if "shop_id" in values and not _SHOP_ID.fullmatch(str(values["shop_id"])):
         found.add(
@@ -174,12 +161,11 @@ def check_shop(
         found.add(
             "profile_id", _("names a directory: only letters, digits, “-”, “_” and “.”, at most 140, no “.” in front")
         )
-    elif (name := profile_of(values)) in (taken or {}):
+    elif (name := profile_of(values)) in taken:
         found.add(
             "profile_id",
-            _("browser profile “%(name)s” belongs to %(shop)s; set another one", name=name, shop=(taken or {})[name]),
+            _("browser profile “%(name)s” belongs to %(shop)s; set another one", name=name, shop=taken[name]),
         )
-    found.number(values, "backlog_limit", 1, MAX_BACKLOG)
     check_browser_settings(values, found, taken=browsers, inherited=inherited)
     found.raise_if_any()
 
@@ -239,7 +225,6 @@ def _check_schema(schema: Any, found: ErrorCollector) -> None:
 
 
 def _check_environment(values: Mapping[str, Any], found: ErrorCollector) -> None:
-    found.texts(values, "environment", longest=100)
     names = values.get("environment", [])
     if not isinstance(names, list):
         return
@@ -306,11 +291,16 @@ def ship_platforms() -> str:
 # applying a file never resumes what an operator has paused. The login of a shop is not configuration.
 
 
+SETTING = text(500, empty=True)
+BROWSER_NOTATIONS = {
+    **dict.fromkeys(LISTS, list_of(text(500))),
+    "cdp_url": replace(SETTING, read=lambda given: normalize_address(SETTING.read(given))),
+}
 BROWSER_FIELDS = (
     *(
         Field(
-            f"browser.{path}", "browser", list_of(text(500)) if name in LISTS else text(500, empty=True),
-            [] if name in LISTS else "", member=name,
+            f"browser.{path}", "browser", BROWSER_NOTATIONS.get(name, SETTING), [] if name in LISTS else "",
+            member=name,
         )
         for name, path in SETTINGS.items()
     ),
@@ -322,9 +312,23 @@ BROWSER_FIELDS = (
 PASSWORD, PROVIDER = f"browser.{SECRETS['password']}", f"browser.{SETTINGS['cdp_url']}"
 
 
-class Pausable(Section):
+class JobSection(Section):
+    """Section of rows that jobs belong to."""
+
+    jobs: ClassVar[str]  #: lookup of the row from a job
+
+    def note_changes(self, changes: Sequence[Change], plan: Plan) -> None:
+        """Add a note about jobs of retired rows, which the next pass cancels."""
+        retired = {change.before.pk: change for change in changes if change.verb == "retired"}
+        jobs = Job.objects.filter(Q((f"{self.jobs}__in", list(retired))), state__in=WAITING, paused_by="")
+        for pk, waiting in jobs.values_list(self.jobs).annotate(Count("pk")).order_by() if retired else ():
+            plan.note(f"{self.noun} “{retired[pk].label}” is retired: its waiting jobs ({waiting}) are cancelled")
+
+
+class Pausable(JobSection):
     """Section of rows with browser settings and `paused`. An absent `paused` keeps the present one."""
 
+    shops: ClassVar[str]  #: lookup of the row from a shop that its pause stops
     scope = "rpa.configure"
     left_out = frozenset({"browser", "login_state"})
     further = BROWSER_FIELDS
@@ -332,17 +336,10 @@ class Pausable(Section):
     def own_defaults(self, values: Mapping[str, Any], position: int, stored: Any = None) -> dict[str, Any]:
         return {"paused": stored is not None and stored.retired_at is None and stored.paused}
 
-    def read_entry(
-        self, entry: dict[str, Any], position: int, path: str, earlier: Mapping[Key, Listed], plan: Plan
-    ) -> Listed:
-        one = super().read_entry(entry, position, path, earlier, plan)
-        if address := one.row.browser.get("cdp_url"):
-            one.row.browser["cdp_url"] = normalize_address(address)
-        return one
-
-    def check_among(self, one: Listed, plan: Plan) -> None:
-        if one.row.paused and "paused" not in one.entry:
-            plan.note(f"{one.path}: is paused and stays so; “paused: false” would end it")
+    def check_among(self, rows: Sequence[Listed], plan: Plan) -> None:
+        for one in rows:
+            if one.row.paused and "paused" not in one.entry:
+                plan.note(f"{one.path}: is paused and stays so; “paused: false” would end it")
 
     def find_secrets(self, entry: Mapping[str, Any]) -> Iterable[Place]:
         return [("browser", *path.split(".")) for path in SECRETS.values()]
@@ -354,62 +351,44 @@ class Pausable(Section):
     def store(self, change: Change, stamp: Stamp) -> None:
         super().store(change, stamp)
         if change.before is not None and change.before.paused and change.after is not None and not change.after.paused:
-            shops = list(self.list_shops(change.after).values_list("pk", flat=True))
+            stopped = Shop.objects.filter(Q((self.shops, change.after.pk)), retired_at=None)
+            shops = list(stopped.values_list("pk", flat=True))
             transaction.on_commit(lambda: wake_for_shops(shops), robust=True)
-
-    def list_shops(self, row: Any) -> Any:
-        """Return the shops that a pause of this row stops."""
-        raise NotImplementedError
-
-
-def note_waiting_jobs(changes: Sequence[Change], plan: Plan, column: str) -> None:
-    """Add a note about jobs of retired rows, which the next pass cancels."""
-    retired = {change.before.pk: change for change in changes if change.verb == "retired"}
-    jobs = Job.objects.filter(Q((f"{column}__in", list(retired))), state__in=WAITING)
-    for pk, waiting in jobs.values_list(column).annotate(Count("pk")).order_by() if retired else ():
-        change = retired[pk]
-        plan.note(f"{change.section.noun} “{change.label}” is retired: its waiting jobs ({waiting}) are cancelled")
 
 
 def _map_templates(plan: Plan) -> dict[str, str]:
     """Map platforms to their address of a browser elsewhere as of after the file is applied."""
-    found: dict[str, str] = plan.once(
-        "browsers of platforms",
-        lambda: {key: row.browser.get("cdp_url", "") for (key,), row in plan.in_use(Platform).items()},
-    )
-    return found
+    return {key: row.browser.get("cdp_url", "") for (key,), row in plan.in_use(Platform).items()}
 
 
 class Platforms(Pausable):
     name = "platforms"
     noun = "platform"
     model = Platform
+    jobs, shops = "shop__platform", "platform"
     paths = {"check_task_type": "check"}
 
-    def check_among(self, one: Listed, plan: Plan) -> None:
-        task_types = {task_type for platform, task_type in plan.in_use(Flow) if (platform,) == one.key}
-        check_platform(self.read_values(one.row), task_types, one.stored)
-        super().check_among(one, plan)
+    def check_among(self, rows: Sequence[Listed], plan: Plan) -> None:
+        super().check_among(rows, plan)
+        for one in rows:
+            task_types = {task_type for platform, task_type in plan.in_use(Flow) if (platform,) == one.key}
+            with self.errors_at(one):
+                check_platform(self.read_values(one.row), task_types, one.stored)
         if "shops" in plan.document:
             return  # their section compares the browsers
+        paths = {one.row.key: one.path for one in rows}
         shops = plan.stored(plan.section_of[Shop]).values()
-        shared = plan.once("shared browsers", lambda: list(find_shared_browsers(shops, _map_templates(plan))))
-        for shop, problem in shared:
-            if shop.platform.key == one.row.key:
-                raise InvalidInput.of(PROVIDER, problem)
-
-    def note_changes(self, changes: Sequence[Change], plan: Plan) -> None:
-        note_waiting_jobs(changes, plan, "shop__platform")
-
-    def list_shops(self, row: Any) -> Any:
-        return row.shops.filter(retired_at=None)
+        for shop, problem in find_shared_browsers(shops, _map_templates(plan)):
+            if shop.platform.key in paths:
+                raise InvalidInput.of(f"{paths[shop.platform.key]}.{PROVIDER}", problem)
 
 
-class Flows(Section):
+class Flows(JobSection):
     name = "flows"
     noun = "flow"
     scope = "rpa.commands"
     model = Flow
+    jobs = "flow"
     identity = ("platform", "task_type")
     required = frozenset({"idempotent"})
     paths = {"dedupe_by": "dedupe.key", "dedupe_": "dedupe."}
@@ -417,20 +396,17 @@ class Flows(Section):
         "command": list_of(text(4_000, empty=True)),
         "exit_codes": map_of(list_of(WHOLE)),
         "payload_schema": ANY_MAPPING,
-        "retry_delays": list_of(SECONDS),
         "dedupe_period": choice({"none": "", **{each: each for each in DedupePeriod.values}}),
-        "environment": list_of(text(100)),
-        "path": list_of(text(1_000)),
         "env": map_of(text(4_000, empty=True)),
     }
 
-    def check_among(self, one: Listed, plan: Plan) -> None:
-        row = one.row
-        if problem := check_program(row.command[0], row.path, row.cwd):
-            plan.note(f"flow {self.label(row)}: {problem} on this machine")
+    def check_among(self, rows: Sequence[Listed], plan: Plan) -> None:
+        for row in (one.row for one in rows):
+            if problem := check_program(row.command[0], row.path, row.cwd):
+                plan.note(f"flow {self.label(row)}: {problem} on this machine")
 
     def note_changes(self, changes: Sequence[Change], plan: Plan) -> None:
-        note_waiting_jobs(changes, plan, "flow")
+        super().note_changes(changes, plan)
         for change in changes if "platforms" not in plan.document else ():
             row = change.before
             if change.verb == "retired" and row.platform.check_task_type == row.task_type:
@@ -441,37 +417,29 @@ class Shops(Pausable):
     name = "shops"
     noun = "shop"
     model = Shop
+    jobs, shops = "shop", "pk"
     identity = ("platform", "shop_id")
 
-    def check_among(self, one: Listed, plan: Plan) -> None:
-        shops = plan.stored(self).values()
-        taken = dict(plan.once("browser profiles", lambda: map_profiles_to_shops(shops)))
-        # `check_among` compares the addresses that the platforms give, as of after the file is applied.
-        browsers = dict(plan.once("browsers elsewhere", lambda: map_browsers_to_shops(shops, {})))
-        if one.stored is not None:
-            taken.pop(one.stored.profile, None)
-            browsers.pop(find_browser_address(one.stored.browser.get("cdp_url", ""), ""), None)
-        check_shop(self.read_values(one.row), taken, browsers)
-        super().check_among(one, plan)
-        found = ErrorCollector()
-        profiles = plan.once("profiles of the file", dict)
-        first = profiles.setdefault(one.row.profile, one.path)
-        if first != one.path:
-            problem = _("browser profile “%(profile)s” is used at %(path)s too", profile=one.row.profile, path=first)
-            found.add("profile_id", problem)
-        browsers = plan.once("browsers of the file", lambda: self._map_unlisted_browsers(plan))
-        own, template = one.row.browser.get("cdp_url", ""), _map_templates(plan).get(one.row.platform.key, "")
-        address = find_browser_address(own, template, one.row.shop_id)
-        if address and (other := browsers.setdefault(address, one.path)) != one.path:
-            found.add(PROVIDER, _("this browser is used at %(path)s too", path=other))
-        found.raise_if_any()
-
-    def _map_unlisted_browsers(self, plan: Plan) -> dict[str, str]:
-        absent = (row for key, row in plan.stored(self).items() if key not in plan.listed[self.name])
-        return map_browsers_to_shops(absent, _map_templates(plan))
-
-    def note_changes(self, changes: Sequence[Change], plan: Plan) -> None:
-        note_waiting_jobs(changes, plan, "shop")
-
-    def list_shops(self, row: Any) -> Any:
-        return Shop.objects.filter(pk=row.pk)
+    def check_among(self, rows: Sequence[Listed], plan: Plan) -> None:
+        super().check_among(rows, plan)
+        stored, templates = plan.stored(self), _map_templates(plan)
+        taken = map_profiles_to_shops(stored.values())
+        # The addresses that the platforms give are compared below, as of after the file is applied.
+        browsers = map_browsers_to_shops(stored.values(), {})
+        for one in rows:
+            with self.errors_at(one):
+                check_shop(self.read_values(one.row), taken, browsers)
+        profiles: dict[str, str] = {}
+        unlisted = (row for key, row in stored.items() if key not in plan.listed[self.name])
+        addresses = map_browsers_to_shops(unlisted, templates)
+        for one in rows:
+            row, found = one.row, ErrorCollector()
+            if (first := profiles.setdefault(row.profile, one.path)) != one.path:
+                problem = _("browser profile “%(profile)s” is used at %(path)s too", profile=row.profile, path=first)
+                found.add("profile_id", problem)
+            template = templates.get(row.platform.key, "")
+            address = find_browser_address(row.browser.get("cdp_url", ""), template, row.shop_id)
+            if address and (other := addresses.setdefault(address, one.path)) != one.path:
+                found.add(PROVIDER, _("this browser is used at %(path)s too", path=other))
+            with self.errors_at(one):
+                found.raise_if_any()

@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
-from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models, transaction
 from django.db.models import Q
 from django.db.models.fields.json import KT
@@ -16,11 +15,11 @@ from django.utils.translation import pgettext_lazy
 from simple_history.models import HistoricalRecords
 
 from rpa_tasks.outcomes import DEFAULT_DELAYS
+from scheduling.errors import check_number, check_retry_delays, check_span, check_texts
 from scheduling.ids import reveal_odd_characters
 from scheduling.models import WAITING, LedgerRow
 from scheduling.models.encrypted import NodeSecretField
-from scheduling.models.node import key_validator
-from scheduling.models.versioned import Versioned
+from scheduling.models.versioned import KEY, Bound, Versioned
 
 
 def usual_retry_delays() -> list[float]:
@@ -39,19 +38,22 @@ class WithBrowser(models.Model):
         abstract = True
 
 
+BACKLOG = Bound(check_number, least=1, most=1_000_000)
+
+
 class Platform(WithBrowser, Versioned):
     """A marketplace. Its circuit breaker stops all its shops while it rejects robots."""
 
-    key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
+    key = models.CharField(_("key"), max_length=64, unique=True, validators=[KEY])
     name = models.CharField(_("name"), max_length=100, blank=True)
     #: Its jobs use the queues `p.<key>.<tier>` instead of the shared ones.
     dedicated_queue = models.BooleanField(_("queues of its own"), default=False)
     paused = models.BooleanField(_("paused"), default=False)
     #: Limit of its waiting jobs.
-    backlog_limit = models.PositiveIntegerField(_("most jobs waiting"), default=10_000)
+    backlog_limit = models.PositiveIntegerField(_("most jobs waiting"), default=10_000, validators=[BACKLOG])
     #: Consecutive runs with a platform error that open the breaker.
     breaker_threshold = models.PositiveSmallIntegerField(
-        _("errors that open the breaker"), default=3, validators=[MinValueValidator(1), MaxValueValidator(100)]
+        _("errors that open the breaker"), default=3, validators=[Bound(check_number, least=1, most=100)]
     )
     #: Jobs with a browser wait for the node that has the shop's profile, unless it has not reported for
     #: `AFTERTOUCH_RPA_HOME_LEASE`. Otherwise the first node with a free slot takes them, with a new profile.
@@ -133,7 +135,7 @@ class Flow(Versioned):
     """What a task type does on a platform: its command and the meaning of its exit status."""
 
     platform = models.ForeignKey(Platform, on_delete=models.PROTECT, related_name="flows", verbose_name=_("platform"))
-    task_type = models.CharField(_("task type"), max_length=64, validators=[key_validator])
+    task_type = models.CharField(_("task type"), max_length=64, validators=[KEY])
     #: A list of words, never a shell line. `rpa_tasks.supervisor.command.PLACEHOLDERS` are filled in.
     command = models.JSONField(_("command"), default=list)
     param_style = models.CharField(
@@ -144,7 +146,11 @@ class Flow(Versioned):
         db_default=ParamStyle.FLAT,
     )
     #: Until SIGTERM; 50 s later the run is killed.
-    timeout = models.DurationField(_("timeout"), default=timedelta(seconds=600))
+    timeout = models.DurationField(
+        _("timeout"),
+        default=timedelta(seconds=600),
+        validators=[Bound(check_span, least=timedelta(seconds=1), most=timedelta(hours=24))],
+    )
     needs_browser = models.BooleanField(_("needs a browser"), default=True)
     #: A repeat with the same task has no second effect.
     idempotent = models.BooleanField(_("idempotent"), default=False)
@@ -155,7 +161,9 @@ class Flow(Versioned):
     #: Exit status 0 without a `{"result": …}` line is a failure.
     needs_result = models.BooleanField(_("must print a result"), default=False)
     #: Seconds until the first, second, … retry of a transient failure; empty: none.
-    retry_delays = models.JSONField(_("retry delays"), default=usual_retry_delays, blank=True)
+    retry_delays = models.JSONField(
+        _("retry delays"), default=usual_retry_delays, blank=True, validators=[Bound(check_retry_delays)]
+    )
     dedupe_by = models.CharField(
         _("merge waiting jobs of"),
         max_length=10,
@@ -164,7 +172,12 @@ class Flow(Versioned):
         db_default=DedupeBy.PAYLOAD,
     )
     #: How long after its start the same shop and key run no second time; empty: only while a job waits.
-    dedupe_window = models.DurationField(_("runs once within"), null=True, blank=True)
+    dedupe_window = models.DurationField(
+        _("runs once within"),
+        null=True,
+        blank=True,
+        validators=[Bound(check_span, least=timedelta(seconds=1), most=timedelta(days=31))],
+    )
     #: Instead of the time span: a period of the clock of `dedupe_timezone`.
     dedupe_period = models.CharField(
         _("runs once a"), max_length=5, choices=DedupePeriod, blank=True, default="", db_default=""
@@ -180,9 +193,13 @@ class Flow(Versioned):
     )
     clear_cookies = models.BooleanField(_("clear cookies first"), default=False)
     #: Names of environment variables that the command may see, beyond the minimal environment.
-    environment = models.JSONField(_("environment variables"), default=list, blank=True)
+    environment = models.JSONField(
+        _("environment variables"), default=list, blank=True, validators=[Bound(check_texts, longest=100)]
+    )
     #: Absolute directories that precede the command's PATH.
-    path = models.JSONField(_("program folders"), default=list, db_default=[], blank=True)
+    path = models.JSONField(
+        _("program folders"), default=list, db_default=[], blank=True, validators=[Bound(check_texts, longest=1_000)]
+    )
     #: Values of further variables by name.
     env = models.JSONField(_("fixed variables"), default=dict, db_default={}, blank=True)
     #: Absolute working directory; empty: a new one for each run.
@@ -230,7 +247,7 @@ class Shop(WithBrowser, Versioned):
     login_lost_at = models.DateTimeField(_("login lost at"), null=True, blank=True, editable=False)
     #: Directory of the browser profile; empty: `<platform>-<shop id>`. Never shared.
     profile_id = models.CharField(_("browser profile"), max_length=140, blank=True)
-    backlog_limit = models.PositiveIntegerField(_("most jobs waiting"), default=100)
+    backlog_limit = models.PositiveIntegerField(_("most jobs waiting"), default=100, validators=[BACKLOG])
     retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
     history = HistoricalRecords(excluded_fields=["login_lost_at", "proxy_secret"])
 

@@ -9,7 +9,7 @@ AftertouchError
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -55,12 +55,8 @@ class Conflict(AftertouchError):
     """The object has changed, or its state does not allow this."""
 
 
-_KEY = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
-ZERO, TICK = timedelta(0), timedelta(microseconds=1)
-
-
 class ErrorCollector:
-    """Collect errors by field. Every check skips an absent field."""
+    """Collect errors by field."""
 
     def __init__(self) -> None:
         self.errors: list[FieldError] = []
@@ -82,44 +78,6 @@ class ErrorCollector:
         if self.errors:
             raise InvalidInput(*self.errors)
 
-    def key(self, values: Mapping[str, Any], field: str = "key") -> None:
-        if field in values and not _KEY.fullmatch(values[field]):
-            self.add(field, _("must be lower-case letters, digits, “-”, “_” and “.”, at most 64"))
-
-    def span(self, values: Mapping[str, Any], field: str, *, least: timedelta = ZERO, most: timedelta = YEAR) -> None:
-        value = values.get(field)
-        if value is None:
-            return
-        if least > TICK and not least <= value <= most:
-            self.add(
-                field,
-                _("must be between %(least)s and %(most)s", least=format_duration(least), most=format_duration(most)),
-            )
-        elif value < least:
-            self.add(field, _("must be above zero") if least == TICK else _("must not be negative"))
-        elif value > most:
-            self.add(field, _("must not be longer than %(most)s", most=format_duration(most)))
-
-    def seconds(self, values: Mapping[str, Any], field: str, *, name: str = "") -> None:
-        """Check a duration that is stored as seconds."""
-        value: Any = values.get(field)
-        name = name or field
-        if not is_number(value):
-            self.add(name, _("must be a duration in seconds"))
-        elif not 0 <= value <= YEAR.total_seconds():
-            self.add(name, _("must be between 0 and a year (365d)"))
-
-    def number(self, values: Mapping[str, Any], field: str, least: float, most: float) -> None:
-        if field in values and not (is_number(values[field]) and least <= values[field] <= most):
-            self.add(field, _("must be between %(least)s and %(most)s", least=least, most=most))
-
-    def texts(self, values: Mapping[str, Any], field: str, *, longest: int) -> None:
-        given = values.get(field, [])
-        if not isinstance(given, list) or not all(isinstance(each, str) and 0 < len(each) <= longest for each in given):
-            self.add(field, _("must be a list of texts of 1 to %(most)s characters", most=longest))
-        elif len(set(given)) < len(given):
-            self.add(field, _("names something twice"))
-
 
 @contextmanager
 def errors_within(path: str) -> Iterator[None]:
@@ -127,9 +85,7 @@ def errors_within(path: str) -> Iterator[None]:
     try:
         yield
     except InvalidInput as error:
-        raise InvalidInput(
-            *(FieldError(join_path(path, each.field), each.message) for each in error.errors)
-        ) from None
+        raise InvalidInput(*(FieldError(join_path(path, each.field), each.message) for each in error.errors)) from None
     except ValueError as error:
         raise InvalidInput.of(path, str(error)) from None
 
@@ -140,3 +96,54 @@ def join_path(path: str, inner: str) -> str:
 
 def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+# Bounds of values, for columns (`models.versioned.Bound`) and for members of JSON. All raise `ValueError`.
+
+_KEY = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
+ZERO, TICK = timedelta(0), timedelta(microseconds=1)
+MAX_RETRIES, MAX_RETRY_DELAY = 20, timedelta(days=7)
+
+
+def check_key(value: str) -> None:
+    if not _KEY.fullmatch(value):
+        raise ValueError(_("must be lower-case letters, digits, “-”, “_” and “.”, at most 64"))
+
+
+def check_number(value: Any, least: float, most: float) -> None:
+    if not (is_number(value) and least <= value <= most):
+        raise ValueError(_("must be between %(least)s and %(most)s", least=least, most=most))
+
+
+def check_span(value: timedelta, least: timedelta = ZERO, most: timedelta = YEAR) -> None:
+    if least > TICK and not least <= value <= most:
+        raise ValueError(
+            _("must be between %(least)s and %(most)s", least=format_duration(least), most=format_duration(most))
+        )
+    if value < least:
+        raise ValueError(_("must be above zero") if least == TICK else _("must not be negative"))
+    if value > most:
+        raise ValueError(_("must not be longer than %(most)s", most=format_duration(most)))
+
+
+def check_seconds(value: Any) -> None:
+    """Check a duration that is stored as seconds."""
+    if not is_number(value):
+        raise ValueError(_("must be a duration in seconds"))
+    if not 0 <= value <= YEAR.total_seconds():
+        raise ValueError(_("must be between 0 and a year (365d)"))
+
+
+def check_texts(value: Any, longest: int) -> None:
+    if not isinstance(value, list) or not all(isinstance(each, str) and 0 < len(each) <= longest for each in value):
+        raise ValueError(_("must be a list of texts of 1 to %(most)s characters", most=longest))
+    if len(set(value)) < len(value):
+        raise ValueError(_("names something twice"))
+
+
+def check_retry_delays(value: Any) -> None:
+    """Check pauses before retries, stored as seconds."""
+    if not isinstance(value, list) or len(value) > MAX_RETRIES or not all(map(is_number, value)):
+        raise ValueError(_("must be a list of at most %(most)s durations", most=MAX_RETRIES))
+    if any(not 0 < each <= MAX_RETRY_DELAY.total_seconds() for each in value):
+        raise ValueError(_("each must be above zero and at most %(most)s", most=format_duration(MAX_RETRY_DELAY)))

@@ -35,7 +35,7 @@ from scheduling.channels.base import Failure, NotSent
 from scheduling.channels.http_client import Transport, parse_retry_after
 from scheduling.channels.webhook import read_secrets, sign_request
 from scheduling.configuration import snapshot
-from scheduling.configuration.validation import check_webhook
+from scheduling.configuration.file.section import check_row
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput, NotFound
 from scheduling.ids import new_id
@@ -308,14 +308,14 @@ def put_subscription(key: str, given: Mapping[str, Any], *, actor: str) -> None:
         stored = {} if isinstance(row.config, Sealed) else row.config
         config = stored | {name: given[name] for name in SECRET_SETTINGS if name in given}
         values = {name: given.get(name, getattr(row, name)) for name in ("events", "filter", "enabled")}
+        for name, value in (*values.items(), ("config", config), ("retired_at", None)):
+            setattr(row, name, value)
         try:
-            check_webhook({"key": key, "config": config, **values})
+            check_row(row)
         except InvalidInput as error:
             raise InvalidInput(
                 *(FieldError(each.field.removeprefix("config."), each.message) for each in error.errors)
             ) from None
-        for name, value in (*values.items(), ("config", config), ("retired_at", None)):
-            setattr(row, name, value)
         row._change_reason = actor[:100]  # type: ignore[attr-defined]
         row.save()
 

@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from datetime import timedelta
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from scheduling.configuration.file.notation import SEND_WINDOWS, list_of, text
+from scheduling.configuration.file.notation import SEND_WINDOWS
 from scheduling.configuration.file.section import Key, Listed, Section
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector, InvalidInput
 from scheduling.models.versioned import rules_of
 from scheduling.policy.send_times import check_windows
-from sessions.frames import MOST_TAGS, TAG_LENGTH, has_control_characters
+from sessions.frames import MOST_TAGS, has_control_characters
 from sessions.models import Campaign, SilencePolicy
 from sessions.policy import CUSTOMER, DEFAULT_KEY, own_tags
 
 if TYPE_CHECKING:
     from scheduling.configuration.file.apply import Plan
 
-#: The watcher checks at least once a second, so it cannot miss a timer longer than that.
-MIN_THRESHOLD, MAX_THRESHOLD = timedelta(seconds=2), timedelta(hours=12)
-MAX_JITTER = timedelta(hours=1)
-MAX_GRACE = timedelta(minutes=10)
-
 
 @rules_of(SilencePolicy)
 def check_policy(values: Mapping[str, Any], found: ErrorCollector) -> None:
-    found.key(values)
     check_tags(values, found)
-    found.span(values, "threshold", least=MIN_THRESHOLD, most=MAX_THRESHOLD)
-    found.span(values, "jitter", most=MAX_JITTER)
-    found.span(values, "grace", most=MAX_GRACE)
-    found.number(values, "max_nudges", 1, 10)
-    found.number(values, "growth", 1, 10)
     check_windows(values.get("hours") or [], found, "hours")
 
 
 def check_tags(values: Mapping[str, Any], found: ErrorCollector) -> None:
-    found.texts(values, "tags", longest=TAG_LENGTH)
     tags = values.get("tags") or []
     if len(tags) > MOST_TAGS:
         found.add("tags", _("must be at most %(most)s tags", most=MOST_TAGS))
@@ -50,8 +37,6 @@ def check_tags(values: Mapping[str, Any], found: ErrorCollector) -> None:
 
 @rules_of(Campaign)
 def check_campaign(values: Mapping[str, Any], found: ErrorCollector) -> None:
-    found.key(values)
-    found.span(values, "threshold", least=MIN_THRESHOLD, most=MAX_THRESHOLD)
     starts_at, ends_at = values.get("starts_at"), values.get("ends_at")
     if starts_at and ends_at and ends_at <= starts_at:
         found.add("ends_at", _("must be later than starts_at"))
@@ -67,7 +52,7 @@ class SilencePolicies(Section):
     noun = "silence policy"
     model = SilencePolicy
     required = frozenset({"threshold"})
-    notations = {"tags": list_of(text(TAG_LENGTH)), "hours": SEND_WINDOWS}
+    notations = {"hours": SEND_WINDOWS}
 
     def read_entry(
         self, entry: dict[str, Any], position: int, path: str, earlier: Mapping[Key, Listed], plan: Plan
@@ -79,13 +64,14 @@ class SilencePolicies(Section):
     def own_defaults(self, values: Mapping[str, Any], position: int, stored: Any = None) -> dict[str, Any]:
         return {"tags": own_tags(values["key"], None)} if "key" in values else {}
 
-    def check_among(self, one: Listed, plan: Plan) -> None:
-        one.row.tags = own_tags(one.row.key, one.row.tags)
-        # A guide and an answer policy may have the same tags: both apply.
-        kind = one.row.after == CUSTOMER, tuple(one.row.tags)
-        first = plan.once("tags", dict).setdefault(kind, one.path)
-        if first != one.path:
-            raise InvalidInput.of("tags", _("are those of %(other)s", other=first))
+    def check_among(self, rows: Sequence[Listed], plan: Plan) -> None:
+        seen: dict[tuple[Any, ...], str] = {}
+        for one in rows:
+            one.row.tags = own_tags(one.row.key, one.row.tags)
+            # A guide and an answer policy may have the same tags: both apply.
+            first = seen.setdefault((one.row.after == CUSTOMER, *one.row.tags), one.path)
+            if first != one.path:
+                raise InvalidInput.of(f"{one.path}.tags", _("are those of %(other)s", other=first))
 
     def may_be_unlisted(self, row: Any) -> bool:
         return bool(row.is_default)

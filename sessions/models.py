@@ -6,17 +6,20 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.db.models import F, Q
 from django.utils.translation import gettext_lazy as _
 from simple_history.models import HistoricalRecords
 
-from scheduling.models.node import key_validator
-from scheduling.models.versioned import Versioned
+from scheduling.errors import check_number, check_span, check_texts
+from scheduling.models.versioned import KEY, Bound, Versioned
+from sessions.frames import TAG_LENGTH
 from sessions.policy import AGENT as AFTER_AGENT
 from sessions.policy import ALL, ANY, DEFAULT_KEY, TYPING, Override, Policy, own_tags
 from sessions.policy import CUSTOMER as AFTER_CUSTOMER
+
+#: The watcher checks at least once a second, so it cannot miss a timer longer than that.
+THRESHOLD = Bound(check_span, least=timedelta(seconds=2), most=timedelta(hours=12))
 
 
 class SilencePolicy(Versioned):
@@ -26,9 +29,9 @@ class SilencePolicy(Versioned):
     the one with the shortest threshold, then the first by key.
     """
 
-    key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
+    key = models.CharField(_("key"), max_length=64, unique=True, validators=[KEY])
     #: A session must have all of them. Only the default policy has none.
-    tags = models.JSONField(_("tags"), default=list, blank=True)
+    tags = models.JSONField(_("tags"), default=list, blank=True, validators=[Bound(check_texts, longest=TAG_LENGTH)])
     after = models.CharField(
         _("timer runs after"), max_length=8, default=ANY,
         choices=[
@@ -37,25 +40,27 @@ class SilencePolicy(Versioned):
             (AFTER_CUSTOMER, _("a message of the customer, until an agent answers")),
         ],
     )  # fmt: skip
-    threshold = models.DurationField(_("silent after"), default=timedelta(seconds=60))
+    threshold = models.DurationField(_("silent after"), default=timedelta(seconds=60), validators=[THRESHOLD])
     #: Send windows in the zone of their calendar. Only time inside counts. Empty: all time.
     hours = models.JSONField(_("opening hours"), default=list, blank=True)
     #: Random extra time, so that sessions that fell silent together are not due at the same moment.
-    jitter = models.DurationField(_("random delay (jitter)"), default=timedelta(0))
+    jitter = models.DurationField(
+        _("random delay (jitter)"), default=timedelta(0), validators=[Bound(check_span, most=timedelta(hours=1))]
+    )
     #: One-time extension at the last moment, by the policy of that moment.
-    grace = models.DurationField(_("longer at the end"), default=timedelta(0))
+    grace = models.DurationField(
+        _("longer at the end"), default=timedelta(0), validators=[Bound(check_span, most=timedelta(minutes=10))]
+    )
     grace_for = models.CharField(
         _("longer for"), max_length=8, default=ALL,
         choices=[(ALL, _("every chat")), (TYPING, _("customers who typed and have not sent"))],
     )  # fmt: skip
     #: Maximum number of messages in one silence.
     max_nudges = models.PositiveSmallIntegerField(
-        _("most messages"), default=1, validators=[MinValueValidator(1), MaxValueValidator(10)]
+        _("most messages"), default=1, validators=[Bound(check_number, least=1, most=10)]
     )
     #: Factor between the gaps of consecutive messages.
-    growth = models.FloatField(
-        _("growth of the gaps"), default=2.0, validators=[MinValueValidator(1), MaxValueValidator(10)]
-    )
+    growth = models.FloatField(_("growth of the gaps"), default=2.0, validators=[Bound(check_number, least=1, most=10)])
     retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
     history = HistoricalRecords()
 
@@ -87,8 +92,8 @@ class SilencePolicy(Versioned):
 class Campaign(Versioned):
     """One threshold for all chats during a sale. Of overlapping campaigns the latest to start applies."""
 
-    key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
-    threshold = models.DurationField(_("silent after"), default=timedelta(seconds=90))
+    key = models.CharField(_("key"), max_length=64, unique=True, validators=[KEY])
+    threshold = models.DurationField(_("silent after"), default=timedelta(seconds=90), validators=[THRESHOLD])
     starts_at = models.DateTimeField(_("starts at"))
     ends_at = models.DateTimeField(_("ends at"))
     enabled = models.BooleanField(_("enabled"), default=True)

@@ -29,7 +29,7 @@ from rpa_tasks.jobs.wakeups import wakeup_publisher
 from rpa_tasks.models import Flow, Platform, Shop
 from scheduling import sql
 from scheduling.error_text import ErrorText as _
-from scheduling.errors import ErrorCollector, InvalidInput
+from scheduling.errors import ErrorCollector, InvalidInput, check_number, check_texts
 from scheduling.ids import derive_id
 from scheduling.ledger.transitions import WAKEUP_LEASE, WakeUp
 from scheduling.models import Priority
@@ -164,11 +164,14 @@ def _check_shape(given: Mapping[str, Any]) -> None:
         found.add("priority", _("must be one of %(known)s", known=", ".join(PRIORITIES)))
     if not isinstance(given.get("payload", {}), dict):
         found.add("payload", _("must be a mapping"))
-    found.number(given, "spread_seconds", 0, MAX_SPREAD)
+    with found.within("spread_seconds"):
+        check_number(given.get("spread_seconds", 0), 0, MAX_SPREAD)
     if given.get("due_seconds") is not None:
-        found.number(given, "due_seconds", 60, MAX_SPREAD)
+        with found.within("due_seconds"):
+            check_number(given["due_seconds"], 60, MAX_SPREAD)
     if shops != ALL_SHOPS:
-        found.texts({"shops": shops}, "shops", longest=64)
+        with found.within("shops"):
+            check_texts(shops, 64)
         if isinstance(shops, list) and not 0 < len(shops) <= MOST_SHOPS:
             found.add("shops", _("“all”, or 1 to %(most)s shop ids", most=MOST_SHOPS))
     found.raise_if_any()

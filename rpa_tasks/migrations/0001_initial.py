@@ -1,7 +1,6 @@
 """Create the tables, and the storage options of busy tables."""
 
 import datetime
-import django.core.validators
 import django.db.models.deletion
 import django.db.models.fields.json
 import django.utils.timezone
@@ -9,6 +8,8 @@ import rpa_tasks.models
 import scheduling.ids
 import scheduling.models.encrypted
 import simple_history.models
+import scheduling.errors
+import scheduling.models.versioned
 from django.conf import settings
 from django.db import migrations, models
 
@@ -131,12 +132,12 @@ class Migration(migrations.Migration):
                     ('id', models.BigIntegerField(auto_created=True, blank=True, db_index=True, verbose_name='ID')),
                     ('version', models.PositiveIntegerField(default=1, editable=False, verbose_name='version')),
                     ('browser', models.JSONField(blank=True, db_default={}, default=dict, verbose_name='browser')),
-                    ('key', models.CharField(db_index=True, max_length=64, validators=[django.core.validators.RegexValidator('^[a-z0-9][a-z0-9_.-]{0,63}\\Z', 'Lower-case letters, digits, “-”, “_” and “.”, at most 64.')], verbose_name='key')),
+                    ('key', models.CharField(db_index=True, max_length=64, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_key)], verbose_name='key')),
                     ('name', models.CharField(blank=True, max_length=100, verbose_name='name')),
                     ('dedicated_queue', models.BooleanField(default=False, verbose_name='queues of its own')),
                     ('paused', models.BooleanField(default=False, verbose_name='paused')),
-                    ('backlog_limit', models.PositiveIntegerField(default=10000, verbose_name='most jobs waiting')),
-                    ('breaker_threshold', models.PositiveSmallIntegerField(default=3, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(100)], verbose_name='errors that open the breaker')),
+                    ('backlog_limit', models.PositiveIntegerField(default=10000, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_number, least=1, most=1000000)], verbose_name='most jobs waiting')),
+                    ('breaker_threshold', models.PositiveSmallIntegerField(default=3, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_number, least=1, most=100)], verbose_name='errors that open the breaker')),
                     ('waits_for_home', models.BooleanField(db_default=True, default=True, verbose_name='wait for the preferred node')),
                     ('check_task_type', models.CharField(blank=True, db_default='', max_length=64, verbose_name='login check')),
                     ('retired_at', models.DateTimeField(blank=True, editable=False, null=True, verbose_name='retired at')),
@@ -161,12 +162,12 @@ class Migration(migrations.Migration):
                     ('version', models.PositiveIntegerField(default=1, editable=False, verbose_name='version')),
                     ('browser', models.JSONField(blank=True, db_default={}, default=dict, verbose_name='browser')),
                     ('proxy_secret', scheduling.models.encrypted.NodeSecretField(blank=True, default=dict, verbose_name='password of the proxy')),
-                    ('key', models.CharField(max_length=64, unique=True, validators=[django.core.validators.RegexValidator('^[a-z0-9][a-z0-9_.-]{0,63}\\Z', 'Lower-case letters, digits, “-”, “_” and “.”, at most 64.')], verbose_name='key')),
+                    ('key', models.CharField(max_length=64, unique=True, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_key)], verbose_name='key')),
                     ('name', models.CharField(blank=True, max_length=100, verbose_name='name')),
                     ('dedicated_queue', models.BooleanField(default=False, verbose_name='queues of its own')),
                     ('paused', models.BooleanField(default=False, verbose_name='paused')),
-                    ('backlog_limit', models.PositiveIntegerField(default=10000, verbose_name='most jobs waiting')),
-                    ('breaker_threshold', models.PositiveSmallIntegerField(default=3, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(100)], verbose_name='errors that open the breaker')),
+                    ('backlog_limit', models.PositiveIntegerField(default=10000, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_number, least=1, most=1000000)], verbose_name='most jobs waiting')),
+                    ('breaker_threshold', models.PositiveSmallIntegerField(default=3, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_number, least=1, most=100)], verbose_name='errors that open the breaker')),
                     ('waits_for_home', models.BooleanField(db_default=True, default=True, verbose_name='wait for the preferred node')),
                     ('check_task_type', models.CharField(blank=True, db_default='', max_length=64, verbose_name='login check')),
                     ('retired_at', models.DateTimeField(blank=True, editable=False, null=True, verbose_name='retired at')),
@@ -197,24 +198,24 @@ class Migration(migrations.Migration):
                 fields=[
                     ('id', models.BigIntegerField(auto_created=True, blank=True, db_index=True, verbose_name='ID')),
                     ('version', models.PositiveIntegerField(default=1, editable=False, verbose_name='version')),
-                    ('task_type', models.CharField(max_length=64, validators=[django.core.validators.RegexValidator('^[a-z0-9][a-z0-9_.-]{0,63}\\Z', 'Lower-case letters, digits, “-”, “_” and “.”, at most 64.')], verbose_name='task type')),
+                    ('task_type', models.CharField(max_length=64, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_key)], verbose_name='task type')),
                     ('command', models.JSONField(default=list, verbose_name='command')),
                     ('param_style', models.CharField(choices=[('flat', 'its members at the top level'), ('nested', 'in the member “payload”')], db_default='flat', default='flat', max_length=10, verbose_name='payload in the parameter')),
-                    ('timeout', models.DurationField(default=datetime.timedelta(seconds=600), verbose_name='timeout')),
+                    ('timeout', models.DurationField(default=datetime.timedelta(seconds=600), validators=[scheduling.models.versioned.Bound(scheduling.errors.check_span, least=datetime.timedelta(seconds=1), most=datetime.timedelta(days=1))], verbose_name='timeout')),
                     ('needs_browser', models.BooleanField(default=True, verbose_name='needs a browser')),
                     ('idempotent', models.BooleanField(default=False, verbose_name='idempotent')),
                     ('exit_codes', models.JSONField(blank=True, default=dict, verbose_name='exit codes')),
                     ('payload_schema', models.JSONField(blank=True, default=dict, verbose_name='schema of the payload')),
                     ('needs_result', models.BooleanField(default=False, verbose_name='must print a result')),
-                    ('retry_delays', models.JSONField(blank=True, default=rpa_tasks.models.usual_retry_delays, verbose_name='retry delays')),
+                    ('retry_delays', models.JSONField(blank=True, default=rpa_tasks.models.usual_retry_delays, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_retry_delays)], verbose_name='retry delays')),
                     ('dedupe_by', models.CharField(choices=[('payload', 'same payload'), ('task_type', 'same task type, whatever the payload'), ('none', 'never')], db_default='payload', default='payload', max_length=10, verbose_name='merge waiting jobs of')),
-                    ('dedupe_window', models.DurationField(blank=True, null=True, verbose_name='runs once within')),
+                    ('dedupe_window', models.DurationField(blank=True, null=True, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_span, least=datetime.timedelta(seconds=1), most=datetime.timedelta(days=31))], verbose_name='runs once within')),
                     ('dedupe_period', models.CharField(blank=True, choices=[('hour', 'hour'), ('day', 'calendar day'), ('week', 'week from Monday'), ('month', 'calendar month')], db_default='', default='', max_length=5, verbose_name='runs once a')),
                     ('dedupe_timezone', models.CharField(blank=True, db_default='', default='', max_length=64, verbose_name='time zone')),
                     ('dedupe_rerun', models.CharField(choices=[('refuse', 'never'), ('after_failure', 'after a failure'), ('always', 'after any end')], db_default='after_failure', default='after_failure', max_length=15, verbose_name='run again within that time')),
                     ('clear_cookies', models.BooleanField(default=False, verbose_name='clear cookies first')),
-                    ('environment', models.JSONField(blank=True, default=list, verbose_name='environment variables')),
-                    ('path', models.JSONField(blank=True, db_default=[], default=list, verbose_name='program folders')),
+                    ('environment', models.JSONField(blank=True, default=list, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_texts, longest=100)], verbose_name='environment variables')),
+                    ('path', models.JSONField(blank=True, db_default=[], default=list, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_texts, longest=1000)], verbose_name='program folders')),
                     ('env', models.JSONField(blank=True, db_default={}, default=dict, verbose_name='fixed variables')),
                     ('cwd', models.CharField(blank=True, db_default='', max_length=1000, verbose_name='working directory')),
                     ('retired_at', models.DateTimeField(blank=True, editable=False, null=True, verbose_name='retired at')),
@@ -239,24 +240,24 @@ class Migration(migrations.Migration):
                     ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                     ('version', models.PositiveIntegerField(default=1, editable=False, verbose_name='version')),
                     ('platform', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='flows', to='rpa_tasks.platform', verbose_name='platform')),
-                    ('task_type', models.CharField(max_length=64, validators=[django.core.validators.RegexValidator('^[a-z0-9][a-z0-9_.-]{0,63}\\Z', 'Lower-case letters, digits, “-”, “_” and “.”, at most 64.')], verbose_name='task type')),
+                    ('task_type', models.CharField(max_length=64, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_key)], verbose_name='task type')),
                     ('command', models.JSONField(default=list, verbose_name='command')),
                     ('param_style', models.CharField(choices=[('flat', 'its members at the top level'), ('nested', 'in the member “payload”')], db_default='flat', default='flat', max_length=10, verbose_name='payload in the parameter')),
-                    ('timeout', models.DurationField(default=datetime.timedelta(seconds=600), verbose_name='timeout')),
+                    ('timeout', models.DurationField(default=datetime.timedelta(seconds=600), validators=[scheduling.models.versioned.Bound(scheduling.errors.check_span, least=datetime.timedelta(seconds=1), most=datetime.timedelta(days=1))], verbose_name='timeout')),
                     ('needs_browser', models.BooleanField(default=True, verbose_name='needs a browser')),
                     ('idempotent', models.BooleanField(default=False, verbose_name='idempotent')),
                     ('exit_codes', models.JSONField(blank=True, default=dict, verbose_name='exit codes')),
                     ('payload_schema', models.JSONField(blank=True, default=dict, verbose_name='schema of the payload')),
                     ('needs_result', models.BooleanField(default=False, verbose_name='must print a result')),
-                    ('retry_delays', models.JSONField(blank=True, default=rpa_tasks.models.usual_retry_delays, verbose_name='retry delays')),
+                    ('retry_delays', models.JSONField(blank=True, default=rpa_tasks.models.usual_retry_delays, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_retry_delays)], verbose_name='retry delays')),
                     ('dedupe_by', models.CharField(choices=[('payload', 'same payload'), ('task_type', 'same task type, whatever the payload'), ('none', 'never')], db_default='payload', default='payload', max_length=10, verbose_name='merge waiting jobs of')),
-                    ('dedupe_window', models.DurationField(blank=True, null=True, verbose_name='runs once within')),
+                    ('dedupe_window', models.DurationField(blank=True, null=True, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_span, least=datetime.timedelta(seconds=1), most=datetime.timedelta(days=31))], verbose_name='runs once within')),
                     ('dedupe_period', models.CharField(blank=True, choices=[('hour', 'hour'), ('day', 'calendar day'), ('week', 'week from Monday'), ('month', 'calendar month')], db_default='', default='', max_length=5, verbose_name='runs once a')),
                     ('dedupe_timezone', models.CharField(blank=True, db_default='', default='', max_length=64, verbose_name='time zone')),
                     ('dedupe_rerun', models.CharField(choices=[('refuse', 'never'), ('after_failure', 'after a failure'), ('always', 'after any end')], db_default='after_failure', default='after_failure', max_length=15, verbose_name='run again within that time')),
                     ('clear_cookies', models.BooleanField(default=False, verbose_name='clear cookies first')),
-                    ('environment', models.JSONField(blank=True, default=list, verbose_name='environment variables')),
-                    ('path', models.JSONField(blank=True, db_default=[], default=list, verbose_name='program folders')),
+                    ('environment', models.JSONField(blank=True, default=list, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_texts, longest=100)], verbose_name='environment variables')),
+                    ('path', models.JSONField(blank=True, db_default=[], default=list, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_texts, longest=1000)], verbose_name='program folders')),
                     ('env', models.JSONField(blank=True, db_default={}, default=dict, verbose_name='fixed variables')),
                     ('cwd', models.CharField(blank=True, db_default='', max_length=1000, verbose_name='working directory')),
                     ('retired_at', models.DateTimeField(blank=True, editable=False, null=True, verbose_name='retired at')),
@@ -281,7 +282,7 @@ class Migration(migrations.Migration):
                     ('paused', models.BooleanField(default=False, verbose_name='paused')),
                     ('login_state', models.CharField(choices=[('ok', 'Logged in'), ('needed', 'Login needed')], default='ok', max_length=10, verbose_name='login')),
                     ('profile_id', models.CharField(blank=True, max_length=140, verbose_name='browser profile')),
-                    ('backlog_limit', models.PositiveIntegerField(default=100, verbose_name='most jobs waiting')),
+                    ('backlog_limit', models.PositiveIntegerField(default=100, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_number, least=1, most=1000000)], verbose_name='most jobs waiting')),
                     ('retired_at', models.DateTimeField(blank=True, editable=False, null=True, verbose_name='retired at')),
                     ('platform', models.ForeignKey(blank=True, db_constraint=False, null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='rpa_tasks.platform', verbose_name='platform')),
                     ('history_id', models.AutoField(primary_key=True, serialize=False)),
@@ -313,7 +314,7 @@ class Migration(migrations.Migration):
                     ('login_state', models.CharField(choices=[('ok', 'Logged in'), ('needed', 'Login needed')], default='ok', max_length=10, verbose_name='login')),
                     ('login_lost_at', models.DateTimeField(blank=True, editable=False, null=True, verbose_name='login lost at')),
                     ('profile_id', models.CharField(blank=True, max_length=140, verbose_name='browser profile')),
-                    ('backlog_limit', models.PositiveIntegerField(default=100, verbose_name='most jobs waiting')),
+                    ('backlog_limit', models.PositiveIntegerField(default=100, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_number, least=1, most=1000000)], verbose_name='most jobs waiting')),
                     ('retired_at', models.DateTimeField(blank=True, editable=False, null=True, verbose_name='retired at')),
                 ],
                 options={

@@ -94,8 +94,8 @@ class OptimisticLockForm(forms.ModelForm):  # type: ignore[type-arg]
             own = [each.message for each in found if isinstance(each.message, ErrorText)]
             for message in own:
                 self.add_row_error(path, message)
-            if len(own) < len(found):
-                others[path] = [each for each in found if not isinstance(each.message, ErrorText)]
+            if not own:
+                others[path] = found
         if others:
             super()._update_errors(ValidationError(others))  # type: ignore[misc]
 

@@ -21,6 +21,7 @@ from django.conf import settings
 from django.utils.module_loading import import_string
 
 from scheduling.channels.markup import BadContent
+from scheduling.errors import FieldError, InvalidInput
 
 log = structlog.get_logger(__name__)
 
@@ -105,11 +106,11 @@ class CalendarQuota:
 Quotas = tuple[Quota | CalendarQuota, ...]
 
 
-class InvalidSetting(ValueError):
+class InvalidSetting(InvalidInput, ValueError):
     """A field of a channel's settings or of a target is not accepted."""
 
     def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
+        super().__init__(FieldError(field, message))
         self.field, self.message = field, message
 
 

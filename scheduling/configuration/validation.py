@@ -8,68 +8,51 @@ Length and choices of a column are not among the rules: forms, files and `full_c
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Container, Mapping
 from datetime import date, timedelta
 from typing import Any
 
-from scheduling.channels.base import Channel, InvalidSetting, channel_kinds
+from scheduling.channels.base import Channel, channel_kinds
 from scheduling.channels.options import check_known_keys, read_url
 from scheduling.channels.webhook import read_secrets
-from scheduling.durations import format_duration
 from scheduling.error_text import ErrorText as _
-from scheduling.errors import TICK, ErrorCollector, InvalidInput, is_number, join_path
+from scheduling.errors import (
+    ErrorCollector,
+    InvalidInput,
+    check_key,
+    check_number,
+    check_seconds,
+    check_texts,
+)
 from scheduling.models import (
     Calendar,
     ChannelConfig,
     DelayRule,
     HarassmentRule,
-    Holdout,
     Node,
-    Stage,
     Template,
     TemplateText,
     WebhookEvent,
     WebhookSubscription,
 )
+from scheduling.models.node import MAX_LIMIT
 from scheduling.models.versioned import rules_of
 from scheduling.policy.matrix import TOUCH_TYPES
 from scheduling.policy.node_conditions import MOST_VARIANTS, check_condition
-from scheduling.policy.profile import MAX_TAG
 from scheduling.policy.rollout import read_plan
 from scheduling.policy.send_times import check_windows, is_country, is_time_zone
 from scheduling.templating import LOCALE, InvalidTemplate, Text
 
-MAX_TIMEOUT = timedelta(seconds=20)  #: a batch of touches ends at 20 s, inside its lease of 45 s
-MAX_RETRY_DELAY = timedelta(days=7)
-MAX_RETRIES = 20
-MAX_LIMIT = 1_000_000
 MAX_OWN_DAYS = 1_000
 COUNTING_KINDS = ("cap", "dedupe")
 WEBHOOK_FILTERS = {"node", "platform", "shop"}
 
 
-@rules_of(Stage)
-def check_stage(values: Mapping[str, Any], found: ErrorCollector) -> None:
-    found.key(values)
-    found.number(values, "position", 0, 32767)
-
-
 @rules_of(Node)
 def check_node(values: Mapping[str, Any], found: ErrorCollector) -> None:
     """Check a node except its references, which the caller resolves."""
-    found.key(values)
     if "trigger" in values and not values["trigger"].strip():
         found.add("trigger", _("is missing"))
-    found.span(values, "delay")
-    found.span(values, "expires_after", least=TICK)
-    found.span(values, "goal_within", least=TICK)
-    for field in ("rollout_percent", "canary_percent", "holdout_percent"):
-        found.number(values, field, 0, 100)
-    for field in ("rollout_communities", "canary_communities"):
-        found.texts(values, field, longest=200)
-    found.texts(values, "cancel_on", longest=120)
-    found.texts(values, "tags", longest=MAX_TAG)
     _check_followed(values, found)
     canary = values.get("canary_percent") or values.get("canary_communities")
     if canary and "canary_template" in values and not values["canary_template"]:
@@ -95,7 +78,6 @@ def check_node(values: Mapping[str, Any], found: ErrorCollector) -> None:
 
 
 def _check_followed(values: Mapping[str, Any], found: ErrorCollector) -> None:
-    found.texts(values, "from_nodes", longest=64)
     if not {"trigger", "from_nodes"} <= values.keys():
         return
     follows, followed = values["trigger"].strip() in TOUCH_TYPES, values["from_nodes"]
@@ -121,7 +103,8 @@ def _check_variants(given: Any, found: ErrorCollector) -> None:
             if not isinstance(variant.get(name), str) or not variant[name]:
                 found.add(f"{path}.{name}", _("is missing"))
         if isinstance(key := variant.get("key"), str) and key:
-            found.key({f"{path}.key": key}, f"{path}.key")
+            with found.within(f"{path}.key"):
+                check_key(key)
             if key in seen:
                 found.add(f"{path}.key", _("“%(name)s” is the key of another variant", name=key))
             seen.add(key)
@@ -130,8 +113,6 @@ def _check_variants(given: Any, found: ErrorCollector) -> None:
 
 @rules_of(Calendar)
 def check_calendar(values: Mapping[str, Any], found: ErrorCollector) -> None:
-    found.key(values)
-    found.number(values, "position", 0, 32767)
     if "timezone" in values and not is_time_zone(values["timezone"]):
         found.add("timezone", _("“%(given)s” is not an IANA time zone, like Asia/Shanghai", given=values["timezone"]))
     if values.get("country") and not is_country(values["country"]):
@@ -178,26 +159,27 @@ def _check_own_delay_rules(stored: Any, found: ErrorCollector) -> None:
         own = ErrorCollector()
         for field in ("default", "active_within"):
             if field in stored or field == "default":
-                own.seconds(stored, field)
-        _check_levels_and_factor(stored, own)
+                with own.within(field):
+                    check_seconds(stored.get(field))
+        _check_levels(stored, own)
+        with own.within("active_factor"):
+            check_number(stored.get("active_factor", 1.0), 0.01, 10)
         own.raise_if_any()
 
 
 @rules_of(DelayRule)
 def check_delay_rule(values: Mapping[str, Any], found: ErrorCollector) -> None:
-    found.span(values, "default")
-    found.span(values, "active_within")
-    _check_levels_and_factor(values, found)
+    _check_levels(values, found)
 
 
-def _check_levels_and_factor(values: Mapping[str, Any], found: ErrorCollector) -> None:
+def _check_levels(values: Mapping[str, Any], found: ErrorCollector) -> None:
     levels = values.get("by_level", {})
     if not isinstance(levels, dict) or not all(isinstance(level, str) and len(level) <= 40 for level in levels):
         found.add("by_level", _("must name a duration for each level; levels have at most 40 characters"))
     else:
-        for level in levels:
-            found.seconds(levels, level, name=f"by_level.{level}")
-    found.number(values, "active_factor", 0.01, 10)
+        for level, seconds in levels.items():
+            with found.within(f"by_level.{level}"):
+                check_seconds(seconds)
 
 
 @rules_of(HarassmentRule)
@@ -208,15 +190,10 @@ def check_rule(values: Mapping[str, Any], found: ErrorCollector) -> None:
     for field in ("channel", "category", "tag"):
         if values.get(field) and kind not in COUNTING_KINDS:
             found.add(field, _("only a cap or a dedupe can count a part of the messages"))
-    if kind in ("cap", "dedupe"):
-        if "window" in values and values["window"] is None:
-            found.add("window", _("is missing"))
-        found.span(values, "window", least=TICK)
+    for field in {"cap": ("window", "limit"), "dedupe": ("window",)}.get(str(kind), ()):
+        if field in values and values[field] is None:
+            found.add(field, _("is missing"))
     if kind == "cap":
-        if "limit" in values and values["limit"] is None:
-            found.add("limit", _("is missing"))
-        else:
-            found.number(values, "limit", 1, MAX_LIMIT)
         _check_level_limits(values.get("limits", {}), scope, found)
     if kind == "quiet_hours":
         _check_quiet_hours(values, found)
@@ -239,11 +216,6 @@ def _check_level_limits(limits: Any, scope: Any, found: ErrorCollector) -> None:
         found.add("limits", _("a level belongs to a customer: a cap for a community has one limit"))
 
 
-@rules_of(Holdout)
-def check_holdout(values: Mapping[str, Any], found: ErrorCollector) -> None:
-    found.number(values, "percent", 0, 100)
-
-
 def _check_quiet_hours(values: Mapping[str, Any], found: ErrorCollector) -> None:
     for field in ("quiet_from", "quiet_to"):
         if field in values and values[field] is None:
@@ -257,7 +229,6 @@ def _check_quiet_hours(values: Mapping[str, Any], found: ErrorCollector) -> None
 
 @rules_of(Template)
 def check_template(values: Mapping[str, Any], found: ErrorCollector) -> None:
-    found.key(values)
     if "content_type" in values and not values["content_type"].strip():  # the column accepts spaces
         found.add("content_type", _("is missing"))
 
@@ -277,26 +248,10 @@ def check_template_text(values: Mapping[str, Any], found: ErrorCollector) -> Non
 
 @rules_of(ChannelConfig)
 def check_channel(values: Mapping[str, Any], found: ErrorCollector) -> None:
-    found.key(values)
-    found.span(values, "timeout", least=TICK, most=MAX_TIMEOUT)
-    check_retry_delays(values, found)
-    limits = {field: values[field] for field in ("daily_limit", "monthly_limit") if values.get(field) is not None}
-    for field in limits:
-        found.number(limits, field, 1, MAX_LIMIT)
-    if len(limits) == 2 and limits["monthly_limit"] < limits["daily_limit"]:
-        found.add("monthly_limit", _("must be at least the limit of a day, %(limit)s", limit=limits["daily_limit"]))
+    daily, monthly = values.get("daily_limit"), values.get("monthly_limit")
+    if daily and monthly and monthly < daily:
+        found.add("monthly_limit", _("must be at least the limit of a day, %(limit)s", limit=daily))
     _check_config(values, found)
-
-
-def check_retry_delays(values: Mapping[str, Any], found: ErrorCollector) -> None:
-    """Check `retry_delays`, of a channel or of another app's row."""
-    delays = values.get("retry_delays", [])
-    if not isinstance(delays, list) or len(delays) > MAX_RETRIES or not all(is_number(each) for each in delays):
-        found.add("retry_delays", _("must be a list of at most %(most)s durations", most=MAX_RETRIES))
-    elif any(not 0 < each <= MAX_RETRY_DELAY.total_seconds() for each in delays):
-        found.add(
-            "retry_delays", _("each must be above zero and at most %(most)s", most=format_duration(MAX_RETRY_DELAY))
-        )
 
 
 def _check_config(values: Mapping[str, Any], found: ErrorCollector) -> None:
@@ -309,19 +264,8 @@ def _check_config(values: Mapping[str, Any], found: ErrorCollector) -> None:
             "kind", _("there is no channel kind “%(kind)s”; available: %(known)s", kind=values["kind"], known=known)
         )
         return
-    with _settings_within("config", found):
+    with found.within("config"):
         kind(values["config"], timedelta(seconds=10))
-
-
-@contextmanager
-def _settings_within(path: str, found: ErrorCollector) -> Iterator[None]:
-    """Add the error of a channel kind, whose code may fail in another way than `InvalidSetting`."""
-    try:
-        yield
-    except InvalidSetting as error:
-        found.add(join_path(path, error.field), error.message)
-    except ValueError as error:
-        found.add(path, str(error))
 
 
 def check_community(values: Mapping[str, Any], kinds: Mapping[str, str]) -> None:
@@ -338,7 +282,7 @@ def check_community(values: Mapping[str, Any], kinds: Mapping[str, str]) -> None
         elif not isinstance(target, dict):
             found.add(f"targets.{name}", _("must be a mapping"))
         else:
-            with _settings_within(f"targets.{name}", found):
+            with found.within(f"targets.{name}"):
                 kind.validate_target(target)
     found.raise_if_any()
 
@@ -351,7 +295,6 @@ def channel_kind_for_target(name: str, kinds: Mapping[str, str]) -> type[Channel
 @rules_of(WebhookSubscription)
 def check_webhook(values: Mapping[str, Any], found: ErrorCollector) -> None:
     """Check a subscription of outgoing webhooks."""
-    found.key(values)
     events = values.get("events", [])
     if "events" in values and not events:
         found.add("events", _("is missing"))
@@ -362,14 +305,15 @@ def check_webhook(values: Mapping[str, Any], found: ErrorCollector) -> None:
         found.add("filter", _("must be a mapping of %(parts)s", parts=", ".join(sorted(WEBHOOK_FILTERS))))
         filters = {}
     for name, wanted in filters.items():
-        found.texts({f"filter.{name}": wanted}, f"filter.{name}", longest=140)
+        with found.within(f"filter.{name}"):
+            check_texts(wanted, 140)
     if "config" in values:
         config = values["config"]
-        with _settings_within("config", found):
+        with found.within("config"):
             check_known_keys(config, {"url", "secret"})
-        with _settings_within("config", found):
+        with found.within("config"):
             read_url(config)
-        with _settings_within("config", found):
+        with found.within("config"):
             read_secrets(config)
         if not config.get("secret"):
             found.add("config.secret", _("is missing"))

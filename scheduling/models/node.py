@@ -11,15 +11,16 @@ from hashlib import sha256
 from typing import Any
 
 from django.apps import apps
-from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models, transaction
 from django.utils.timezone import get_default_timezone_name
 from django.utils.translation import gettext_lazy as _
 from simple_history.models import HistoricalRecords
 
+from scheduling.errors import TICK, check_number, check_retry_delays, check_span, check_texts
 from scheduling.models.encrypted import EncryptedJSONField, Sealed
 from scheduling.models.touch import Priority
-from scheduling.models.versioned import Checked, Versioned
+from scheduling.models.versioned import KEY, PERCENT, Bound, Checked, Versioned
+from scheduling.policy.profile import MAX_TAG
 
 
 def digest_address(address: object) -> str:
@@ -62,18 +63,20 @@ class Addressed(models.Model):
         raise NotImplementedError
 
 
-key_validator = RegexValidator(
-    r"^[a-z0-9][a-z0-9_.-]{0,63}\Z", _("Lower-case letters, digits, “-”, “_” and “.”, at most 64.")
-)
-percent_validators = [MinValueValidator(0), MaxValueValidator(100)]
+MAX_TIMEOUT = timedelta(seconds=20)  #: a batch of touches ends at 20 s, inside its lease of 45 s
+MAX_LIMIT = 1_000_000
+CHATS = Bound(check_texts, longest=200)
+SPAN, SOME_SPAN = Bound(check_span), Bound(check_span, least=TICK)
+COUNT = Bound(check_number, least=1, most=MAX_LIMIT)
+POSITION = Bound(check_number, least=0, most=32767)
 
 
 class Stage(Checked):
     """A part of the customer's journey: a row of the matrix."""
 
-    key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
+    key = models.CharField(_("key"), max_length=64, unique=True, validators=[KEY])
     name = models.CharField(_("name"), max_length=100, blank=True)
-    position = models.PositiveSmallIntegerField(_("position"), default=0)
+    position = models.PositiveSmallIntegerField(_("position"), default=0, validators=[POSITION])
     retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
 
     class Meta:
@@ -96,7 +99,7 @@ HEADLINE = 60  #: characters of a template's headline
 class Template(Versioned):
     """The content of a message, with one text per locale."""
 
-    key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
+    key = models.CharField(_("key"), max_length=64, unique=True, validators=[KEY])
     content_type = models.CharField(
         _("content type"), max_length=64, help_text=_("The same type is not sent twice within the dedupe window.")
     )
@@ -149,7 +152,7 @@ class TemplateText(Checked):
 class ChannelConfig(Addressed, Versioned):
     """A kind from `settings.CHANNELS` with its settings."""
 
-    key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
+    key = models.CharField(_("key"), max_length=64, unique=True, validators=[KEY])
     name = models.CharField(_("name"), max_length=100, blank=True, default="", db_default="")
     kind = models.CharField(_("kind"), max_length=40)
     #: The settings of the kind ("url", "secret" …).
@@ -159,10 +162,14 @@ class ChannelConfig(Addressed, Versioned):
         default=False,
         help_text=_("A repeat with the same delivery key has no second effect, so an unknown outcome may be retried."),
     )
-    timeout = models.DurationField(_("timeout"), default=timedelta(seconds=10))
-    retry_delays = models.JSONField(_("retry delays in seconds"), default=list, blank=True)
-    daily_limit = models.PositiveIntegerField(_("messages a day"), null=True, blank=True)
-    monthly_limit = models.PositiveIntegerField(_("messages a month"), null=True, blank=True)
+    timeout = models.DurationField(
+        _("timeout"), default=timedelta(seconds=10), validators=[Bound(check_span, least=TICK, most=MAX_TIMEOUT)]
+    )
+    retry_delays = models.JSONField(
+        _("retry delays in seconds"), default=list, blank=True, validators=[Bound(check_retry_delays)]
+    )
+    daily_limit = models.PositiveIntegerField(_("messages a day"), null=True, blank=True, validators=[COUNT])
+    monthly_limit = models.PositiveIntegerField(_("messages a month"), null=True, blank=True, validators=[COUNT])
     retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
     history = HistoricalRecords(excluded_fields=["config"])
 
@@ -237,13 +244,15 @@ class AtDay(models.TextChoices):
 class Node(Versioned):
     """One cell of the matrix: a trigger, a delay, a content and guards."""
 
-    key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
+    key = models.CharField(_("key"), max_length=64, unique=True, validators=[KEY])
     name = models.CharField(_("name"), max_length=100, blank=True, default="", db_default="")
     stage = models.ForeignKey(Stage, on_delete=models.PROTECT, related_name="nodes", verbose_name=_("stage"))
     trigger = models.CharField(_("trigger event"), max_length=120)
     #: Keys of the nodes whose touches it follows, if the trigger is an event of a touch (`policy.matrix`).
-    from_nodes = models.JSONField(_("follows these nodes"), default=list, blank=True)
-    delay = models.DurationField(_("delay"), default=timedelta(0))
+    from_nodes = models.JSONField(
+        _("follows these nodes"), default=list, blank=True, validators=[Bound(check_texts, longest=64)]
+    )
+    delay = models.DurationField(_("delay"), default=timedelta(0), validators=[SPAN])
     dynamic = models.BooleanField(_("dynamic delay"), default=False)
     #: Overrides the delay rules: {"by_level": {level: seconds}, "default", "active_within", "active_factor"}.
     delay_rules = models.JSONField(_("own delay rules"), null=True, blank=True)
@@ -253,12 +262,12 @@ class Node(Versioned):
     )
     priority = models.SmallIntegerField(_("priority"), choices=Priority, default=Priority.NORMAL)
     enabled = models.BooleanField(_("enabled"), default=True)
-    rollout_percent = models.FloatField(
-        _("rollout, percent of communities"), default=100, validators=percent_validators
+    rollout_percent = models.FloatField(_("rollout, percent of communities"), default=100, validators=[PERCENT])
+    rollout_communities = models.JSONField(
+        _("rollout, always these communities"), default=list, blank=True, validators=[CHATS]
     )
-    rollout_communities = models.JSONField(_("rollout, always these communities"), default=list, blank=True)
     over_cap = models.CharField(_("over the cap"), max_length=10, choices=OverCap, default=OverCap.SUPPRESS)
-    expires_after = models.DurationField(_("expires after"), default=timedelta(days=3))
+    expires_after = models.DurationField(_("expires after"), default=timedelta(days=3), validators=[SOME_SPAN])
     canary_template = models.ForeignKey(
         Template,
         null=True,
@@ -267,22 +276,26 @@ class Node(Versioned):
         related_name="canary_nodes",
         verbose_name=_("canary template"),
     )
-    canary_percent = models.FloatField(_("canary, percent of communities"), default=0, validators=percent_validators)
-    canary_communities = models.JSONField(_("canary, always these communities"), default=list, blank=True)
+    canary_percent = models.FloatField(_("canary, percent of communities"), default=0, validators=[PERCENT])
+    canary_communities = models.JSONField(
+        _("canary, always these communities"), default=list, blank=True, validators=[CHATS]
+    )
     #: The plan of an automatic roll-out (`scheduling.policy.rollout.read_plan`); None: the default plan.
     canary_guard = models.JSONField(_("canary, plan of an automatic roll-out"), null=True, blank=True)
-    cancel_on = models.JSONField(_("cancelled by these events"), default=list, blank=True)
+    cancel_on = models.JSONField(
+        _("cancelled by these events"), default=list, blank=True, validators=[Bound(check_texts, longest=120)]
+    )
     on_repeat = models.CharField(_("on repetition"), max_length=10, choices=OnRepeat, default=OnRepeat.EACH)
     goal_event = models.CharField(_("goal event"), max_length=120, blank=True)
-    goal_within = models.DurationField(_("goal within"), null=True, blank=True)
-    holdout_percent = models.FloatField(_("hold-out, percent of customers"), default=0, validators=percent_validators)
+    goal_within = models.DurationField(_("goal within"), null=True, blank=True, validators=[SOME_SPAN])
+    holdout_percent = models.FloatField(_("hold-out, percent of customers"), default=0, validators=[PERCENT])
     guard_cap = models.CharField(_("cap"), max_length=10, choices=CapSwitch, default=CapSwitch.APPLY)
     guard_dedupe = models.CharField(_("same content"), max_length=10, choices=Switch, default=Switch.APPLY)
     guard_conversation = models.CharField(_("live conversation"), max_length=10, choices=Switch, default=Switch.APPLY)
     guard_quiet_hours = models.CharField(_("quiet hours"), max_length=10, choices=Switch, default=Switch.APPLY)
     guard_holdout = models.CharField(_("global hold-out"), max_length=10, choices=Switch, default=Switch.APPLY)
     #: Caps may count the touches of all nodes with a tag.
-    tags = models.JSONField(_("tags"), default=list, blank=True)
+    tags = models.JSONField(_("tags"), default=list, blank=True, validators=[Bound(check_texts, longest=MAX_TAG)])
     #: In the form of `scheduling.policy.node_conditions`; None: no condition.
     when = models.JSONField(_("conditions"), null=True, blank=True)
     #: [{"key": key, "when": {…}, "template": key}]: the first whose condition holds replaces the template.
@@ -309,10 +322,10 @@ class DelayRule(Versioned):
 
     #: {level: seconds}
     by_level = models.JSONField(_("seconds by level"), default=dict, blank=True)
-    default = models.DurationField(_("otherwise"), default=timedelta(hours=24))
-    active_within = models.DurationField(_("active within"), default=timedelta(hours=24))
+    default = models.DurationField(_("otherwise"), default=timedelta(hours=24), validators=[SPAN])
+    active_within = models.DurationField(_("active within"), default=timedelta(hours=24), validators=[SPAN])
     active_factor = models.FloatField(
-        _("factor when active"), default=0.6, validators=[MinValueValidator(0.01), MaxValueValidator(10)]
+        _("factor when active"), default=0.6, validators=[Bound(check_number, least=0.01, most=10)]
     )
     history = HistoricalRecords()
 
@@ -340,13 +353,13 @@ class HarassmentRule(Versioned):
 
     kind = models.CharField(_("kind"), max_length=20, choices=Kind)
     scope = models.CharField(_("counted for"), max_length=10, choices=Subject, default=Subject.USER)
-    limit = models.PositiveIntegerField(_("limit"), null=True, blank=True)
+    limit = models.PositiveIntegerField(_("limit"), null=True, blank=True, validators=[COUNT])
     #: {level: limit}, instead of `limit`.
     limits = models.JSONField(_("limits by level"), default=dict, blank=True)
     channel = models.CharField(_("only this channel"), max_length=64, default="", blank=True)
     category = models.CharField(_("only this category"), max_length=10, choices=Category, default="", blank=True)
     tag = models.CharField(_("only nodes with this tag"), max_length=64, default="", blank=True)
-    window = models.DurationField(_("window"), null=True, blank=True)
+    window = models.DurationField(_("window"), null=True, blank=True, validators=[SOME_SPAN])
     quiet_from = models.TimeField(_("quiet from"), null=True, blank=True)
     quiet_to = models.TimeField(_("quiet to"), null=True, blank=True)
     #: Used if the customer has no time zone.
@@ -380,7 +393,7 @@ class HarassmentRule(Versioned):
 class Holdout(Versioned):
     """The customers that no node sends to, so that the effect of all touches can be measured. One row."""
 
-    percent = models.FloatField(_("percent of customers"), default=0, validators=percent_validators)
+    percent = models.FloatField(_("percent of customers"), default=0, validators=[PERCENT])
     #: Salt of the draw: another key draws other customers.
     key = models.CharField(_("key of the draw"), max_length=64, default="", blank=True)
     history = HistoricalRecords()
@@ -400,8 +413,8 @@ class Calendar(Versioned):
     The first calendar is the default: for windows that name none, and with the windows of nodes without own ones.
     """
 
-    key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
-    position = models.PositiveSmallIntegerField(_("position"), default=0)
+    key = models.CharField(_("key"), max_length=64, unique=True, validators=[KEY])
+    position = models.PositiveSmallIntegerField(_("position"), default=0, validators=[POSITION])
     #: Used if the customer has no time zone.
     timezone = models.CharField(_("time zone"), max_length=60, default=get_default_timezone_name)
     #: Its public holidays and the days worked instead apply; empty: every weekday is a working day.

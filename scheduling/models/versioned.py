@@ -12,13 +12,30 @@ from typing import Any, ClassVar, TypeVar
 from django.core.exceptions import ValidationError
 from django.db import connection, models, transaction
 from django.db.models.expressions import DatabaseDefault
+from django.utils.deconstruct import deconstructible
 from django.utils.translation import gettext_lazy as _
 
 from scheduling.error_text import ErrorText
-from scheduling.errors import ErrorCollector, InvalidInput
+from scheduling.errors import ErrorCollector, InvalidInput, check_key, check_number
 from scheduling.models.encrypted import Sealed
 from scheduling.strict_text import is_same_json
 
+
+@deconstructible
+class Bound:
+    """A validator of a column: `check` raises `ValueError` for a wrong value. Files derive their notation from it."""
+
+    def __init__(self, check: Callable[..., None], **limits: Any) -> None:
+        self.check, self.limits = check, limits
+
+    def __call__(self, value: Any) -> None:
+        try:
+            self.check(value, **self.limits)
+        except ValueError as error:
+            raise ValidationError(error.args[0]) from None
+
+
+KEY, PERCENT = Bound(check_key), Bound(check_number, least=0, most=100)
 Rules = Callable[[Mapping[str, Any]], None]
 
 

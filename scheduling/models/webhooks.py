@@ -14,8 +14,7 @@ from simple_history.models import HistoricalRecords
 
 from scheduling.ids import new_id
 from scheduling.models.encrypted import EncryptedJSONField
-from scheduling.models.node import key_validator
-from scheduling.models.versioned import Versioned
+from scheduling.models.versioned import KEY, Versioned
 
 
 class WebhookEvent(models.TextChoices):
@@ -35,7 +34,7 @@ class WebhookEvent(models.TextChoices):
 class WebhookSubscription(Versioned):
     """Sends messages about events to one address."""
 
-    key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
+    key = models.CharField(_("key"), max_length=64, unique=True, validators=[KEY])
     #: {"url", "secret"}: `whsec_…`, several in a list or separated by spaces during rotation.
     config = EncryptedJSONField(_("settings"), default=dict, blank=True)
     events = models.JSONField(_("events"), default=list)

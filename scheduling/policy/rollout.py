@@ -18,7 +18,7 @@ from typing import Any
 
 from scheduling.durations import from_seconds
 from scheduling.error_text import ErrorText as _
-from scheduling.errors import ErrorCollector, is_number
+from scheduling.errors import ErrorCollector, check_number, check_seconds, is_number
 
 Z_BOTH_SIDES = 1.96  #: 95 %, two-sided
 
@@ -154,13 +154,16 @@ def read_plan(stored: Mapping[str, Any]) -> RolloutPlan:
         found.add("steps", _("must be a list of 1 to %(most)s percentages", most=MOST_STEPS))
     elif not all(low < high for low, high in pairwise([0, *steps])) or steps[-1] > 100:
         found.add("steps", _("must grow from above 0 to at most 100"))
-    found.seconds(given, "time")
+    with found.within("time"):
+        check_seconds(given["time"])
     if type(given["touches"]) is not int:
         found.add("touches", _("must be a whole number"))
     else:
-        found.number(given, "touches", 1, MOST_TOUCHES)
+        with found.within("touches"):
+            check_number(given["touches"], 1, MOST_TOUCHES)
     for rate in RATES:
-        found.number(given, rate, 0, 100)
+        with found.within(rate):
+            check_number(given[rate], 0, 100)
     found.raise_if_any()
     return RolloutPlan(
         tuple(given["steps"]), from_seconds(given["time"]), given["touches"], given["complaints"], given["failures"]

@@ -1,9 +1,10 @@
 """Create the tables and the default policy: a minute, and up to five seconds more."""
 
 import datetime
-import django.core.validators
 import django.db.models.deletion
 import simple_history.models
+import scheduling.errors
+import scheduling.models.versioned
 from django.conf import settings
 from django.db import migrations, models
 
@@ -31,16 +32,16 @@ class Migration(migrations.Migration):
                 fields=[
                     ('id', models.BigIntegerField(auto_created=True, blank=True, db_index=True, verbose_name='ID')),
                     ('version', models.PositiveIntegerField(default=1, editable=False, verbose_name='version')),
-                    ('key', models.CharField(db_index=True, max_length=64, validators=[django.core.validators.RegexValidator('^[a-z0-9][a-z0-9_.-]{0,63}\\Z', 'Lower-case letters, digits, “-”, “_” and “.”, at most 64.')], verbose_name='key')),
-                    ('tags', models.JSONField(blank=True, default=list, verbose_name='tags')),
+                    ('key', models.CharField(db_index=True, max_length=64, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_key)], verbose_name='key')),
+                    ('tags', models.JSONField(blank=True, default=list, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_texts, longest=64)], verbose_name='tags')),
                     ('after', models.CharField(choices=[('any', 'any message'), ('agent', 'a message of an agent, until the customer writes'), ('customer', 'a message of the customer, until an agent answers')], default='any', max_length=8, verbose_name='timer runs after')),
-                    ('threshold', models.DurationField(default=datetime.timedelta(seconds=60), verbose_name='silent after')),
+                    ('threshold', models.DurationField(default=datetime.timedelta(seconds=60), validators=[scheduling.models.versioned.Bound(scheduling.errors.check_span, least=datetime.timedelta(seconds=2), most=datetime.timedelta(seconds=43200))], verbose_name='silent after')),
                     ('hours', models.JSONField(blank=True, default=list, verbose_name='opening hours')),
-                    ('jitter', models.DurationField(default=datetime.timedelta(0), verbose_name='random delay (jitter)')),
-                    ('grace', models.DurationField(default=datetime.timedelta(0), verbose_name='longer at the end')),
+                    ('jitter', models.DurationField(default=datetime.timedelta(0), validators=[scheduling.models.versioned.Bound(scheduling.errors.check_span, most=datetime.timedelta(seconds=3600))], verbose_name='random delay (jitter)')),
+                    ('grace', models.DurationField(default=datetime.timedelta(0), validators=[scheduling.models.versioned.Bound(scheduling.errors.check_span, most=datetime.timedelta(seconds=600))], verbose_name='longer at the end')),
                     ('grace_for', models.CharField(choices=[('all', 'every chat'), ('typing', 'customers who typed and have not sent')], default='all', max_length=8, verbose_name='longer for')),
-                    ('max_nudges', models.PositiveSmallIntegerField(default=1, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(10)], verbose_name='most messages')),
-                    ('growth', models.FloatField(default=2.0, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(10)], verbose_name='growth of the gaps')),
+                    ('max_nudges', models.PositiveSmallIntegerField(default=1, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_number, least=1, most=10)], verbose_name='most messages')),
+                    ('growth', models.FloatField(default=2.0, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_number, least=1, most=10)], verbose_name='growth of the gaps')),
                     ('retired_at', models.DateTimeField(blank=True, editable=False, null=True, verbose_name='retired at')),
                     ('history_id', models.AutoField(primary_key=True, serialize=False)),
                     ('history_date', models.DateTimeField(db_index=True)),
@@ -61,16 +62,16 @@ class Migration(migrations.Migration):
                 fields=[
                     ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                     ('version', models.PositiveIntegerField(default=1, editable=False, verbose_name='version')),
-                    ('key', models.CharField(max_length=64, unique=True, validators=[django.core.validators.RegexValidator('^[a-z0-9][a-z0-9_.-]{0,63}\\Z', 'Lower-case letters, digits, “-”, “_” and “.”, at most 64.')], verbose_name='key')),
-                    ('tags', models.JSONField(blank=True, default=list, verbose_name='tags')),
+                    ('key', models.CharField(max_length=64, unique=True, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_key)], verbose_name='key')),
+                    ('tags', models.JSONField(blank=True, default=list, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_texts, longest=64)], verbose_name='tags')),
                     ('after', models.CharField(choices=[('any', 'any message'), ('agent', 'a message of an agent, until the customer writes'), ('customer', 'a message of the customer, until an agent answers')], default='any', max_length=8, verbose_name='timer runs after')),
-                    ('threshold', models.DurationField(default=datetime.timedelta(seconds=60), verbose_name='silent after')),
+                    ('threshold', models.DurationField(default=datetime.timedelta(seconds=60), validators=[scheduling.models.versioned.Bound(scheduling.errors.check_span, least=datetime.timedelta(seconds=2), most=datetime.timedelta(seconds=43200))], verbose_name='silent after')),
                     ('hours', models.JSONField(blank=True, default=list, verbose_name='opening hours')),
-                    ('jitter', models.DurationField(default=datetime.timedelta(0), verbose_name='random delay (jitter)')),
-                    ('grace', models.DurationField(default=datetime.timedelta(0), verbose_name='longer at the end')),
+                    ('jitter', models.DurationField(default=datetime.timedelta(0), validators=[scheduling.models.versioned.Bound(scheduling.errors.check_span, most=datetime.timedelta(seconds=3600))], verbose_name='random delay (jitter)')),
+                    ('grace', models.DurationField(default=datetime.timedelta(0), validators=[scheduling.models.versioned.Bound(scheduling.errors.check_span, most=datetime.timedelta(seconds=600))], verbose_name='longer at the end')),
                     ('grace_for', models.CharField(choices=[('all', 'every chat'), ('typing', 'customers who typed and have not sent')], default='all', max_length=8, verbose_name='longer for')),
-                    ('max_nudges', models.PositiveSmallIntegerField(default=1, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(10)], verbose_name='most messages')),
-                    ('growth', models.FloatField(default=2.0, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(10)], verbose_name='growth of the gaps')),
+                    ('max_nudges', models.PositiveSmallIntegerField(default=1, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_number, least=1, most=10)], verbose_name='most messages')),
+                    ('growth', models.FloatField(default=2.0, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_number, least=1, most=10)], verbose_name='growth of the gaps')),
                     ('retired_at', models.DateTimeField(blank=True, editable=False, null=True, verbose_name='retired at')),
                 ],
                 options={
@@ -84,8 +85,8 @@ class Migration(migrations.Migration):
                 fields=[
                     ('id', models.BigIntegerField(auto_created=True, blank=True, db_index=True, verbose_name='ID')),
                     ('version', models.PositiveIntegerField(default=1, editable=False, verbose_name='version')),
-                    ('key', models.CharField(db_index=True, max_length=64, validators=[django.core.validators.RegexValidator('^[a-z0-9][a-z0-9_.-]{0,63}\\Z', 'Lower-case letters, digits, “-”, “_” and “.”, at most 64.')], verbose_name='key')),
-                    ('threshold', models.DurationField(default=datetime.timedelta(seconds=90), verbose_name='silent after')),
+                    ('key', models.CharField(db_index=True, max_length=64, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_key)], verbose_name='key')),
+                    ('threshold', models.DurationField(default=datetime.timedelta(seconds=90), validators=[scheduling.models.versioned.Bound(scheduling.errors.check_span, least=datetime.timedelta(seconds=2), most=datetime.timedelta(seconds=43200))], verbose_name='silent after')),
                     ('starts_at', models.DateTimeField(verbose_name='starts at')),
                     ('ends_at', models.DateTimeField(verbose_name='ends at')),
                     ('enabled', models.BooleanField(default=True, verbose_name='enabled')),
@@ -109,8 +110,8 @@ class Migration(migrations.Migration):
                 fields=[
                     ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                     ('version', models.PositiveIntegerField(default=1, editable=False, verbose_name='version')),
-                    ('key', models.CharField(max_length=64, unique=True, validators=[django.core.validators.RegexValidator('^[a-z0-9][a-z0-9_.-]{0,63}\\Z', 'Lower-case letters, digits, “-”, “_” and “.”, at most 64.')], verbose_name='key')),
-                    ('threshold', models.DurationField(default=datetime.timedelta(seconds=90), verbose_name='silent after')),
+                    ('key', models.CharField(max_length=64, unique=True, validators=[scheduling.models.versioned.Bound(scheduling.errors.check_key)], verbose_name='key')),
+                    ('threshold', models.DurationField(default=datetime.timedelta(seconds=90), validators=[scheduling.models.versioned.Bound(scheduling.errors.check_span, least=datetime.timedelta(seconds=2), most=datetime.timedelta(seconds=43200))], verbose_name='silent after')),
                     ('starts_at', models.DateTimeField(verbose_name='starts at')),
                     ('ends_at', models.DateTimeField(verbose_name='ends at')),
                     ('enabled', models.BooleanField(default=True, verbose_name='enabled')),

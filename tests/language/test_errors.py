@@ -14,7 +14,7 @@ from config.environment import ROOT
 from scheduling.admin.labels import translate_error
 from scheduling.channels.base import InvalidSetting
 from scheduling.error_text import ErrorText
-from scheduling.errors import Conflict, ErrorCollector, InvalidInput
+from scheduling.errors import Conflict, InvalidInput, check_number, errors_within
 from tests.support.tables import each_row
 
 RANGE, RANGE_ZH = ErrorText("must be between %(least)s and %(most)s", least=0, most=100), "必须在 0 到 100 之间"
@@ -55,10 +55,8 @@ def test_text_is_english_and_translated_on_a_page(text: str, english: str, chine
 
 
 def test_exceptions_keep_their_texts() -> None:
-    found = ErrorCollector()
-    found.number({"share": 101}, "share", 0, 100)
-    with pytest.raises(InvalidInput, match="share: must be between 0 and 100") as wrong:
-        found.raise_if_any()
+    with pytest.raises(InvalidInput, match="share: must be between 0 and 100") as wrong, errors_within("share"):
+        check_number(101, 0, 100)
     texts = [
         wrong.value.errors[0].message, str(Conflict(RANGE)), str(ValueError(RANGE)),
         InvalidSetting("share", RANGE).message,

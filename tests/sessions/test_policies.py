@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 from django.apps import apps
+from django.core.exceptions import ValidationError
 from django.db import IntegrityError, OperationalError, transaction
 
-from scheduling.errors import InvalidInput
-from sessions import configuration
 from sessions.detection import policies, watcher
 from sessions.frames import Frame
 from sessions.models import Campaign, SilencePolicy
@@ -121,6 +120,6 @@ def test_campaign_constraint_refuses_end_before_start() -> None:
     ],
 )
 def test_check_policy_names_invalid_field(values: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidInput) as refused:
-        configuration.check_policy(values)
-    assert [error.field for error in refused.value.errors] == [field]
+    with pytest.raises(ValidationError) as refused:
+        SilencePolicy(**{"key": "new"} | values).full_clean(validate_unique=False, validate_constraints=False)
+    assert list(refused.value.error_dict) == [field]

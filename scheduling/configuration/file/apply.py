@@ -107,7 +107,6 @@ class Plan:
         self.notes: list[str] = []
         self._stored: dict[str, dict[Key, Any]] = {}
         self._in_use: dict[str, dict[Key, Any]] = {}
-        self._found: dict[str, Any] = {}
 
     def describe_missing(self, model: type[Model], key: str) -> str:
         return _("there is no %(noun)s “%(name)s”", noun=_(self.section_of[model].noun), name=key)
@@ -116,12 +115,6 @@ class Plan:
         """Add a remark about something that is allowed and may be a mistake."""
         if text not in self.notes:
             self.notes.append(text)
-
-    def once(self, what: str, find: Callable[[], Any]) -> Any:
-        """Return the result of `find`, computed once per plan."""
-        if what not in self._found:
-            self._found[what] = find()
-        return self._found[what]
 
     def stored(self, section: Section) -> dict[Key, Any]:
         """Return the stored rows of a section by key, retired ones included. They are read once."""
@@ -163,14 +156,10 @@ def plan_changes(document: Mapping[str, Any]) -> ChangePlan:
         for section in given:
             plan.listed[section.name] = section.read(document[section.name], plan)
         for section in given:
-            for one in plan.listed[section.name].values():
-                section.check(one, plan)
+            section.check([*plan.listed[section.name].values()], plan)
         changes = [change for section in given for change in section.list_changes(plan)]
     except InvalidInput as error:
-        first: dict[str, FieldError] = {}  # of each place
-        for each in error.errors:
-            first.setdefault(each.field, each)
-        raise InvalidConfiguration(*first.values()) from None
+        raise InvalidConfiguration(*error.errors) from None
     _check_retirements(plan, changes)
     return ChangePlan(changes, plan.notes, frozenset(plan.listed))
 

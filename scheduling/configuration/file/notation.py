@@ -12,7 +12,8 @@ from django.db import models
 
 from scheduling.durations import format_duration, from_seconds, parse_duration, to_seconds
 from scheduling.error_text import ErrorText as _
-from scheduling.errors import InvalidInput, errors_within, is_number
+from scheduling.errors import InvalidInput, check_retry_delays, check_texts, errors_within, is_number
+from scheduling.models.versioned import Bound
 from scheduling.policy.send_times import WINDOW_KEYS, read_window
 
 _CLOCK = re.compile(r"(?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{6})?)?")
@@ -199,7 +200,7 @@ SEND_WINDOWS = Notation("a send window, or a list of them", _read_windows, _writ
 
 
 def derive_notation(field: models.Field[Any, Any]) -> Notation:
-    """Return the notation of a column by its type, choices and length.
+    """Return the notation of a column by its type, choices, length and bounds.
 
     Raises:
         TypeError: the type is not enough, as that of JSON; the section declares a notation.
@@ -210,6 +211,11 @@ def derive_notation(field: models.Field[Any, Any]) -> Notation:
         return choice({value: value for value, _label in field.flatchoices})
     if isinstance(field, models.CharField):
         return text(field.max_length, empty=field.blank)  # type: ignore[arg-type]  # it has one
+    for bound in (each for each in field.validators if isinstance(each, Bound)):
+        if bound.check is check_texts:
+            return list_of(text(bound.limits["longest"]))
+        if bound.check is check_retry_delays:
+            return list_of(SECONDS)
     for kind, notation in _BY_TYPE.items():
         if isinstance(field, kind):
             return notation

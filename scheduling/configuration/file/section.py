@@ -6,6 +6,7 @@ Keys, values and defaults derive from the fields of the model. A class declares 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -198,11 +199,13 @@ class Section:
         """Return defaults that depend on the other values, the place in the list or the stored row."""
         return {"position": position} if any(field.name == "position" for field in self.fields) else {}
 
-    def check_among(self, one: Listed, plan: Plan) -> None:
-        """Check a row that is valid by itself among the others, as they will be after the file is applied. Add notes.
+    def check_among(self, rows: Sequence[Listed], plan: Plan) -> None:
+        """Check rows that are valid by themselves among the others, as they will be after the file is applied.
+
+        Add notes.
 
         Raises:
-            InvalidInput: by name of a value, or by place in the entry.
+            InvalidInput: by place in the file; see `errors_at`.
         """
 
     def list_references(self, row: Any) -> Iterator[Reference]:
@@ -310,22 +313,31 @@ class Section:
     def own_keys(self) -> set[str]:
         return {field.path.partition(".")[0] for field in self.fields}
 
-    def check(self, one: Listed, plan: Plan) -> None:
-        """Check a row by itself, then among the other rows.
+    def check(self, rows: Sequence[Listed], plan: Plan) -> None:
+        """Check rows by themselves, then among the other rows.
 
         Raises:
             InvalidInput: by place in the file.
         """
+        for one in rows:
+            with self.errors_at(one):
+                check_row(one.row, {field.name for field in self.fields if field.related})
+        self.check_among(rows, plan)
+        for one in rows:
+            with errors_within(one.path):
+                for place, model, key in self.list_references(one.row):
+                    if (key,) not in plan.in_use(model):
+                        raise InvalidInput.of(place, plan.describe_missing(model, key))
+
+    @contextmanager
+    def errors_at(self, one: Listed) -> Iterator[None]:
+        """Let errors of the block, by name of a value or by place in the entry, name their place in the file."""
         with errors_within(one.path):
             try:
-                check_row(one.row, {field.name for field in self.fields if field.related})
-                self.check_among(one, plan)
+                yield
             except InvalidInput as error:
                 found = [FieldError(self.path_of(each.field), each.message) for each in error.errors]
                 raise InvalidInput(*found) from None
-            for place, model, key in self.list_references(one.row):
-                if (key,) not in plan.in_use(model):
-                    raise InvalidInput.of(place, plan.describe_missing(model, key))
 
     def path_of(self, name: str) -> str:
         """Return where the file writes a value. A dot leads inside the value."""
@@ -519,21 +531,23 @@ def _flatten(
             found.add(inner, _("must be a mapping"))
 
 
-def check_row(row: models.Model, read: Collection[str]) -> None:
+def check_row(row: models.Model, read: Collection[str] = ()) -> None:
     """Check what `full_clean` checks, except columns that are read already.
 
     The keys of entries are unique, and constraints of the database would be a query for each row.
 
     Raises:
-        InvalidInput: by column.
+        InvalidInput: by column, one error each.
     """
     try:
         row.full_clean(exclude=read, validate_unique=False, validate_constraints=False)
     except ValidationError as error:
-        found = [(name, each) for name, errors in error.error_dict.items() for each in errors]
-        found.sort(key=lambda each: not isinstance(each[1].message, ErrorText))  # those of rules are more precise
-        with override("en"):
-            problems = [FieldError(name, str(message)) for name, each in found for message in each]
+        problems = []
+        for name, errors in error.error_dict.items():
+            # Texts of bounds and rules are more precise than those of Django.
+            first = next((each for each in errors if isinstance(each.message, ErrorText)), errors[0])
+            with override("en"):
+                problems.append(FieldError(name, str(next(iter(first)))))
         raise InvalidInput(*problems) from None
 
 

@@ -47,7 +47,7 @@ from scheduling.configuration.file.section import (
 )
 from scheduling.durations import to_seconds
 from scheduling.error_text import ErrorText as _
-from scheduling.errors import ErrorCollector, InvalidInput
+from scheduling.errors import ErrorCollector, FieldError, InvalidInput
 from scheduling.models import (
     Calendar,
     ChannelConfig,
@@ -66,7 +66,6 @@ from scheduling.models import (
 )
 from scheduling.policy.matrix import find_follow_problem
 from scheduling.policy.node_conditions import JOINS
-from scheduling.policy.profile import MAX_TAG
 from scheduling.policy.rollout import PLAN_DEFAULTS
 from scheduling.templating import MAX_SOURCE, read_locale
 
@@ -85,7 +84,6 @@ class Channels(Section):
     model = ChannelConfig
     settings = "config"
     paths = {"retry_delays": "retry"}
-    notations = {"retry_delays": list_of(SECONDS)}
 
     def own_defaults(self, values: Mapping[str, Any], position: int, stored: Any = None) -> dict[str, Any]:
         kind = channel_kinds().get(values.get("kind", ""))
@@ -145,10 +143,13 @@ class Communities(Section):
         """Leave out rows that a person cleared: they are as those that were only counted."""
         return [entry for entry in super().export(with_secrets=with_secrets) if entry.keys() != {"chat_id"}]
 
-    def check_among(self, one: Listed, plan: Plan) -> None:
+    def check_among(self, rows: Sequence[Listed], plan: Plan) -> None:
         """Check the targets by the kinds of all channels, retired ones too: a target may outlive its channel."""
-        rows = [*plan.stored(plan.section_of[ChannelConfig]).values(), *plan.in_use(ChannelConfig).values()]
-        validation.check_community({"targets": one.row.targets}, {row.key: row.kind for row in rows})
+        channels = [*plan.stored(plan.section_of[ChannelConfig]).values(), *plan.in_use(ChannelConfig).values()]
+        kinds = {channel.key: channel.kind for channel in channels}
+        for one in rows:
+            with self.errors_at(one):
+                validation.check_community({"targets": one.row.targets}, kinds)
 
     def find_secrets(self, entry: Mapping[str, Any]) -> Iterable[Place]:
         """Return all values of targets: a later channel may give the name of a target another kind."""
@@ -271,7 +272,6 @@ def _write_in_order(part: Any) -> Any:
     return {name: _write_in_order(part[name]) for name in names if name in part}
 
 
-CHATS, EVENTS = list_of(text(200)), list_of(text(120))
 #: The plan of a roll-out. Every key has a default, so `{}` is the default plan.
 CANARY_GUARD = group_of(
     "a mapping: `steps`, `time`, `touches`, `complaints`, `failures`",
@@ -301,46 +301,42 @@ class Nodes(Section):
         "holdout_percent": "holdout",
     }  # fmt: skip
     notations = {
-        "from_nodes": list_of(text(64)),
         "delay_rules": OWN_DELAY_RULES,
         "priority": choice({each.name.lower(): each.value for each in Priority}),
-        "rollout_communities": CHATS,
-        "canary_communities": CHATS,
         "canary_guard": CANARY_GUARD,
-        "cancel_on": EVENTS,
-        "tags": list_of(text(MAX_TAG)),
         "when": Notation("a condition: `all` or `any` with a list of rows", write=_write_in_order),
         "variants": Notation("a list of at most 10: `key`, `when` and `template`", write=_write_in_order),
         "send_window": SEND_WINDOWS,
     }
 
-    def check_among(self, one: Listed, plan: Plan) -> None:
-        row, followed = one.row, plan.once("followed nodes", lambda: self._map_followed(plan))
+    def check_among(self, rows: Sequence[Listed], plan: Plan) -> None:
+        # Retired nodes count: one may be restored.
+        nodes = [*plan.stored(self).values(), *plan.in_use(Node).values()]
+        followed = {node.key: node.from_nodes for node in nodes}
+        catalogue = FieldCatalogue()
+        for one in rows:
+            with self.errors_at(one):
+                self._check_journey(one.row, followed)
+                self._check_conditions(one, catalogue)
+        known = set(EventType.objects.values_list("key", flat=True))
+        for one in rows:
+            row = one.row
+            named = [("trigger", row.trigger), *(("cancel_on", each) for each in row.cancel_on)]
+            for place, event in [*named, ("goal.event", row.goal_event)]:
+                if event and event not in known:
+                    plan.note(f"{one.path}.{place}: no event of type “{event}” is known yet")
+
+    def _check_journey(self, row: Any, followed: Mapping[str, list[str]]) -> None:
         depth = settings.AFTERTOUCH_JOURNEY_DEPTH
         if row.from_nodes and (problem := find_follow_problem(row.key, row.from_nodes, followed, depth)):
             raise InvalidInput.of("from_nodes", problem)
-        conditions = conditions_in({"when": row.when, "variants": row.variants})
-        if conditions:
-            catalogue = plan.once("condition fields", FieldCatalogue)
-            used = conditions_in({"when": one.stored.when, "variants": one.stored.variants}) if one.stored else {}
-            found = ErrorCollector()
-            for place, problem in catalogue.find_unknown(conditions, row.trigger, used):
-                found.add(place, problem)
-            found.raise_if_any()
-        known = plan.once("event types", lambda: set(EventType.objects.values_list("key", flat=True)))
-        named = [
-            ("trigger", row.trigger),
-            *(("cancel_on", each) for each in row.cancel_on),
-            ("goal.event", row.goal_event),
-        ]
-        for place, event in named:
-            if event and event not in known:
-                plan.note(f"{one.path}.{place}: no event of type “{event}” is known yet")
 
-    def _map_followed(self, plan: Plan) -> dict[str, list[str]]:
-        """Return what each node follows after the file is applied, by key. Retired nodes count: one may be restored."""
-        rows = [*plan.stored(self).values(), *plan.in_use(Node).values()]
-        return {row.key: row.from_nodes for row in rows}
+    def _check_conditions(self, one: Listed, catalogue: FieldCatalogue) -> None:
+        named = conditions_in({"when": one.row.when, "variants": one.row.variants})
+        used = conditions_in({"when": one.stored.when, "variants": one.stored.variants}) if one.stored else {}
+        unknown = catalogue.find_unknown(named, one.row.trigger, used)
+        if found := [FieldError(place, problem) for place, problem in unknown]:
+            raise InvalidInput(*found)
 
     def list_references(self, row: Any) -> Iterator[Reference]:
         yield from super().list_references(row)
@@ -384,17 +380,8 @@ class HarassmentRules(Section):
     def choose_fields(self, given: Any) -> Sequence[Field]:
         """Return the keys that apply to the kind. The other columns stay unchanged."""
         kind = given.get("kind") if isinstance(given, Mapping) else given.kind
-        names = {"kind", "scope", "enabled", *self.of_kind[str(kind)]}
+        names = {"kind", "scope", "enabled", *self.of_kind.get(str(kind), ())}
         return [field for field in self.fields if field.path in names]
-
-    def read_entry(
-        self, entry: dict[str, Any], position: int, path: str, earlier: Mapping[Key, Listed], plan: Plan
-    ) -> Listed:
-        if entry.get("kind") not in tuple(self.of_kind):  # it says which other keys are known
-            found = ErrorCollector()
-            read_fields(entry, [field for field in self.fields if field.path == "kind"], found, rest=True)
-            found.raise_if_any()
-        return super().read_entry(entry, position, path, earlier, plan)
 
     def list_rows(self, given: Any = None) -> Iterable[Any]:
         return sorted(HarassmentRule.objects.all(), key=lambda row: (is_retired(row), row.pk))
@@ -409,13 +396,14 @@ class HarassmentRules(Section):
     def label(self, row: Any) -> str:
         return f"{row.kind} ({row.scope})"
 
-    def check_among(self, one: Listed, plan: Plan) -> None:
-        known = plan.once("channel keys", lambda: {key for (key,) in plan.in_use(ChannelConfig)})
-        validation.check_rule_channel(one.row.channel, known)
-        tag = one.row.tag
-        known = plan.once("tags of nodes", lambda: {tag for row in plan.in_use(Node).values() for tag in row.tags})
-        if tag and tag not in known:
-            plan.note(f"{one.path}.tag: no node has the tag “{tag}” yet")
+    def check_among(self, rows: Sequence[Listed], plan: Plan) -> None:
+        channels = {key for (key,) in plan.in_use(ChannelConfig)}
+        tags = {tag for node in plan.in_use(Node).values() for tag in node.tags}
+        for one in rows:
+            with self.errors_at(one):
+                validation.check_rule_channel(one.row.channel, channels)
+            if one.row.tag and one.row.tag not in tags:
+                plan.note(f"{one.path}.tag: no node has the tag “{one.row.tag}” yet")
 
     def list_references(self, row: Any) -> Iterator[Reference]:
         if row.channel and row.channel not in channel_kinds():

@@ -14,9 +14,9 @@ from django.test import override_settings
 from pytest_django import Settings
 
 from scheduling import checks
-from scheduling.configuration.validation import MAX_TIMEOUT
 from scheduling.delivery.outgoing import BATCH_DEADLINE, LEASE
 from scheduling.ledger.transitions import WAKEUP_LEASE
+from scheduling.models.node import MAX_TIMEOUT
 from tests.support.tables import each_row
 
 SECOND = timedelta(seconds=1)
