@@ -19,10 +19,9 @@ from psycopg.errors import QueryCanceled
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, require_scope
 from scheduling.api.schemas import Problem, ProblemOut, Reason
 from scheduling.configuration.file import apply
-from scheduling.configuration.file.section import Stamp
+from scheduling.configuration.file.section import Change, Stamp
 from scheduling.db_timeouts import Deadline
 from scheduling.errors import Conflict, FieldError, InvalidInput
-from scheduling.experiments.drafts import serialize_change
 from scheduling.models.encrypted import Unreadable
 from scheduling.planning import rescheduling
 from scheduling.planning.rescheduling import CUSTOMERS, MoveCounts, RuleImpact, list_rule_impacts
@@ -64,6 +63,10 @@ class ChangeOut(Schema):
     verb: str
     label: str
     differences: list[ChangedValueOut]
+
+    @staticmethod
+    def resolve_section(change: Change) -> str:
+        return change.section.name
 
 
 class MovesOut(Schema):
@@ -167,8 +170,9 @@ def put_config(request: HttpRequest, response: HttpResponse, wish: Query[Publica
         if wish.dry_run:
             version = apply.check_version(expected)
             planned = _check_scopes(request, apply.plan_changes(given))
-            answer = _serialize_plan(planned, version) | {
-                "stored": False, "impact": _measure_impact(planned), "moved": None,
+            answer = {
+                "stored": False, "version": version, "changes": planned.changes, "notes": planned.notes,
+                "impact": _measure_impact(planned), "moved": None,
             }  # fmt: skip
         else:
             answer = _publish_given(request, given, wish, expected)
@@ -242,8 +246,9 @@ def _publish_given(
         except Error:  # the document is live in any case
             log.exception("reschedule_failed")
             moved = MoveCounts(broken=True)
-    return _serialize_plan(planned, version) | {
-        "stored": True, "impact": None, "moved": moved,
+    return {
+        "stored": True, "version": version, "changes": planned.changes, "notes": planned.notes,
+        "impact": None, "moved": moved,
     }  # fmt: skip
 
 
@@ -270,10 +275,3 @@ def _measure_impact(planned: apply.ChangePlan) -> dict[str, Any] | None:
         if deadline.is_over() or isinstance(error.__cause__, QueryCanceled):
             return None
         raise
-
-
-def _serialize_plan(planned: apply.ChangePlan, version: str) -> dict[str, Any]:
-    return {
-        "version": version, "changes": [serialize_change(each) for each in planned.changes],
-        "notes": list(planned.notes),
-    }  # fmt: skip

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
@@ -82,11 +81,6 @@ def read_draft(text: str) -> tuple[dict[str, Any], ChangePlan]:
         problem = _("a draft cannot change this; allowed: %(known)s", known=", ".join(allowed))
         raise InvalidConfiguration(*(FieldError(name, problem) for name in foreign))
     return given, apply.plan_changes(given)
-
-
-def serialize_change(change: Change) -> dict[str, Any]:
-    differences = [asdict(each) for each in change.differences]
-    return {"section": change.section.name, "verb": change.verb, "label": change.label, "differences": differences}
 
 
 # --- the edits of a draft ---
@@ -212,8 +206,11 @@ def _write_rows(before: Rows, after: Rows) -> None:
                 model._default_manager.bulk_create([model(**row)])
                 continue
             changed = {name: value for name, value in row.items() if value != was[name]}
-            if changed and not model._default_manager.filter(pk=pk).update(**changed):
-                raise Conflict(NEEDED)  # the draft deletes the row
+            stored = model._default_manager.filter(pk=pk)
+            if "retired_at" in row and row["retired_at"] is was["retired_at"] is None:
+                stored = stored.filter(retired_at=None)
+            if changed and not stored.update(**changed):
+                raise Conflict(NEEDED)  # the draft deletes or retires the row
         for model, pk in before.keys() - after.keys():
             model._default_manager.filter(pk=pk).delete()
     except IntegrityError:

@@ -300,3 +300,19 @@ def test_edit_of_a_rule_survives_the_retirement_of_an_earlier_one(two_customers_
     assert drafts.capture_edit(ops, lambda: save(second, limit=7))
     given = yaml.safe_load(ConfigDraft.objects.get(owner=ops).document)
     assert [rule["limit"] for rule in given["harassment_rules"]] == [7]
+
+
+def test_edit_of_a_row_that_the_draft_retires_is_refused(two_customers_node: Node, ops: User) -> None:
+    """Of two rules with equal kind, scope and window the draft retires the later row: its text has one of them."""
+    HarassmentRule.objects.all().delete()
+    first, second = (HarassmentRule.objects.create(kind="cap", limit=n, window=timedelta(days=1)) for n in (1, 2))
+
+    def save(row: HarassmentRule, **values: Any) -> bool:
+        HarassmentRule.objects.filter(pk=row.pk).update(**values)
+        return True
+
+    assert drafts.capture_edit(ops, lambda: save(first, retired_at=now()))
+    text = ConfigDraft.objects.get(owner=ops).document
+    with pytest.raises(Conflict, match="another change of the draft"):
+        drafts.capture_edit(ops, lambda: save(second, limit=7))
+    assert ConfigDraft.objects.get(owner=ops).document == text
