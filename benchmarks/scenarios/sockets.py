@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import psutil
@@ -102,7 +102,7 @@ async def _push(sessions: list[str]) -> None:
 
     async def send(session: str) -> None:
         async with slots:
-            outcome = await channel.send(_message(session, new_id()), datetime.now(UTC) + timedelta(seconds=30))
+            outcome = await channel.send(_message(session, new_id()))
             assert isinstance(outcome, Delivered), outcome
 
     await asyncio.gather(*(send(session) for session in sessions))

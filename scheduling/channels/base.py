@@ -160,30 +160,39 @@ class Channel:
         return frozenset()
 
     async def send(self, message: Message) -> Outcome:
-        """Try once, within `timeout`. Raise nothing for any behaviour of the receiver or defect of the channel."""
-        seconds = self.timeout.total_seconds()
+        """Try once, within `timeout` for any behaviour of the receiver."""
         try:
-            # `attempt` enforces the limit itself. This one covers an attempt that does not.
-            async with asyncio.timeout(seconds + 1):
-                return await self.attempt(message)
+            return await self.attempt(message)
         except Failure as failure:
             return failure.outcome()
         except InvalidSetting as error:
             return Permanent("bad_target", str(error))
         except BadContent as error:
             return Permanent("bad_content", str(error))
-        except TimeoutError:
-            return Unknown("timeout", f"no end after {seconds:g} s")
-        except Exception as error:
-            log.exception("channel_call_failed", kind=self.kind)
-            return Unknown("channel_error", f"{type(error).__name__}: {error}"[:500])
 
     async def attempt(self, message: Message) -> Outcome:
-        """Send within `timeout`. May raise `Failure`; before it sends, `InvalidSetting` of the target and `BadContent`.
+        """Send within `timeout`.
 
-        Any other exception counts as `Unknown`: the message may have been sent.
+        May raise `Failure`; before it sends also `BadContent`, and `InvalidSetting` of the target.
         """
         raise NotImplementedError
+
+
+async def call_channel(channel: Channel, message: Message, timeout: timedelta, *, key: str) -> Outcome:
+    """Send a message once. A channel that exceeds its time limit or raises counts as `Unknown`: it may have sent it.
+
+    `key` names the channel's row in the log.
+    """
+    seconds = timeout.total_seconds()
+    try:
+        # The channel enforces the limit itself. This one covers a channel that does not.
+        async with asyncio.timeout(seconds + 1):
+            return await channel.send(message)
+    except TimeoutError:
+        return Unknown("timeout", f"no end after {seconds:g} s")
+    except Exception as error:
+        log.exception("channel_call_failed", channel=key)
+        return Unknown("channel_error", f"{type(error).__name__}: {error}"[:500])
 
 
 class Failure(Exception):
@@ -195,7 +204,7 @@ class Failure(Exception):
         self.detail = detail
 
     def outcome(self) -> Outcome:
-        raise NotImplementedError
+        return Unknown(self.reason, self.detail)
 
 
 class DestinationRefused(Failure):

@@ -35,6 +35,7 @@ from scheduling.channels.base import (
     Permanent,
     Transient,
     Unknown,
+    call_channel,
 )
 from scheduling.channels.ssrf import DIRECT, PrivateHosts, Proxy, check_proxy, check_url
 from scheduling.strict_text import storable_text
@@ -441,7 +442,7 @@ def send_once(channel: Channel, message: Message) -> Outcome:
 
     async def send_and_close() -> Outcome:
         try:
-            return await channel.send(message)
+            return await call_channel(channel, message, channel.timeout, key=channel.kind)
         finally:
             await close_shared_transport()
 

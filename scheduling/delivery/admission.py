@@ -215,10 +215,13 @@ def _find_route(
     communities: Mapping[str, Mapping[str, Any]],
     disabled: set[Target],
 ) -> FoundRoute:
+    """Return the route, or a new error: the traceback of a raised one would keep the batch in memory."""
     try:
         return find_route(spec, customer, chat_id, communities, disabled)
-    except (NoTarget, Unreadable) as error:
-        return error
+    except NoTarget as error:
+        return NoTarget(error.reason, str(error))
+    except Unreadable as error:
+        return Unreadable(str(error))
 
 
 def report_deferrals(batch: DueBatch, deferred: Deferrals) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from scheduling.channels.base import Channel, Message, Outcome
 from scheduling.channels.quota import HeldSlot
+from scheduling.delivery.links import rewrite_links
 from scheduling.delivery.presence import PresenceQuestion
 from scheduling.ledger.touches import Sending
 from scheduling.ledger.transitions import Claim
@@ -34,8 +35,7 @@ class Delivery:
     """A touch with all data needed to send and settle it."""
 
     claim: Claim
-    message: Message  #: as the attempt stores it
-    outgoing: Message  #: as the receiver gets it: links may be redirects
+    message: Message
     channel: Channel
     spec: ChannelSpec
     attempt: int  #: number of the next attempt
@@ -49,6 +49,7 @@ class Delivery:
     event_at: datetime | None  #: a conversation that started later blocks it; None: the node ignores conversations
     question: PresenceQuestion | None = None  #: the presence question right before sending
     with_unknown_outcome: bool = False  #: an earlier attempt has an unknown outcome
+    tracks_links: bool = False  #: links of the text become redirects
     granted: bool = False  #: it has a grant of the vendor's quota
     slot: HeldSlot | None = None  #: of that grant
     started_at: float = 0.0  #: monotonic time at which it left the queue of its lane
@@ -62,6 +63,11 @@ class Delivery:
     @property
     def sending(self) -> Sending:
         return Sending(self.claim, self.node_id, self.spec.id, self.message.category == "marketing", self.event_at)
+
+    @property
+    def outgoing(self) -> Message:
+        """Return the message as the receiver gets it. The attempt stores the original text."""
+        return rewrite_links(self.message) if self.tracks_links else self.message
 
     def expires_in(self, monotonic: float) -> timedelta:
         return self.expires_at - self.clock.instant(monotonic)

@@ -33,7 +33,7 @@ from scheduling.delivery.admission import (
     reserve_quota_slots,
 )
 from scheduling.delivery.due_batch import Announcement, Due, DueBatch, read_announced
-from scheduling.delivery.links import rewrite_links, tracks_links
+from scheduling.delivery.links import tracks_links
 from scheduling.delivery.outgoing import LEASE, Delivery
 from scheduling.delivery.routing import NoTarget, Route
 from scheduling.delivery.sender import sender
@@ -52,6 +52,7 @@ from scheduling.ledger.transitions import Content, Settlement, WakeUp
 from scheduling.models.encrypted import Unreadable
 from scheduling.policy import guards
 from scheduling.policy.guards import NODE_DISABLED, Candidate, CapSlot, GuardVerdict
+from scheduling.strict_text import storable_text
 from scheduling.templating import CannotRender, choose_text, render_message
 
 log = structlog.get_logger(__name__)
@@ -253,13 +254,15 @@ def _prepare_send(batch: DueBatch, row: Due, candidate: Candidate, verdict: Guar
         if row.task_id in batch.history.on_changed_channel:
             raise NoTarget("channel_changed", "the channel that may have sent it is another one, or not idempotent")
         route = batch.routes[row.task_id]
-        if not isinstance(route, Route):
-            raise route
+        if isinstance(route, NoTarget):
+            raise NoTarget(route.reason, str(route))
+        if isinstance(route, Unreadable):
+            raise Unreadable(str(route))
         message = _build_message(batch, row, candidate, route)
     except (CannotRender, NoTarget) as error:
         reason = "template_data_missing" if isinstance(error, CannotRender) else error.reason
         failed = Settlement("failed", reason, releases_cap_slot=True, content=Content(*content))
-        return Judged(row, verdict, _without_attempt(batch, row, failed), detail=str(error))
+        return Judged(row, verdict, _without_attempt(batch, row, failed), detail=storable_text(str(error)))
     if not candidate.has_cap_slot:
         until = batch.locked_at + LEASE
         slot = CapSlot(
@@ -305,13 +308,13 @@ def _build_message(batch: DueBatch, row: Due, candidate: Candidate, route: Route
 
 def _build_delivery(batch: DueBatch, row: Due, message: Message, route: Route, candidate: Candidate) -> Delivery:
     spec = candidate.node.channel
-    outgoing = rewrite_links(message) if tracks_links(candidate.template, route.channel) else message
     return Delivery(
-        row.claim, message, outgoing, route.channel, spec, row.attempt + 1, row.due_at, row.expires_at, batch.clock,
+        row.claim, message, route.channel, spec, row.attempt + 1, row.due_at, row.expires_at, batch.clock,
         node_id=row.node_id,
         priority=row.priority,
         receiver=route.receiver,
         vendor_key=route.vendor_key,
+        tracks_links=tracks_links(candidate.template, route.channel),
         event_at=row.event.occurred_at if row.node_id in batch.config.asking_presence else None,
         question=batch.announced.questions.get(row.task_id),
         with_unknown_outcome=row.task_id in batch.history.with_unknown_outcome,

@@ -16,7 +16,6 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
-import structlog
 from django.conf import settings
 
 from scheduling import sql
@@ -27,8 +26,6 @@ from scheduling.models import Community
 from scheduling.models.encrypted import Sealed, Unreadable
 from scheduling.models.node import digest_address
 from scheduling.policy.specs import ChannelSpec, CustomerSpec
-
-log = structlog.get_logger(__name__)
 
 # --- channels and addresses -------------------------------------------------------------------------------------------
 
@@ -140,7 +137,6 @@ def find_route(
     except (NoTarget, Unreadable):
         raise
     except Exception as error:  # a defect of the channel
-        log.exception("channel_call_failed", channel=spec.key)
         raise NoTarget("channel_error", f"{type(error).__name__}: {error}"[:500]) from None
 
 

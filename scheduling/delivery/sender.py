@@ -24,7 +24,7 @@ import structlog
 from django.conf import settings
 from django.db import close_old_connections, connections
 
-from scheduling.channels.base import Quotas, Transient
+from scheduling.channels.base import Quotas, Transient, call_channel
 from scheduling.channels.http_client import before_first_byte
 from scheduling.channels.quota import NEAR_SLOT, Grant, HeldSlot, QuotaGate, SlotRequest
 from scheduling.delivery import presence
@@ -107,7 +107,7 @@ class Sender:
     # --- from the worker's thread ---------------------------------------------------------------------------------
 
     def submit(self, deliveries: list[Delivery]) -> None:
-        """Take over these deliveries. Never waits: `pipeline.admit_batch` bounds what this process holds."""
+        """Take over these deliveries. Never waits: `admission.admit_batch` bounds what this process holds."""
         with self._starting:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -285,7 +285,8 @@ class Sender:
     async def _send(self, delivery: Delivery) -> None:
         delivery.sent_at = time.monotonic()
         before_first_byte.set(delivery.slot.renew if delivery.slot else None)
-        outcome = await delivery.channel.send(delivery.outgoing)
+        spec = delivery.spec
+        outcome = await call_channel(delivery.channel, delivery.outgoing, spec.timeout, key=spec.key)
         delivery.ended_at = time.monotonic()
         if isinstance(outcome, Transient) and not outcome.asked:
             # Hundreds of robots share the connections to their vendor. None of their retries is used up, and the

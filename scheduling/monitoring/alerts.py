@@ -36,7 +36,7 @@ from scheduling.models.encrypted import Unreadable
 from scheduling.monitoring import collectors
 from scheduling.monitoring.complaint_stats import is_rising
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.policy.specs import ChannelSpec, CustomerSpec
+from scheduling.policy.specs import CustomerSpec
 from scheduling.queue_names import CORE_QUEUES
 from scheduling.strict_text import storable_text
 
@@ -281,7 +281,7 @@ def settle_message(receiver: AlertReceiver, due: Sequence[Alert], outcome: Outco
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def resolve_target(receiver: AlertReceiver) -> tuple[ChannelSpec, Channel, dict[str, object]]:
+def resolve_target(receiver: AlertReceiver) -> tuple[Channel, dict[str, object]]:
     """Return the channel of a receiver and its target there.
 
     Raises:
@@ -296,7 +296,7 @@ def resolve_target(receiver: AlertReceiver) -> tuple[ChannelSpec, Channel, dict[
     target = routing.target_for(spec, channel, who, chat_id, communities, routing.TargetLookup())
     if not target and not spec.config.get("url"):
         raise routing.NoTarget("no_target", f"no {spec.kind} target")
-    return spec, channel, dict(target)
+    return channel, dict(target)
 
 
 def send_alert_message(receiver: AlertReceiver, subject: str, body: str, now: datetime, key: UUID) -> Outcome:
@@ -306,7 +306,7 @@ def send_alert_message(receiver: AlertReceiver, subject: str, body: str, now: da
     target and a defect of the channel become `Permanent`.
     """
     try:
-        _spec, channel, target = resolve_target(receiver)
+        channel, target = resolve_target(receiver)
         message = Message(
             task_id=new_id(), delivery_key=key, user_id="", chat_id="", node="alerts", content_type="alert",
             category="service", subject=subject, body=body, locale=settings.LANGUAGE_CODE, target=target,

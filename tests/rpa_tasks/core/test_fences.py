@@ -31,6 +31,7 @@ def test_late_settlement_of_rescued_run_writes_nothing(market: Market, outcome: 
     before = Job.objects.values().get()
     breaker = Breaker.objects.values().get()
 
+    assert not job_ledger.renew(stale.claim, lease=timedelta(minutes=1))
     assert not market.settle(stale, outcome, "late", detail="late", result={"late": 1}, evidence={"log": b"x"})
 
     assert Job.objects.values().get() == before

@@ -158,7 +158,7 @@ def test_refused_message_is_repeated_later(robot: Robot, receiver: AlertReceiver
 
 
 def slot_of(receiver: AlertReceiver) -> str:
-    _spec, channel, target = alerts.resolve_target(receiver)
+    channel, target = alerts.resolve_target(receiver)
     message: Any = type("Message", (), {"target": target})
     return receiver_key(channel, message)
 
@@ -171,7 +171,7 @@ def clear_quota(receiver: AlertReceiver) -> None:
 
 def test_quota_exhausted_robot_is_not_called(robot: Robot, receiver: AlertReceiver, failed: FailedTask) -> None:
     """The vendor counts all messages, whatever process sent them."""
-    slot, quotas = slot_of(receiver), alerts.resolve_target(receiver)[1].quotas
+    slot, quotas = slot_of(receiver), alerts.resolve_target(receiver)[0].quotas
     assert QuotaGate.connect(settings.REDIS_URL).acquire(quotas, {slot: 20})[slot].granted == 20
     evaluate_at(0, 60)
     receiver.refresh_from_db()
