@@ -30,7 +30,7 @@ from unfold.widgets import (
 
 from scheduling.admin.base import Confirmation, OpsAdmin, RowPage, build_user_actor, ops_display, row_action, table_page
 from scheduling.admin.dashboard.charts import ActionLine, read_requested_days
-from scheduling.admin.form_fields import DurationField, split_entries
+from scheduling.admin.form_fields import DurationField, split_entries, write_number
 from scheduling.admin.labels import translate_error, translate_errors, translate_reason
 from scheduling.admin.matrix.preview import report_moved_touches
 from scheduling.admin.page_reads import count_within, read_for_page
@@ -113,7 +113,7 @@ class RolloutStartForm(forms.Form):
 
 def confirm_start(request: HttpRequest, node: Node) -> Confirmation:
     plan = {**PLAN_DEFAULTS, **(node.canary_guard or {})}
-    steps = ", ".join(f"{each:g}" for each in plan["steps"])
+    steps = ", ".join(map(write_number, plan["steps"]))
     form = RolloutStartForm(request.POST or None, initial={**plan, "steps": steps, "time": from_seconds(plan["time"])})
     return Confirmation(
         title=_("Start an automatic roll-out of %(node)s") % {"node": node}, button=_("Start"), form=form,

@@ -78,11 +78,14 @@ class DurationField(TextLikeField):
         return parse_duration_input(text) if text else None
 
 
-class NumberField(forms.FloatField):
-    """Show 100 instead of 100.0."""
+def write_number(value: float) -> str:
+    """Write a number with all its digits: 100 instead of 100.0."""
+    return str(value).removesuffix(".0")
 
+
+class NumberField(forms.FloatField):
     def prepare_value(self, value: Any) -> Any:
-        return f"{value:g}" if isinstance(value, float) else value
+        return write_number(value) if isinstance(value, float) else value
 
 
 def split_entries(text: str) -> list[str]:
@@ -195,7 +198,9 @@ class DelayRulesField(TextLikeField):
         spans = dict(value.get("by_level", {}))
         spans |= {name: value[name] for name in ("default", "active_within") if name in value}
         parts = [f"{name}={format_duration(from_seconds(each))}" for name, each in spans.items()]
-        return ", ".join(parts + ([f"factor={value['active_factor']:g}"] if "active_factor" in value else []))
+        return ", ".join(
+            parts + ([f"factor={write_number(value['active_factor'])}"] if "active_factor" in value else [])
+        )
 
     def to_python(self, value: Any) -> Any:
         given = dict(split_pairs(super().to_python(value) or ""))

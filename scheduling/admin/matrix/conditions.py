@@ -15,10 +15,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
+from scheduling.admin.form_fields import write_number
 from scheduling.admin.labels import translate_error
 from scheduling.errors import ErrorCollector
 from scheduling.models import Template
 from scheduling.policy.node_conditions import MOST_ROWS, MOST_VARIANTS, WITH_LIST, check_condition
+from scheduling.strict_text import InvalidText, read_json
 
 BLANK_ROWS = 3
 GROUPS = "ABCDEFGH"
@@ -30,7 +32,6 @@ OPERATOR_LABELS = {
     "not_contains": gettext_lazy("does not contain"), "starts_with": gettext_lazy("starts with"),
     "exists": gettext_lazy("exists"), "absent": gettext_lazy("is missing"),
 }  # fmt: skip
-_NUMBER = re.compile(r"[+-]?\d{1,15}(\.\d{1,15})?")
 _ENTRY = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[^,，;；\n]+)\s*')
 _TRUTH = {"true": True, "false": False, "是": True, "否": False}
 OTHER_JOIN = {"all": "any", "any": "all"}
@@ -45,24 +46,21 @@ def format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if not isinstance(value, str):
-        return f"{value:g}" if isinstance(value, float) else str(value)
+        return write_number(value)
     plain = parse_value(value) == value and not re.search(r'[,，;；\n"]', value)
     return value if plain and value == value.strip() else json.dumps(value, ensure_ascii=False)
 
 
 def parse_value(text: str) -> Any:
-    """Return the typed value of a text: a number, true, false, or text."""
+    """Return the typed value of a text: true, false, a number or a quoted text as in JSON, or the text itself."""
     text = text.strip()
-    if len(text) > 1 and text[0] == text[-1] == '"':
-        try:
-            return json.loads(text)
-        except ValueError:
-            return text
     if text.lower() in _TRUTH:
         return _TRUTH[text.lower()]
-    if _NUMBER.fullmatch(text):
-        return float(text) if "." in text else int(text)
-    return text
+    try:
+        value = read_json(text)
+    except InvalidText:
+        return text
+    return value if isinstance(value, (str, int, float)) else text
 
 
 def _spread_rows(stored: Mapping[str, Any] | None) -> dict[str, Any]:

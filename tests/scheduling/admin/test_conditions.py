@@ -56,9 +56,28 @@ def read_inputs(html: str) -> dict[str, str]:
     return sent
 
 
-@each_row("value", ["vip", "1", "true", "a,b", 'say "hi"', " x", "", 5, 2.5, True, "杭州", "1.50"])
+@each_row(
+    "value",
+    ["vip", "1", "true", "a,b", 'say "hi"', " x", "", 5, 2.5, True, "杭州", "1.50", 12345.67, 1234567.89, 0.00001,
+     100.0, 1e300, -5, 2**63, "2026112812345678", "1e5", "null", "{}"],
+)  # fmt: skip
 def test_value_typed_and_shown_is_the_same(value: Any) -> None:
-    assert parse_value(format_value(value)) == value
+    shown = parse_value(format_value(value))
+    assert (shown, isinstance(shown, str)) == (value, isinstance(value, str))
+
+
+def test_other_edits_of_a_node_keep_all_digits(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: FillForm
+) -> None:
+    when = {"all": [{"field": "event.data.amount", "op": "gte", "value": 12345.67}]}
+    rules = {"default": 60, "active_factor": 0.1234567, "by_level": {}}
+    node = matrix.node(trigger="order.paid", when=when, delay_rules=rules, rollout_percent=33.333333)
+    url = admin_url("node_change", node.pk)
+    inputs = read_inputs(editor.get(url).content.decode())
+    assert editor.post(url, {**fill_form(url, name="renamed"), **inputs}).status_code == 302
+    assert Node.objects.values("name", "when", "delay_rules", "rollout_percent").get() == {
+        "name": "renamed", "when": when, "delay_rules": rules, "rollout_percent": 33.333333,
+    }  # fmt: skip
 
 
 def test_rows_of_the_form_are_stored_shown_and_kept_by_the_next_save(
