@@ -249,6 +249,7 @@ class FlowAdmin(OfPlatform, HistoryAdmin, Retirable):
     search_fields = ("task_type", "platform__key")
     readonly_fields = ("as_typed", "env_names", "version")
     fixed_fields = ("platform", "task_type")
+    masked_in_history = frozenset({"env"})
     actions_detail = ("retire", "bring_back")
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:

@@ -38,7 +38,7 @@ from unfold.templatetags import unfold_list
 from unfold.utils import display_for_field
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextInputWidget
 
-from scheduling.admin.form_fields import DurationField, NumberField
+from scheduling.admin.form_fields import MASK, DurationField, NumberField
 from scheduling.admin.labels import translate_error
 from scheduling.admin.page_reads import count_within, render_from_replica
 from scheduling.admin.row_edits import VERSION_FIELD, DraftableAdmin, OptimisticLockForm, RestorableAdmin
@@ -459,6 +459,9 @@ class HistoryAdmin(RestorableAdmin, SimpleHistoryAdmin):  # type: ignore[misc]
     to view.
     """
 
+    #: Columns with values by name, of which the history shows the names: every viewer may read it.
+    masked_in_history: ClassVar[frozenset[str]] = frozenset()
+
     def history_form_view(
         self, request: HttpRequest, object_id: str, version_id: str, extra_context: Any = None
     ) -> HttpResponse:
@@ -485,13 +488,19 @@ class HistoryAdmin(RestorableAdmin, SimpleHistoryAdmin):  # type: ignore[misc]
                 record.history_user = get_user_model()(username=gettext("system or configuration file"))
 
     def get_historical_record_context_helper(self, request: HttpRequest, historical_record: Any) -> Any:
-        return ReadableChanges(self.model, historical_record)
+        return ReadableChanges(self.model, historical_record, self.masked_in_history)
 
 
 class ReadableChanges(HistoricalRecordContextHelper):  # type: ignore[misc]
     """Format durations and lists as they are typed, not as Python prints them."""
 
+    def __init__(self, model: type[models.Model], record: Any, masked: Collection[str]) -> None:
+        super().__init__(model, record)
+        self.masked = masked
+
     def prepare_delta_change_value(self, change: Any, value: Any) -> Any:
+        if change.field in self.masked:
+            return ", ".join(f"{name}={MASK}" for name in sorted(value)) or "–"
         if isinstance(value, timedelta):
             return format_duration(value)
         if isinstance(value, dict) and value.keys() & {"all", "any"}:

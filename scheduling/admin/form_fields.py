@@ -22,6 +22,7 @@ from scheduling.models import EventType
 from scheduling.policy.send_times import format_window, parse_window_line
 from scheduling.strict_text import FIELD_SIZE, InvalidText, read_json, read_yaml, write_yaml
 
+MASK = "••••"  #: in place of a value that may not be read
 DURATION_HELP = gettext_lazy("Like 30s, 15m, 2h, 7d or 1h30m.")
 
 

@@ -21,7 +21,7 @@ from unfold.admin import TabularInline
 from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminSelectWidget
 
 from scheduling.admin.base import CheckedForm, HistoryAdmin, Retirable, ops_display, row_action, table_page
-from scheduling.admin.form_fields import DurationsField, SettingsField
+from scheduling.admin.form_fields import MASK, DurationsField, SettingsField
 from scheduling.admin.page_reads import count_within
 from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.admin.touches.pause import redirect_to_pause_page
@@ -32,7 +32,6 @@ from scheduling.models.encrypted import Sealed
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.monitoring.receivers import ReceiverStatus, list_receivers
 
-MASK = "••••"
 PER_PAGE = 25  #: receivers
 SECRET_LABELS = {
     "url": _("address (URL)"), "secret": _("secret"), "address": _("address"), "callback_token": _("callback token"),

@@ -334,6 +334,26 @@ def test_commands_need_a_right_beside_that_to_edit_flows(as_member: Callable[[st
         assert (flow.command, flow.path, flow.environment) == (["/bin/sh", "{param}"], ["/opt/tools"], ["DATABASE_URL"])
 
 
+def test_values_of_fixed_variables_are_shown_to_editors_of_commands_only(
+    as_member: Callable[[str], Client], market: Market
+) -> None:
+    """Also on the pages of its history, which need only the right to view."""
+    flow = market.sync
+    for value in ("first-value", "second-value"):
+        flow.env = {"PORTAL": value}
+        flow.save()
+    pages = [url("flow_change", flow.pk), url("flow_history", flow.pk)]
+    pages += [url("flow_simple_history", flow.pk, each.pk) for each in flow.history.all()]
+    for role in ("viewer", "editor", "admin"):
+        client = as_member(role)
+        shown = [text(client.get(page)) for page in pages]
+        assert [page for page in shown if "PORTAL" not in page] == [shown[-1]], role  # the version before both
+        leaks = [
+            page for page, body in zip(pages, shown, strict=True) if "first-value" in body or "second-value" in body
+        ]
+        assert leaks == ([pages[0]] if role == "admin" else []), role
+
+
 SCHEDULE = {
     "every": "10", "spread": "10", "shops": "", "priority": "normal", "payload": "", "name": "", "enabled": "on",
 }  # fmt: skip
