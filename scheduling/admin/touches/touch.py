@@ -341,6 +341,7 @@ class TouchAdmin(RowPage, MatchingRowsMixin, ListExportMixin, BigTable, ReadOnly
     def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Touch]) -> None:
         cancelled = []
         waiting = list(queryset.filter(state__in=WAITING).values_list("pk", flat=True)[:1000])
+        chosen = queryset.count()  # now: a list of waiting touches no longer has those that are cancelled
         for task_id in waiting:
             with suppress(AftertouchError):
                 commands.cancel_one_touch(task_id, actor=request.user.get_username())
@@ -348,7 +349,7 @@ class TouchAdmin(RowPage, MatchingRowsMixin, ListExportMixin, BigTable, ReadOnly
         words = ngettext("%(count)s touch was cancelled.", "%(count)s touches were cancelled.", len(cancelled))
         link = create_undo_link(request, "touch.cancel", cancelled)
         messages.success(request, words % {"count": len(cancelled)}, extra_tags=link)
-        if left := queryset.count() - len(cancelled) if len(waiting) < 1000 else 0:
+        if left := chosen - len(cancelled) if len(waiting) < 1000 else 0:
             messages.info(
                 request,
                 gettext("Not cancelled because they were already running or had ended: %(count)s.") % {"count": left},
