@@ -43,6 +43,7 @@ from scheduling.admin.labels import translate_error
 from scheduling.admin.page_reads import count_within, render_from_replica
 from scheduling.admin.row_edits import VERSION_FIELD, DraftableAdmin, OptimisticLockForm, RestorableAdmin
 from scheduling.admin.shown_values import format_instant
+from scheduling.configuration.file.sections import sections
 from scheduling.durations import format_duration
 from scheduling.errors import AftertouchError, FieldError, InvalidInput
 from scheduling.ids import reveal_odd_characters
@@ -628,8 +629,13 @@ class Retirable(OpsAdmin):
         return ""
 
     def explain_restoration_block(self, row: Any) -> str:
-        """Return why the row cannot be restored now, or ""."""
-        return ""
+        """Return why the row cannot be restored now, or "": objects that it uses may have been retired since."""
+        section = next(each for each in sections().values() if each.model is self.model)
+        found = []
+        for _place, model, key in section.list_references(row):
+            found += [str(each) for each in model._default_manager.filter(key=key).exclude(retired_at=None)]
+        text = gettext("It uses objects that are retired: %(names)s. Restore them first.")
+        return text % {"names": ", ".join(dict.fromkeys(found))} if found else ""
 
     def describe_retirement_effects(self, row: Any) -> list[str]:
         """Return what the retirement changes for waiting work, for the confirmation page."""

@@ -79,13 +79,16 @@ class SilencePolicyForm(CheckedForm):
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean()
         key = self.instance.key or cleaned.get("key")
-        if key and "tags" in cleaned:
-            tags = own_tags(key, cleaned["tags"])
-            others = SilencePolicy.objects.filter(retired_at=None, tags=tags).exclude(key=key)
-            answers = cleaned.get("after") == CUSTOMER
-            if other := next((each for each in others if (each.after == CUSTOMER) == answers), None):
-                self.add_error("tags", gettext("The policy %(key)s has the same tags.") % {"key": other.key})
+        if key and "tags" in cleaned and (problem := _find_same_tags(key, cleaned["tags"], cleaned.get("after"))):
+            self.add_error("tags", problem)
         return cleaned
+
+
+def _find_same_tags(key: str, tags: list[str], after: str | None) -> str:
+    """Return the error of a policy whose tags another one has that waits for the same side, or ""."""
+    others = SilencePolicy.objects.filter(retired_at=None, tags=own_tags(key, tags)).exclude(key=key)
+    other = next((each for each in others if (each.after == CUSTOMER) == (after == CUSTOMER)), None)
+    return gettext("The policy %(key)s has the same tags.") % {"key": other.key} if other else ""
 
 
 @admin.register(SilencePolicy)
@@ -132,6 +135,9 @@ class SilencePolicyAdmin(HistoryAdmin, Retirable):
 
     def explain_retirement_block(self, row: SilencePolicy) -> str:
         return gettext("Every chat without another policy follows it.") if row.is_default else ""
+
+    def explain_restoration_block(self, row: SilencePolicy) -> str:
+        return _find_same_tags(row.key, row.tags, row.after) or super().explain_restoration_block(row)
 
     @ops_display(description=_("tags"))
     def shown_tags(self, row: SilencePolicy) -> str:

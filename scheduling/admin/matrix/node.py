@@ -59,9 +59,8 @@ from scheduling.admin.touches.pause import redirect_to_pause_page
 from scheduling.admin.touches.timeline import build_receipt_figures
 from scheduling.configuration.condition_fields import FieldCatalogue, conditions_in
 from scheduling.error_text import ErrorText
-from scheduling.models import WAITING, Calendar, Node, Pause, Template, Touch
+from scheduling.models import WAITING, Node, Pause, Touch
 from scheduling.policy.matrix import TOUCH_TYPES, find_follow_problem
-from scheduling.policy.send_times import list_calendars
 
 #: The first one is always unfolded; the last one shows nothing of a node's own.
 SECTIONS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
@@ -332,19 +331,6 @@ class NodeAdmin(HistoryAdmin, Retirable):
         waiting = grid.describe_waiting_touches(row)
         effect = gettext("They are suppressed when they fall due, unless the node is restored by then.")
         return [waiting, effect] if waiting else []
-
-    def explain_restoration_block(self, row: Node) -> str:
-        """Return which objects that the node uses are retired, or ""."""
-        used = [row.stage, row.channel, row.template, row.canary_template]
-        found = [str(each) for each in used if each and each.retired_at]
-        named: tuple[tuple[type[Template | Node | Calendar], list[str]], ...] = (
-            (Template, [each["template"] for each in row.variants]), (Node, row.from_nodes),
-            (Calendar, [key for _place, key in list_calendars(row.send_window)]),
-        )  # fmt: skip
-        for model, keys in named:
-            found += [str(each) for each in model._default_manager.filter(key__in=keys).exclude(retired_at=None)]
-        text = gettext("It uses objects that are retired: %(names)s. Restore them first.")
-        return text % {"names": ", ".join(dict.fromkeys(found))} if found else ""
 
     @ops_display(description=_("name"), ordering="key")
     def name_or_key(self, row: Node) -> str:

@@ -124,6 +124,18 @@ def test_node_is_not_restored_before_what_it_uses(matrix: MatrixBuilder, editor:
     assert node.retired_at is not None
 
 
+def test_rule_is_not_restored_before_the_channel_that_it_names(editor: Client, admin_url: Url) -> None:
+    """The exported configuration was refused: its rule named no channel."""
+    channel = ChannelConfig.objects.create(key="other", kind="log", retired_at=now())
+    rule = HarassmentRule.objects.create(
+        kind="cap", limit=3, window=timedelta(days=1), channel=channel.key, retired_at=now()
+    )
+    page = editor.post(admin_url("harassmentrule_bring_back", rule.pk), follow=True).content.decode()
+    assert "It uses objects that are retired: other. Restore them first." in page
+    rule.refresh_from_db()
+    assert rule.retired_at is not None
+
+
 def test_channel_that_a_rule_names_is_neither_retired_nor_deleted(
     matrix: MatrixBuilder, editor: Client, admin_url: Url
 ) -> None:

@@ -37,6 +37,19 @@ def default() -> SilencePolicy:
     return row
 
 
+def test_policy_is_not_restored_beside_one_of_the_same_tags(editor: Client, chats: Chats) -> None:
+    old = SilencePolicy.objects.create(key="old", tags=["vip"], threshold=60 * SECOND, retired_at=now())
+    SilencePolicy.objects.create(key="new", tags=["vip"], threshold=90 * SECOND)
+    restore = url("silencepolicy_bring_back", old.pk)
+    assert "The policy new has the same tags." in text(editor.post(restore, follow=True))
+    old.refresh_from_db()
+    assert old.retired_at is not None
+    SilencePolicy.objects.filter(key="new").update(after="customer")  # both apply
+    editor.post(restore)
+    old.refresh_from_db()
+    assert old.retired_at is None
+
+
 def test_policy_edit_keeps_concurrent_retirement(
     editor: Client, chats: Chats, default: SilencePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
