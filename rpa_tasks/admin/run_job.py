@@ -11,6 +11,7 @@ from uuid import UUID
 
 from django import forms
 from django.contrib import messages
+from django.db import transaction
 from django.db.models import Count
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
@@ -34,7 +35,9 @@ from rpa_tasks.models import Flow, Job, JobState, Platform, Shop
 from scheduling.admin.base import Confirmation, OpsAdmin, build_user_actor, table_page
 from scheduling.admin.form_fields import NamesField
 from scheduling.admin.labels import translate_error
+from scheduling.admin.row_edits import OptimisticLockForm
 from scheduling.admin.shown_values import describe_instant, format_instant
+from scheduling.audit import record_action
 from scheduling.errors import Conflict, InvalidInput
 from scheduling.models import FailedTask, Priority
 from scheduling.monitoring.duration_text import describe_duration
@@ -224,7 +227,10 @@ TASK = "rpa_tasks.publish_for_shops"
 MINUTES = {"minutes": 1, "hours": 60, "days": 1440}
 
 
-class ScheduleForm(forms.Form):
+class ScheduleForm(OptimisticLockForm):
+    written_columns = ("interval", "args", "kwargs")
+    args = "[]"
+
     flow = forms.ModelChoiceField(
         Flow.objects.filter(retired_at=None, platform__retired_at=None).select_related("platform"),
         label=gettext_lazy("Platform and task type"), widget=UnfoldAdminSelectWidget,
@@ -258,18 +264,22 @@ class ScheduleForm(forms.Form):
     name = forms.CharField(
         label=gettext_lazy("Name"), required=False, max_length=200, widget=UnfoldAdminTextInputWidget,
         help_text=gettext_lazy("Empty: made from the above."),
+        error_messages={"unique": gettext_lazy("There is a schedule of this name already.")},
     )  # fmt: skip
     enabled = forms.BooleanField(
         label=gettext_lazy("Switched on"), required=False, initial=True, widget=UnfoldBooleanSwitchWidget
     )
 
-    def __init__(self, *args: Any, row: PeriodicTask | None = None, **kwargs: Any) -> None:
-        self.row = row
+    class Meta:
+        model = PeriodicTask
+        fields = ("name", "enabled")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fields["flow"].label_from_instance = lambda flow: f"{flow.platform} · {flow.task_type}"  # type: ignore[attr-defined]
 
     def clean(self) -> dict[str, Any]:
-        given = super().clean() or self.cleaned_data
+        given = super().clean()
         if self.errors:
             return given
         try:
@@ -287,8 +297,8 @@ class ScheduleForm(forms.Form):
             )
             count = len(given["shops"])
             given["name"] = words % {"flow": given["flow"].name, "count": count, "minutes": given["every"]}
-        if PeriodicTask.objects.filter(name=given["name"]).exclude(pk=self.row.pk if self.row else None).exists():
-            self.add_error("name", _("There is a schedule of this name already."))
+        self.kwargs = json.dumps(self.order(), ensure_ascii=False)
+        self.interval = IntervalSchedule.objects.get_or_create(every=given["every"], period=IntervalSchedule.MINUTES)[0]
         return given
 
     def order(self) -> dict[str, Any]:
@@ -300,15 +310,17 @@ class ScheduleForm(forms.Form):
             "spread_seconds": given["spread"] * 60,
         } | ({"due_seconds": given["due"] * 60} if given["due"] else {})  # fmt: skip
 
-    def store(self) -> PeriodicTask:
-        given = self.cleaned_data
-        interval, _made = IntervalSchedule.objects.get_or_create(every=given["every"], period=IntervalSchedule.MINUTES)
-        row = self.row or PeriodicTask(task=TASK)
-        row.interval, row.crontab, row.clocked, row.solar = interval, None, None, None
-        row.name, row.enabled = given["name"], given["enabled"]
-        row.args, row.kwargs = "[]", json.dumps(self.order(), ensure_ascii=False)
-        row.save()
-        return row
+
+def _record_edit(request: HttpRequest, action: str, row: PeriodicTask, before: PeriodicTask | None = None) -> None:
+    """Record an edit, which no history keeps, with the values before and after."""
+    values = [
+        {"name": each.name, "enabled": each.enabled, "interval": str(each.interval), "kwargs": _arguments_of(each)}
+        for each in (before, row) if each
+    ]  # fmt: skip
+    old, new = values if before else ({}, {})
+    changes = [(name, old[name], new[name]) for name in new if old[name] != new[name]]
+    actor = request.user.get_username()
+    record_action(action, row, actor=actor, label=row.name, changes=changes)
 
 
 def _list_entry(row: PeriodicTask) -> dict[str, Any]:
@@ -425,17 +437,23 @@ class RunPages(OpsAdmin):
         if _interval_minutes(row) is None:
             return redirect("admin:django_celery_beat_periodictask_change", row.pk)
         if request.method == "POST" and "delete" in request.POST:
-            row.delete()
+            with transaction.atomic():
+                _record_edit(request, "deleted", row)
+                row.delete()
             messages.success(request, _("The schedule was deleted."))
             return redirect(self.url("schedules"))
         return self._edit_schedule(request, row)
 
     def _edit_schedule(self, request: HttpRequest, row: PeriodicTask | None) -> HttpResponse:
-        form = ScheduleForm(request.POST or None, row=row, initial=_initial_values(row) if row else None)
-        if request.method == "POST" and form.is_valid():
-            form.store()
-            messages.success(request, _("The schedule was saved."))
-            return redirect(self.url("schedules"))
+        form = ScheduleForm(
+            request.POST or None, instance=row or PeriodicTask(task=TASK), initial=_initial_values(row) if row else None
+        )  # fmt: skip
+        with transaction.atomic():  # holds the lock that the form takes
+            if request.method == "POST" and form.is_valid():
+                before = PeriodicTask.objects.select_related("interval").get(pk=row.pk) if row else None
+                _record_edit(request, "changed" if before else "added", form.save(), before)
+                messages.success(request, _("The schedule was saved."))
+                return redirect(self.url("schedules"))
         title = _("Schedule of shops") if row else _("A new schedule of shops")
         back = self.url("schedules")
         return self.page(request, "rpa_tasks/schedule_form.html", title, form=form, back=back, row=row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from cron_descriptor import (  # type: ignore[import-untyped]
@@ -13,11 +14,12 @@ from cron_descriptor import (  # type: ignore[import-untyped]
 )
 from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
+from django.db import transaction
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest
 from django.utils.dates import MONTHS, WEEKDAYS
-from django.utils.translation import get_language, ngettext, override
+from django.utils.translation import get_language, gettext, ngettext, override
 from django.utils.translation import gettext_lazy as _
 from django_celery_beat import admin as beat
 from django_celery_beat.models import (
@@ -36,7 +38,9 @@ from scheduling import sql
 from scheduling.admin.base import StrictList, ops_display
 from scheduling.admin.labels import translate_error
 from scheduling.app_integrations import scheduled_rounds
+from scheduling.audit import record_action
 from scheduling.errors import InvalidInput
+from scheduling.models.versioned import lock_for_write
 from scheduling.operations.periodic_rows import find_problem
 from scheduling.strict_text import InvalidText, read_json
 
@@ -148,17 +152,30 @@ class PeriodicTaskAdmin(StrictList, beat.PeriodicTaskAdmin, ModelAdmin):  # type
         return translate_error(find_problem(row))
 
     def enable_tasks(self, request: HttpRequest, queryset: QuerySet[PeriodicTask]) -> None:
-        rows = fix_rows(queryset)
-        super().enable_tasks(request, rows)
-        restart_from_now(rows)
+        self._switch(request, queryset, super().enable_tasks)
+
+    def disable_tasks(self, request: HttpRequest, queryset: QuerySet[PeriodicTask]) -> None:
+        self._switch(request, queryset, super().disable_tasks)
 
     def toggle_tasks(self, request: HttpRequest, queryset: QuerySet[PeriodicTask]) -> None:
-        rows = fix_rows(queryset)
-        super().toggle_tasks(request, rows)
-        restart_from_now(rows)
+        self._switch(request, queryset, super().toggle_tasks)
 
     enable_tasks.short_description = beat.PeriodicTaskAdmin.enable_tasks.short_description  # type: ignore[attr-defined]
+    disable_tasks.short_description = beat.PeriodicTaskAdmin.disable_tasks.short_description  # type: ignore[attr-defined]
     toggle_tasks.short_description = beat.PeriodicTaskAdmin.toggle_tasks.short_description  # type: ignore[attr-defined]
+
+    def _switch(self, request: HttpRequest, queryset: QuerySet[PeriodicTask], act: Callable[..., None]) -> None:
+        """Switch rows on or off, and record those that changed: beat's actions leave no trace."""
+        with transaction.atomic():
+            former = {row.pk: row for row in lock_for_write(queryset.order_by("pk"))}
+            rows = PeriodicTask.objects.filter(pk__in=former)  # a list of disabled rows has them no more afterwards
+            act(request, rows)
+            restart_from_now(rows)
+            for row in rows:
+                if row.enabled != (before := former[row.pk].enabled):
+                    changes = [("enabled", before, row.enabled)]
+                    actor = request.user.get_username()
+                    record_action("changed", row, actor=actor, label=row.name, changes=changes)
 
     def run_tasks(self, request: HttpRequest, queryset: QuerySet[PeriodicTask]) -> None:
         """Run the selected schedules now.
@@ -176,11 +193,14 @@ class PeriodicTaskAdmin(StrictList, beat.PeriodicTaskAdmin, ModelAdmin):  # type
                 self.message_user(request, f"{row.name}: {translate_error(str(error))}", messages.ERROR)
             else:
                 published += 1
+                self.log_change(request, row, gettext("Run now."))
         if published:
             words = ngettext("%(count)d schedule was run.", "%(count)d schedules were run.", published)
             self.message_user(request, words % {"count": published}, messages.SUCCESS)
         if others := queryset.exclude(task__in=rounds):
             super().run_tasks(request, others)
+            for row in others:
+                self.log_change(request, row, gettext("Run now."))
 
     run_tasks.short_description = beat.PeriodicTaskAdmin.run_tasks.short_description  # type: ignore[attr-defined]
 
@@ -191,11 +211,6 @@ class PeriodicTaskAdmin(StrictList, beat.PeriodicTaskAdmin, ModelAdmin):  # type
     @ops_display(description=_("in words"))
     def crontab_translation(self, row: PeriodicTask) -> str:
         return describe_crontab(row.crontab) if row.crontab else "–"
-
-
-def fix_rows(rows: QuerySet[PeriodicTask]) -> QuerySet[PeriodicTask]:
-    """Return the rows by their keys: a list of the disabled ones has them no more after they are enabled."""
-    return PeriodicTask.objects.filter(pk__in=list(rows.values_list("pk", flat=True)))  # type: ignore[no-any-return]
 
 
 def restart_from_now(rows: QuerySet[PeriodicTask]) -> None:

@@ -378,6 +378,30 @@ def test_schedule_form_creates_edits_and_deletes_periodic_task(editor: Client, m
     assert told == (["s1", "s2"], "every 30 minutes", False)
     editor.post(url("shop_schedule", row.pk), {"delete": "1"})
     assert not PeriodicTask.objects.filter(pk=row.pk).exists()
+    entries = list(AuditEntry.objects.filter(kind="django_celery_beat.periodictask").order_by("pk"))
+    assert [(each.action, each.actor, each.object_id) for each in entries] == [
+        (action, "editor", str(row.pk)) for action in ("added", "changed", "deleted")
+    ]
+    assert [each[0] for each in entries[1].changes] == ["name", "enabled", "interval", "kwargs"]
+    assert entries[1].changes[1:3] == [
+        ["enabled", "True", "False"],
+        ["interval", "every 10 minutes", "every 30 minutes"],
+    ]
+
+
+def test_schedule_form_overwrites_no_later_edit(editor: Client, market: Market) -> None:
+    editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk})
+    row = PeriodicTask.objects.get()
+    address = url("shop_schedule", row.pk)
+    shown = editor.get(address).context["form"]["row_version"].value()
+    ran = now()
+    PeriodicTask.objects.update(last_run_at=ran)  # by beat: no edit
+    first = {**SCHEDULE, "flow": market.sync.pk, "every": "30", "row_version": shown}
+    assert editor.post(address, first).status_code == 302
+    page = read_refusal(editor, address, {**first, "every": "45"})
+    assert "Changed after you opened the page" in str(page["form"].non_field_errors())
+    row.refresh_from_db()
+    assert (str(row.interval), row.last_run_at) == ("every 30 minutes", ran)
 
 
 def test_schedule_form_refuses_values_that_cannot_run(editor: Client, market: Market) -> None:

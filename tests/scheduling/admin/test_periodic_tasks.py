@@ -13,6 +13,7 @@ from django.urls import reverse
 from django.utils.timezone import now
 from django_celery_beat.models import CrontabSchedule, IntervalSchedule, PeriodicTask, SolarSchedule
 
+from scheduling.models import AuditEntry
 from tests.support.tables import each_row
 
 LIST = "admin:django_celery_beat_periodictask_changelist"
@@ -93,6 +94,8 @@ def test_enabled_schedule_publishes_no_earlier_round(
     administrator.post(address, {"action": action, "_selected_action": [str(row.pk)]})
     row.refresh_from_db()
     assert row.enabled == enabled
+    entry = AuditEntry.objects.get(action="changed")
+    assert (entry.object_id, entry.changes) == (str(row.pk), [["enabled", str(not enabled), str(enabled)]])
     if enabled:
         assert row.last_run_at is None
         assert now() - row.date_changed < timedelta(hours=1)
