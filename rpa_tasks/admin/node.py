@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -86,12 +87,10 @@ class ExecutionNodeAdmin(RowPage, ReadOnlyAdmin):
     def queue_names(self, row: ExecutionNode) -> str:
         return format_html('<span class="at-mono">{}</span>', ", ".join(row.serves) or "–")
 
-    def get_changelist_instance(self, request: HttpRequest) -> Any:
-        found = super().get_changelist_instance(request)
-        loads = nodes.measure_loads([row.name for row in found.result_list])
-        for row in found.result_list:
+    def load_rows(self, rows: Iterable[Any]) -> None:
+        loads = nodes.measure_loads([row.name for row in rows])
+        for row in rows:
             row.load = loads[row.name]
-        return found
 
     def show_row(self, request: HttpRequest, row: ExecutionNode) -> HttpResponse:
         row.load = nodes.measure_loads([row.name])[row.name]  # type: ignore[attr-defined]

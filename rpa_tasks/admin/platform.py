@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from django import forms
@@ -29,7 +29,7 @@ from rpa_tasks.browser_settings import (
 )
 from rpa_tasks.configuration import check_platform
 from rpa_tasks.jobs import shops
-from rpa_tasks.jobs.queries import count_platform_backlog
+from rpa_tasks.jobs.queries import count_platform_backlogs
 from rpa_tasks.models import Breaker, Platform, Shop
 from scheduling.admin.base import (
     CheckedForm,
@@ -247,6 +247,11 @@ class PlatformAdmin(Pausing, BrowserAdmin, HistoryAdmin, Retirable):
             jobs_running=Count("shops__lane", filter=Q(shops__lane__task_id__isnull=False), distinct=True),
         )
 
+    def load_rows(self, rows: Iterable[Any]) -> None:
+        backlogs = count_platform_backlogs()
+        for row in rows:
+            row.backlog = backlogs.get(row.pk, 0)
+
     def in_use(self, row: Platform) -> bool:
         return row.shops.exists() or row.flows.exists()
 
@@ -275,10 +280,9 @@ class PlatformAdmin(Pausing, BrowserAdmin, HistoryAdmin, Retirable):
         return format_html('<a class="at-link" href="{}">{}</a>', link, row.shops_living)
 
     @ops_display(description=_("waiting jobs"))
-    def waiting_count(self, row: Platform) -> str:
-        count = count_platform_backlog(row.pk)
-        text = f"{count} / {row.backlog_limit}"
-        return format_html('<span class="at-bad">{}</span>', text) if count >= row.backlog_limit else text
+    def waiting_count(self, row: Any) -> str:
+        text = f"{row.backlog} / {row.backlog_limit}"
+        return format_html('<span class="at-bad">{}</span>', text) if row.backlog >= row.backlog_limit else text
 
     @ops_display(description=_("running"))
     def running_count(self, row: Any) -> int:

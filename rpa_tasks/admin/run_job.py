@@ -301,6 +301,10 @@ class ScheduleForm(OptimisticLockForm):
         self.interval = IntervalSchedule.objects.get_or_create(every=given["every"], period=IntervalSchedule.MINUTES)[0]
         return given
 
+    def validate_unique(self) -> None:
+        if not self.errors:  # beat's own check fails without an interval
+            super().validate_unique()
+
     def order(self) -> dict[str, Any]:
         """Return the arguments of the periodic task."""
         given = self.cleaned_data
@@ -323,18 +327,18 @@ def _record_edit(request: HttpRequest, action: str, row: PeriodicTask, before: P
     record_action(action, row, actor=actor, label=row.name, changes=changes)
 
 
-def _list_entry(row: PeriodicTask) -> dict[str, Any]:
+def _list_entry(row: PeriodicTask, platforms: Mapping[str, Platform]) -> dict[str, Any]:
     order, problem = _arguments_of(row), ""
     try:
         parse_arguments(order)
     except InvalidInput as error:
         problem = explain_refusal(error)
-    platform = Platform.objects.filter(key=order.get("platform")).first()
+    key = str(order.get("platform", "?"))
     minutes = _interval_minutes(row)
     every = describe_duration(timedelta(minutes=minutes)) if minutes else str(row.scheduler)
     return {
         "row": row,
-        "platform": platform or order.get("platform", "?"),
+        "platform": platforms.get(key, key),
         "task_type": order.get("task_type", "?"),
         "shops": _("all") if order.get("shops", ALL_SHOPS) == ALL_SHOPS else len(_shops_of(order)),
         "every": every,
@@ -420,9 +424,10 @@ class RunPages(OpsAdmin):
     @table_page("schedules/", "view")
     def schedules(self, request: HttpRequest) -> HttpResponse:
         rows = PeriodicTask.objects.filter(task=TASK).select_related("interval", "crontab", "solar", "clocked")
+        platforms = {row.key: row for row in Platform.objects.all()}
         return self.page(
             request, "rpa_tasks/schedules.html", _("Schedules of shops"),
-            schedules=[_list_entry(row) for row in rows.order_by("name")],
+            schedules=[_list_entry(row, platforms) for row in rows.order_by("name")],
             may_edit=request.user.has_perms(EDIT_SCHEDULES), add_link=self.url("schedule_add"),
         )  # fmt: skip
 

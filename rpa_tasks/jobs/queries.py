@@ -126,9 +126,10 @@ def shop_states(shops: QuerySet[Shop]) -> list[ShopState]:
     ]
 
 
-def count_platform_backlog(platform_pk: int) -> int:
-    """Count the waiting jobs that count against the platform's backlog limit."""
-    return Job.objects.filter(shop__platform=platform_pk, state__in=WAITING).count()
+def count_platform_backlogs() -> dict[int, int]:
+    """Count the waiting jobs that count against the backlog limit of each platform that has some, by its id."""
+    waiting = Job.objects.filter(state__in=WAITING)
+    return dict(waiting.values_list("shop__platform").annotate(Count("pk")).order_by())
 
 
 UNFINISHED = (*WAITING, "running")

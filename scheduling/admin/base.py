@@ -337,6 +337,14 @@ class OpsAdmin(OpsPages, StrictList, DraftableAdmin, ModelAdmin):  # type: ignor
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return "delete" not in self.forbidden and super().has_delete_permission(request, obj)
 
+    def get_changelist_instance(self, request: HttpRequest) -> Any:
+        shown = super().get_changelist_instance(request)
+        self.load_rows(shown.result_list)
+        return shown
+
+    def load_rows(self, rows: Iterable[Any]) -> None:
+        """Read at once what the columns show of all rows of a page, and store it in them."""
+
     @ops_display(description="")
     def action_checkbox(self, row: models.Model) -> str:
         return format_html(

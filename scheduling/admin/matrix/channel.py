@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -24,10 +24,10 @@ from scheduling.admin.base import CheckedForm, HistoryAdmin, Retirable, ops_disp
 from scheduling.admin.form_fields import MASK, DurationsField, SettingsField
 from scheduling.admin.page_reads import count_within
 from scheduling.admin.shown_values import format_instant, insert_values
-from scheduling.admin.touches.pause import redirect_to_pause_page
+from scheduling.admin.touches.pause import is_paused, load_paused_scopes, redirect_to_pause_page
 from scheduling.channels.base import channel_kinds, list_secret_names, redirects_secret
 from scheduling.configuration.validation import channel_kind_for_target, check_community
-from scheduling.models import ChannelConfig, Community, DisabledTarget, HarassmentRule, Pause
+from scheduling.models import ChannelConfig, Community, DisabledTarget, HarassmentRule
 from scheduling.models.encrypted import Sealed
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.monitoring.receivers import ReceiverStatus, list_receivers
@@ -196,6 +196,11 @@ class ChannelAdmin(HistoryAdmin, Retirable):
         disabled = Count("disabledtarget", distinct=True)
         return super().get_queryset(request).annotate(disabled=disabled, used=Count("nodes", distinct=True))  # type: ignore[no-any-return]
 
+    def load_rows(self, rows: Iterable[Any]) -> None:
+        scopes = load_paused_scopes()
+        for row in rows:
+            row.paused_scopes = scopes
+
     def in_use(self, row: Any) -> bool:
         return bool(row.nodes.exists()) or _filter_rules_of(row).exists()
 
@@ -231,12 +236,12 @@ class ChannelAdmin(HistoryAdmin, Retirable):
         description=_("state"),
         label={"on": "success", "paused": "warning", "unreadable": "danger", "retired": "default"},
     )
-    def shown_state(self, row: ChannelConfig) -> tuple[str, str]:
+    def shown_state(self, row: Any) -> tuple[str, str]:
         if row.retired_at:
             return "retired", gettext("Retired")
         if isinstance(row.config, Sealed):
             return "unreadable", gettext("Secrets cannot be decrypted here")
-        paused = Pause.objects.filter(scope__in=("all", f"channel:{row.key}")).exists()
+        paused = is_paused(row.paused_scopes, row.key)
         return ("paused", gettext("Paused")) if paused else ("on", gettext("Enabled"))
 
     @row_action(_("Pause or resume"), icon="pause_circle", permission="scheduling.add_pause")

@@ -25,10 +25,11 @@ from scheduling.admin.dashboard.charts import format_capped_count, split_period
 from scheduling.admin.dashboard.series import count_ended_by_span
 from scheduling.admin.page_reads import PageTimeLimit, count_within, read_for_page
 from scheduling.admin.row_edits import VERSION_FIELD, OptimisticLockForm
+from scheduling.admin.touches.pause import is_paused, load_paused_scopes
 from scheduling.admin.undo import create_undo_link
 from scheduling.error_text import ErrorText
 from scheduling.errors import Conflict
-from scheduling.models import WAITING, EventType, Node, Pause, Stage, Touch
+from scheduling.models import WAITING, EventType, Node, Stage, Touch
 from scheduling.models.versioned import lock_for_write
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations import commands
@@ -254,11 +255,10 @@ def matrix_page(nodes_admin: Any, request: HttpRequest) -> TemplateResponse:
     periods: dict[int, list[dict[str, Any]]] = {}
     if request.user.has_perm("scheduling.view_touch"):
         periods = read_for_page(request, lambda: _count_outcomes(nodes))
-    paused = set(Pause.objects.values_list("scope", flat=True))
+    paused = load_paused_scopes()
     cards: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)  #: by stage and trigger
     for node in nodes:
-        is_paused = bool(paused & {"all", f"channel:{node.channel.key}", f"node:{node.key}"})
-        state, state_text = describe_node_state(node, is_paused)
+        state, state_text = describe_node_state(node, is_paused(paused, node.channel.key, node.key))
         cards[node.stage_id, node.trigger].append({
             "node": node, "wait": format_node_delay(node), "state": state, "state_text": state_text,
             "row_version": CardForm(instance=node)[VERSION_FIELD].value(), "periods": periods.get(node.pk),

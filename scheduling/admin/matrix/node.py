@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, ClassVar
 
 from django import forms
@@ -54,13 +54,16 @@ from scheduling.admin.matrix import grid
 from scheduling.admin.matrix.conditions import ConditionField, VariantsField
 from scheduling.admin.matrix.preview import move_after_commit, preview_node
 from scheduling.admin.matrix.rules import add_calendar_errors
+from scheduling.admin.page_reads import count_within
 from scheduling.admin.shown_values import render_link
-from scheduling.admin.touches.pause import redirect_to_pause_page
+from scheduling.admin.touches.pause import is_paused, load_paused_scopes, redirect_to_pause_page
 from scheduling.admin.touches.timeline import build_receipt_figures
 from scheduling.configuration.condition_fields import FieldCatalogue, conditions_in
 from scheduling.error_text import ErrorText
-from scheduling.models import WAITING, Node, Pause, Touch
+from scheduling.models import Node
 from scheduling.policy.matrix import TOUCH_TYPES, find_follow_problem
+
+MOST_WAITING = 1_000  #: counted touches of a node
 
 #: The first one is always unfolded; the last one shows nothing of a node's own.
 SECTIONS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
@@ -340,23 +343,26 @@ class NodeAdmin(HistoryAdmin, Retirable):
     def wait(self, row: Node) -> str:
         return grid.format_node_delay(row)
 
+    def load_rows(self, rows: Iterable[Any]) -> None:
+        scopes, counts = load_paused_scopes(), _count_waiting(rows)
+        for row in rows:
+            row.paused_scopes, row.waiting_counts = scopes, counts
+
     @ops_display(
         description=_("state"),
         label={"on": "success", "off": "default", "paused": "warning", "retired": "default"},
     )
-    def shown_state(self, row: Node) -> tuple[str, Any]:
-        scopes = ("all", f"channel:{row.channel.key}", f"node:{row.key}")
-        is_paused = Pause.objects.filter(scope__in=scopes).exists()
-        return grid.describe_node_state(row, is_paused)
+    def shown_state(self, row: Any) -> tuple[str, Any]:
+        return grid.describe_node_state(row, is_paused(row.paused_scopes, row.channel.key, row.key))
 
     @ops_display(description=_("waiting touches"))
     def waiting(self, row: Node) -> str:
-        """Count waiting touches up to 1,000; the node may have millions."""
         if row._state.adding:
             return "0"
-        count = Touch.objects.filter(node=row, state__in=WAITING)[:1001].count()
+        counts = row.waiting_counts if hasattr(row, "waiting_counts") else _count_waiting([row])
+        count = None if counts is None else counts[row.pk]
         link = f"{_build_touches_link(row)}&state__in=scheduled,queued"
-        return render_link(link, format_capped_count(count, 1000))
+        return render_link(link, format_capped_count(count, MOST_WAITING) or "–")
 
     @ops_action(description=_("Matrix"), icon="grid_view", permissions=["view"])
     def matrix(self, request: HttpRequest) -> HttpResponse:
@@ -389,6 +395,22 @@ class NodeAdmin(HistoryAdmin, Retirable):
     @row_action(permission="scheduling.view_event", methods=["GET", "HEAD"])
     def preview(self, request: HttpRequest, row: Node) -> HttpResponse:
         return preview_node(request, row)
+
+
+_WAITING = """
+SELECT node.id, (
+    SELECT count(*) FROM (
+        SELECT FROM scheduling_touch_live AS touch
+        WHERE touch.node_id = node.id AND touch.state IN ('scheduled', 'queued') LIMIT %(most)s
+    ) AS waiting
+) FROM unnest(%(nodes)s::bigint[]) AS node (id)
+"""
+
+
+def _count_waiting(nodes: Iterable[Node]) -> dict[int, int] | None:
+    """Count the waiting touches of each node, up to `MOST_WAITING` + 1; None if that takes too long."""
+    given = {"nodes": [node.pk for node in nodes], "most": MOST_WAITING + 1}
+    return count_within(lambda: dict(sql.rows(_WAITING, given)))
 
 
 def _build_touches_link(row: Node) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -109,14 +109,18 @@ class CalendarAdmin(HistoryAdmin, Retirable):
         keys = ", ".join(_list_users(row)[:5])
         return gettext("Send windows still name this calendar: %(nodes)s.") % {"nodes": keys} if keys else ""
 
+    def load_rows(self, rows: Iterable[Any]) -> None:
+        first = Calendar.objects.filter(retired_at=None).first()
+        for row in rows:
+            row.is_first = row == first
+
     @ops_display(description=_("default send windows"))
     def windows_shown(self, row: Calendar) -> str:
         return "; ".join(map(format_window, row.send_window)) or "–"
 
     @ops_display(description=_("default"), boolean=True)
-    def is_default(self, row: Calendar) -> bool:
-        first = Calendar.objects.filter(retired_at=None).first()
-        return first is not None and first.pk == row.pk
+    def is_default(self, row: Any) -> bool:
+        return bool(row.is_first)
 
     @ops_display(description=_("holidays and days worked instead, this year and next"))
     def known_days(self, row: Calendar) -> str:

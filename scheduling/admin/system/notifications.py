@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from django import forms
@@ -38,6 +38,7 @@ from scheduling.admin.matrix.channel import (
     merge_secrets,
 )
 from scheduling.admin.matrix.template import describe_outcome
+from scheduling.admin.page_reads import count_within
 from scheduling.admin.row_edits import OptimisticLockForm
 from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.channels.base import channel_kinds
@@ -221,6 +222,11 @@ class WebhookAdmin(HistoryAdmin, Retirable):
             (_("Life"), {"fields": ("version", "change_reason")}),
         ]
 
+    def load_rows(self, rows: Iterable[Any]) -> None:
+        backlogs = count_within(read_webhook_backlogs) or {}
+        for row in rows:
+            row.backlog = backlogs.get(row.pk)
+
     def in_use(self, row: Any) -> bool:
         return bool(row.messages.exists())
 
@@ -249,9 +255,8 @@ class WebhookAdmin(HistoryAdmin, Retirable):
         return words
 
     @ops_display(description=_("waiting"))
-    def waiting(self, row: WebhookSubscription) -> str:
-        backlog = read_webhook_backlogs().get(row.pk)
-        return f"{backlog.waiting:,}" if backlog else "–"
+    def waiting(self, row: Any) -> str:
+        return f"{row.backlog.waiting:,}" if row.backlog else "–"
 
     @ops_display(description=_("last error"))
     def last_error(self, row: WebhookSubscription) -> str:

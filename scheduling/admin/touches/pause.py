@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from django import forms
@@ -24,7 +25,7 @@ from scheduling.admin.page_reads import count_within
 from scheduling.admin.shown_values import render_link
 from scheduling.admin.undo import create_undo_link
 from scheduling.errors import AftertouchError
-from scheduling.models import ChannelConfig, Node, Pause, Touch
+from scheduling.models import ChannelConfig, Node, Pause
 from scheduling.monitoring.statistics import MOST
 from scheduling.operations import commands
 
@@ -42,6 +43,15 @@ def redirect_to_pause_page(scope: str) -> HttpResponse:
     ends = Pause.objects.filter(scope=scope).exists()
     name = "scheduling_pause_end" if ends else "scheduling_pause_add"
     return redirect(f"{reverse('admin:' + name)}?{urlencode({'scope': scope})}")
+
+
+def load_paused_scopes() -> frozenset[str]:
+    return frozenset(Pause.objects.values_list("scope", flat=True))
+
+
+def is_paused(scopes: frozenset[str], channel: str, node: str = "") -> bool:
+    """Return whether one of the paused scopes covers the channel, or the node that sends through it."""
+    return not scopes.isdisjoint({"all", f"channel:{channel}", f"node:{node}"})
 
 
 def list_active_pauses() -> list[dict[str, Any]]:
@@ -91,15 +101,19 @@ class PauseAdmin(OpsAdmin):
     actions_list = ("pause_all",)
     forbidden = frozenset({"change", "delete"})  # the page `end` also resumes the paused touches
 
+    def load_rows(self, rows: Iterable[Any]) -> None:
+        counts = count_within(count_held)
+        for row in rows:
+            row.held_count = None if counts is None else counts[row.scope]
+
     @ops_display(description=gettext_lazy("what"))
     def what(self, row: Pause) -> str:
         return describe_scope(row.scope)
 
     @ops_display(description=gettext_lazy("held touches"))
-    def held(self, row: Pause) -> str:
+    def held(self, row: Any) -> str:
         url = f"{reverse('admin:scheduling_touch_changelist')}?{urlencode({'paused_by': row.scope})}"
-        count = count_within(lambda: Touch.objects.filter(paused_by=row.scope)[: MOST + 1].count())
-        return render_link(url, format_capped_count(count, MOST) or "–")
+        return render_link(url, format_capped_count(row.held_count, MOST) or "–")
 
     @ops_display(description="")
     def end_link(self, row: Pause) -> str:

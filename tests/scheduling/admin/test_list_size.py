@@ -6,13 +6,16 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from rpa_tasks.jobs import wakeups
 from scheduling.audit import record_action
-from scheduling.models import FailedTask
+from scheduling.models import Calendar, ChannelConfig, FailedTask, Pause, WebhookSubscription
 from tests.rpa_tasks.admin.conftest import Market
+from tests.scheduling.admin.conftest import Url
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db
@@ -50,3 +53,31 @@ def test_list_of_50_rows_is_at_most_150_kilobytes(as_member: Callable[[str], Cli
     assert page.count(b'<tr class="data-row"') == ROWS
     sizes["job"] = len(page)
     assert {name: size for name, size in sizes.items() if size > MOST_BYTES} == {}, sizes
+
+
+def test_queries_of_a_list_do_not_grow_with_its_rows(
+    matrix: MatrixBuilder, administrator: Client, admin_url: Url
+) -> None:
+    """Each row of a list of nodes asked for pauses and counted touches."""
+
+    def add_rows(number: int) -> None:
+        key = f"k{number}"
+        channel = ChannelConfig.objects.create(key=key, kind="log")
+        matrix.node(key, channel=channel)
+        Pause.objects.create(scope=f"node:{key}")
+        Calendar.objects.create(key=key)
+        WebhookSubscription.objects.create(key=key)
+
+    def count_queries(name: str) -> int:
+        with CaptureQueriesContext(connection) as found:
+            administrator.get(admin_url(f"{name}_changelist"))
+        return len(found)
+
+    names = ["node", "channelconfig", "pause", "calendar", "webhooksubscription"]
+    add_rows(0)
+    for name in names:
+        count_queries(name)  # fills caches
+    before = [count_queries(name) for name in names]
+    for number in range(1, 4):
+        add_rows(number)
+    assert [count_queries(name) for name in names] == before
