@@ -25,7 +25,7 @@ class FieldError:
     message: str
 
     def __str__(self) -> str:
-        return _("%(path)s: %(message)s", path=self.field, message=self.message)
+        return _("%(path)s: %(message)s", path=self.field, message=self.message) if self.field else self.message
 
 
 class AftertouchError(Exception):

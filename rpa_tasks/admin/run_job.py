@@ -34,11 +34,11 @@ from rpa_tasks.jobs.schedules import ALL_SHOPS, MAX_SPREAD, PRIORITIES, parse_ar
 from rpa_tasks.models import Flow, Job, JobState, Platform, Shop
 from scheduling.admin.base import Confirmation, OpsAdmin, build_user_actor, table_page
 from scheduling.admin.form_fields import NamesField
-from scheduling.admin.labels import translate_error
+from scheduling.admin.labels import translate_error, translate_errors
 from scheduling.admin.row_edits import OptimisticLockForm
 from scheduling.admin.shown_values import describe_instant, format_instant
 from scheduling.audit import record_action
-from scheduling.errors import Conflict, InvalidInput
+from scheduling.errors import InvalidInput
 from scheduling.models import FailedTask, Priority
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations.failed_tasks import retry_failed_task
@@ -80,24 +80,20 @@ def confirm_run_again(jobs_admin: Any, request: HttpRequest, row: Job) -> Confir
     failed = FailedTask.objects.filter(task_id=row.pk, state=FailedTask.State.OPEN).first()
     settles = failed is not None and request.user.has_perm("scheduling.act_on_failedtask")
 
-    def act() -> HttpResponse | None:
-        try:
-            if failed and settles:
-                task_id = _retry_failed_job(request, failed, form.cleaned_data)
-            else:
-                again = repeat_request(
-                    row,
-                    source_of(request),
-                    payload=form.cleaned_data.get("payload", row.payload),
-                    priority=form.cleaned_data["priority"],
-                    keeps_payload="payload" not in form.cleaned_data,
-                )
-                receipt = publish_job(again)
-                show_receipt(request, receipt)
-                task_id = receipt.task_id
-        except (InvalidInput, BacklogFull, Conflict) as error:
-            form.add_error(None, explain_refusal(error))
-            return None
+    def act() -> HttpResponse:
+        if failed and settles:
+            task_id = _retry_failed_job(request, failed, form.cleaned_data)
+        else:
+            again = repeat_request(
+                row,
+                source_of(request),
+                payload=form.cleaned_data.get("payload", row.payload),
+                priority=form.cleaned_data["priority"],
+                keeps_payload="payload" not in form.cleaned_data,
+            )
+            receipt = publish_job(again)
+            show_receipt(request, receipt)
+            task_id = receipt.task_id
         return redirect(jobs_admin.url("change", task_id))
 
     text = _("A new job for the same shop and task type. While one of its kind waits already, it merges into that one.")
@@ -129,16 +125,6 @@ def _retry_failed_job(request: HttpRequest, failed: FailedTask, given: dict[str,
     )
     messages.success(request, _("The job was published. Its failed task is settled."))
     return task_id
-
-
-def explain_refusal(error: InvalidInput | BacklogFull | Conflict) -> str:
-    """Return the reasons of a refusal in words for the user."""
-    if isinstance(error, BacklogFull):
-        words = _("%(scope)s: %(limit)s jobs wait already, no more are taken.")
-        return words % {"scope": error.scope, "limit": error.limit}
-    if isinstance(error, Conflict):
-        return translate_error(str(error))
-    return "; ".join(f"{each.field}: {translate_error(each.message)}" for each in error.errors)
 
 
 def show_receipt(request: HttpRequest, receipt: Receipt) -> None:
@@ -208,7 +194,7 @@ def publish_for_each(shops: Iterable[Shop], wanted: dict[str, Any], source: str)
         try:
             receipt = publish_job(request)
         except (InvalidInput, BacklogFull) as error:
-            outcome.refused.append((shop, explain_refusal(error)))
+            outcome.refused.append((shop, "; ".join(translate_errors(error))))
         else:
             if receipt.window_ends_at:
                 outcome.refused.append((shop, describe_window(receipt)))
@@ -332,7 +318,7 @@ def _list_entry(row: PeriodicTask, platforms: Mapping[str, Platform]) -> dict[st
     try:
         parse_arguments(order)
     except InvalidInput as error:
-        problem = explain_refusal(error)
+        problem = "; ".join(translate_errors(error))
     key = str(order.get("platform", "?"))
     minutes = _interval_minutes(row)
     every = describe_duration(timedelta(minutes=minutes)) if minutes else str(row.scheduler)

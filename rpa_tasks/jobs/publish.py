@@ -111,7 +111,7 @@ class BacklogFull(AftertouchError):
     """Too many jobs of a shop or platform are waiting."""
 
     def __init__(self, scope: str, limit: int) -> None:
-        super().__init__(f"{limit} jobs of {scope} wait already.")
+        super().__init__(_("%(scope)s: %(limit)s jobs wait already, no more are taken.", scope=scope, limit=limit))
         self.scope = scope
         self.limit = limit
         self.retry_after = 60  #: seconds

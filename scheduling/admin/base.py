@@ -157,12 +157,10 @@ def _show_refusal(request: HttpRequest, asked: Confirmation, error: AftertouchEr
     for each in error.errors if isinstance(error, InvalidInput) else [FieldError("", str(error))]:
         if each.field in fields:
             asked.form.add_error(each.field, translate_error(each.message))
-            continue
-        words = translate_error(str(each) if each.field else each.message)
-        if asked.form is None:
-            messages.error(request, words)
+        elif asked.form is None:
+            messages.error(request, translate_error(str(each)))
         else:
-            asked.form.add_error(None, words)
+            asked.form.add_error(None, translate_error(str(each)))
 
 
 #: A method of an admin. It answers for one row with a page of its own, or with a question that the admin shows.

@@ -14,8 +14,8 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, gettext_noop
 
-from scheduling.configuration.file.apply import InvalidConfiguration
 from scheduling.error_text import ErrorText
+from scheduling.errors import InvalidInput
 
 #: By code: why a touch waits or ended, and the rule of a verdict.
 REASONS: dict[str, str | Promise] = {
@@ -125,7 +125,7 @@ def translate_error(text: str) -> str:
 
 def translate_errors(error: Exception) -> list[str]:
     """Return the lines of an error that may have several."""
-    problems = error.errors if isinstance(error, InvalidConfiguration) else [error]
+    problems = error.errors if isinstance(error, InvalidInput) else [error]
     return [translate_error(str(each)) for each in problems]
 
 

@@ -222,14 +222,11 @@ def _retry_edited(request: HttpRequest, row: FailedTask, form: Any, *, as_new: b
         )
     except InvalidInput as error:
         for each in error.errors:
-            words = translate_error(each.message)
             name = each.field.removeprefix("payload.")
             if name in form.fields:
-                form.add_error(name, words)
-            elif "payload" in form.fields:
-                form.add_error("payload", words if each.field == "payload" else f"{each.field}: {words}")
+                form.add_error(name, translate_error(each.message))
             else:
-                form.add_error(None, f"{each.field}: {words}")
+                form.add_error("payload" if "payload" in form.fields else None, translate_error(str(each)))
     except AftertouchError as error:
         messages.error(request, translate_error(str(error)))
     else:

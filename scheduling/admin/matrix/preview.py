@@ -64,7 +64,7 @@ class EventForm(forms.Form):
             )
         except InvalidInput as error:
             for each in error.errors:
-                self.add_error(each.field.partition(".")[0], f"{each.field}: {translate_error(each.message)}")
+                self.add_error(each.field.partition(".")[0], translate_error(str(each)))
         return given
 
 

@@ -36,7 +36,7 @@ from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from scheduling import sql
 from scheduling.admin.base import StrictList, ops_display
-from scheduling.admin.labels import translate_error
+from scheduling.admin.labels import translate_error, translate_errors
 from scheduling.app_integrations import scheduled_rounds
 from scheduling.audit import record_action
 from scheduling.errors import InvalidInput
@@ -112,7 +112,7 @@ class PeriodicTaskForm(beat.PeriodicTaskForm):  # type: ignore[misc]
                 rounds.check(read_json(data.get("args") or "[]"), read_json(data.get("kwargs") or "{}"))
             except InvalidInput as error:
                 for each in error.errors:
-                    self.add_error("args" if each.field == "args" else "kwargs", f"{each.field}: {each.message}")
+                    self.add_error("args" if each.field == "args" else "kwargs", translate_error(str(each)))
         return data
 
     def _post_clean(self) -> None:
@@ -186,11 +186,8 @@ class PeriodicTaskAdmin(StrictList, beat.PeriodicTaskAdmin, ModelAdmin):  # type
         for row in queryset.filter(task__in=rounds):
             try:
                 rounds[row.task].publish(row.pk, sql.now(), read_json(row.args), read_json(row.kwargs))
-            except InvalidInput as error:
-                reasons = "; ".join(f"{each.field}: {translate_error(each.message)}" for each in error.errors)
-                self.message_user(request, f"{row.name}: {reasons}", messages.ERROR)
-            except InvalidText as error:
-                self.message_user(request, f"{row.name}: {translate_error(str(error))}", messages.ERROR)
+            except (InvalidInput, InvalidText) as error:
+                self.message_user(request, f"{row.name}: {'; '.join(translate_errors(error))}", messages.ERROR)
             else:
                 published += 1
                 self.log_change(request, row, gettext("Run now."))

@@ -81,6 +81,21 @@ def test_form_refuses_what_beat_would_skip_and_repairs_a_row(
     assert (row.solar_id, row.interval_id) == (None, stored["hourly"].interval_id)
 
 
+def test_wrong_arguments_of_a_schedule_are_named_in_the_language_of_the_reader(
+    administrator: Client, stored: dict[str, PeriodicTask]
+) -> None:
+    row = stored["hourly"]
+    form = {
+        "name": row.name, "regtask": "", "task": TASK, "interval": row.interval_id, "args": "[]",
+        "kwargs": '{"platform": "nowhere", "task_type": "x"}', "headers": "{}", "priority": "",
+    }  # fmt: skip
+    address = reverse(FORM, args=[row.pk])
+    for language, words in (("en", "there is no platform"), ("zh-hans", "不存在“nowhere”")):
+        administrator.cookies["django_language"] = language
+        page = administrator.post(address, form)
+        assert words in str(page.context["adminform"].form.errors), page.context["adminform"].form.errors
+
+
 @each_row("action, enabled", [("enable_tasks", True), ("toggle_tasks", True), ("disable_tasks", False)])
 @each_row("chosen", ["", "?enabled__exact={}"])
 def test_enabled_schedule_publishes_no_earlier_round(
