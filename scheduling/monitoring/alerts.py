@@ -159,13 +159,13 @@ CONDITIONS = (
     Condition(
         "no_watcher", _count_unwatched_chats, 0, gettext_lazy("No watcher for live chats"),
         gettext_lazy("Start a watcher. Silences detected more than five minutes late get no guide message."),
-        "admin:chat_sessions_live",
+        "admin:chat_sessions_silencepolicy_live",
     ),
     Condition(
         "store_evicts", _metric("aftertouch_sessions_redis_evicts"), 0,
         gettext_lazy("Redis deletes live chats when it is full"),
         gettext_lazy("Set maxmemory-policy to noeviction. A full server then refuses writes instead."),
-        "admin:chat_sessions_live",
+        "admin:chat_sessions_silencepolicy_live",
     ),
     Condition(
         "complaints_rising", _find_rising_complaints, 0, gettext_lazy("Complaints about %(what)s rise"),

@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID
 
-from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.timezone import now
@@ -38,7 +37,8 @@ MENU: tuple[Group, ...] = (
             Entry(
                 "forum",
                 (
-                    Tab(gettext_lazy("Live overview"), "chat_sessions_live", "chat_sessions.view_silencepolicy"),
+                    Tab(gettext_lazy("Live overview"), "chat_sessions_silencepolicy_live",
+                        "chat_sessions.view_silencepolicy"),
                     Tab(gettext_lazy("Silence policies"), "chat_sessions_silencepolicy_changelist",
                         "chat_sessions.view_silencepolicy"),
                     Tab(gettext_lazy("Campaigns"), "chat_sessions_campaign_changelist", "chat_sessions.view_campaign"),
@@ -107,7 +107,6 @@ def chats_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
 
     Chats without a timer come last, those that lost it last first. A session id or a user finds each chat.
     """
-    check_chat_permission(pages, request)
     wanted = {name: request.GET.get(name, "").strip()[:ID_LENGTH] for name in ("q", "user", "state", "tag")}
     try:
         found = _find_chats(sessions.live_store(), **wanted)
@@ -138,7 +137,6 @@ def _find_chats(store: sessions.Store, q: str, user: str, state: str, tag: str) 
 
 def chat_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
     """Render the chat whose session id is `session`, with its messages, silences and touches."""
-    check_chat_permission(pages, request)
     session_id = request.GET.get("session", "")[:ID_LENGTH]
     try:
         found = stats.session_snapshot(sessions.live_store(), session_id)
@@ -158,12 +156,6 @@ def chat_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
         pages, request, "chat_sessions/chat.html", _("Live chat"), away=found is None, chat=row, moments=moments,
         session_id=session_id, policies=policies, awaited=SIDES.get(found.awaited, "") if found else "",
     )  # fmt: skip
-
-
-def check_chat_permission(pages: OpsAdmin, request: HttpRequest) -> None:
-    may = request.user.has_perms(["scheduling.view_event", "scheduling.view_touch"])
-    if not (may and pages.has_view_or_change_permission(request)):
-        raise PermissionDenied
 
 
 def render_chat_page(pages: OpsAdmin, request: HttpRequest, template: str, title: str, **context: Any) -> HttpResponse:
@@ -195,7 +187,7 @@ def _chat_row(found: SessionSnapshot) -> dict[str, Any]:
 
 
 def build_chat_link(session_id: str) -> str:
-    return f"{reverse('admin:chat_sessions_chat')}?{urlencode({'session': session_id})}"
+    return f"{reverse('admin:chat_sessions_silencepolicy_chat')}?{urlencode({'session': session_id})}"
 
 
 def _message_moments(session_id: str) -> list[ChatMoment]:
@@ -261,7 +253,6 @@ SHOWN_DAYS = 7
 
 def silences_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
     """Render the newest silences of both kinds, those of the tag `tag` and the customer `user` if given."""
-    check_chat_permission(pages, request)
     wanted = {name: request.GET.get(name, "").strip()[:ID_LENGTH] for name in ("user", "tag")}
     found = Event.objects.filter(
         type__in=SessionPresence.event_types, source=SOURCE, received_at__gte=now() - timedelta(days=SHOWN_DAYS)

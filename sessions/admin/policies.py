@@ -6,14 +6,13 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.contrib import admin
-from django.http import HttpRequest
-from django.urls import URLPattern, path
+from django.http import HttpRequest, HttpResponse
 from django.utils.timezone import now
 from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 import sessions.admin.chats  # noqa: F401  (teaches the words)
-from scheduling.admin.base import CheckedForm, HistoryAdmin, Retirable, RetiredFilter, ops_display
+from scheduling.admin.base import CheckedForm, HistoryAdmin, Retirable, RetiredFilter, ops_display, table_page
 from scheduling.admin.form_fields import DurationField, NamesField, WindowsField
 from scheduling.monitoring.duration_text import describe_duration
 from sessions.admin import chats, dashboard
@@ -29,6 +28,9 @@ AT_ITS_START = _(
     "At its start and after an edit of the threshold, running timers get it, except those that end within a second "
     "or wait for an agent. When it ends, they keep their deadline."
 )
+
+
+VIEW_CHATS = ("scheduling.view_event", "scheduling.view_touch")
 
 
 class SilencePolicyForm(CheckedForm):
@@ -101,18 +103,21 @@ class SilencePolicyAdmin(HistoryAdmin, Retirable):
     readonly_fields = ("version",)
     fixed_fields = ("key",)
 
-    def get_urls(self) -> list[URLPattern]:
-        look = self.admin_site.admin_view(lambda request: dashboard.live_chats_page(self, request))
-        listed = self.admin_site.admin_view(lambda request: chats.chats_page(self, request))
-        one = self.admin_site.admin_view(lambda request: chats.chat_page(self, request))
-        recorded = self.admin_site.admin_view(lambda request: chats.silences_page(self, request))
-        return [
-            path("silences/", recorded, name="chat_sessions_silences"),
-            path("live/", look, name="chat_sessions_live"),
-            path("chats/", listed, name="chat_sessions_chats"),
-            path("chat/", one, name="chat_sessions_chat"),
-            *super().get_urls(),
-        ]
+    @table_page("live/", "view")
+    def live(self, request: HttpRequest) -> HttpResponse:
+        return dashboard.live_chats_page(self, request)
+
+    @table_page("chats/", "view", *VIEW_CHATS)
+    def chats(self, request: HttpRequest) -> HttpResponse:
+        return chats.chats_page(self, request)
+
+    @table_page("chat/", "view", *VIEW_CHATS)
+    def chat(self, request: HttpRequest) -> HttpResponse:
+        return chats.chat_page(self, request)
+
+    @table_page("silences/", "view", *VIEW_CHATS)
+    def silences(self, request: HttpRequest) -> HttpResponse:
+        return chats.silences_page(self, request)
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         life = ("change_reason",) if obj is None else ("version", "change_reason")

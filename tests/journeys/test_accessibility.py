@@ -46,7 +46,8 @@ ENGLISH = (
     "index", "account", "password_change", "scheduling_touch_workers", "scheduling_touch_changelist",
     "scheduling_failedtask_groups", "scheduling_node_matrix", "scheduling_node_add", "scheduling_event_preview",
     "scheduling_configdraft_mine", "scheduling_complaint_rates", "scheduling_pause_add",
-    "scheduling_customerimport_add", "chat_sessions_live", "rpa_tasks_shop_schedules", "rpa_tasks_shop_schedule_add",
+    "scheduling_customerimport_add", "chat_sessions_silencepolicy_live", "rpa_tasks_shop_schedules",
+    "rpa_tasks_shop_schedule_add",
 )  # fmt: skip
 #: These ask whether to go on, on one template whatever the row.
 ALIKE = ("retire", "bring-back", "pause-row", "resume-row", "pause-or-resume")

@@ -61,7 +61,7 @@ def test_live_chats_refresh_and_policy_edit_takes_effect(
     ops: Callable[..., Any], chats: None, live_server: LiveServer
 ) -> None:
     page = ops()
-    open_chat_page(page, live_server, "chats")
+    open_chat_page(page, live_server, "silencepolicy_chats")
     page.click("#nav-sidebar-apps >> text=会话总览")
     page.wait_for_selector("#live-policies tr:has-text('vip') td:has-text('40')")
     save_screenshot(page, "live-chats")
@@ -98,7 +98,7 @@ def test_operator_finds_why_a_chat_has_no_timer(ops: Callable[..., Any], chats: 
     sessions.live_store().push(policies.read_policies())
     sessions.live_store().note_activity([Frame("asked", "zoe", tag="help"), Frame("asked", "zoe", "", "agent", "tool")])
     page = ops("en")
-    open_chat_page(page, live_server, "chats")
+    open_chat_page(page, live_server, "silencepolicy_chats")
     page.select_option("[name=state]", "paused")
     page.click("text=Find")
     page.wait_for_selector("#live-list tr:has-text('vip-') >> text=the chat is being transferred")
@@ -110,7 +110,7 @@ def test_operator_finds_why_a_chat_has_no_timer(ops: Callable[..., Any], chats: 
     page.wait_for_load_state("domcontentloaded")
     found = page.inner_text("section.at-card >> nth=0")
     assert all(words in found for words in ("waiting for agent", "because of help", "waiting for customer")), found
-    page.goto(f"{live_server.url}{reverse('admin:chat_sessions_chats')}")
+    page.goto(f"{live_server.url}{reverse('admin:chat_sessions_silencepolicy_chats')}")
     page.click("text=Silences >> nth=-1")
     page.wait_for_selector("#silence-list")
 
@@ -120,7 +120,7 @@ def test_row_chosen_by_keyboard_stays_chosen_after_a_refresh(
 ) -> None:
     page = ops("en")
     page.clock.install()
-    open_chat_page(page, live_server, "chats")
+    open_chat_page(page, live_server, "silencepolicy_chats")
     page.keyboard.press("j")
     chosen = page.get_attribute("#live-list tr.at-here a:focus", "href")
     page.evaluate("document.querySelector('#live-list h2, #live-list p, #live-list th').dataset.former = 1")
@@ -142,11 +142,11 @@ def test_page_that_is_not_refreshed_shows_it(ops: Callable[..., Any], chats: Non
         if len(requests) > 1:
             route.fulfill(content_type="text/html", body="<p id=live-chats data-live-again>fresh</p>")
 
-    page.route(f"**{reverse('admin:chat_sessions_live')}", answer)
+    page.route(f"**{reverse('admin:chat_sessions_silencepolicy_live')}", answer)
     page.add_init_script(TIMEOUT_BY_CLOCK)
     page.clock.install(time=0)
     page.clock.pause_at(1_000)
-    open_chat_page(page, live_server, "live")
+    open_chat_page(page, live_server, "silencepolicy_live")
     with page.expect_request(lambda request: request.resource_type == "fetch"):
         page.clock.run_for(4_000)
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
@@ -175,7 +175,7 @@ def test_chat_pages_fit_and_load_nothing_external(
     Campaign.objects.create(key="double-11", starts_at=now(), ends_at=now() + timedelta(hours=7))
     for looks, language, scheme in (("", "zh-hans", "light"), ("-dark-en", "en", "dark")):
         page = ops(language, scheme)
-        for name in ("live", "silencepolicy_changelist"):
+        for name in ("silencepolicy_live", "silencepolicy_changelist"):
             for narrow in visit_layouts(page, live_server.url + reverse(f"admin:chat_sessions_{name}")):
                 if looks or narrow:
                     save_screenshot(page, f"{name.replace('live', 'live-chats')}{looks}{narrow}")

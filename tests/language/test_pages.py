@@ -166,8 +166,8 @@ def pages_of_odd_rows() -> list[str]:
     pages = [reverse(f"admin:{name}_change", args=[row.pk]) for name, row in rows.items()]
     pages += [f"{reverse('admin:search')}?{urlencode({'s': term})}" for term in (ODD, "order.paid")]
     pages += [reverse(f"admin:rpa_tasks_shop_{name}", args=[shop.pk]) for name in ("take_over", "run_now")]
-    chat = f"{reverse('admin:chat_sessions_chat')}?{urlencode({'session': ODD})}"
-    return [*pages, reverse("admin:chat_sessions_chats"), chat]
+    chat = f"{reverse('admin:chat_sessions_silencepolicy_chat')}?{urlencode({'session': ODD})}"
+    return [*pages, reverse("admin:chat_sessions_silencepolicy_chats"), chat]
 
 
 def histories(user: User) -> list[str]:

@@ -562,7 +562,6 @@ PAGES: dict[str, Page] = {
         OPERATOR, OPERATOR, query="scope=node:guide",
     ),
     "undo_act": Page(NOBODY, OPERATOR, undone_pause, form=False),
-    "scheduling_pause_pause_all": Page(OPERATOR),
     "scheduling_channelconfig_receivers": Page(VIEWER),
     "scheduling_channelconfig_pause_or_resume": Page(OPERATOR, args=first(ChannelConfig)),
     "scheduling_node_pause_or_resume": Page(OPERATOR, args=first(Node)),
@@ -621,10 +620,10 @@ PAGES: dict[str, Page] = {
         data={"stage": pk_of(Stage, key="presale"), "enabled": "False", "confirmed": "1"},
     ),
     "scheduling_node_copy": Page(NOBODY, EDITOR, first(Node, key="later"), form=False),
-    "chat_sessions_live": Page(VIEWER),
-    "chat_sessions_chats": Page(VIEWER),
-    "chat_sessions_silences": Page(VIEWER),
-    "chat_sessions_chat": Page(VIEWER, query="session=s-1"),
+    "chat_sessions_silencepolicy_live": Page(VIEWER),
+    "chat_sessions_silencepolicy_chats": Page(VIEWER),
+    "chat_sessions_silencepolicy_silences": Page(VIEWER),
+    "chat_sessions_silencepolicy_chat": Page(VIEWER, query="session=s-1"),
     # Roll-outs and drafts.
     "scheduling_node_start_rollout": Page(EDITOR, EDITOR, first(Node, key="guide")),
     "scheduling_node_stop_rollout": Page(EDITOR, EDITOR, first(Node, key="rolled")),
@@ -668,7 +667,7 @@ PAGES: dict[str, Page] = {
 NO_PAGES = {
     "autocomplete", "search", "rpa_tasks_job_evidence", "rpa_tasks_job_export", "scheduling_touch_export",
     "scheduling_failedtask_export", "scheduling_auditentry_export", "scheduling_customerimport_refused",
-    "scheduling_template_preview", "chat_sessions_chats", "rpa_tasks_job_live", "rpa_tasks_shop_live",
+    "scheduling_template_preview", "chat_sessions_silencepolicy_chats", "rpa_tasks_job_live", "rpa_tasks_shop_live",
     "scheduling_node_preview",
 }  # fmt: skip
 

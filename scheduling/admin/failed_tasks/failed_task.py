@@ -36,7 +36,6 @@ from scheduling.admin.base import (
     ReadOnlyAdmin,
     RowPage,
     build_user_actor,
-    ops_action,
     ops_display,
     row_action,
     table_page,
@@ -340,7 +339,6 @@ class FailedTaskAdmin(RowPage, ListExportMixin, ReadOnlyAdmin):
     search_fields = ("task_id",)
     search_help_text = _("Task, event, trace, user, shop or chat id in full, or words of the detail")
     actions = ()
-    actions_list = ("groups",)
     actions_detail = ("edit", "assign", "comment")
     export_columns = (
         (_("task id"), lambda row: row.task_id), (_("origin"), lambda row: row.get_origin_display()),
@@ -483,7 +481,7 @@ class FailedTaskAdmin(RowPage, ListExportMixin, ReadOnlyAdmin):
     def assigned_to(self, row: FailedTask) -> str:
         return format_user(row.assignee)
 
-    @ops_action(description=_("Group by cause"), icon="stacks", permissions=["view"])
+    @table_page("groups/", "view")
     def groups(self, request: HttpRequest) -> HttpResponse:
         """Group the latest failed tasks by cause, so that one fix leads to one action.
 

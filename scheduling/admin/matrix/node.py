@@ -26,7 +26,6 @@ from scheduling.admin.base import (
     HistoryAdmin,
     Retirable,
     RetiredFilter,
-    ops_action,
     ops_display,
     row_action,
     table_page,
@@ -259,7 +258,6 @@ class NodeAdmin(HistoryAdmin, Retirable):
     list_filter_submit = True
     list_select_related = ("stage", "template", "channel")
     search_fields = ("name", "key", "trigger", "template__content_type")
-    actions_list = ("matrix",)
     actions_detail = (
         "open_waiting", "pause_or_resume", "retire", "bring_back", "start_rollout", "stop_rollout", "place", "copy",
         "preview",
@@ -364,7 +362,7 @@ class NodeAdmin(HistoryAdmin, Retirable):
         link = f"{_build_touches_link(row)}&state__in=scheduled,queued"
         return render_link(link, format_capped_count(count, MOST_WAITING) or "–")
 
-    @ops_action(description=_("Matrix"), icon="grid_view", permissions=["view"])
+    @table_page("matrix/", "view")
     def matrix(self, request: HttpRequest) -> HttpResponse:
         return grid.matrix_page(self, request)
 

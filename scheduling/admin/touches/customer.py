@@ -28,9 +28,9 @@ from scheduling.admin.base import (
     Confirmation,
     OpsAdmin,
     ReadOnlyAdmin,
-    ops_action,
     ops_display,
     row_action,
+    table_page,
 )
 from scheduling.admin.dashboard.charts import read_requested_days
 from scheduling.admin.form_fields import NamesField, SettingsField
@@ -68,7 +68,7 @@ class ComplaintAdmin(BigTable, ReadOnlyAdmin):
     ordering = ("-pk",)
     list_filter = (("touch__node", RelatedDropdownFilter),)
     fields = readonly_fields = ("complained_at", "who", "about", "node")
-    actions_list = ("rates",)
+    list_before_template = "ops/complaints_above.html"
 
     @ops_display(description=_("customer"))
     def who(self, row: Complaint) -> str:
@@ -82,7 +82,7 @@ class ComplaintAdmin(BigTable, ReadOnlyAdmin):
     def node(self, row: Complaint) -> str:
         return row.touch.node.key if row.touch else "–"
 
-    @ops_action(description=_("Complaint rates"), icon="percent", permissions=["view"])
+    @table_page("rates/", "view")
     def rates(self, request: HttpRequest) -> HttpResponse:
         """Show complaint rates. A separate page, because it reads all delivered touches of the period."""
         days = read_requested_days(request, PERIODS, USUAL)

@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy, pgettext_lazy
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from scheduling import sql
-from scheduling.admin.base import Confirmation, OpsAdmin, ops_action, ops_display, table_page
+from scheduling.admin.base import Confirmation, OpsAdmin, ops_display, table_page
 from scheduling.admin.dashboard.charts import format_capped_count
 from scheduling.admin.page_reads import count_within
 from scheduling.admin.shown_values import render_link
@@ -98,7 +98,6 @@ class PauseAdmin(OpsAdmin):
     list_display_links = None
     list_select_related = ("paused_by",)
     actions = None
-    actions_list = ("pause_all",)
     forbidden = frozenset({"change", "delete"})  # the page `end` also resumes the paused touches
 
     def load_rows(self, rows: Iterable[Any]) -> None:
@@ -119,10 +118,6 @@ class PauseAdmin(OpsAdmin):
     def end_link(self, row: Pause) -> str:
         url = f"{reverse('admin:scheduling_pause_end')}?{urlencode({'scope': row.scope})}"
         return render_link(url, _("Resume"))
-
-    @ops_action(description=gettext_lazy("Pause everything"), icon="pause_circle", permissions=["add"], url_path="all")
-    def pause_all(self, request: HttpRequest) -> HttpResponse:
-        return redirect_to_pause_page("all")
 
     def add_view(self, request: HttpRequest, form_url: str = "", extra_context: Any = None) -> HttpResponse:
         if not self.has_add_permission(request):

@@ -408,6 +408,7 @@ class TypeFilter(ColumnFilter):
 @admin.register(Event)
 class EventAdmin(BigTable, ReadOnlyAdmin):
     list_display = ("occurred_at", "type", "who", "chat_id", "source", "event_id")
+    list_before_template = "ops/events_above.html"
     list_filter = (TypeFilter, ("occurred_at", RangeDateTimeFilter), ("received_at", ReceivedFilter))
     list_select_related = ("customer",)
     ordering = ("-pk",)
@@ -416,7 +417,6 @@ class EventAdmin(BigTable, ReadOnlyAdmin):
     fields = readonly_fields = (
         "type", "who", "chat_id", "occurred_at", "received_at", "source", "event_id", "shown_data", "touches_of",
     )  # fmt: skip
-    actions_list = ("preview",)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Event], search_term: str
@@ -449,6 +449,6 @@ class EventAdmin(BigTable, ReadOnlyAdmin):
         html = '<div><a class="at-link" href="{}">{}</a> · {} <span class="at-quiet">{}</span></div>'
         return format_html_join("", html, lines) or mark_safe("–")
 
-    @ops_action(description=_("Send preview"), icon="psychology_alt", permissions=["view"])
+    @table_page("preview/", "view")
     def preview(self, request: HttpRequest) -> HttpResponse:
         return preview_page(self, request)

@@ -85,7 +85,7 @@ def test_search_full_id_finds_touch_task_and_job_and_reads_order_fields_only(vie
 
 
 @each_row("term, name, language", [
-    ("失败任务", "scheduling_failedtask_changelist", "en"), ("live", "chat_sessions_live", "en"),
+    ("失败任务", "scheduling_failedtask_changelist", "en"), ("live", "chat_sessions_silencepolicy_live", "en"),
     ("failed task", "scheduling_failedtask_changelist", "zh-hans"),
     ("规则 日历", "scheduling_calendar_changelist", "zh-hans"),
 ])  # fmt: skip

@@ -24,7 +24,7 @@ MINUTE = timedelta(minutes=1)
 
 
 def chat_url(session: str) -> str:
-    return f"{url('chat')}?session={session}"
+    return f"{url('silencepolicy_chat')}?session={session}"
 
 
 def test_list_shows_each_live_chat_with_its_reason(editor: Client, chats: Chats) -> None:
@@ -33,16 +33,16 @@ def test_list_shows_each_live_chat_with_its_reason(editor: Client, chats: Chats)
     chats.user("waiting-chat", tag="sla")
     chats.user("paused-chat")
     chats.agent("paused-chat", kind="transfer")
-    page = text(editor.get(url("chats")))
+    page = text(editor.get(url("silencepolicy_chats")))
     # The one that ends first comes first.
     assert page.index("waiting-chat") < page.index("armed-chat") < page.index("paused-chat")
     assert "the chat is being transferred" in page
     assert "new, vip" in page
     chats.store.close("armed-chat", "ann")
-    assert "armed-chat" not in text(editor.get(url("chats")))
-    found = text(editor.get(url("chats"), {"q": "armed-chat"}))
+    assert "armed-chat" not in text(editor.get(url("silencepolicy_chats")))
+    found = text(editor.get(url("silencepolicy_chats"), {"q": "armed-chat"}))
     assert "the chat is closed" in found
-    assert "There is no such chat." in text(editor.get(url("chats"), {"q": "unknown"}))
+    assert "There is no such chat." in text(editor.get(url("silencepolicy_chats"), {"q": "unknown"}))
 
 
 def test_chat_page_explains_policy_and_shows_timeline(editor: Client, chats: Chats, matrix: MatrixBuilder) -> None:
@@ -79,9 +79,9 @@ def test_list_selects_chats_and_finds_one_without_a_timer(editor: Client, chats:
         ({"user": "bob"}, {"idle-chat"}), ({"user": "bob", "tag": "vip"}, set()),
         ({"tag": "vip", "state": "armed"}, {"vip-chat"}),
     ):  # fmt: skip
-        page = text(editor.get(url("chats"), asked))
+        page = text(editor.get(url("silencepolicy_chats"), asked))
         assert {each for each in ("idle-chat", "vip-chat", "paused-chat") if each in page} == shown, asked
-    assert "the customer wrote last" in text(editor.get(url("chats"), {"user": "bob"}))
+    assert "the customer wrote last" in text(editor.get(url("silencepolicy_chats"), {"user": "bob"}))
 
 
 def test_list_shows_chats_without_a_timer_among_many_armed(
@@ -94,10 +94,10 @@ def test_list_shows_chats_without_a_timer_among_many_armed(
     chats.user("first-idle", user_id="bob")
     chats.pass_time(1)
     chats.user("second-idle", user_id="cid")
-    page = text(editor.get(url("chats")))
+    page = text(editor.get(url("silencepolicy_chats")))
     assert page.index("armed-5") < page.index("second-idle") < page.index("first-idle")
     assert page.count("the customer wrote last; the timer runs after a message of an agent") == 2
-    page = text(editor.get(url("chats"), {"state": "idle"}))
+    page = text(editor.get(url("silencepolicy_chats"), {"state": "idle"}))
     assert "first-idle" in page
     assert "armed-" not in page
 
@@ -110,19 +110,19 @@ def test_silences_show_both_kinds_with_outcomes(editor: Client, chats: Chats, ma
     chats.pass_time(61)
     record_events([silence_event(each, each.deadline_ms) for each in chats.claim()])
     Touch.objects.update(state="suppressed", reason="answered", lease_until=None)
-    page = text(editor.get(url("silences")))
+    page = text(editor.get(url("silencepolicy_silences")))
     for said in ("Silence, message 1", "No answer, step 1", "s 1", "s 2", "sla v1", "Suppressed", "guide"):
         assert said in page, said
-    page = text(editor.get(url("silences"), {"tag": "sla"}))
+    page = text(editor.get(url("silencepolicy_silences"), {"tag": "sla"}))
     assert "s 2" in page
     assert "Silence, message 1" not in page
-    assert "Nothing is recorded." in text(editor.get(url("silences"), {"user": "cid"}))
+    assert "Nothing is recorded." in text(editor.get(url("silencepolicy_silences"), {"user": "cid"}))
 
 
 def test_chat_pages_without_redis_show_a_note(editor: Client, settings: Settings) -> None:
     settings.REDIS_URL = f"redis://127.0.0.1:{select_port()}/0"
     try:
-        for page in (url("chats"), chat_url("s1")):
+        for page in (url("silencepolicy_chats"), chat_url("s1")):
             assert "The live sessions cannot be reached." in text(editor.get(page))
     finally:
         sessions._store_of_url.cache_clear()

@@ -52,7 +52,7 @@ def test_live_page_counts_chats_silences_and_messages_and_names_the_campaign(edi
     hour = timedelta(hours=1)
     Campaign.objects.create(key="double-11", starts_at=now() - hour, ends_at=now() + hour)
     Campaign.objects.create(key="christmas", starts_at=now() + hour, ends_at=now() + 2 * hour)
-    page = text(editor.get(url("live")))
+    page = text(editor.get(url("silencepolicy_live")))
     assert ("double-11" in page, "christmas" in page) == (True, False)
     assert figures(page) == {
         "Live chats": "4", "Timer running": "3", "Timer paused": "1", "A second, last minute": "2.0",
@@ -73,7 +73,7 @@ def test_live_page_reports_late_or_missing_watchers(editor: Client, chats: Chats
     chats.pass_time(75)
     sessions.live_store().clock_offset = chats.store.clock_offset
     try:
-        page = text(editor.get(url("live")))
+        page = text(editor.get(url("silencepolicy_live")))
     finally:
         sessions.live_store().clock_offset = 0
     assert re.search(r'at-figure bad">\s*Watchers are behind by<b>[1-9]\d seconds', page), figures(page)
@@ -83,7 +83,7 @@ def test_live_page_reports_late_or_missing_watchers(editor: Client, chats: Chats
 def test_live_page_without_store_shows_a_note(editor: Client, settings: Settings) -> None:
     settings.REDIS_URL = f"redis://127.0.0.1:{select_port()}/0"
     try:
-        page = text(editor.get(url("live")))
+        page = text(editor.get(url("silencepolicy_live")))
     finally:
         sessions._store_of_url.cache_clear()
     assert "cannot be reached" in page
@@ -96,7 +96,7 @@ def test_live_page_draws_pauses_with_threshold(editor: Client, stopped_chats: Ch
         stopped_chats.user()
         stopped_chats.pass_time(seconds)
     stopped_chats.user()
-    page = text(editor.get(url("live")))
+    page = text(editor.get(url("silencepolicy_live")))
     chart = page.partition('id="chart-pauses-default"')[2].partition("</section>")[0]
     assert "2 · 50.0 %" in chart
     (drawn,) = re.findall(r'data-value="([^"]*)"', chart)
