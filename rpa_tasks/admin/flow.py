@@ -30,7 +30,6 @@ from scheduling.admin.form_fields import (
     split_pairs,
 )
 from scheduling.admin.labels import translate_error
-from scheduling.monitoring.duration_text import describe_duration
 from scheduling.strict_text import FIELD_SIZE, InvalidText, read_json
 
 
@@ -242,7 +241,7 @@ def shell_command(row: Flow) -> str:
 @admin.register(Flow)
 class FlowAdmin(OfPlatform, HistoryAdmin, Retirable):
     form = FlowForm
-    list_display = ("task_type", "platform", "program", "wait", "needs_browser", "idempotent", "shown_state")
+    list_display = ("task_type", "platform", "program", "timeout", "needs_browser", "idempotent", "shown_state")
     list_filter = (("platform", RelatedDropdownFilter), RetiredFilter)
     list_filter_submit = True
     list_select_related = ("platform",)
@@ -305,11 +304,3 @@ class FlowAdmin(OfPlatform, HistoryAdmin, Retirable):
     def program(self, row: Flow) -> str:
         words = row.command if isinstance(row.command, list) else [json.dumps(row.command)]
         return format_html('<span class="at-mono">{}</span>', " ".join(map(str, words[:4])))
-
-    @ops_display(description=_("timeout"), ordering="timeout")
-    def wait(self, row: Flow) -> str:
-        return describe_duration(row.timeout)
-
-    @ops_display(description=_("state"), label={"on": "success", "retired": "default"})
-    def shown_state(self, row: Flow) -> tuple[str, str]:
-        return ("retired", gettext("Retired")) if row.retired_at else ("on", gettext("In use"))

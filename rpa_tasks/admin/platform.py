@@ -255,10 +255,6 @@ class PlatformAdmin(Pausing, BrowserAdmin, HistoryAdmin, Retirable):
     def in_use(self, row: Platform) -> bool:
         return row.shops.exists() or row.flows.exists()
 
-    @ops_display(description=_("name"), ordering="key")
-    def name_or_key(self, row: Platform) -> str:
-        return str(row)
-
     @ops_display(description=_("circuit breaker"))
     def breaker_state(self, row: Platform) -> str:
         tone, words = breaker_tag(row.breaker)

@@ -48,6 +48,7 @@ from scheduling.durations import format_duration
 from scheduling.errors import AftertouchError, FieldError, InvalidInput
 from scheduling.ids import reveal_odd_characters
 from scheduling.models.versioned import lock_for_write
+from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations.failed_tasks import Actor
 from scheduling.policy.node_conditions import compile_condition
 from scheduling.policy.send_times import format_window
@@ -67,9 +68,11 @@ ID_COLUMNS = frozenset({"user_id", "shop_id", "session_id", "chat_id", "event_id
 
 
 def _display_for_field(value: Any, field: Any, empty_value_display: str) -> str:
-    """Show instants and ids of columns and read-only fields as all pages do."""
+    """Show instants, durations and ids of columns and read-only fields as all pages do."""
     if isinstance(value, datetime):
         return format_instant(value)
+    if isinstance(value, timedelta):
+        return describe_duration(value) if value else "–"
     if field.name in ID_COLUMNS and isinstance(value, str):
         value = reveal_odd_characters(value)
     return display_for_field(value, field, empty_value_display)  # type: ignore[no-any-return]
@@ -652,6 +655,14 @@ class Retirable(OpsAdmin):
 
     def get_actions(self, request: HttpRequest) -> Any:
         return {name: each for name, each in super().get_actions(request).items() if name != "delete_selected"}
+
+    @ops_display(description=gettext_lazy("name"), ordering="key")
+    def name_or_key(self, row: Any) -> str:
+        return str(row)
+
+    @ops_display(description=gettext_lazy("state"), label={"on": "success", "retired": "default"})
+    def shown_state(self, row: Any) -> tuple[str, Any]:
+        return ("retired", gettext("Retired")) if row.retired_at else ("on", gettext("In use"))
 
     @row_action(gettext_lazy("Retire"), icon="archive", permission="change", allowed=lambda row: row.retired_at is None)
     def retire(self, request: HttpRequest, row: Any) -> Confirmation:

@@ -96,7 +96,7 @@ def _find_same_tags(key: str, tags: list[str], after: str | None) -> str:
 @admin.register(SilencePolicy)
 class SilencePolicyAdmin(HistoryAdmin, Retirable):
     form = SilencePolicyForm
-    list_display = ("key", "shown_tags", "after", "wait", "message_times", "grace_text", "shown_state", "version")
+    list_display = ("key", "shown_tags", "after", "wait", "message_times", "grace", "shown_state", "version")
     list_filter = (RetiredFilter,)
     list_filter_submit = False
     search_fields = ("key",)
@@ -148,10 +148,6 @@ class SilencePolicyAdmin(HistoryAdmin, Retirable):
     def shown_tags(self, row: SilencePolicy) -> str:
         return " + ".join(row.tags) or gettext("all others")
 
-    @ops_display(description=_("longer at the end"))
-    def grace_text(self, row: SilencePolicy) -> str:
-        return describe_duration(row.grace) if row.grace else "–"
-
     @ops_display(description=_("silent after"), ordering="threshold")
     def wait(self, row: SilencePolicy) -> str:
         if not row.jitter:
@@ -169,10 +165,6 @@ class SilencePolicyAdmin(HistoryAdmin, Retirable):
             at += row.threshold * row.growth**number
             spans.append(describe_duration(at))
         return " · ".join(spans[:4]) + (" …" if len(spans) > 4 else "")
-
-    @ops_display(description=_("state"), label={"on": "success", "retired": "default"})
-    def shown_state(self, row: SilencePolicy) -> tuple[str, str]:
-        return ("retired", gettext("Retired")) if row.retired_at else ("on", gettext("In use"))
 
 
 class CampaignForm(CheckedForm):
@@ -192,7 +184,7 @@ class CampaignForm(CheckedForm):
 @admin.register(Campaign)
 class CampaignAdmin(HistoryAdmin, Retirable):
     form = CampaignForm
-    list_display = ("key", "wait", "starts_at", "ends_at", "shown_state", "version")
+    list_display = ("key", "threshold", "starts_at", "ends_at", "shown_state", "version")
     list_filter = (RetiredFilter,)
     list_filter_submit = False
     search_fields = ("key",)
@@ -210,10 +202,6 @@ class CampaignAdmin(HistoryAdmin, Retirable):
     def in_use(self, row: Campaign) -> bool:
         """Return whether the campaign has started, so that sessions were judged by it."""
         return bool(row.starts_at <= now())
-
-    @ops_display(description=_("silent after"), ordering="threshold")
-    def wait(self, row: Campaign) -> str:
-        return describe_duration(row.threshold)
 
     @ops_display(
         description=_("state"),

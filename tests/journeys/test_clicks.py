@@ -130,9 +130,7 @@ def test_clicks_of_touches_and_failures_match_the_table(
         hand.click(SUBMIT)
 
     def retry_cause(hand: ClickCounter) -> None:
-        hand.click(
-            f"{MENU}Failed tasks", "a:has-text('Causes')", "tr a:has-text('show them')", "#action-toggle"
-        )
+        hand.click(f"{MENU}Failed tasks", "a:has-text('Causes')", "tr a:has-text('show them')", "#action-toggle")
         hand.choose("select[name=action]", "bulk_retry")
         hand.click("button[name=index]")
         hand.give_reason()

@@ -29,7 +29,6 @@ from scheduling.channels.base import channel_kinds, list_secret_names, redirects
 from scheduling.configuration.validation import channel_kind_for_target, check_community
 from scheduling.models import ChannelConfig, Community, DisabledTarget, HarassmentRule
 from scheduling.models.encrypted import Sealed
-from scheduling.monitoring.duration_text import describe_duration
 from scheduling.monitoring.receivers import ReceiverStatus, list_receivers
 
 PER_PAGE = 25  #: receivers
@@ -169,7 +168,7 @@ class ChannelAdmin(HistoryAdmin, Retirable):
     form = ChannelForm
     inlines = (DisabledInline,)
     list_display = (
-        "name_or_key", "key", "kind_name", "idempotent", "wait", "node_count", "shown_state", "disabled_count",
+        "name_or_key", "key", "kind_name", "idempotent", "timeout", "node_count", "shown_state", "disabled_count",
     )  # fmt: skip
     search_fields = ("key", "name", "kind")
     readonly_fields = ("version",)
@@ -212,17 +211,9 @@ class ChannelAdmin(HistoryAdmin, Retirable):
             return gettext("A rule still counts the messages of this channel. Edit or retire the rule first.")
         return ""
 
-    @ops_display(description=_("name"), ordering="key")
-    def name_or_key(self, row: ChannelConfig) -> str:
-        return str(row)
-
     @ops_display(description=_("kind"), ordering="kind")
     def kind_name(self, row: ChannelConfig) -> str:
         return str(KIND_LABELS.get(row.kind, row.kind))
-
-    @ops_display(description=_("timeout"), ordering="timeout")
-    def wait(self, row: ChannelConfig) -> str:
-        return describe_duration(row.timeout)
 
     @ops_display(description=_("nodes"))
     def node_count(self, row: Any) -> int:

@@ -333,10 +333,6 @@ class NodeAdmin(HistoryAdmin, Retirable):
         effect = gettext("They are suppressed when they fall due, unless the node is restored by then.")
         return [waiting, effect] if waiting else []
 
-    @ops_display(description=_("name"), ordering="key")
-    def name_or_key(self, row: Node) -> str:
-        return str(row)
-
     @ops_display(description=_("delay"), ordering="delay")
     def wait(self, row: Node) -> str:
         return grid.format_node_delay(row)
