@@ -416,15 +416,15 @@ class ShopAdmin(LiveTable, RunPages, TakeOverPages, OfPlatform, BrowserAdmin, Hi
         if "confirmed" not in request.POST:
             homes = rows.exclude(lane__home="").values_list("lane__home").annotate(Count("pk")).order_by("lane__home")
             chosen = [("_selected_action", pk) for pk in rows.values_list("pk", flat=True)]
-            return self.page(
-                request, "ops/confirm.html",
-                gettext("Release the preferred node of %(count)s shops?") % {"count": rows.count()},
+            asked = Confirmation(
+                title=gettext("Release the preferred node of %(count)s shops?") % {"count": rows.count()},
                 text=gettext("Nodes with room take the shops, each with a browser profile of its own: the platform may "
                              "ask for logins again. Shops that run at this moment keep their node."),
                 facts=[f"{node}: {count}" for node, count in homes],
                 hidden=[("action", "release_selected"), ("confirmed", "1"), *chosen],
-                button=gettext("Yes, release them"), back=reverse("admin:rpa_tasks_shop_changelist"),
+                button=gettext("Yes, release them"), back=self.url("changelist"),
             )  # fmt: skip
+            return self.ask(request, asked)
         done = shops.unpin_shops(list(rows.values_list("pk", flat=True)), by=request.user.get_username())
         words = gettext("%(released)s shops are free to move; %(running)s run at this moment and stay.")
         messages.success(request, words % {"released": done.released, "running": done.running})

@@ -135,13 +135,14 @@ class Confirmation:
 
     title: str
     #: Called when the user confirms. Returns False if nothing changed, or a page. An `AftertouchError` refuses.
-    act: Callable[[], object]
+    act: Callable[[], object] = lambda: None
     button: str = ""  #: the title if empty
     text: str = ""
     facts: Sequence[str] = ()
     warning: str = ""
     problem: str = ""  #: why the user cannot confirm
     form: Any = None
+    hidden: Sequence[tuple[str, Any]] = ()  #: sent with the answer, by name
     danger: bool = False
     done: str = ""  #: message after the act; none if empty, as for an act that writes its own
     unchanged: str = ""  #: message if nothing changed
@@ -149,7 +150,6 @@ class Confirmation:
     logged: str = ""  #: entry in the log of the row, for acts that leave no other trace
     back: str = ""  #: address; the row's page if empty
     changes: Sequence[Mapping[str, Any]] = ()  #: of a draft
-    hidden: Sequence[tuple[str, str]] = ()  #: names and values that the page submits, too
 
 
 def _show_refusal(request: HttpRequest, asked: Confirmation, error: AftertouchError) -> None:
@@ -252,10 +252,14 @@ class OpsPages:
             answer = self._carry_out(request, asked, row)
             if form is None or form.is_valid():
                 return answer if isinstance(answer, HttpResponse) else redirect(back)
+        return self.ask(request, asked, row)  # type: ignore[no-any-return]
+
+    def ask(self: Any, request: HttpRequest, asked: Confirmation, row: Any = None) -> TemplateResponse:
+        """Show a confirmation. The caller recognizes the answer by what `asked.hidden` holds."""
         return self.page(  # type: ignore[no-any-return]
-            request, "ops/confirm.html", asked.title, back=back, form=form, button=asked.button or asked.title,
-            text=asked.text, facts=asked.facts, warning=asked.warning, problem=asked.problem, danger=asked.danger,
-            changes=asked.changes, hidden=asked.hidden, original=row,
+            request, "ops/confirm.html", asked.title, back=asked.back or self.url("change", row.pk), form=asked.form,
+            button=asked.button or asked.title, text=asked.text, facts=asked.facts, warning=asked.warning,
+            problem=asked.problem, danger=asked.danger, hidden=asked.hidden, changes=asked.changes, original=row,
         )  # fmt: skip
 
     def _carry_out(self: Any, request: HttpRequest, asked: Confirmation, row: Any) -> object:

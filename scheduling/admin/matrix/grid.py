@@ -20,7 +20,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, gettext_noop, ngettext
 
 from scheduling import sql
-from scheduling.admin.base import CheckedForm, Retirable, ops_display
+from scheduling.admin.base import CheckedForm, Confirmation, Retirable, ops_display
 from scheduling.admin.dashboard.charts import format_capped_count, split_period
 from scheduling.admin.dashboard.series import count_ended_by_span
 from scheduling.admin.page_reads import PageTimeLimit, count_within, read_for_page
@@ -102,10 +102,11 @@ def place_card(nodes_admin: Any, request: HttpRequest, row: Node) -> HttpRespons
             else:
                 words = _("Move “%(node)s” to the stage “%(stage)s”?")
                 title, button = words % {"node": row, "stage": row.stage}, _("Move")
-            return nodes_admin.page(  # type: ignore[no-any-return]
-                request, "ops/confirm.html", title, facts=facts, form=form, hidden=[("confirmed", "1")],
-                button=button, back=back, danger="enabled" in form.changed_data,
+            asked = Confirmation(
+                title=title, facts=facts, form=form, hidden=[("confirmed", "1")], button=button, back=back,
+                danger="enabled" in form.changed_data,
             )  # fmt: skip
+            return nodes_admin.ask(request, asked)  # type: ignore[no-any-return]
         if form.has_changed():
             at = sql.now()
             saved = form.save(commit=False)
