@@ -15,6 +15,8 @@ INTEGRATION = Integration(
     scheduled_rounds={
         "rpa_tasks.publish_for_shops": ScheduledRound(schedules.check_arguments, schedules.publish_round)
     },
+    reasons=labels.REASONS,
+    reason_prefixes=labels.PREFIXES,
     retention=(retention.JOBS, retention.WINDOWS),
     personal_data=(
         PersonalData(

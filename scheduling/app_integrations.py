@@ -15,6 +15,7 @@ from django.utils.module_loading import import_string
 if TYPE_CHECKING:
     from django.db.models import Model
     from django.http import HttpRequest
+    from django.utils.functional import Promise
     from prometheus_client.core import Metric
 
     from scheduling.admin.dashboard.charts import ActionLine, DashboardCard
@@ -69,6 +70,9 @@ class Integration:
     reversals: Mapping[str, Reversal] = field(default_factory=dict)  #: by act
     row_actions: Mapping[str, RowAction] = field(default_factory=dict)  #: by name: `job.cancel`
     scheduled_rounds: Mapping[str, ScheduledRound] = field(default_factory=dict)  #: by task
+    #: Labels of the app's codes, for pages that show rows of several apps; the second by the beginning of a code.
+    reasons: Mapping[str, str | Promise] = field(default_factory=dict)
+    reason_prefixes: Mapping[str, str] = field(default_factory=dict)
     presence: Sequence[Presence] = ()
     #: Tables whose old rows are deleted.
     retention: Sequence[RetentionTable] = ()

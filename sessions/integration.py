@@ -9,6 +9,7 @@ from sessions.detection.presence import SessionPresence
 from sessions.store import stats
 
 INTEGRATION = Integration(
+    reasons=chats.REASONS,
     presence=(SessionPresence(),),
     personal_data=(PersonalData("live_chats", stats.export_chats, stats.erase_sessions),),
     metrics=(metrics.read_sessions,),

@@ -16,7 +16,6 @@ from django.utils.translation import gettext_lazy as _
 
 from rpa_tasks.models import DemoOrder, DemoWatermark, Job, LoginState, Shop
 from scheduling.admin.base import OpsAdmin, ReadOnlyAdmin, table_page
-from scheduling.admin.labels import register_labels
 from scheduling.admin.navigation import MOST_COUNTED, Entry, Group, Tab
 
 STATE_TONES = {
@@ -57,7 +56,6 @@ PREFIXES = {
     "exit_": gettext_noop("Ended with exit code %s"),
     "signal_": gettext_noop("Killed by signal %s"),
 }
-register_labels(REASONS, PREFIXES)
 
 
 def count_needed_logins() -> int:

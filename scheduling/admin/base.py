@@ -665,7 +665,7 @@ class Retirable(OpsAdmin):
         return str(row)
 
     @ops_display(description=gettext_lazy("state"), label={"on": "success", "retired": "default"})
-    def shown_state(self, row: Any) -> tuple[str, Any]:
+    def shown_state(self, row: Any) -> Any:
         return ("retired", gettext("Retired")) if row.retired_at else ("on", gettext("In use"))
 
     @row_action(gettext_lazy("Retire"), icon="archive", permission="change", allowed=lambda row: row.retired_at is None)

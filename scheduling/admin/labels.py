@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from django.apps import apps
@@ -13,6 +14,7 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, gettext_noop
 
+from scheduling.app_integrations import integrations
 from scheduling.error_text import ErrorText
 from scheduling.errors import InvalidInput
 
@@ -89,21 +91,23 @@ PREFIXES = {
 }
 
 
-def register_labels(reasons: Mapping[str, str | Promise], prefixes: Mapping[str, str]) -> None:
-    """Add the labels of another app's codes, for pages that show rows of both apps."""
-    REASONS.update(reasons)
-    PREFIXES.update(prefixes)
+@cache
+def list_reasons() -> Mapping[str, str | Promise]:
+    """Return the labels of the codes of all apps."""
+    return {**REASONS, **{code: label for app in integrations() for code, label in app.reasons.items()}}
 
 
 def translate_reason(code: str) -> str:
     """Return the label of a code; an unknown code is returned unchanged."""
-    if code in REASONS:
-        return str(REASONS[code])
+    reasons = list_reasons()
+    if code in reasons:
+        return str(reasons[code])
     head, plus, tail = code.rpartition("+")
-    if plus and tail in REASONS:
+    if plus and tail in reasons:
         second = translate_reason(tail)
         return _("%(first)s; %(second)s") % {"first": translate_reason(head), "second": second} if head else second
-    for prefix, words in PREFIXES.items():
+    prefixes = [*PREFIXES.items(), *(pair for app in integrations() for pair in app.reason_prefixes.items())]
+    for prefix, words in prefixes:
         if code.startswith(prefix):
             return _(words) % code.removeprefix(prefix)
     return code
@@ -128,8 +132,6 @@ def translate_errors(error: Exception) -> list[str]:
     return [translate_error(str(each)) for each in problems]
 
 
-#: Permissions that a model names in English.
-CUSTOM_PERMISSIONS = (gettext_noop("Can publish a draft that was replayed"),)
 VERBS = {
     "add": gettext_lazy("may be added"), "change": gettext_lazy("may be changed"),
     "delete": gettext_lazy("may be deleted"), "view": gettext_lazy("may be looked at"),

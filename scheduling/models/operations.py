@@ -156,7 +156,7 @@ class ConfigDraft(models.Model):
         verbose_name_plural = _("drafts")
         ordering = ["-id"]
         default_permissions = ("add", "delete", "view")  # deletion: with the user
-        permissions = [("publish_configdraft", "Can publish a draft that was replayed")]
+        permissions = [("publish_configdraft", _("Can publish a draft that was replayed"))]
 
     def __str__(self) -> str:
         return str(self.owner)

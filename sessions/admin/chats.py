@@ -15,10 +15,10 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, gettext_noop
+from django.utils.translation import gettext_lazy
 
 from scheduling.admin.base import OpsAdmin
-from scheduling.admin.labels import register_labels, translate_reason
+from scheduling.admin.labels import translate_reason
 from scheduling.admin.navigation import Entry, Group, Tab
 from scheduling.admin.page_reads import count_within
 from scheduling.models import Event, Touch
@@ -49,18 +49,12 @@ MENU: tuple[Group, ...] = (
 )  # fmt: skip
 
 
-#: Plain name of a table, shown in the list of permissions.
-PLAIN = (gettext_noop("nudge mark"),)
-
-register_labels(
-    {
-        "no_session": gettext_lazy("The customer has no chat that is open"),
-        "inapp_away": gettext_lazy("The live sessions cannot be reached, trying again"),
-        "inapp_busy": gettext_lazy("Too many messages wait for the live sessions, trying again"),
-        "stale": gettext_lazy("Too late for a guide message"),
-    },
-    {},
-)
+REASONS = {
+    "no_session": gettext_lazy("The customer has no chat that is open"),
+    "inapp_away": gettext_lazy("The live sessions cannot be reached, trying again"),
+    "inapp_busy": gettext_lazy("Too many messages wait for the live sessions, trying again"),
+    "stale": gettext_lazy("Too late for a guide message"),
+}
 
 #: State of a chat, with the tone of its label.
 STATES = {

@@ -11,7 +11,6 @@ from django.utils.timezone import now
 from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-import sessions.admin.chats  # noqa: F401  (teaches the words)
 from scheduling.admin.base import CheckedForm, HistoryAdmin, Retirable, RetiredFilter, ops_display, table_page
 from scheduling.admin.form_fields import DurationField, NamesField, WindowsField
 from scheduling.monitoring.duration_text import describe_duration

@@ -6,7 +6,7 @@ from django.utils.formats import date_format
 from django.utils.translation import override
 
 from scheduling.admin.form_fields import DelayRulesField, DurationsField, LevelsField, NamesField
-from scheduling.admin.labels import REASONS, translate_reason
+from scheduling.admin.labels import list_reasons, translate_reason
 from scheduling.admin.touches.timeline import format_verdict_figure
 from scheduling.monitoring.duration_text import describe_duration
 from tests.support.tables import each_row
@@ -65,6 +65,6 @@ def test_verdict_figures_are_translated() -> None:
 def test_each_reason_has_its_own_label_and_dates_one_format_in_both_languages(language: str) -> None:
     at = datetime(2026, 11, 6, 8, 5, 9, tzinfo=UTC)
     with override(language):
-        labels = [str(label) for label in REASONS.values()]
+        labels = [str(label) for label in list_reasons().values()]
         assert (date_format(at), date_format(at, "DATETIME_FORMAT")) == ("2026-11-06", "2026-11-06 08:05:09")
     assert sorted(labels) == sorted(set(labels))
