@@ -9,6 +9,7 @@ clients on other rows call `record_action` where they happen.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ipaddress import ip_address
 from typing import Any
 
 from django.contrib.admin.models import DELETION, LogEntry
@@ -37,12 +38,24 @@ def record_action(
     """Store one entry. `target` is a row, or a kind with an id. Secrets and personal numbers are hidden."""
     kind, key = (target._meta.label_lower, target.pk) if isinstance(target, Model) else target
     request: HttpRequest | None = getattr(HistoricalRecords.context, "request", None)
-    address = str(request.META.get("REMOTE_ADDR") or "")[:45] if request is not None else ""
+    address = read_client_address(request)[:45] if request is not None else ""
     AuditEntry.objects.create(
         action=action, kind=kind, object_id=str(key)[:100], label=redact_text(label)[:200], actor=actor[:150],
         address=address, reason=redact_text(reason)[:500],
         changes=[[name, *(_redact_value(name, value) for value in values)] for name, *values in changes[:MOST_CHANGES]],
     )  # fmt: skip
+
+
+def read_client_address(request: HttpRequest) -> str:
+    """Return the client address as the web server reports it, or "" if that is none.
+
+    The web server accepts `X-Forwarded-For` only from trusted proxies.
+    """
+    try:
+        address = ip_address(request.META.get("REMOTE_ADDR", ""))
+    except ValueError:
+        return ""
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 def _redact_value(name: str, value: Any) -> str | None:

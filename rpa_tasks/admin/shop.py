@@ -49,7 +49,7 @@ from scheduling.admin.dashboard.charts import Figure
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.navigation import MOST_READ, Finder, Found, fits_term
 from scheduling.admin.shown_values import format_instant, insert_values
-from scheduling.identity.sign_ins import read_address
+from scheduling.audit import read_client_address
 from scheduling.ids import reveal_odd_characters
 from scheduling.models import WAITING, FailedTask
 from scheduling.monitoring.duration_text import describe_duration
@@ -90,7 +90,7 @@ class TakeOverPages(Pausing):
     def _act_on_take_over(self, request: HttpRequest, shop: Shop) -> HttpResponse:
         if request.POST.get("do") == "start":
             try:
-                leases.start_take_over(shop.pk, user=request.user, address=read_address(request))  # type: ignore[arg-type]
+                leases.start_take_over(shop.pk, user=request.user, address=read_client_address(request))  # type: ignore[arg-type]
             except CannotTakeOver as error:
                 messages.error(request, PROBLEMS[error.reason])
             return redirect(request.path)

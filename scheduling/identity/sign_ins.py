@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-from ipaddress import ip_address
 from typing import Any
 
 from django.contrib.auth.models import User
@@ -18,6 +17,7 @@ from django.db.models.functions import Now
 from django.dispatch import receiver
 from django.http import HttpRequest
 
+from scheduling.audit import read_client_address
 from scheduling.models import SignIn
 from scheduling.strict_text import storable_text
 
@@ -48,7 +48,7 @@ def record_sign_in(request: HttpRequest | None, user: Any, **_: Any) -> None:
         digest=hash_session_key(str(request.session.session_key)),
         defaults={
             "user": user,
-            "address": read_address(request),
+            "address": read_client_address(request),
             "browser": storable_text(request.headers.get("User-Agent", "")[:BROWSER_LENGTH]),
         },
     )
@@ -86,13 +86,6 @@ def delete_orphans() -> None:
     """Delete sign-ins without a session. A sign-in of the last minute may not have stored its session."""
     with connection.cursor() as cursor:
         cursor.execute(DELETE_ORPHANS)
-
-
-def read_address(request: HttpRequest) -> str:
-    try:
-        return str(ip_address(request.META.get("REMOTE_ADDR", "")))
-    except ValueError:
-        return ""
 
 
 class SessionStore(DatabaseStore):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
-from ipaddress import IPv6Address, ip_address, ip_network
+from ipaddress import ip_address, ip_network
 from typing import Any
 
 import structlog
@@ -26,6 +26,7 @@ from django.dispatch import receiver
 from django.http import HttpRequest
 from django.utils.crypto import salted_hmac
 
+from scheduling.audit import read_client_address
 from scheduling.models import FailedLogin
 
 log = structlog.get_logger(__name__)
@@ -65,13 +66,13 @@ def count_login_try(request: HttpRequest, username: str) -> None:
     Raises:
         PermissionDenied: the name and address are locked.
     """
-    tries = _count_try(username, _get_client_address(request))
+    tries = _count_try(username, _find_client(request))
     if tries is None or tries >= settings.AFTERTOUCH_LOGIN_TRIES:
         # Set with the last allowed try, so that its response shows the lock. A correct password ignores it.
         request.login_locked_for = settings.AFTERTOUCH_LOGIN_LOCKOUT  # type: ignore[attr-defined]
     if tries is None:
         request.login_refused = True  # type: ignore[attr-defined]
-        log.warning("login_locked", address=_get_client_address(request))
+        log.warning("login_locked", address=_find_client(request))
         raise PermissionDenied
 
 
@@ -93,7 +94,7 @@ def unlock_login(name: str) -> int:
 def reset_tries(request: HttpRequest | None, user: Any, **_: Any) -> None:
     """Reset the tries of the name from this address, and mark the address as known."""
     if request is not None:
-        values = {"digest": _hash_name(user.get_username()), "address": _get_client_address(request), "user": user.pk}
+        values = {"digest": _hash_name(user.get_username()), "address": _find_client(request), "user": user.pk}
         with connection.cursor() as cursor:
             cursor.execute(RESET_TRIES, values)
 
@@ -129,18 +130,7 @@ def _hash_name(name: str) -> str:
     return salted_hmac("scheduling.web.login_lockout", name, algorithm="sha256").hexdigest()
 
 
-def _get_client_address(request: HttpRequest) -> str:
-    """Return the client address as the web server reports it.
-
-    The web server accepts `X-Forwarded-For` only from trusted proxies. An IPv6 address is reduced to its /64 network,
-    because one client can use all of it.
-    """
-    try:
-        address = ip_address(request.META.get("REMOTE_ADDR", ""))
-    except ValueError:
-        return ""
-    if not isinstance(address, IPv6Address):
-        return str(address)
-    if address.ipv4_mapped:
-        return str(address.ipv4_mapped)
-    return str(ip_network((int(address), 64), strict=False).network_address)
+def _find_client(request: HttpRequest) -> str:
+    """Return the client's address; of an IPv6 address its /64 network, because one client can use all of it."""
+    address = read_client_address(request)
+    return str(ip_network((int(ip_address(address)), 64), strict=False).network_address) if ":" in address else address
