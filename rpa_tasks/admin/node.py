@@ -96,7 +96,7 @@ class ExecutionNodeAdmin(RowPage, ReadOnlyAdmin):
         row.load = nodes.measure_loads([row.name])[row.name]  # type: ignore[attr-defined]
         running = Job.objects.filter(state="running", node=row.name).select_related("shop__platform", "flow")
         return self.page(
-            request, "rpa_tasks/node.html", row.name, original=row, node=row, subtitle=None,
+            request, "rpa_tasks/node.html", row.name, original=row, node=row,
             state=self.shown_state(row), gone=has_stopped_reporting(row), seen=format_age(row.seen_at),
             up=format_age(row.started_at), warm=describe_warm_share(row), free=self.free_slots(row),
             browsers=[_browser_row(each) for each in row.browsers],

@@ -153,7 +153,7 @@ def chat_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
 
 
 def render_chat_page(pages: OpsAdmin, request: HttpRequest, template: str, title: str, **context: Any) -> HttpResponse:
-    answer: HttpResponse = pages.page(request, template, title, opts=None, content_title=title, **context)
+    answer: HttpResponse = pages.page(request, template, title, opts=None, **context)
     answer["Cache-Control"] = "no-store"
     return answer
 

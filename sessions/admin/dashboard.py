@@ -62,7 +62,7 @@ def live_chats_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
         Figure(_("Timer paused"), _format_count(found.paused) if found else None),
     ]
     answer: HttpResponse = pages.page(
-        request, "chat_sessions/live.html", title, opts=None, content_title=title, found=found,
+        request, "chat_sessions/live.html", title, opts=None, found=found,
         groups=[(_("Chats"), chats), (_("Silences"), _silence_figures(found))],
         guides=_guide_figures(week) if found else [], rows=_policy_rows(found, week) if found else [],
         watchers=[_watcher_row(each) for each in found.watchers] if found else [],

@@ -380,7 +380,6 @@ class TouchAdmin(RowPage, MatchingRowsMixin, ListExportMixin, BigTable, ReadOnly
             f"{row.node} → {row.customer}",
             original=row,
             touch=row,
-            subtitle=None,
             moments=build_timeline(row),
             tone=STATE_TONES[row.state],
             channel=row.node.channel,
