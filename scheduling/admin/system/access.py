@@ -151,6 +151,9 @@ class FailedLoginAdmin(OpsAdmin):
     def who(self, row: FailedLogin) -> str:
         return str(row.user) if row.user else gettext("no such user")
 
+    def get_actions(self, request: HttpRequest) -> Any:
+        return {name: each for name, each in super().get_actions(request).items() if name != "delete_selected"}
+
     @ops_action(description=_("Unlock"), permissions=["delete"])
     def unlock(self, request: HttpRequest, chosen: QuerySet[FailedLogin]) -> None:
         self.log_deletions(request, chosen)
