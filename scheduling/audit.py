@@ -127,7 +127,7 @@ def _record_failed_login(credentials: dict[str, Any], request: HttpRequest | Non
 
     Other names are not stored: users type passwords there, and a client can invent names without end.
     """
-    if request is None or getattr(request, "login_refused", False):
+    if request is None or getattr(request, "login_tries_left", 0) < 0:
         return
     user = User.objects.filter(username=credentials.get("username") or "").first()
     if user is not None:

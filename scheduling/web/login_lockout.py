@@ -67,19 +67,17 @@ def count_login_try(request: HttpRequest, username: str) -> None:
         PermissionDenied: the name and address are locked.
     """
     tries = _count_try(username, _find_client(request))
-    if tries is None or tries >= settings.AFTERTOUCH_LOGIN_TRIES:
-        # Set with the last allowed try, so that its response shows the lock. A correct password ignores it.
-        request.login_locked_for = settings.AFTERTOUCH_LOGIN_LOCKOUT  # type: ignore[attr-defined]
+    # 0 with the last allowed try, so that its response shows the lock. A correct password ignores it.
+    request.login_tries_left = -1 if tries is None else settings.AFTERTOUCH_LOGIN_TRIES - tries  # type: ignore[attr-defined]
     if tries is None:
-        request.login_refused = True  # type: ignore[attr-defined]
         log.warning("login_locked", address=_find_client(request))
         raise PermissionDenied
 
 
 def locked_minutes(request: HttpRequest | None) -> int:
     """Return the minutes for which the request's name and address are locked; 0 if they are not."""
-    span: timedelta | None = getattr(request, "login_locked_for", None)
-    return math.ceil(span.total_seconds() / 60) if span else 0
+    is_locked = getattr(request, "login_tries_left", 1) <= 0
+    return math.ceil(settings.AFTERTOUCH_LOGIN_LOCKOUT.total_seconds() / 60) if is_locked else 0
 
 
 def unlock_login(name: str) -> int:
