@@ -18,6 +18,13 @@ def new_id() -> UUID:
     return uuid7()
 
 
+def parse_uuid(text: str) -> UUID | None:
+    try:
+        return UUID(text.strip())
+    except ValueError:
+        return None
+
+
 def first_id_at(instant: datetime) -> UUID:
     """Return the lowest id that can be created at an instant, to the millisecond."""
     return UUID(int=int(instant.timestamp() * 1000) << 80)

@@ -42,7 +42,6 @@ from scheduling.admin.base import (
     RetiredFilter,
     ops_action,
     ops_display,
-    parse_uuid,
     row_action,
 )
 from scheduling.admin.dashboard.charts import Figure
@@ -50,7 +49,7 @@ from scheduling.admin.labels import translate_reason
 from scheduling.admin.navigation import MOST_READ, Finder, Found, fits_term
 from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.audit import read_client_address
-from scheduling.ids import reveal_odd_characters
+from scheduling.ids import parse_uuid, reveal_odd_characters
 from scheduling.models import WAITING, FailedTask
 from scheduling.monitoring.duration_text import describe_duration
 

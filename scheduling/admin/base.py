@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property, wraps
 from typing import Any, ClassVar, TypeVar, cast
-from uuid import UUID
 
 from django import forms
 from django.contrib import admin, messages
@@ -593,13 +592,6 @@ class BigTable:
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         view = super().changelist_view  # type: ignore[misc]
         return render_from_replica(request, lambda: view(request, extra_context))
-
-
-def parse_uuid(text: str) -> UUID | None:
-    try:
-        return UUID(text.strip())
-    except ValueError:
-        return None
 
 
 # Retire rows instead of deleting them, so that their history stays readable.

@@ -24,14 +24,13 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from scheduling import sql
-from scheduling.admin.base import parse_uuid
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.page_reads import PageTimeLimit, count_within
 from scheduling.admin.shown_values import find_address, format_instant
 from scheduling.admin.touches.pause import describe_scope
 from scheduling.app_integrations import integrations
 from scheduling.customers.changes import MAX_TERM, find_first_customers
-from scheduling.ids import reveal_odd_characters
+from scheduling.ids import parse_uuid, reveal_odd_characters
 from scheduling.models import Alert, ChannelConfig, Community, Customer, Event, FailedTask, Node, Pause, Template, Touch
 from scheduling.operations.queries import find_events_by_term
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
 from django.db.models import Q, QuerySet
 
+from scheduling.ids import parse_uuid
 from scheduling.models import WAITING, Event, FailedTask, Touch
 from scheduling.policy.specs import OVERDUE_AFTER
 from scheduling.redaction import split_by_shown_term
@@ -67,8 +67,8 @@ def _event_filter(event: str, source: str) -> Q:
     if source:
         return Q(event__source=source, event__event_id=event)
     ids = find_events(event)
-    with suppress(ValueError):
-        ids.append(UUID(event))
+    if uuid := parse_uuid(event):
+        ids.append(uuid)
     return Q(event_id__in=ids)
 
 
@@ -93,8 +93,7 @@ def find_events(event_id: str) -> list[UUID]:
 def find_events_by_term(term: str) -> list[UUID]:
     """Return the events that an entered id matches: id of the source, id of Aftertouch, or trace id."""
     found = find_events(term)
-    with suppress(ValueError):
-        uuid = UUID(term)
+    if uuid := parse_uuid(term):
         found += [uuid, *Event.objects.filter(trace_id=uuid).values_list("pk", flat=True)[:200]]
     return found
 
@@ -233,9 +232,8 @@ def _filter_failed(term: str, filter_words: Callable[[Q, Q], Q]) -> Q:
     failed_of_customer = list(failed.order_by("-pk").values_list("pk", flat=True)[:SEARCHED_ROWS])
     events = find_events_by_term(term)
     touches_of_events = list(Touch.objects.filter(event_id__in=events).values_list("pk", flat=True)) if events else []
-    touches_of_key: list[UUID] = []
-    with suppress(ValueError):
-        touches_of_key = list(iterate_retries(UUID(term)))
+    uuid = parse_uuid(term)
+    touches_of_key = list(iterate_retries(uuid)) if uuid else []
     named = Q(task_id__in={*failed_of_customer, *touches_of_events, *touches_of_key})
     keys = FailedTask.objects.order_by("-pk").values_list("pk", flat=True)
     first = keys[SEARCHED_ROWS : SEARCHED_ROWS + 1].first()
@@ -243,8 +241,8 @@ def _filter_failed(term: str, filter_words: Callable[[Q, Q], Q]) -> Q:
     matches = Q(reason__icontains=term)
     for key in ("user_id", "chat_id", "shop_id", "dedupe_key"):
         matches |= Q(**{f"payload__{key}": term})
-    with suppress(ValueError):
-        matches |= Q(root_id=UUID(term))
+    if uuid:
+        matches |= Q(root_id=uuid)
     return named | latest & matches | filter_words(latest, Q(detail__icontains=term))
 
 

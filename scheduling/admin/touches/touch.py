@@ -35,7 +35,6 @@ from scheduling.admin.base import (
     RowPage,
     ops_action,
     ops_display,
-    parse_uuid,
     row_action,
     table_page,
 )
@@ -52,7 +51,7 @@ from scheduling.admin.undo import create_undo_link
 from scheduling.app_integrations import integrations
 from scheduling.db_timeouts import Deadline
 from scheduling.errors import AftertouchError
-from scheduling.ids import first_id_at
+from scheduling.ids import first_id_at, parse_uuid
 from scheduling.models import WAITING, Customer, Event, EventType, FailedTask, Touch
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.monitoring.queues import QueueStats, WorkerReport, list_worker_reports, read_broker
