@@ -25,6 +25,11 @@ def parse_uuid(text: str) -> UUID | None:
         return None
 
 
+def parse_number(text: str) -> int | None:
+    """Return the number of an address, such as a primary key; None for a text that is none or too long for one."""
+    return int(text) if text.isdecimal() and len(text) < 19 else None
+
+
 def first_id_at(instant: datetime) -> UUID:
     """Return the lowest id that can be created at an instant, to the millisecond."""
     return UUID(int=int(instant.timestamp() * 1000) << 80)

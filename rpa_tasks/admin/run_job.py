@@ -39,6 +39,7 @@ from scheduling.admin.row_edits import OptimisticLockForm
 from scheduling.admin.shown_values import describe_instant, format_instant
 from scheduling.audit import record_action
 from scheduling.errors import InvalidInput
+from scheduling.ids import parse_number
 from scheduling.models import FailedTask, Priority
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations.failed_tasks import retry_failed_task
@@ -168,7 +169,7 @@ class PublishResults:
 
 def selected_shops(request: HttpRequest) -> list[Shop]:
     """Return the active shops in the URL."""
-    pks = [int(each) for each in request.GET.get("shops", "").split(",") if each.isdecimal()][: MOST_AT_ONCE + 1]
+    pks = list(filter(None, map(parse_number, request.GET.get("shops", "").split(","))))[: MOST_AT_ONCE + 1]
     living = Shop.objects.filter(pk__in=pks, retired_at=None, platform__retired_at=None)
     return list(living.select_related("platform"))
 

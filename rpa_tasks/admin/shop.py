@@ -49,7 +49,7 @@ from scheduling.admin.labels import translate_reason
 from scheduling.admin.navigation import MOST_READ, Finder, Found, fits_term
 from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.audit import read_client_address
-from scheduling.ids import parse_uuid, reveal_odd_characters
+from scheduling.ids import parse_number, parse_uuid, reveal_odd_characters
 from scheduling.models import WAITING, FailedTask
 from scheduling.monitoring.duration_text import describe_duration
 
@@ -393,8 +393,8 @@ class ShopAdmin(LiveTable, RunPages, TakeOverPages, OfPlatform, BrowserAdmin, Hi
 
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
         context = dict(extra_context or {})
-        if request.user.has_perm("rpa_tasks.view_job") and object_id.isdecimal():
-            rows = Job.objects.filter(shop_id=int(object_id)).select_related("flow").defer("payload", "result")
+        if request.user.has_perm("rpa_tasks.view_job") and (shop := parse_number(object_id)):
+            rows = Job.objects.filter(shop_id=shop).select_related("flow").defer("payload", "result")
             context["jobs"] = [
                 {"job": job, "tone": STATE_TONES[job.state]} for job in rows.order_by("-pk")[:JOBS_SHOWN]
             ]

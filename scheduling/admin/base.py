@@ -44,7 +44,7 @@ from scheduling.admin.row_edits import VERSION_FIELD, DraftableAdmin, Optimistic
 from scheduling.admin.shown_values import format_instant
 from scheduling.configuration.file.sections import sections
 from scheduling.durations import format_duration
-from scheduling.errors import AftertouchError, FieldError, InvalidInput
+from scheduling.errors import AftertouchError, FieldError, InvalidInput, NotFound
 from scheduling.ids import reveal_odd_characters
 from scheduling.models.versioned import lock_for_write
 from scheduling.monitoring.duration_text import describe_duration
@@ -190,7 +190,10 @@ def row_action(
             if request.method not in methods:
                 return HttpResponseNotAllowed(methods)
             row = self.get_row_or_404(request, object_id)
-            answer = method(self, request, row)
+            try:
+                answer = method(self, request, row)
+            except NotFound:  # deleted since it was read
+                raise Http404 from None
             return self.confirm(request, answer, row) if isinstance(answer, Confirmation) else answer
 
         view.permission, view.allowed, view.in_bar = permission, allowed, label is not None  # type: ignore[attr-defined]

@@ -27,6 +27,7 @@ from scheduling.configuration.file.apply import InvalidConfiguration
 from scheduling.error_text import ErrorText
 from scheduling.errors import Conflict
 from scheduling.experiments import drafts
+from scheduling.ids import parse_number
 from scheduling.models.encrypted import Sealed
 from scheduling.models.versioned import lock_for_write
 
@@ -151,7 +152,8 @@ def find_version(request: HttpRequest, row: Any) -> Any:
     chosen = request.GET.get(PARAMETER)
     if not chosen or request.method != "GET" or row is None:
         return None
-    version = row.history.filter(history_id=chosen).first() if chosen.isdecimal() and len(chosen) < 19 else None
+    number = parse_number(chosen)
+    version = None if number is None else row.history.filter(history_id=number).first()
     if version is None:
         raise Http404
     return version
@@ -266,6 +268,19 @@ class DraftableAdmin:
             raise PermissionDenied
         return _try_edit(request, show)
 
+    def get_form(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        """Return the form, with the errors of a draft that could not take it: it is then shown again."""
+        form_class = super().get_form(request, *args, **kwargs)  # type: ignore[misc]
+        refusals: list[str] = getattr(request, "refusals", [])
+
+        class RefusedForm(form_class):  # type: ignore[valid-type,misc]
+            def clean(self) -> dict[str, Any]:
+                cleaned: dict[str, Any] = super().clean()
+                self.add_error(None, refusals)
+                return cleaned
+
+        return RefusedForm if refusals else form_class
+
     def message_user(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         """Show no message of a save that is rolled back."""
         if BUTTON not in request.POST:
@@ -283,9 +298,8 @@ def _try_edit(request: HttpRequest, show: Callable[[], HttpResponse]) -> HttpRes
     try:
         is_kept = drafts.capture_edit(request.user, save)
     except (Conflict, InvalidConfiguration) as error:
-        for line in translate_errors(error):
-            messages.error(request, line)
-        return redirect(request.get_full_path())
+        request.refusals = translate_errors(error)  # type: ignore[attr-defined]
+        return show()  # again, with what was typed
     if is_kept:
         messages.success(request, _("The edit is in your draft. The live configuration has not changed."))
         return redirect("admin:scheduling_configdraft_mine")

@@ -27,6 +27,7 @@ from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.admin.touches.pause import is_paused, load_paused_scopes, redirect_to_pause_page
 from scheduling.channels.base import channel_kinds, list_secret_names, redirects_secret
 from scheduling.configuration.validation import channel_kind_for_target, check_community
+from scheduling.ids import parse_number
 from scheduling.models import ChannelConfig, Community, DisabledTarget, HarassmentRule
 from scheduling.models.encrypted import Sealed
 from scheduling.monitoring.receivers import ReceiverStatus, list_receivers
@@ -241,8 +242,8 @@ class ChannelAdmin(HistoryAdmin, Retirable):
 
     @table_page("receivers/", "view", "scheduling.view_touch")
     def receivers(self, request: HttpRequest) -> HttpResponse:
-        given = request.GET.get("page", "")
-        number = int(given) if given.isdecimal() and 0 < int(given) < 1_000 else 1
+        given = parse_number(request.GET.get("page", "")) or 1
+        number = given if given < 1_000 else 1
         found = count_within(lambda: list_receivers((number - 1) * PER_PAGE, PER_PAGE), settings.TIMEOUTS.receivers)
         chats = [row.chat_id for row in found.rows if row.chat_id] if found else []
         names = dict(Community.objects.filter(chat_id__in=chats).values_list("chat_id", "name"))

@@ -35,7 +35,7 @@ from scheduling.channels.base import Delivered, Message, Outcome, Unknown
 from scheduling.channels.http_client import send_once
 from scheduling.configuration import snapshot
 from scheduling.delivery import routing
-from scheduling.ids import new_id
+from scheduling.ids import new_id, parse_number
 from scheduling.models import ChannelConfig, Community, Customer, Node, Template, TemplateText
 from scheduling.models.encrypted import Unreadable
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
@@ -226,9 +226,7 @@ class TemplateAdmin(HistoryAdmin, Retirable):
     def preview(self, request: HttpRequest) -> HttpResponse:
         """Render a text for a customer: a stored one, or for editors the unsaved one of the form."""
         if "text" in request.POST:
-            row_id = request.POST["text"]
-            is_id = row_id.isdecimal() and len(row_id) < 19
-            row = get_object_or_404(TemplateText, pk=int(row_id) if is_id else 0)  # no row has 0
+            row = get_object_or_404(TemplateText, pk=parse_number(request.POST["text"]) or 0)  # no row has 0
             return render_preview(request, TextSpec(row.locale, row.subject, row.body))
         if not self.has_change_permission(request):
             raise PermissionDenied

@@ -354,6 +354,15 @@ def test_values_of_fixed_variables_are_shown_to_editors_of_commands_only(
         assert leaks == ([pages[0]] if role == "admin" else []), role
 
 
+def test_number_of_an_address_that_is_too_long_names_no_row(editor: Client, market: Market) -> None:
+    """Python reads at most 4,300 digits."""
+    long = "1" * 5_000
+    assert "No shop was chosen" in text(editor.get(url("shop_run_now_many"), {"shops": long}))
+    assert editor.get(url("shop_change", long), follow=True).status_code == 200  # Django names the missing row
+    receivers = reverse("admin:scheduling_channelconfig_receivers")
+    assert editor.get(receivers, {"page": long}).context["previous"] == 0
+
+
 SCHEDULE = {
     "every": "10", "spread": "10", "shops": "", "priority": "normal", "payload": "", "name": "", "enabled": "on",
 }  # fmt: skip

@@ -198,3 +198,20 @@ def test_invalid_assignee_and_empty_comment_are_reported(failed: Failed, operato
     assert "no active user" in read_messages(operator.post(admin_url("failedtask_assign", row.pk), {"user": "x"}))
     assert "required" in read_messages(operator.post(admin_url("failedtask_comment", row.pk), {"text": " "}))
     assert not row.comments.exists()
+
+
+@each_row("act, given", [("assign", {"user": ""}), ("comment", {"text": "seen"})])
+def test_act_on_a_failed_task_that_retention_has_just_deleted_is_not_found(
+    failed: Callable[..., Any], operator: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch, act: str,
+    given: dict[str, str],
+) -> None:  # fmt: skip
+    row = failed()
+    read = failed_task.FailedTaskAdmin.get_row_or_404
+
+    def read_and_delete(self: Any, *args: Any) -> Any:
+        found = read(self, *args)
+        FailedTask.objects.filter(pk=found.pk).delete()
+        return found
+
+    monkeypatch.setattr(failed_task.FailedTaskAdmin, "get_row_or_404", read_and_delete)
+    assert operator.post(admin_url(f"failedtask_{act}", row.pk), given).status_code == 404
