@@ -121,20 +121,16 @@ class BrowserForm(CheckedForm):
         return fields.get(path) or super().find_error_field(path)
 
 
-class BrowserAdmin(OpsAdmin):
-    """A page whose form has browser settings."""
-
-    def browser_layout(self, request: HttpRequest, obj: Any) -> list[Any]:
-        """Return the section of the browser."""
-        fields = (
-            ("browser_language", "browser_timezone"), ("browser_window", "browser_downloads"), "browser_proxy_url",
-            ("secret_username", "secret_password"), "browser_flags", "browser_extensions",
-            "browser_cdp_url",
-        )  # fmt: skip
-        section: dict[str, Any] = {"fields": fields, "classes": ["collapse"]}
-        if obj is not None and isinstance(obj.proxy_secret, Sealed):
-            section["description"] = SEALED
-        return [(_("Browser"), section)]
+def browser_section(row: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the fieldset of the browser, for a form that is a `BrowserForm`."""
+    fields = (
+        ("browser_language", "browser_timezone"), ("browser_window", "browser_downloads"), "browser_proxy_url",
+        ("secret_username", "secret_password"), "browser_flags", "browser_extensions", "browser_cdp_url",
+    )  # fmt: skip
+    section: dict[str, Any] = {"fields": fields, "classes": ["collapse"]}
+    if row is not None and isinstance(row.proxy_secret, Sealed):
+        section["description"] = SEALED
+    return _("Browser"), section
 
 
 class Pausing(OpsAdmin):
@@ -213,7 +209,7 @@ def breaker_tag(breaker: Breaker) -> tuple[str, str]:
 
 
 @admin.register(Platform)
-class PlatformAdmin(Pausing, BrowserAdmin, HistoryAdmin, Retirable):
+class PlatformAdmin(Pausing, HistoryAdmin, Retirable):
     form = PlatformForm
     list_display = (
         "name_or_key", "key", "shown_state", "breaker_state", "shop_count", "waiting_count", "running_count",
@@ -232,11 +228,11 @@ class PlatformAdmin(Pausing, BrowserAdmin, HistoryAdmin, Retirable):
         limits = ("backlog_limit", "breaker_threshold")
         fields = ("key", "name", "dedicated_queue", limits, "waits_for_home", "check_task_type")
         if obj is None:
-            return [(None, {"fields": (*fields, "change_reason")}), *self.browser_layout(request, obj)]
+            return [(None, {"fields": (*fields, "change_reason")}), browser_section(obj)]
         return [
             (_("Now"), {"fields": ("shown_state", "breaker_state", "breaker_story")}),
             (_("Settings"), {"fields": fields}),
-            *self.browser_layout(request, obj),
+            browser_section(obj),
             (_("Life"), {"fields": ("version", "change_reason")}),
         ]
 

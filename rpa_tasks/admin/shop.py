@@ -24,7 +24,7 @@ from rpa_tasks.admin import labels
 from rpa_tasks.admin.job import breaker_blocks_until
 from rpa_tasks.admin.labels import STATE_TONES, LiveTable, OfPlatform
 from rpa_tasks.admin.node import format_age
-from rpa_tasks.admin.platform import BrowserAdmin, BrowserForm, Pausing
+from rpa_tasks.admin.platform import BrowserForm, Pausing, browser_section
 from rpa_tasks.admin.run_job import MOST_AT_ONCE, RUN_JOBS, RunPages
 from rpa_tasks.browser_settings import find_browser_address, map_browsers_to_shops, uses_browser_elsewhere
 from rpa_tasks.configuration import check_shop, map_profiles_to_shops
@@ -65,75 +65,6 @@ PROBLEMS = {
 
 def is_in_use(shop: Shop) -> bool:
     return shop.retired_at is None
-
-
-class TakeOverPages(Pausing):
-    """The take-over of a shop as a page of the shop, and the report that it is logged in."""
-
-    @row_action(_("Take over"), icon="desktop_windows", permission=PERMISSION, allowed=is_in_use)
-    def take_over(self, request: HttpRequest, shop: Shop) -> HttpResponse:
-        if request.method == "POST":
-            return self._act_on_take_over(request, shop)
-        row = leases.open_take_over(shop.pk)
-        latest = TakeOver.objects.filter(shop=shop).exclude(ended_at=None)[:LATEST_SHOWN]
-        answer: HttpResponse = self.page(
-            request, "rpa_tasks/take_over.html", gettext("Take over the browser of “%(shop)s”") % {"shop": shop},
-            original=shop, shop=shop, row=row, controls=bool(row and row.user_id == request.user.pk), latest=latest,
-            needs_login=shop.login_state == LoginState.NEEDED, may_continue=request.user.has_perm("rpa_tasks.run_job"),
-            elsewhere=uses_browser_elsewhere(shop), check_flow=shops.find_check_flow(shop.platform),
-            back=self.url("change", shop.pk),
-        )  # fmt: skip
-        answer["Cache-Control"] = "no-store"
-        return answer
-
-    def _act_on_take_over(self, request: HttpRequest, shop: Shop) -> HttpResponse:
-        if request.POST.get("do") == "start":
-            try:
-                leases.start_take_over(shop.pk, user=request.user, address=read_client_address(request))  # type: ignore[arg-type]
-            except CannotTakeOver as error:
-                messages.error(request, PROBLEMS[error.reason])
-            return redirect(request.path)
-        row = leases.open_take_over(shop.pk)
-        if row is not None and row.user_id == request.user.pk:
-            self._end_take_over(request, shop, row)
-        return redirect(self.url("change", shop.pk))
-
-    def _end_take_over(self, request: HttpRequest, shop: Shop, row: TakeOver) -> None:
-        """Ask for the end first: a check of the login starts when the take-over has freed the shop."""
-        continues = request.POST.get("do") == "continue" and request.user.has_perm("rpa_tasks.run_job")
-        continues = continues and shop.retired_at is None
-        leases.request_end(row, TakeOverEnd.CONTINUED if continues else TakeOverEnd.ENDED)
-        if shop.retired_at:
-            messages.error(request, PROBLEMS["retired"])
-            return
-        if continues:
-            shops.check_login(shop.pk, by=request.user.get_username())
-        if continues and shops.find_check_flow(shop.platform):
-            messages.success(request, gettext("The take-over ends. Then the login is checked, and the jobs continue."))
-        else:
-            messages.success(request, gettext("The take-over ends. Waiting jobs start in a few seconds."))
-
-    @row_action(
-        _("Confirm login"), icon="login", permission=RUN_JOBS,
-        allowed=lambda row: row.login_state == LoginState.NEEDED and not row.retired_at,
-    )  # fmt: skip
-    def confirm_login(self, request: HttpRequest, row: Shop) -> Confirmation:
-        facts = [gettext("Browser profile %(profile)s on node %(node)s.")
-                 % {"profile": row.profile, "node": row.lane.home or "–"}]  # fmt: skip
-        if flow := shops.find_check_flow(row.platform):
-            facts.append(gettext("The flow %(flow)s checks the login first.") % {"flow": flow.task_type})
-            done = gettext("The login is being checked. Then the jobs of the shop continue.")
-        else:
-            facts.append(gettext("The platform has no login check: your report counts."))
-            done = gettext("The jobs of the shop continue.")
-        return Confirmation(
-            title=gettext("Is “%(what)s” logged in again?") % {"what": row}, button=gettext("Yes, it is logged in"),
-            text=gettext("Confirm once you have logged in with the shop's browser profile. What waits for it "
-                         "starts at once; a run that still finds no login asks again."),
-            facts=facts, act=lambda: shops.check_login(row.pk, by=request.user.get_username()), done=done,
-            unchanged=gettext("No login was needed any more, or a check of it is open."),
-            refused=translate_reason("retired"),
-        )  # fmt: skip
 
 
 @admin.register(TakeOver)
@@ -288,7 +219,7 @@ class StateFilter(DropdownFilter):  # type: ignore[misc]
 
 
 @admin.register(Shop)
-class ShopAdmin(LiveTable, RunPages, TakeOverPages, OfPlatform, BrowserAdmin, HistoryAdmin, Retirable):
+class ShopAdmin(LiveTable, RunPages, Pausing, OfPlatform, HistoryAdmin, Retirable):
     form = ShopForm
     list_display = ("name_and_id", "platform", "state_tag", "work", "backlog", "last_success", "home", "buttons")
     live_columns = ("state_tag", "work", "backlog", "last_success")
@@ -313,11 +244,11 @@ class ShopAdmin(LiveTable, RunPages, TakeOverPages, OfPlatform, BrowserAdmin, Hi
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         fields = ("platform", ("shop_id", "name"), "profile_id", ("backlog_limit", "dedicated_queue"))
         if obj is None:
-            return [(None, {"fields": (*fields, "change_reason")}), *self.browser_layout(request, obj)]
+            return [(None, {"fields": (*fields, "change_reason")}), browser_section(obj)]
         return [
             (_("Now"), {"fields": (("state_tag", "work"), ("backlog", "last_success"), ("home", "profile_name"))}),
             (_("Settings"), {"fields": fields}),
-            *self.browser_layout(request, obj),
+            browser_section(obj),
             (_("Life"), {"fields": ("version", "change_reason")}),
         ]
 
@@ -446,6 +377,73 @@ class ShopAdmin(LiveTable, RunPages, TakeOverPages, OfPlatform, BrowserAdmin, Hi
             act=lambda: shops.unpin_shop(row.pk, by=request.user.get_username()),
             done=gettext("The next node that has room takes the shop."),
             unchanged=gettext("The shop has no preferred node, or a job of it is running there."),
+            refused=translate_reason("retired"),
+        )  # fmt: skip
+
+    # --- the take-over, and the report that the shop is logged in ---------------------------------------------------
+
+    @row_action(_("Take over"), icon="desktop_windows", permission=PERMISSION, allowed=is_in_use)
+    def take_over(self, request: HttpRequest, shop: Shop) -> HttpResponse:
+        if request.method == "POST":
+            return self._act_on_take_over(request, shop)
+        row = leases.open_take_over(shop.pk)
+        latest = TakeOver.objects.filter(shop=shop).exclude(ended_at=None)[:LATEST_SHOWN]
+        answer: HttpResponse = self.page(
+            request, "rpa_tasks/take_over.html", gettext("Take over the browser of “%(shop)s”") % {"shop": shop},
+            original=shop, shop=shop, row=row, controls=bool(row and row.user_id == request.user.pk), latest=latest,
+            needs_login=shop.login_state == LoginState.NEEDED, may_continue=request.user.has_perm("rpa_tasks.run_job"),
+            elsewhere=uses_browser_elsewhere(shop), check_flow=shops.find_check_flow(shop.platform),
+            back=self.url("change", shop.pk),
+        )  # fmt: skip
+        answer["Cache-Control"] = "no-store"
+        return answer
+
+    def _act_on_take_over(self, request: HttpRequest, shop: Shop) -> HttpResponse:
+        if request.POST.get("do") == "start":
+            try:
+                leases.start_take_over(shop.pk, user=request.user, address=read_client_address(request))  # type: ignore[arg-type]
+            except CannotTakeOver as error:
+                messages.error(request, PROBLEMS[error.reason])
+            return redirect(request.path)
+        row = leases.open_take_over(shop.pk)
+        if row is not None and row.user_id == request.user.pk:
+            self._end_take_over(request, shop, row)
+        return redirect(self.url("change", shop.pk))
+
+    def _end_take_over(self, request: HttpRequest, shop: Shop, row: TakeOver) -> None:
+        """Ask for the end first: a check of the login starts when the take-over has freed the shop."""
+        continues = request.POST.get("do") == "continue" and request.user.has_perm("rpa_tasks.run_job")
+        continues = continues and shop.retired_at is None
+        leases.request_end(row, TakeOverEnd.CONTINUED if continues else TakeOverEnd.ENDED)
+        if shop.retired_at:
+            messages.error(request, PROBLEMS["retired"])
+            return
+        if continues:
+            shops.check_login(shop.pk, by=request.user.get_username())
+        if continues and shops.find_check_flow(shop.platform):
+            messages.success(request, gettext("The take-over ends. Then the login is checked, and the jobs continue."))
+        else:
+            messages.success(request, gettext("The take-over ends. Waiting jobs start in a few seconds."))
+
+    @row_action(
+        _("Confirm login"), icon="login", permission=RUN_JOBS,
+        allowed=lambda row: row.login_state == LoginState.NEEDED and not row.retired_at,
+    )  # fmt: skip
+    def confirm_login(self, request: HttpRequest, row: Shop) -> Confirmation:
+        facts = [gettext("Browser profile %(profile)s on node %(node)s.")
+                 % {"profile": row.profile, "node": row.lane.home or "–"}]  # fmt: skip
+        if flow := shops.find_check_flow(row.platform):
+            facts.append(gettext("The flow %(flow)s checks the login first.") % {"flow": flow.task_type})
+            done = gettext("The login is being checked. Then the jobs of the shop continue.")
+        else:
+            facts.append(gettext("The platform has no login check: your report counts."))
+            done = gettext("The jobs of the shop continue.")
+        return Confirmation(
+            title=gettext("Is “%(what)s” logged in again?") % {"what": row}, button=gettext("Yes, it is logged in"),
+            text=gettext("Confirm once you have logged in with the shop's browser profile. What waits for it "
+                         "starts at once; a run that still finds no login asks again."),
+            facts=facts, act=lambda: shops.check_login(row.pk, by=request.user.get_username()), done=done,
+            unchanged=gettext("No login was needed any more, or a check of it is open."),
             refused=translate_reason("retired"),
         )  # fmt: skip
 
