@@ -34,9 +34,9 @@ from scheduling.admin.dashboard.charts import (
     read_requested_days,
     split_period,
 )
+from scheduling.admin.lists import build_span_link
 from scheduling.admin.page_reads import PageTimeLimit, count_within
 from scheduling.admin.shown_values import format_instant, insert_values
-from scheduling.admin.touches.touch import build_span_link
 from scheduling.models import Priority
 from scheduling.monitoring.queues import WorkerReport
 from scheduling.monitoring.statistics import HourlyCache

@@ -55,9 +55,8 @@ from scheduling.admin.base import (
 from scheduling.admin.failed_tasks.actions import PaceForm, render_difference
 from scheduling.admin.failed_tasks.bulk_action import MatchingRowsMixin, read_page_time
 from scheduling.admin.labels import translate_reason
-from scheduling.admin.lists import AlwaysOffered, ListExportMixin, ReasonFilter
+from scheduling.admin.lists import AlwaysOffered, ListExportMixin, ReasonFilter, SpanFilter
 from scheduling.admin.shown_values import format_instant, insert_values
-from scheduling.admin.touches.touch import SpanFilter
 from scheduling.admin.undo import create_undo_link
 from scheduling.error_text import find_error_line, has_more_lines
 from scheduling.errors import AftertouchError

@@ -21,13 +21,16 @@ from django.core.handlers.asgi import ASGIRequest
 from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.shortcuts import redirect
+from django.urls import reverse
 from django.utils.decorators import method_decorator
 from django.utils.functional import Promise
-from django.utils.timezone import localtime, now
+from django.utils.http import urlencode
+from django.utils.timezone import is_naive, localtime, make_aware, now
 from django.utils.translation import get_language, gettext, ngettext, override
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_safe
-from unfold.contrib.filters.admin import DropdownFilter, RelatedDropdownFilter
+from unfold.contrib.filters.admin import DropdownFilter, RangeDateTimeFilter, RelatedDropdownFilter
+from unfold.utils import parse_datetime_str
 from xlsxwriter import Workbook
 
 from scheduling import replica
@@ -63,6 +66,44 @@ class ColumnFilter(DropdownFilter):  # type: ignore[misc]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset.filter(**{self.parameter_name: self.value()}) if self.value() else queryset
+
+
+class SpanFilter(RangeDateTimeFilter):  # type: ignore[misc]
+    """Filter by a span of time in the server's time zone: from the start, before the end.
+
+    Consecutive spans do not overlap. Either end may be open; a missing time means midnight. No row is in a span that
+    cannot be read: an action on all matching rows must not ignore it.
+    """
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        ends = self.read_ends()
+        return queryset.none() if ends is None else queryset.filter(**self.filter_ends(ends))
+
+    def filter_ends(self, ends: dict[str, datetime]) -> dict[str, Any]:
+        return {f"{self.field_path}__{end}": at for end, at in ends.items()}
+
+    def read_ends(self) -> dict[str, datetime] | None:
+        """Return the given ends by lookup; None if one cannot be read."""
+        ends = {}
+        for lookup, end in (("gte", "from"), ("lt", "to")):
+            day, time = (str(self.used_parameters.get(f"{self.field_path}_{end}_{part}") or "") for part in (0, 1))
+            if day:
+                at = parse_datetime_str(f"{day} {time or '00:00'}")
+                if at is None:
+                    return None
+                ends[lookup] = make_aware(at) if is_naive(at) else at
+        return ends
+
+
+def build_span_link(name: str, field: str, since: datetime | None, until: datetime, **filters: str) -> str:
+    """Return the address of the list `name`, filtered by a span of `field` and by other parameters."""
+    span = {
+        f"{field}_{end}_{part}": f"{localtime(at):{form}}"
+        for end, at in (("from", since), ("to", until))
+        if at is not None
+        for part, form in ((0, "%Y-%m-%d"), (1, "%H:%M:%S"))
+    }
+    return f"{reverse(f'admin:{name}_changelist')}?{urlencode({**filters, **span})}"
 
 
 class ReasonFilter(ColumnFilter):

@@ -32,8 +32,8 @@ from scheduling.admin.dashboard.charts import (
     split_period,
     sum_series,
 )
+from scheduling.admin.lists import build_span_link
 from scheduling.admin.page_reads import PageTimeLimit, count_within
-from scheduling.admin.touches.touch import build_span_link
 from scheduling.configuration.snapshot import current
 from scheduling.monitoring import statistics
 from scheduling.monitoring.duration_text import describe_duration

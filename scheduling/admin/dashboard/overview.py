@@ -37,11 +37,11 @@ from scheduling.admin.dashboard.series import (
 )
 from scheduling.admin.experiments import list_withdrawn_canaries
 from scheduling.admin.labels import translate_reason
+from scheduling.admin.lists import build_span_link
 from scheduling.admin.navigation import find_menu_place
 from scheduling.admin.page_reads import PageTimeLimit, read_for_page
 from scheduling.admin.shown_values import format_instant
 from scheduling.admin.touches.pause import count_held, list_active_pauses
-from scheduling.admin.touches.touch import build_span_link
 from scheduling.app_integrations import integrations
 from scheduling.models import Alert, ChannelConfig, DismissedChecklist, Event, FailedTask, Node
 from scheduling.monitoring import statistics

@@ -26,8 +26,8 @@ from scheduling.admin.dashboard.charts import (
     get_span_bounds,
 )
 from scheduling.admin.labels import translate_reason
+from scheduling.admin.lists import build_span_link
 from scheduling.admin.page_reads import PageTimeLimit
-from scheduling.admin.touches.touch import build_span_link
 from scheduling.models import (
     Calendar,
     ChannelConfig,

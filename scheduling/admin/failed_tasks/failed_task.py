@@ -44,10 +44,9 @@ from scheduling.admin.failed_tasks.actions import ReasonForm, offer_retry_undo, 
 from scheduling.admin.failed_tasks.bulk_action import make_list_action
 from scheduling.admin.form_fields import DataField
 from scheduling.admin.labels import translate_error, translate_reason
-from scheduling.admin.lists import ColumnFilter, ListExportMixin, ReasonFilter
+from scheduling.admin.lists import ColumnFilter, ListExportMixin, ReasonFilter, SpanFilter
 from scheduling.admin.page_reads import count_within
 from scheduling.admin.shown_values import describe_instant, find_address, format_instant
-from scheduling.admin.touches.touch import SpanFilter
 from scheduling.error_text import find_error_line, has_more_lines
 from scheduling.errors import AftertouchError, InvalidInput
 from scheduling.ids import first_id_at, reveal_odd_characters

@@ -33,10 +33,9 @@ from scheduling.admin.base import (
     row_action,
 )
 from scheduling.admin.labels import TranslatedPermissions
-from scheduling.admin.lists import ColumnFilter, ListExportMixin
+from scheduling.admin.lists import ColumnFilter, ListExportMixin, SpanFilter
 from scheduling.admin.row_edits import OptimisticLockForm
 from scheduling.admin.shown_values import render_link
-from scheduling.admin.touches.touch import SpanFilter
 from scheduling.models import ApiKey, AuditEntry, FailedLogin, Scope
 from scheduling.operations import commands
 

@@ -1,31 +1,24 @@
-"""Pages of events and touches, and of the workers and queues that handle them."""
+"""Pages of events and touches."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
-import structlog
-from django.conf import settings
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.urls import reverse
 from django.utils.html import format_html, format_html_join
-from django.utils.http import urlencode
 from django.utils.safestring import mark_safe
-from django.utils.timezone import is_naive, localtime, make_aware, now
-from django.utils.translation import gettext, gettext_lazy, ngettext
+from django.utils.timezone import now
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import (
     ChoicesDropdownFilter,
     DropdownFilter,
     RangeDateTimeFilter,
 )
-from unfold.utils import parse_datetime_str
 
 from scheduling import sql
 from scheduling.admin.base import (
@@ -41,88 +34,19 @@ from scheduling.admin.base import (
 from scheduling.admin.failed_tasks.actions import render_difference
 from scheduling.admin.failed_tasks.bulk_action import MatchingRowsMixin, read_page_time
 from scheduling.admin.labels import translate_reason
-from scheduling.admin.lists import ColumnFilter, ListExportMixin, ReasonFilter, RelatedFilter
+from scheduling.admin.lists import ColumnFilter, ListExportMixin, ReasonFilter, RelatedFilter, SpanFilter
 from scheduling.admin.matrix.preview import preview_page
-from scheduling.admin.navigation import may_open_flower
-from scheduling.admin.page_reads import count_within
 from scheduling.admin.shown_values import find_address, format_instant, render_link
+from scheduling.admin.system.workers import workers_page
 from scheduling.admin.touches.timeline import build_timeline, format_receipt_kinds, receipt_kinds_subquery
 from scheduling.admin.undo import create_undo_link
-from scheduling.app_integrations import integrations
-from scheduling.db_timeouts import Deadline
 from scheduling.errors import AftertouchError
 from scheduling.ids import first_id_at, parse_uuid
 from scheduling.models import WAITING, Customer, Event, EventType, FailedTask, Touch
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.monitoring.queues import QueueStats, WorkerReport, list_worker_reports, read_broker
-from scheduling.monitoring.wanted_numbers import read_scaling
 from scheduling.operations import commands, queries
 from scheduling.operations.bulk_actions import TOUCH_ACTIONS
-from scheduling.queue_names import CORE_QUEUES, RPA_QUEUES, TOUCH_QUEUES
 from scheduling.redaction import redact_json, split_by_shown_term
-from scheduling.redis_client import RedisError
-
-log = structlog.get_logger(__name__)
-
-
-KINDS = {
-    "workers": gettext_lazy("Core workers"), "execution_nodes": gettext_lazy("Execution nodes"),
-    "watchers": gettext_lazy("Watchers"),
-}  # fmt: skip
-#: A report is late after this time.
-LATE_REPORT = timedelta(seconds=15)
-
-
-def _list_workers() -> tuple[list[WorkerReport], bool]:
-    """Return the reports of core workers and those of other apps, and whether Redis and PostgreSQL answered."""
-    found, has_answer = [], True
-    try:
-        # The nodes of execution workers follow below; their own reports are for unacknowledged messages.
-        found += [report for report in list_worker_reports() if not set(report.queues).isdisjoint(CORE_QUEUES)]
-    except RedisError as error:
-        log.warning("worker_reports_unavailable", error=str(error))
-        has_answer = False
-    for app in integrations():
-        for lister in app.worker_lists:
-            others = count_within(lister, settings.TIMEOUTS.dashboard)
-            found += others or []
-            has_answer = has_answer and others is not None
-    return found, has_answer
-
-
-def _describe_worker(worker: WorkerReport) -> dict[str, Any]:
-    name, _at, host = worker.name.partition("@")
-    age = timedelta(seconds=round(worker.age))
-    return {
-        "name": name if host else gettext("execution node"), "host": host or name, "queues": worker.queues,
-        "processes": worker.processes, "running": worker.running, "is_late": age > LATE_REPORT,
-        "seen": gettext("%(span)s ago") % {"span": describe_duration(age)} if age else gettext("now"),
-    }  # fmt: skip
-
-
-def _describe_broker(workers: Iterable[WorkerReport]) -> dict[str, Any]:
-    consumers = Counter(queue for worker in workers for queue in worker.queues)
-    broker = read_broker()
-    if broker is None:
-        return {"queues": None}
-    known = {each.name for each in broker.queues}
-    order = {name: place for place, name in enumerate([*CORE_QUEUES, *RPA_QUEUES])}
-    rows = sorted(broker.queues, key=lambda each: (order.get(each.name, len(order)), each.name))
-    rows += [QueueStats(name, 0, 0.0, None) for name in sorted(set(consumers) - known)]
-    return {"queues": [_describe_queue(each, consumers) for each in rows], "refuses": broker.accepts_messages is False}
-
-
-def _describe_queue(queue: QueueStats, consumers: Counter[str]) -> dict[str, Any]:
-    priority = next((key for key, name in TOUCH_QUEUES.items() if name == queue.name), None)
-    touches = reverse("admin:scheduling_touch_changelist")
-    age = timedelta(seconds=round(queue.oldest_age or 0))
-    return {
-        "name": queue.name, "length": queue.length, "unacked": queue.unacked, "consumers": consumers[queue.name],
-        "link": "" if priority is None else f"{touches}?state__exact=queued&priority__exact={priority}",
-        "oldest": describe_duration(age) if queue.length and age else "",
-        "is_unattended": bool(queue.length and not consumers[queue.name]),
-    }  # fmt: skip
-
 
 FOUND = 500  #: matches of an id that is not unique, or of words
 LOOKED_AT = 50_000  #: latest touches that a search reads
@@ -185,42 +109,6 @@ def _list_latest_ids(rows: QuerySet[Any]) -> QuerySet[Any]:
     return rows.order_by("-pk").values_list("pk", flat=True)[:FOUND]
 
 
-class SpanFilter(RangeDateTimeFilter):  # type: ignore[misc]
-    """Filter by a span of time in the server's time zone: from the start, before the end.
-
-    Consecutive spans do not overlap. Either end may be open; a missing time means midnight. No row is in a span that
-    cannot be read: an action on all matching rows must not ignore it.
-    """
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        ends = self.read_ends()
-        return queryset.none() if ends is None else queryset.filter(**self.filter_ends(ends))
-
-    def filter_ends(self, ends: dict[str, datetime]) -> dict[str, Any]:
-        return {f"{self.field_path}__{end}": at for end, at in ends.items()}
-
-    def read_ends(self) -> dict[str, datetime] | None:
-        """Return the given ends by lookup; None if one cannot be read."""
-        ends = {}
-        for lookup, end in (("gte", "from"), ("lt", "to")):
-            day, time = (str(self.used_parameters.get(f"{self.field_path}_{end}_{part}") or "") for part in (0, 1))
-            if day:
-                at = parse_datetime_str(f"{day} {time or '00:00'}")
-                if at is None:
-                    return None
-                ends[lookup] = make_aware(at) if is_naive(at) else at
-        return ends
-
-
-def build_span_link(name: str, field: str, since: datetime | None, until: datetime, **filters: str) -> str:
-    """Return the address of the list `name`, filtered by a span of `field` and by other parameters."""
-    span = {
-        f"{field}_{end}_{part}": f"{localtime(at):{form}}"
-        for end, at in (("from", since), ("to", until))
-        if at is not None
-        for part, form in ((0, "%Y-%m-%d"), (1, "%H:%M:%S"))
-    }
-    return f"{reverse(f'admin:{name}_changelist')}?{urlencode({**filters, **span})}"
 
 
 STATE_TONES = {
@@ -273,26 +161,7 @@ class TouchAdmin(RowPage, MatchingRowsMixin, ListExportMixin, BigTable, ReadOnly
 
     @table_page("workers/", "scheduling.view_touch")
     def workers(self, request: HttpRequest) -> HttpResponse:
-        """Show the queues and the workers."""
-        workers, has_answer = _list_workers()
-        wanted = [
-            {
-                "kind": KINDS.get(kind, kind), "running": scale.running, "wanted": scale.wanted,
-                "is_short": scale.wanted is not None and scale.running is not None and scale.wanted > scale.running,
-            }
-            for kind, scale in read_scaling(Deadline(settings.TIMEOUTS.metrics)).items()
-        ]  # fmt: skip
-        return self.page(
-            request,
-            "ops/workers.html",
-            gettext("Queues and workers"),
-            read_at=now(),
-            **_describe_broker(workers),
-            workers=[_describe_worker(each) for each in workers],
-            reports_missing=not has_answer,
-            wanted=wanted,
-            flower=reverse("flower") if may_open_flower(request.user) else "",
-        )
+        return workers_page(self, request)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Touch], search_term: str

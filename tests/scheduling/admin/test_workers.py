@@ -13,7 +13,7 @@ from django.urls import reverse
 from django.utils.timezone import now
 
 from rpa_tasks.models import ExecutionNode
-from scheduling.admin.touches import touch as page
+from scheduling.admin.system import workers as page
 from scheduling.monitoring.queues import WorkerReport, send_worker_report
 from scheduling.redis_client import RedisError
 from tests.support.undrawn import read_context
