@@ -41,9 +41,8 @@ from scheduling.admin.base import (
     ops_display,
     row_action,
 )
-from scheduling.admin.form_fields import NamesField
+from scheduling.admin.form_fields import SEALED, NamesField, SecretField, get_readable_secrets, merge_secrets
 from scheduling.admin.labels import translate_reason
-from scheduling.admin.matrix.channel import SEALED, SecretField, get_readable_secrets, merge_secrets
 from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.models.encrypted import Sealed
 

@@ -1,4 +1,4 @@
-"""Form fields for text formats: durations, `name=value` lists, names, JSON and YAML."""
+"""Form fields for text formats: durations, `name=value` lists, names, JSON and YAML; and for secrets."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from django import forms
 from django.core.exceptions import ValidationError
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, gettext_noop
-from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
+from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
 from scheduling.admin.labels import translate_error
 from scheduling.durations import format_duration, from_seconds, parse_duration, to_seconds
 from scheduling.error_text import ErrorText
 from scheduling.models import EventType
+from scheduling.models.encrypted import Sealed
 from scheduling.policy.send_times import format_window, parse_window_line
 from scheduling.strict_text import FIELD_SIZE, InvalidText, read_json, read_yaml, write_yaml
 
@@ -282,3 +284,50 @@ def list_event_types() -> list[tuple[str, str]]:
 
 def make_event_type_input() -> SuggestingInput:
     return SuggestingInput(list_event_types)
+
+
+SECRET_LABELS = {
+    "url": gettext_lazy("address (URL)"), "secret": gettext_lazy("secret"), "address": gettext_lazy("address"),
+    "callback_token": gettext_lazy("callback token"), "callback_key": gettext_lazy("callback encryption key"),
+    "proxy": gettext_lazy("proxy"),
+}  # fmt: skip
+SECRET_HELP = gettext_lazy("Not shown after saving. Empty: no change. A single “-” removes the value.")
+PROXY_HELP = gettext_lazy(
+    "Like http://user:password@proxy.example:3128, or “direct” for none. Not set: the proxy of the installation. "
+    "Not shown after saving. Empty: no change. A single “-” removes the value."
+)
+#: For users who may write new secrets.
+SEALED = gettext_lazy(
+    "Stored secrets cannot be decrypted on this server (encryption key missing). Empty: no change. A "
+    "new value replaces all of them."
+)
+
+
+def get_readable_secrets(stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the stored secrets; empty if this server cannot decrypt them."""
+    return {} if isinstance(stored, Sealed) else stored
+
+
+class SecretField(forms.CharField):
+    """A secret that is written and never displayed. Empty keeps the stored value, "-" removes it."""
+
+    def __init__(self, name: str, stored: bool) -> None:
+        known = _("stored")  # not inside the f-string: extraction of strings does not look there
+        placeholder = f"{MASK} {known}" if stored else _("not set")
+        super().__init__(
+            label=capfirst(SECRET_LABELS.get(name, name)),
+            required=False,
+            help_text=PROXY_HELP if name == "proxy" else SECRET_HELP,
+            widget=UnfoldAdminPasswordWidget(attrs={"placeholder": placeholder, "autocomplete": "new-password"}),
+        )
+
+
+def merge_secrets(stored: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+    """Merge typed secrets into the stored ones. Empty keeps a secret, "-" removes it."""
+    kept = {name: stored[name] for name in given if name in stored}
+    for name, value in given.items():
+        if value == "-":
+            kept.pop(name, None)
+        elif value:
+            kept[name] = value
+    return kept

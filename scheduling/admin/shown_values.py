@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils.formats import date_format
 from django.utils.html import conditional_escape, format_html
 from django.utils.safestring import SafeString, mark_safe
-from django.utils.timezone import localtime
+from django.utils.timezone import localdate, localtime
 
 from scheduling.ids import reveal_odd_characters
 
@@ -38,6 +38,12 @@ def render_time(at: datetime, text: Any) -> SafeString:
 def format_instant(at: datetime | None, form: str = "Y-m-d H:i:s") -> SafeString | str:
     """Format an instant in the installation's time zone; "–" for None."""
     return render_time(at, date_format(localtime(at), form)) if at else "–"
+
+
+def format_moment(at: datetime) -> str:
+    """Format an instant of today as `11:40`, another with its date, in the server's time zone."""
+    local = localtime(at)
+    return format_instant(at, "H:i" if local.date() == localdate() else "Y-m-d H:i")
 
 
 def find_address(row: Model) -> str:

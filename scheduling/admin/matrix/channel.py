@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from typing import Any, ClassVar
 
 from django import forms
@@ -13,17 +12,23 @@ from django.db.models import Count, QuerySet
 from django.db.models.functions import Length
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
-from django.utils.text import capfirst
-from django.utils.timezone import localdate, localtime
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import TabularInline
-from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminSelectWidget
+from unfold.widgets import UnfoldAdminSelectWidget
 
 from scheduling.admin.base import CheckedForm, HistoryAdmin, Retirable, ops_display, row_action, table_page
-from scheduling.admin.form_fields import MASK, DurationsField, SettingsField
+from scheduling.admin.form_fields import (
+    MASK,
+    SEALED,
+    DurationsField,
+    SecretField,
+    SettingsField,
+    get_readable_secrets,
+    merge_secrets,
+)
 from scheduling.admin.page_reads import count_within
-from scheduling.admin.shown_values import format_instant, insert_values
+from scheduling.admin.shown_values import format_moment, insert_values
 from scheduling.admin.touches.pause import is_paused, load_paused_scopes, redirect_to_pause_page
 from scheduling.channels.base import channel_kinds, list_secret_names, redirects_secret
 from scheduling.configuration.validation import channel_kind_for_target, check_community
@@ -33,15 +38,6 @@ from scheduling.models.encrypted import Sealed
 from scheduling.monitoring.receivers import ReceiverStatus, list_receivers
 
 PER_PAGE = 25  #: receivers
-SECRET_LABELS = {
-    "url": _("address (URL)"), "secret": _("secret"), "address": _("address"), "callback_token": _("callback token"),
-    "callback_key": _("callback encryption key"), "proxy": _("proxy"),
-}  # fmt: skip
-SECRET_HELP = _("Not shown after saving. Empty: no change. A single “-” removes the value.")
-PROXY_HELP = _(
-    "Like http://user:password@proxy.example:3128, or “direct” for none. Not set: the proxy of the installation. "
-    "Not shown after saving. Empty: no change. A single “-” removes the value."
-)
 KIND_LABELS = {
     "webhook": _("Webhook"), "wecom": _("WeCom robot"), "dingtalk": _("DingTalk robot"), "feishu": _("Feishu robot"),
     "wecom_app": _("WeCom application message"), "wechat_kf": _("WeChat customer service"),
@@ -56,45 +52,10 @@ def kind_choices() -> list[tuple[str, Any]]:
     return [(kind, KIND_LABELS.get(kind, kind)) for kind in channel_kinds()]
 
 
-#: For users who may write new secrets.
-SEALED = _(
-    "Stored secrets cannot be decrypted on this server (encryption key missing). Empty: no change. A "
-    "new value replaces all of them."
-)
 LIMITS = _(
     "Most messages to each receiver in a calendar day and month of the server's time zone, beside the "
     "limits of the kind. Empty: no limit. Touches beyond a limit wait for the next day or month."
 )
-
-
-def get_readable_secrets(stored: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the stored secrets; empty if this server cannot decrypt them."""
-    return {} if isinstance(stored, Sealed) else stored
-
-
-class SecretField(forms.CharField):
-    """A secret that is written and never displayed. Empty keeps the stored value, "-" removes it."""
-
-    def __init__(self, name: str, stored: bool) -> None:
-        known = gettext("stored")  # not inside the f-string: extraction of strings does not look there
-        placeholder = f"{MASK} {known}" if stored else gettext("not set")
-        super().__init__(
-            label=capfirst(SECRET_LABELS.get(name, name)),
-            required=False,
-            help_text=PROXY_HELP if name == "proxy" else SECRET_HELP,
-            widget=UnfoldAdminPasswordWidget(attrs={"placeholder": placeholder, "autocomplete": "new-password"}),
-        )
-
-
-def merge_secrets(stored: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
-    """Merge typed secrets into the stored ones. Empty keeps a secret, "-" removes it."""
-    kept = {name: stored[name] for name in given if name in stored}
-    for name, value in given.items():
-        if value == "-":
-            kept.pop(name, None)
-        elif value:
-            kept[name] = value
-    return kept
 
 
 class ChannelForm(CheckedForm):
@@ -302,12 +263,6 @@ def _format_rate(rate: float | None) -> str:
     if rate < 1:
         return gettext("%(count)s a minute") % {"count": f"{60 * rate:.3g}"}
     return gettext("%(count)s a second") % {"count": f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"}
-
-
-def format_moment(at: datetime) -> str:
-    """Format an instant of today as `11:40`, another with its date, in the server's time zone."""
-    local = localtime(at)
-    return format_instant(at, "H:i" if local.date() == localdate() else "Y-m-d H:i")
 
 
 def channels_by_key() -> dict[str, str]:

@@ -27,20 +27,13 @@ from scheduling.admin.base import (
     ops_display,
     row_action,
 )
-from scheduling.admin.form_fields import NamesField
+from scheduling.admin.form_fields import SEALED, NamesField, SecretField, get_readable_secrets, merge_secrets
 from scheduling.admin.labels import describe_problem, translate_reason
-from scheduling.admin.matrix.channel import (
-    SEALED,
-    SecretField,
-    format_moment,
-    get_readable_secrets,
-    list_known_communities,
-    merge_secrets,
-)
+from scheduling.admin.matrix.channel import list_known_communities
 from scheduling.admin.matrix.template import describe_outcome
 from scheduling.admin.page_reads import count_within
 from scheduling.admin.row_edits import OptimisticLockForm
-from scheduling.admin.shown_values import format_instant, insert_values
+from scheduling.admin.shown_values import format_instant, format_moment, insert_values
 from scheduling.channels.base import channel_kinds
 from scheduling.delivery.routing import NoTarget
 from scheduling.errors import InvalidInput
