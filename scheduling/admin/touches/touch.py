@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib import admin, messages
@@ -107,8 +107,6 @@ def _list_latest(model: type[Touch | Event]) -> QuerySet[Any]:
 
 def _list_latest_ids(rows: QuerySet[Any]) -> QuerySet[Any]:
     return rows.order_by("-pk").values_list("pk", flat=True)[:FOUND]
-
-
 
 
 STATE_TONES = {
