@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from typing import Any
 
 import psycopg
 import structlog
-from celery.beat import ScheduleEntry, Scheduler, SchedulingError
+from celery.beat import ScheduleEntry, SchedulingError
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections, connections
 from django.db import connection as database
 from django_celery_beat.models import PeriodicTask
+from django_celery_beat.schedulers import DatabaseScheduler
 from kombu.common import ignore_errors
 from psycopg.pq import Conninfo
 
@@ -80,20 +81,22 @@ SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 5; SET tcp_keepalives
 """
 
 
-class LeaderScheduler(Scheduler):
-    """Beat without duplicate ticks: only the holder of a PostgreSQL advisory lock publishes.
+class LeaderScheduler(DatabaseScheduler):
+    """django-celery-beat without duplicate ticks: only the holder of a PostgreSQL advisory lock publishes.
 
-    Passes come from `SCHEDULE`, operators' schedules from rows of django-celery-beat, which are read every few seconds.
-    A row that cannot be used is skipped and reported once.
+    Passes come from `SCHEDULE`, operators' schedules from rows. A row that cannot be used is skipped and reported once.
 
-    The lock has its own connection, because Django's is closed at each row. It ends with its process. A standby
+    The lock has its own connection, because Django's is closed at each tick. It ends with its process. A standby
     takes over within seconds after a kill, and within half a minute after the loss of a machine.
     """
 
     STANDBY_SECONDS = 5.0
-    ROWS_EVERY = 5.0  #: seconds between two readings of the rows; so a round that failed is tried again
+    ASK_EVERY = 2.0  #: seconds between checks for edited schedules; a tick would check several times
     ALERTS_EVERY = 30.0  #: seconds
+    SURE_FOR = 0.5  #: seconds for which a lock check is valid, so that entries due together need only one
     LOCK_WAIT = 2.0  #: seconds in which a round must get its locks; beat does nothing else meanwhile
+    LONG_ROUND = 0.5  #: seconds, after which the passes that are due go before the next round
+    RETRY_SECONDS = 5.0  #: until a round that failed is tried again
     TRIES = 12  #: of a round that fails although PostgreSQL answers; then it becomes a failed task
     #: SQLSTATEs of time limits: the work itself may cause them, so PostgreSQL counts as available.
     TIME_LIMITS = frozenset({"57014", "25P03", "55P03"})
@@ -101,14 +104,14 @@ class LeaderScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._lock_connection: psycopg.Connection[Any] | None = None
         self._leads = False
+        self._asked_at = self._held_at = float("-inf")
         self._alerts: threading.Thread | None = None
         self._alerts_at = float("-inf")
         self._backlogs = {queue: TickBacklog(queue) for queue in TICK_QUEUES}
         self._failures: Counter[str] = Counter()  #: of rounds, by name of their row
+        self._reread_at = float("inf")  #: when the rows are read again, because a round failed
         self._problems: dict[str, str] = {}  #: of rows that are skipped, by name
         self._passes: dict[str, ScheduleEntry] = {}
-        self._rows: deque[RowEntry] = deque()
-        self._rows_read_at = float("-inf")
         super().__init__(*args, **kwargs)
 
     def setup_schedule(self) -> None:
@@ -117,83 +120,53 @@ class LeaderScheduler(Scheduler):
             self._passes[name] = ScheduleEntry(
                 name, each["task"], schedule=each["schedule"], options=options, app=self.app
             )
-        self.data = self._passes
+
+    def all_as_schedule(self) -> dict[str, ScheduleEntry]:
+        found: dict[str, ScheduleEntry] = dict(self._passes)
+        problems = {}
+        try:
+            rows = list(PeriodicTask.objects.enabled())
+        except sql.UNAVAILABLE_ERRORS as error:
+            if self._schedule is None:
+                raise
+            log.warning("schedules_not_read", error=str(error))
+            database.close()
+            self._reread_at = time.monotonic() + self.RETRY_SECONDS
+            return dict(self._schedule)
+        for row in rows:
+            try:
+                if row.name in SCHEDULE:
+                    raise UnusableRow("its name is that of a pass")
+                found[row.name] = RowEntry(row, self.app)
+            except UnusableRow as error:
+                problems[row.name] = str(error)
+        for name, problem in problems.items() - self._problems.items():
+            log.error("schedule_skipped", schedule=name, problem=problem)
+        self._problems = problems
+        return found
+
+    def reserve(self, entry: Any) -> Any:
+        """Store the next entry in the schedule too, from which a heap is made. The library keeps the last one there."""
+        if entry.name in self._passes:
+            following = self._passes[entry.name] = next(entry)
+        else:
+            following = super().reserve(entry)
+        self._schedule[entry.name] = following
+        return following
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """Publish all passes that are due, and one row, so that many long rounds do not hold back the passes.
-
-        Returns the seconds until the next entry falls due.
-        """
         led, self._leads = self._leads, self._holds_lock()
         if not self._leads:
             return self.STANDBY_SECONDS
         if not led:
             log.info("beat_leads")
-            self._rows_read_at = float("-inf")
-            self._rows.clear()  # as this process knew them when it led before
+        if not led or time.monotonic() >= self._reread_at:
+            # The schedules read as a standby may be minutes old. A round that failed is due in its row still.
+            self._initial_read, self._heap, self._heap_invalidated = True, None, False
+            self._reread_at = float("inf")
         self._start_alert_pass()
-        pause = float(self.max_interval)
-        for name, entry in list(self._passes.items()):
-            is_due, wait = entry.is_due()
-            if is_due:
-                self._passes[name] = next(entry)
-                self.apply_entry(entry, producer=self.producer)
-            pause = min(pause, wait)
-        if time.monotonic() - self._rows_read_at >= self.ROWS_EVERY:
-            self._read_rows()
-        pause = min(pause, self._publish_next_row())
+        pause = float(super().tick(*args, **kwargs))
         metrics.set_gauge(metrics.beat_ticked_at, settings.AFTERTOUCH_NODE, value=time.time())
-        return pause
-
-    def _read_rows(self) -> None:
-        """Read the rows again. Without PostgreSQL the former ones stay."""
-        self._rows_read_at = time.monotonic()
-        entries, problems = deque[RowEntry](), {}
-        try:
-            close_old_connections()
-            for row in PeriodicTask.objects.enabled().select_related("interval", "crontab", "solar", "clocked"):
-                try:
-                    if row.name in SCHEDULE:
-                        raise UnusableRow("its name is that of a pass")
-                    entries.append(RowEntry(row, self.app))
-                except Exception as error:  # none may stop the others
-                    problems[row.name] = str(error)
-        except sql.UNAVAILABLE_ERRORS as error:
-            log.warning("schedules_not_read", error=str(error))
-            database.close()
-            return
-        for name, problem in problems.items() - self._problems.items():
-            log.error("schedule_skipped", schedule=name, problem=problem)
-        self._rows, self._problems = entries, problems
-
-    def _publish_next_row(self) -> float:
-        """Publish one row that is due. Returns the seconds until the next one falls due.
-
-        The run is stored at once, because the next beat would publish the row again: after a round, which is never
-        published twice, and before a message. A row that fails stays due until the rows are read again.
-        """
-        pause = float("inf")
-        for _ in range(len(self._rows)):
-            entry = self._rows.popleft()
-            try:
-                is_due, wait = entry.is_due()
-                if not is_due:
-                    self._rows.append(entry)
-                    pause = min(pause, wait)
-                    continue
-                close_old_connections()
-                following = next(entry)
-                if entry.task in scheduled_rounds():
-                    self.apply_entry(entry)
-                    following.save()
-                else:
-                    following.save()
-                    self.apply_entry(entry, producer=self.producer)
-                self._rows.append(following)
-            except Exception as error:
-                log.warning("schedule_not_published", schedule=entry.name, error=repr(error))
-                database.close()
-            return 0.0
         return pause
 
     def _start_alert_pass(self) -> None:
@@ -203,6 +176,20 @@ class LeaderScheduler(Scheduler):
             self._alerts_at = time.monotonic()
             self._alerts = threading.Thread(target=_run_alert_pass, name="alerts", daemon=True)
             self._alerts.start()
+
+    def adjust(self, n: Any, drift: float = 0.0) -> Any:
+        """Disable the 10 ms early wake-up of Celery. Its polling until the due time cost more than the rest of beat."""
+        return super().adjust(n, drift)
+
+    def schedule_changed(self) -> bool:
+        if time.monotonic() - self._asked_at < self.ASK_EVERY:
+            return False
+        self._asked_at = time.monotonic()
+        return bool(super().schedule_changed())
+
+    def should_sync(self) -> bool:
+        """Save operators' schedules at once: a restarted beat would publish them again. Passes are not saved."""
+        return bool(self._dirty) and bool(super().should_sync())
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Publish an entry. Ticks are skipped during a backlog; operators' schedules never, because no later pass
@@ -219,20 +206,37 @@ class LeaderScheduler(Scheduler):
         """Publish the jobs of a round in PostgreSQL, without a message that could be lost.
 
         If beat dies before it has saved `last_run_at`, the next leader finds the same due time and publishes none of
-        them twice. Raises an error after which the round stays due.
+        them twice. A round that failed keeps its `last_run_at`, so it stays due. No error ends beat.
         """
         due_at = entry.due_instant()
-        sql.execute("SELECT set_config('lock_timeout', %(wait)s, false)", {"wait": f"{self.LOCK_WAIT:g}s"})
+        self._dirty.discard(entry.name)  # else the end of beat would save the round as published
+        started = time.monotonic()
         try:
-            rounds.publish(entry.model.pk, due_at, entry.args, entry.kwargs)
+            close_old_connections()
+            sql.execute("SELECT set_config('lock_timeout', %(wait)s, false)", {"wait": f"{self.LOCK_WAIT:g}s"})
+            try:
+                rounds.publish(entry.model.pk, due_at, entry.args, entry.kwargs)
+            except Exception as error:
+                if not self._gives_up(entry.name, error):
+                    raise
+                body = {"task": entry.task, "schedule": entry.name, "due_at": due_at.isoformat()}
+                body |= {"args": entry.args, "kwargs": entry.kwargs}
+                log.error("round_abandoned", schedule=entry.name, error=repr(error))
+                record_unreadable_message("task_error", body, detail=f"{type(error).__name__}: {error}", queue="beat")
         except Exception as error:
-            if not self._gives_up(entry.name, error):
-                raise
-            body = {"task": entry.task, "schedule": entry.name, "due_at": due_at.isoformat()}
-            body |= {"args": entry.args, "kwargs": entry.kwargs}
-            log.error("round_abandoned", schedule=entry.name, error=repr(error))
-            record_unreadable_message("task_error", body, detail=f"{type(error).__name__}: {error}", queue="beat")
+            log.warning("round_not_published", schedule=entry.name, due_at=due_at.isoformat(), error=repr(error))
+            database.close()
+            entry.model.enabled = False  # of this copy: it is not due again before the row is read again
+            self._reread_at = min(self._reread_at, time.monotonic() + self.RETRY_SECONDS)
+            return
+        finally:
+            if time.monotonic() - started > self.LONG_ROUND:
+                self._heap = None  # made again, it has the passes first
         del self._failures[entry.name]
+        self._dirty.add(entry.name)
+        self._tasks_since_sync += 1
+        if self.should_sync():
+            self._do_sync()
 
     def _gives_up(self, name: str, error: Exception) -> bool:
         """Return whether the round becomes a failed task. An unavailable PostgreSQL does not count as a try."""
@@ -260,7 +264,9 @@ class LeaderScheduler(Scheduler):
             if self._lock_connection is None or self._lock_connection.closed:
                 self._lock_connection = _open_lock_connection()
             elif self._leads:
-                self._lock_connection.execute("SELECT 1")
+                if time.monotonic() - self._held_at > self.SURE_FOR:
+                    self._lock_connection.execute("SELECT 1")
+                    self._held_at = time.monotonic()
                 return True
             row = self._lock_connection.execute("SELECT pg_try_advisory_lock(%s)", [LEADER_LOCK]).fetchone()
             return bool(row and row[0])

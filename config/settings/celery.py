@@ -48,6 +48,7 @@ CELERY_BROKER_POOL_ACQUIRE_TIMEOUT = 2
 # A periodic pass replaces a lost wake-up. A failed publish must not delay a request.
 CELERY_TASK_PUBLISH_RETRY = False
 CELERY_BEAT_SCHEDULER = "config.celery.beat_scheduler:LeaderScheduler"
+CELERY_BEAT_SYNC_EVERY = 1
 CELERY_BEAT_MAX_LOOP_INTERVAL = 1
 
 CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, Any] = {"confirm_publish": True}

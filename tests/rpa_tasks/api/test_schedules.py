@@ -404,7 +404,7 @@ def fail_with(error: Exception, times: int, monkeypatch: pytest.MonkeyPatch) -> 
 
     rounds = ScheduledRound(schedules.check_arguments, fail)
     replace_sockets(monkeypatch, scheduled_rounds={"rpa_tasks.publish_for_shops": rounds})
-    monkeypatch.setattr(LeaderScheduler, "ROWS_EVERY", 0.1)
+    monkeypatch.setattr(LeaderScheduler, "RETRY_SECONDS", 0.1)
     return tries
 
 
@@ -460,6 +460,7 @@ def test_passes_go_before_the_next_round_after_a_long_one(
     row = every_ten_minutes(**ORDER)
     PeriodicTask.objects.create(name="other", task=TASK, interval=row.interval, kwargs=json.dumps(ORDER))
     PeriodicTask.objects.update(last_run_at=now() - timedelta(minutes=15))
+    monkeypatch.setattr(LeaderScheduler, "LONG_ROUND", -1.0)
     applied: list[str] = []
     apply_entry = LeaderScheduler.apply_entry
 
@@ -548,7 +549,7 @@ def test_unusable_rows_stop_neither_passes_nor_other_schedules(
     rounds: list[datetime],
 ) -> None:  # fmt: skip
     """Beat ended at each start, and no touch was dispatched any more."""
-    monkeypatch.setattr(LeaderScheduler, "ROWS_EVERY", 0.0)
+    monkeypatch.setattr(LeaderScheduler, "ASK_EVERY", 0.0)
     every_ten_minutes(**ORDER)
     hourly = {"interval": IntervalSchedule.objects.create(every=1, period="hours")}
     rows = [

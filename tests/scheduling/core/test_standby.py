@@ -41,7 +41,7 @@ def tick(beat: LeaderScheduler, valkey: redis.Redis, *, times: int) -> int:
 @pytest.fixture
 def beats(monkeypatch: pytest.MonkeyPatch, valkey: redis.Redis) -> Iterator[tuple[LeaderScheduler, LeaderScheduler]]:
     """Two beats: the first one leads, and in both the passes are due."""
-    monkeypatch.setattr(LeaderScheduler, "ROWS_EVERY", 0.0)
+    monkeypatch.setattr(LeaderScheduler, "ASK_EVERY", 0.0)
     leader, standby = LeaderScheduler(app=app), LeaderScheduler(app=app)
     try:
         await_lead(leader)
@@ -65,9 +65,10 @@ def test_tick_of_standby_publishes_only_after_leader_is_gone(
 
 
 def test_tick_of_leader_without_lock_publishes_nothing(
-    beats: tuple[LeaderScheduler, LeaderScheduler], valkey: redis.Redis
+    beats: tuple[LeaderScheduler, LeaderScheduler], valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PostgreSQL ended its session, and another beat leads since."""
+    monkeypatch.setattr(LeaderScheduler, "SURE_FOR", -1.0)  # each tick asks
     former, successor = beats
     assert tick(former, valkey, times=20) > 0
     assert former._lock_connection is not None
