@@ -56,6 +56,7 @@ def check_browser_settings(
     is_platform: bool = False,
     stored: Platform | None = None,
     taken: Mapping[str, str] | None = None,
+    own: str = "",
     inherited: str = "",
     shops: Iterable[Shop] = (),
     prefix: str = "browser.",
@@ -63,8 +64,8 @@ def check_browser_settings(
     """Check the values with a name `<prefix><path>`; the others are skipped.
 
     `stored` is the row of a platform that exists, `shops` are then all shops with their platforms. `taken` maps
-    addresses of browsers elsewhere to the other shops that use them. `inherited` is the address that the shop has
-    without one of its own.
+    addresses of browsers elsewhere to the shops that use them, of which `own` is this one. `inherited` is the address
+    that the shop has without one of its own.
     """
     paths = {name: prefix + path for name, path in (SETTINGS | SECRETS).items()}
     given = {name: values[path] for name, path in paths.items() if values.get(path)}
@@ -78,7 +79,8 @@ def check_browser_settings(
                 problems["cdp_url"] = problem
         for name in given.keys() - {"cdp_url"}:
             problems.setdefault(name, _("has no effect on a browser that runs elsewhere; remove one of the two"))
-    if other := (taken or {}).get(find_browser_address(given.get("cdp_url", ""), inherited)):
+    other = (taken or {}).get(find_browser_address(given.get("cdp_url", ""), inherited), own)
+    if other != own:
         problems.setdefault("cdp_url", _("this browser belongs to %(shop)s; set another one", shop=other))
     if stored and paths["proxy_url"] in values and (exposed := _find_exposed_shops(stored, given.get("proxy_url", ""))):
         problems.setdefault(

@@ -143,7 +143,6 @@ def check_shop(
     A profile has the cookies of its shop, so another shop may never get it.
     """
     own = f"{values.get('platform')}/{values.get('shop_id')}"
-    taken, browsers = ({key: shop for key, shop in (known or {}).items() if shop != own} for known in (taken, browsers))
     found = ErrorCollector()
     if "shop_id" in values and not _SHOP_ID.fullmatch(str(values["shop_id"])):
         found.add(
@@ -161,12 +160,12 @@ def check_shop(
         found.add(
             "profile_id", _("names a directory: only letters, digits, “-”, “_” and “.”, at most 140, no “.” in front")
         )
-    elif (name := profile_of(values)) in taken:
+    elif (other := (taken or {}).get(name := profile_of(values), own)) != own:
         found.add(
             "profile_id",
-            _("browser profile “%(name)s” belongs to %(shop)s; set another one", name=name, shop=taken[name]),
+            _("browser profile “%(name)s” belongs to %(shop)s; set another one", name=name, shop=other),
         )
-    check_browser_settings(values, found, taken=browsers, inherited=inherited)
+    check_browser_settings(values, found, taken=browsers, own=own, inherited=inherited)
     found.raise_if_any()
 
 

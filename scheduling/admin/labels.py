@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -11,6 +11,7 @@ from django.contrib.auth.models import Permission
 from django.db.models import ManyToManyField
 from django.http import HttpRequest
 from django.utils.functional import Promise
+from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, gettext_noop
 
@@ -161,3 +162,17 @@ class TranslatedPermissions:
         if db_field.related_model is Permission:
             field.label_from_instance = describe_permission
         return field
+
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> tuple[list[Any], dict[str, int], set[Any], Any]:
+        """Omit the rows that link a group to its permissions: there may be a hundred, without names."""
+        deleted, counts, needed, protected = super().get_deleted_objects(objs, request)  # type: ignore[misc]
+        links = [field.remote_field.through._meta for field in self.model._meta.many_to_many]  # type: ignore[attr-defined]
+        beginnings = tuple(f"{capfirst(link.verbose_name)}: " for link in links)
+        for link in links:
+            counts.pop(link.verbose_name_plural, None)
+        return _drop_prefixed(beginnings, deleted), counts, needed, protected
+
+
+def _drop_prefixed(beginnings: tuple[str, ...], nested: Sequence[Any]) -> list[Any]:
+    kept = [_drop_prefixed(beginnings, each) if isinstance(each, list) else each for each in nested]
+    return [each for each in kept if each != [] and not (isinstance(each, str) and each.startswith(beginnings))]

@@ -170,7 +170,9 @@ def _follow_path(data: Any, path: Sequence[str]) -> Any:
 def _as_number(value: Any) -> float | None:
     """Return a number, also one that is written as text, as many senders write amounts."""
     if isinstance(value, str):
-        return float(value) if len(value) <= 62 and _DECIMAL.fullmatch(value) else None
+        if len(value) > 62 or not _DECIMAL.fullmatch(value):
+            return None
+        return float(value) if "." in value else int(value)  # ids of 16 digits and more differ as integers only
     return value if is_number(value) and isfinite(value) else None
 
 

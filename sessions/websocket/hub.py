@@ -169,9 +169,12 @@ class Hub:
             self._publisher_task = None
 
     async def _listen(self) -> None:
-        heard_at = time.monotonic()
+        heard_at, is_broken = time.monotonic(), False
         for number in count():
             try:
+                if is_broken:
+                    await self._reopen_subscription()
+                    heard_at, is_broken = time.monotonic(), False
                 answer = await self._subscription.read_response(timeout=PINGED_AFTER, push_request=True)
                 if answer is None:
                     # A TCP connection can be dead without an error.
@@ -184,8 +187,7 @@ class Hub:
                     self._pass_on(answer[1].decode().removeprefix(CHANNEL), json.loads(answer[2]))
             except (RedisError, OSError) as error:
                 log.warning("notifications_interrupted", error=f"{type(error).__name__}: {error}")
-                await self._reopen_subscription()
-                heard_at = time.monotonic()
+                is_broken = True
             except Exception:
                 log.exception("notification_invalid")
             if number % YIELD_AFTER == 0:

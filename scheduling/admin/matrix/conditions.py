@@ -52,13 +52,18 @@ def format_value(value: Any) -> str:
 
 
 def parse_value(text: str) -> Any:
-    """Return the typed value of a text: true, false, a number or a quoted text as in JSON, or the text itself."""
+    """Return the typed value of a text: true, false, a number or a quoted text as in JSON, or the text itself.
+
+    With an exponent it is a number only as `format_value` writes one: 1e5 is more likely a code.
+    """
     text = text.strip()
     if text.lower() in _TRUTH:
         return _TRUTH[text.lower()]
     try:
         value = read_json(text)
     except InvalidText:
+        return text
+    if isinstance(value, float) and "e" in text.lower() and text != write_number(value):
         return text
     return value if isinstance(value, (str, int, float)) else text
 

@@ -6,6 +6,8 @@ Other apps add theirs with `settings.CONFIG_SECTIONS`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -359,7 +361,11 @@ class GlobalHoldout(SingleRow):
 
 
 class HarassmentRules(Section):
-    """Rules, which have no key of their own. Of rules with equal `identity` the n-th listed is the n-th stored."""
+    """Rules, which have no key of their own. Of rules with equal `identity` the n-th listed is the n-th stored.
+
+    A listed rule without such a row is the next stored one of its kind and scope that is in use and left over: its
+    window or its part was edited.
+    """
 
     name = "harassment_rules"
     noun = "anti-harassment rule"
@@ -380,8 +386,17 @@ class HarassmentRules(Section):
     def choose_fields(self, given: Any) -> Sequence[Field]:
         """Return the keys that apply to the kind. The other columns stay unchanged."""
         kind = given.get("kind") if isinstance(given, Mapping) else given.kind
-        names = {"kind", "scope", "enabled", *self.of_kind.get(str(kind), ())}
+        names = {"kind", "scope", "enabled", *self.of_kind[str(kind)]}
         return [field for field in self.fields if field.path in names]
+
+    def read_entry(
+        self, entry: dict[str, Any], position: int, path: str, earlier: Mapping[Key, Listed], plan: Plan
+    ) -> Listed:
+        if entry.get("kind") not in tuple(self.of_kind):  # it says which other keys are known
+            found = ErrorCollector()
+            read_fields(entry, [field for field in self.fields if field.path == "kind"], found, rest=True)
+            found.raise_if_any()
+        return super().read_entry(entry, position, path, earlier, plan)
 
     def list_rows(self, given: Any = None) -> Iterable[Any]:
         return sorted(HarassmentRule.objects.all(), key=lambda row: (is_retired(row), row.pk))
@@ -392,6 +407,22 @@ class HarassmentRules(Section):
     def identify(self, row: Any, taken: Collection[Key]) -> Key:
         key = self.key_of(row)
         return (*key, sum(each[:-1] == key for each in taken))
+
+    def read(self, given: Any, plan: Plan) -> dict[Key, Listed]:
+        listed = super().read(given, plan)
+        left = [key for key, row in plan.stored(self).items() if key not in listed and not is_retired(row)]
+        for one in [each for each in listed.values() if each.stored is None or is_retired(each.stored)]:
+            same = (key for key in left if key[:2] == one.key[:2])
+            if (key := next(same, None)) is None:
+                continue
+            left.remove(key)
+            stored = plan.stored(self)[key]
+            row = copy(stored)
+            for field in self.choose_fields(one.row):
+                field.put(row, field.get(one.row))
+            del listed[one.key]
+            listed[key] = replace(one, key=key, row=row, stored=stored)
+        return listed
 
     def label(self, row: Any) -> str:
         return f"{row.kind} ({row.scope})"

@@ -13,6 +13,7 @@ from django.test import Client
 from scheduling.admin.matrix.conditions import format_value, parse_value
 from scheduling.configuration import condition_fields
 from scheduling.models import Calendar, Node
+from scheduling.policy.node_conditions import Facts, compile_condition
 from tests.scheduling.admin.conftest import CheckFormErrors, FillForm, FormErrors, SaveForm, Url
 from tests.scheduling.core.conftest import pass_time
 from tests.support.matrix import MatrixBuilder, RecordEvent
@@ -64,6 +65,20 @@ def read_inputs(html: str) -> dict[str, str]:
 def test_value_typed_and_shown_is_the_same(value: Any) -> None:
     shown = parse_value(format_value(value))
     assert (shown, isinstance(shown, str)) == (value, isinstance(value, str))
+
+
+@each_row(
+    "typed, event, matches",
+    [
+        ("12345678901234568", "12345678901234568", True), ("12345678901234568", "12345678901234567", False),
+        ("12345678901234568", 12345678901234568, True), ("1e5", "1e5", True), ("6E12", "6E12", True),
+        ("500", "500.0", True), ("007", "007", True),
+    ],
+)  # fmt: skip
+def test_typed_id_matches_only_itself(typed: str, event: Any, matches: bool) -> None:
+    condition = compile_condition({"all": [{"field": "event.data.id", "op": "eq", "value": parse_value(typed)}]})
+    assert condition
+    assert condition.holds(Facts({"id": event}, "", "")) is matches
 
 
 def test_other_edits_of_a_node_keep_all_digits(
