@@ -7,7 +7,8 @@ concurrently with any number of runs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -39,13 +40,11 @@ EMPTY = "empty"
 
 def end_unfit() -> None:
     """End browsers whose worker process was killed, whose end was not proven before, or that are used up."""
-
-    def end(record: Record) -> None:
-        why = {BUSY: "its user died", QUARANTINED: "quarantined"}.get(record.state) or recycling_reason(record)
-        if why and empty_slot(record, why) and record.state == QUARANTINED:
-            log.info("slot_freed", slot=record.slot)
-
-    _each_unused(end, BUSY, QUARANTINED, IDLE)
+    for record in unused_in(BUSY, QUARANTINED, IDLE):
+        with skip_if_failing(record.slot):
+            why = {BUSY: "its user died", QUARANTINED: "quarantined"}.get(record.state) or recycling_reason(record)
+            if why and empty_slot(record, why) and record.state == QUARANTINED:
+                log.info("slot_freed", slot=record.slot)
 
 
 def check_idle() -> None:
@@ -54,17 +53,15 @@ def check_idle() -> None:
     A browser can answer its port for hours but show no page. A check in the future counts as due: the clock was set
     back.
     """
-
-    def check(record: Record) -> None:
+    for record in unused_in(IDLE):
         if abs(time.time() - record.checked_at) < CHECK_INTERVAL:
-            return
-        if why := _health_problem(record):
-            log.warning("browser_unhealthy", slot=record.slot, profile=record.profile, why=why)
-            empty_slot(record, why)
-        else:
-            registry.write_record(replace(record, checked_at=time.time()))
-
-    _each_unused(check, IDLE)
+            continue
+        with skip_if_failing(record.slot):
+            if why := _health_problem(record):
+                log.warning("browser_unhealthy", slot=record.slot, profile=record.profile, why=why)
+                empty_slot(record, why)
+            else:
+                registry.write_record(replace(record, checked_at=time.time()))
 
 
 def _health_problem(record: Record) -> str:
@@ -92,32 +89,35 @@ def end_surplus() -> None:
         if record.slot > settings.AFTERTOUCH_RPA_BROWSERS
         or (rank >= settings.AFTERTOUCH_RPA_WARM_BROWSERS and record.last_used_at < stale)
     }
-
-    def end(record: Record) -> None:
-        if record.slot in surplus and record in idle:  # not used since
-            empty_slot(record, "idle")
-
-    _each_unused(end, IDLE)
+    for record in unused_in(IDLE):
+        with skip_if_failing(record.slot):
+            if record.slot in surplus and record in idle:  # not used since
+                empty_slot(record, "idle")
 
 
 def end_unused() -> int:
     """End all unused browsers after the end of the worker. Returns how many browsers remain."""
-    _each_unused(lambda record: empty_slot(record, "the worker ended"), IDLE, BUSY, QUARANTINED)
+    for record in unused_in(IDLE, BUSY, QUARANTINED):
+        with skip_if_failing(record.slot):
+            empty_slot(record, "the worker ended")
     return len(records_in(IDLE, BUSY))
 
 
-def _each_unused(act: Callable[[Record], object], *states: str) -> None:
-    """Call `act` for each unused browser in these states, with the lock of its profile.
-
-    An `OSError` at one browser is logged, so that the later ones are reached. The next pass tries again.
-    """
+def unused_in(*states: str) -> Iterator[Record]:
+    """Yield the records of unused browsers in these states, each with the lock of its profile during its turn."""
     for record in records_in(*states):
-        try:
-            with hold_unused(record) as found:
-                if found and found.state in states:
-                    act(found)
-        except OSError as error:
-            log.warning("slot_skipped", slot=record.slot, error=str(error))
+        with skip_if_failing(record.slot), hold_unused(record) as found:
+            if found and found.state in states:
+                yield found
+
+
+@contextmanager
+def skip_if_failing(slot: int) -> Iterator[None]:
+    """Log an `OSError` at one slot, so that the loop reaches the later ones. The next pass tries again."""
+    try:
+        yield
+    except OSError as error:
+        log.warning("slot_skipped", slot=slot, error=str(error))
 
 
 class WarmShop(NamedTuple):
