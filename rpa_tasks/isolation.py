@@ -193,8 +193,7 @@ def _is_below(path: str, above: Iterable[str]) -> bool:
 def home_dir(profile_id: str) -> Path:
     """Return the shop's HOME, which its runs share, and keep it for `cleaning.KEPT_FOR`. Raises `OSError`.
 
-    The caller has the lock of the home or of the profile. Flows without a browser run on any node, also on one that the
-    profile has left.
+    The caller has the profile's lock. Flows without a browser run on any node, also on one that the profile has left.
     """
     name = registry.directory_name(profile_id)
     folder = registry.homes_dir() / name

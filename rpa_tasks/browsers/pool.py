@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Container, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -36,7 +36,7 @@ from rpa_tasks.browsers.launch import (
     NoBrowser,
     is_disk_full,
 )
-from rpa_tasks.browsers.registry import BUSY, IDLE, QUARANTINED, Lock, Record
+from rpa_tasks.browsers.registry import BUSY, IDLE, QUARANTINED, Lock, Record, records_of_profile
 from rpa_tasks.supervisor.processes import Process, end_processes, is_alive
 
 log = structlog.get_logger(__name__)
@@ -44,8 +44,9 @@ log = structlog.get_logger(__name__)
 
 # Find a slot for the browser of a shop, and end a browser before its slot or profile is used again.
 #
-# A shop has one lock, that of its profile. Only its holder starts a browser on the profile, ends it, and writes or
-# deletes the record that names the profile. An empty slot goes to the first who makes its record.
+# Only the holder of a slot's lock changes the slot. Only the holder of a profile's lock starts a browser on it. While
+# another process evicts a shop's browser, the shop finds its own slot locked. It waits until the record names another
+# shop; the end of the old browser is proven by then.
 
 
 ANSWER_WITHIN = 2.0  #: seconds for a browser to accept the close command
@@ -53,56 +54,84 @@ CLOSE_TIMEOUT = 3.0  #: seconds for a browser to close: it writes its cookies
 KILL_GRACE = 2.0  #: seconds between SIGTERM and SIGKILL
 
 
-@contextmanager
-def hold_unused(record: Record) -> Iterator[Record | None]:
-    """Hold the lock of this record's profile for a moment, without waiting. Yield the record as it is now.
+class Slot:
+    """A slot whose lock this process has."""
 
-    Yields None if the browser is in use or the slot has another one. Raises `OSError`.
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.record: Record | None = None
+        self._lock = Lock(registry.slot_lock(number))
+
+    @property
+    def held(self) -> bool:
+        return self._lock.held
+
+    def try_acquire(self) -> bool:
+        """Try to take the slot and read its record. Raises `OSError`; the slot is not taken then."""
+        if not self._lock.try_acquire():
+            return False
+        try:
+            self.record = registry.read_record(self.number)
+        except BaseException:
+            self._lock.release()
+            raise
+        return True
+
+    def write(self, record: Record) -> None:
+        registry.write_record(record)
+        self.record = record
+
+    def empty(self, why: str) -> bool:
+        """End the slot's browser. Returns False, and quarantines the slot, if the end is not proven."""
+        if self.record is None:
+            return True
+        if not end_browser(self.record, why):
+            self.write(replace(self.record, state=QUARANTINED, reason=why))
+            return False
+        registry.delete_record(self.number)
+        self.record = None
+        return True
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+def take_slot(profile_id: str, *, may_start: bool, kept: Container[str]) -> Slot | None:
+    """Try once to take a slot for the shop, without ending the browsers of `kept` profiles. The caller has the
+    profile's lock.
+
+    The order is: the shop's own browser, an empty slot, one whose worker process died, the idle browser that was used
+    longest ago. The slot is locked and holds the shop's own browser or none. Raises `OSError`, for example on a full
+    disk.
     """
-    # A record that cannot be read names no profile.
-    lock = Lock(registry.profile_lock(record.profile) if record.profile else registry.slot_lock(record.slot))
-    if not lock.try_acquire():
-        yield None
-        return
-    try:
-        found = registry.read_record(record.slot)
-        yield found if found and found.profile == record.profile else None
-    finally:
-        lock.release()
-
-
-def empty_slot(record: Record, why: str) -> bool:
-    """End the slot's browser. Returns False, and quarantines the slot, if the end is not proven."""
-    if not end_browser(record, why):
-        registry.write_record(replace(record, state=QUARANTINED, reason=why))
-        return False
-    registry.delete_record(record.slot)
-    return True
-
-
-def _take_slot(wanted: Record, kept: Container[str]) -> Record | None:
-    """Try once to make this record in a slot, without ending the browsers of `kept` profiles.
-
-    The order is: an empty slot, one whose worker process died, the idle browser that was used longest ago. Raises
-    `OSError`, for example on a full disk.
-    """
-    most = settings.AFTERTOUCH_RPA_BROWSERS
-    records = {slot: record for slot, record in registry.read_records().items() if slot <= most}
-    for slot, record in records.items():
-        if record is None and registry.create_record(taken := replace(wanted, slot=slot)):
-            return taken
-    used = [record for record in records.values() if record and record.profile not in kept]
-    idle = sorted((record for record in used if record.state == IDLE), key=lambda record: record.last_used_at)
-    for victim in [*(record for record in used if record.state == BUSY), *idle]:
-        with hold_unused(victim) as found:
-            if (
-                found
-                and found.state != QUARANTINED
-                and empty_slot(found, "evicted")
-                and registry.create_record(taken := replace(wanted, slot=victim.slot))
-            ):
-                return taken
+    own = registry.records_of_profile(profile_id)
+    for number in [record.slot for record in own] or (_slots_by_preference() if may_start else []):
+        slot = Slot(number)
+        if not slot.try_acquire():
+            continue
+        usable = False
+        try:
+            found = slot.record  # it may have changed since the look
+            if own:
+                usable = found is not None and found.profile == profile_id and found.state != QUARANTINED
+            elif found is None or (found.state != QUARANTINED and found.profile not in kept):
+                usable = slot.empty("evicted")
+        finally:
+            if not usable:
+                slot.release()
+        if usable:
+            return slot
     return None
+
+
+def _slots_by_preference() -> list[int]:
+    records = {
+        slot: record for slot, record in registry.read_records().items() if slot <= settings.AFTERTOUCH_RPA_BROWSERS
+    }
+    empty = [slot for slot, record in records.items() if record is None]
+    busy = [slot for slot, record in records.items() if record and record.state == BUSY]
+    idle = sorted((each.last_used_at, slot) for slot, each in records.items() if each and each.state == IDLE)
+    return [*empty, *busy, *(slot for _, slot in idle)]
 
 
 def end_browser(record: Record, why: str) -> bool:
@@ -174,10 +203,9 @@ class AcquiredBrowser:
     """
 
     def __init__(
-        self, record: Record, lock: Lock, held: ExitStack, *, download_folder: str, waited: timedelta, warm: bool
+        self, slot: Slot, record: Record, held: ExitStack, *, download_folder: str, waited: timedelta, warm: bool
     ) -> None:
-        """`held` releases the lock of the profile."""
-        self.record = record
+        """`held` releases the locks of slot and profile."""
         self.port = record.port
         self.pid = record.pid
         self.slot = record.slot
@@ -185,25 +213,27 @@ class AcquiredBrowser:
         self.download_folder = download_folder  #: name of the folder in the working directory of a run
         self.waited = waited  #: from the request to the browser
         self.warm = warm  #: it was already running
-        self._lock = lock
+        self._slot = slot
         self._held = held
         self._downloads: ClientConnection | None = None  #: what it says about downloads counts while it is open
         self._given_back = False
 
     def release(self, dirty: bool = False) -> None:
         """Release the browser. Idempotent. `dirty`: its state is unknown, so it is ended."""
-        if self._given_back or not self._lock.held:
+        if self._given_back or not self._slot.held:
             return
         self._given_back = True  # before any step that can be interrupted
         try:
-            uses = self.record.uses + (self.record.lease_no > 0)  # a start ahead of a run is none
-            record = replace(self.record, uses=uses, last_used_at=time.time())
+            record = self._slot.record
+            assert record is not None
+            uses = record.uses + (record.lease_no > 0)  # a start ahead of a run is none
+            record = replace(record, uses=uses, last_used_at=time.time())
             if why := "dirty" if dirty else recycling_reason(record) or _cleanup_problem(record):
-                empty_slot(record, why)
+                self._slot.empty(why)
             else:
-                registry.write_record(replace(record, state=IDLE, lease_no=0))
+                self._slot.write(replace(record, state=IDLE, lease_no=0))
         except OSError as error:
-            # Its record is still busy and its lock free: the next process that takes the lock ends it.
+            # Its record is still busy and its lock free: the next process that takes the slot ends it.
             log.warning("browser_not_recorded", slot=self.slot, error=str(error))
         finally:
             self._held.close()  # after the pages, which would download into the profile without its connection
@@ -213,7 +243,8 @@ class AcquiredBrowser:
 
         A browser that runs elsewhere cannot write here. Raises `NoBrowser` if the browser does not answer.
         """
-        record = self.record
+        record = self._slot.record
+        assert record is not None
         if record.remote:
             return
         try:
@@ -261,21 +292,24 @@ def acquire_browser(
     ends_at = began + wait.total_seconds()
     with ExitStack() as held:
         try:
-            lock = wait_for_lock(registry.profile_lock(profile_id), ends_at)
-            held.callback(lock.release)
-            wanted = Record(slot=0, state=BUSY, shop=shop, profile=profile_id, lease_no=lease_no)
-            record, warm = _prepare_browser(wanted, launch, ends_at, kept)
+            held.callback(lock_profile(profile_id, ends_at).release)
+            slot = _wait_for_slot(profile_id, ends_at, kept)
+            held.callback(slot.release)
+            record, warm = _prepare_browser(slot, profile_id, shop, lease_no, launch)
         except OSError as error:
             raise NoBrowser(DISK_FULL if is_disk_full(error) else BROWSER_FAILED, str(error)) from error
         waited = timedelta(seconds=time.monotonic() - began)
         folder = launch.downloads or DOWNLOADS
-        return AcquiredBrowser(record, lock, held.pop_all(), download_folder=folder, waited=waited, warm=warm)
+        return AcquiredBrowser(slot, record, held.pop_all(), download_folder=folder, waited=waited, warm=warm)
 
 
-def wait_for_lock(path: Path, ends_at: float) -> Lock:
-    """Wait until this monotonic instant for a lock of a shop. Raises `NoBrowser`."""
-    lock = Lock(path)
+def lock_profile(profile_id: str, ends_at: float) -> Lock:
+    """Wait until this monotonic instant for the lock of a shop's folders, which each of its runs holds.
+
+    Raises: `NoBrowser`.
+    """
     try:
+        lock = Lock(registry.profile_lock(profile_id))
         for _ in _poll(ends_at):
             if lock.try_acquire():
                 return lock
@@ -284,11 +318,13 @@ def wait_for_lock(path: Path, ends_at: float) -> Lock:
     raise NoBrowser(PROFILE_BUSY, "Another run or the maintainer has the shop's profile.")
 
 
-def _wait_for_slot(wanted: Record, ends_at: float, kept: Container[str]) -> Record:
+def _wait_for_slot(profile_id: str, ends_at: float, kept: Container[str]) -> Slot:
     for look in _poll(ends_at):
         may_start = look == 0 or time.monotonic() + TIME_TO_START < ends_at
-        if may_start and (taken := _take_slot(wanted, kept)):
-            return taken
+        if slot := take_slot(profile_id, may_start=may_start, kept=kept):
+            return slot
+    if records_of_profile(profile_id):
+        raise NoBrowser(PROFILE_BUSY, "The shop's former browser is still being ended, or could not be.")
     raise NoBrowser(BROWSER_WAIT, "Every slot was busy.")
 
 
@@ -302,42 +338,36 @@ def _poll(ends_at: float) -> Iterator[int]:
 
 
 def _prepare_browser(
-    wanted: Record, launch: LaunchSettings, ends_at: float, kept: Container[str]
+    slot: Slot, profile_id: str, shop: str, lease_no: int, launch: LaunchSettings
 ) -> tuple[Record, bool]:
-    """Mark the shop's own browser busy if it is healthy and has these settings, otherwise start one. The caller has the
-    profile's lock.
+    """Mark the slot busy with its own browser if that is healthy and has these settings, otherwise with a new one."""
+    found = slot.record
+    if found and found.state == IDLE and found.launch == launch.fingerprint and is_recorded_browser(found):
+        slot.write(replace(found, state=BUSY, shop=shop, lease_no=lease_no))
+        assert slot.record is not None
+        return slot.record, True
+    if not slot.empty("its user died" if found and found.state == BUSY else "not in order"):
+        raise NoBrowser(PROFILE_BUSY, "The shop's former browser could not be ended.")
+    return _start_in_slot(slot, profile_id, shop, launch, lease_no), False
+
+
+def _start_in_slot(slot: Slot, profile_id: str, shop: str, launch: LaunchSettings, lease_no: int) -> Record:
+    """Start the shop's browser in this empty slot, marked busy.
+
+    Raises: `NoBrowser`. The slot is empty then, or quarantined.
     """
-    for found in registry.records_of_profile(wanted.profile):
-        if found.state == IDLE and found.launch == launch.fingerprint and is_recorded_browser(found):
-            record = replace(found, state=BUSY, shop=wanted.shop, lease_no=wanted.lease_no)
-            registry.write_record(record)
-            return record, True
-        why = "its user died" if found.state == BUSY else "not in order"
-        if not end_browser(found, why):
-            registry.write_record(replace(found, state=QUARANTINED, reason=why))
-            raise NoBrowser(PROFILE_BUSY, "The shop's former browser could not be ended.")
-        record = replace(wanted, slot=found.slot)
-        registry.write_record(record)
-        return _start_in_slot(record, launch), False
-    return _start_in_slot(_wait_for_slot(wanted, ends_at, kept), launch), False
-
-
-def _start_in_slot(record: Record, launch: LaunchSettings) -> Record:
-    """Start the browser of this record, which is in its slot, and return the record with it.
-
-    Raises: `NoBrowser`, `OSError`. The slot is empty then, or quarantined.
-    """
+    slot.write(Record(slot=slot.number, state=BUSY, shop=shop, profile=profile_id, lease_no=lease_no))
+    assert slot.record is not None
     try:
-        running = (attach_browser if launch.cdp_url else start_browser)(record, launch)
+        running = (attach_browser if launch.cdp_url else start_browser)(slot.record, launch)
         address = prove_proxy(running.port) if running.proxy_port else ""
         now = time.time()
-        running = replace(running, launch=launch.fingerprint, started_at=now, last_used_at=now)
-        registry.write_record(running)
+        slot.write(replace(running, launch=launch.fingerprint, started_at=now, last_used_at=now))
     except (NoBrowser, OSError):
-        empty_slot(record, "did not start")
+        slot.empty("did not start")
         raise
-    log.info("browser_started", slot=running.slot, profile=running.profile, port=running.port, address=address)
-    return running
+    log.info("browser_started", slot=slot.number, profile=profile_id, port=running.port, address=address)
+    return slot.record
 
 
 def is_recorded_browser(record: Record) -> bool:

@@ -1,8 +1,8 @@
 """Paths, slot records and locks of browsers in the state directory.
 
-There is one small file per slot. Only the holder of the lock of its profile writes it, by rename; any process reads
-it. A record is written before its browser starts and removed after the browser's end is proven. So a running browser of
-the pool always has its profile in a record, whatever process was killed.
+There is one small file per slot. Only the holder of the slot's lock writes it, by rename; any process reads it. A
+record is written before its browser starts and removed after the browser's end is proven. So a running browser of the
+pool always has its profile in a record, whatever process was killed.
 """
 
 from __future__ import annotations
@@ -98,17 +98,7 @@ def profile_lock(profile_id: str) -> Path:
     return profile_dir(profile_id) / LOCK
 
 
-def home_locks_dir() -> Path:
-    return _create_directory(browser_root() / "home-locks")
-
-
-def home_lock(profile_id: str) -> Path:
-    """Return the lock of a shop's HOME. A run without a browser has it; one with a browser has that of the profile."""
-    return home_locks_dir() / directory_name(profile_id)
-
-
 def slot_lock(slot: int) -> Path:
-    """Return the lock of a record that names no profile, because it cannot be read."""
     return browsers_dir() / f"slot-{slot}.lock"
 
 
@@ -195,36 +185,19 @@ class Record:
 
 
 def read_record(slot: int) -> Record | None:
-    """Return the record, or None without a browser. An unreadable file counts as an abandoned browser.
-
-    Fields of another release are left out: it may have the browser in use.
-    """
-    known = {each.name for each in dataclasses.fields(Record)}
+    """Return the record, or None without a browser. An unreadable file counts as an abandoned browser."""
     try:
         found = json.loads(slot_record(slot).read_bytes())
-        return Record(**{name: found[name] for name in known & found.keys()} | {"slot": slot})
+        return Record(**{**found, "slot": slot})
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError):
         return Record(slot=slot, state=BUSY, reason="unreadable")
 
 
 def write_record(record: Record) -> None:
     """Write the record. Raises `OSError`, for example on a full disk; the old record stays then."""
     replace_json(slot_record(record.slot), dataclasses.asdict(record))
-
-
-def create_record(record: Record) -> bool:
-    """Write the record of an empty slot. Returns False if the slot has one. Raises `OSError`."""
-    made = browsers_dir() / f"{directory_name(record.profile)}.new"  # only the holder of the profile's lock makes it
-    replace_json(made, dataclasses.asdict(record))
-    try:
-        os.link(made, slot_record(record.slot))
-    except FileExistsError:
-        return False
-    finally:
-        made.unlink(missing_ok=True)
-    return True
 
 
 def delete_record(slot: int) -> None:

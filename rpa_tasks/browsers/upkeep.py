@@ -1,7 +1,7 @@
 """Maintain unused browsers: end, check, recycle, pre-warm and describe them.
 
-Each step holds the lock of a profile only as long as needed and skips browsers in use. So the steps may run
-concurrently with any number of runs.
+Each step holds the lock of a slot only as long as needed and skips slots in use. So the steps may run concurrently with
+any number of runs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from rpa_tasks.browsers import devtools, registry
 from rpa_tasks.browsers.browser_processes import memory_by_session
 from rpa_tasks.browsers.launch import BROWSER_WAIT, PROFILE_BUSY, LaunchSettings, NoBrowser
 from rpa_tasks.browsers.pool import (
+    Slot,
     acquire_browser,
-    empty_slot,
-    hold_unused,
     is_recorded_browser,
     recycling_reason,
 )
@@ -40,11 +39,11 @@ EMPTY = "empty"
 
 def end_unfit() -> None:
     """End browsers whose worker process was killed, whose end was not proven before, or that are used up."""
-    for record in unused_in(BUSY, QUARANTINED, IDLE):
-        with skip_if_failing(record.slot):
+    for slot, record in unused_slots_in(BUSY, QUARANTINED, IDLE):
+        with skip_if_failing(slot.number):
             why = {BUSY: "its user died", QUARANTINED: "quarantined"}.get(record.state) or recycling_reason(record)
-            if why and empty_slot(record, why) and record.state == QUARANTINED:
-                log.info("slot_freed", slot=record.slot)
+            if why and slot.empty(why) and record.state == QUARANTINED:
+                log.info("slot_freed", slot=slot.number)
 
 
 def check_idle() -> None:
@@ -53,15 +52,15 @@ def check_idle() -> None:
     A browser can answer its port for hours but show no page. A check in the future counts as due: the clock was set
     back.
     """
-    for record in unused_in(IDLE):
+    for slot, record in unused_slots_in(IDLE):
         if abs(time.time() - record.checked_at) < CHECK_INTERVAL:
             continue
-        with skip_if_failing(record.slot):
+        with skip_if_failing(slot.number):
             if why := _health_problem(record):
                 log.warning("browser_unhealthy", slot=record.slot, profile=record.profile, why=why)
-                empty_slot(record, why)
+                slot.empty(why)
             else:
-                registry.write_record(replace(record, checked_at=time.time()))
+                slot.write(replace(record, checked_at=time.time()))
 
 
 def _health_problem(record: Record) -> str:
@@ -89,26 +88,32 @@ def end_surplus() -> None:
         if record.slot > settings.AFTERTOUCH_RPA_BROWSERS
         or (rank >= settings.AFTERTOUCH_RPA_WARM_BROWSERS and record.last_used_at < stale)
     }
-    for record in unused_in(IDLE):
-        with skip_if_failing(record.slot):
-            if record.slot in surplus and record in idle:  # not used since
-                empty_slot(record, "idle")
+    for slot, record in unused_slots_in(IDLE):
+        with skip_if_failing(slot.number):
+            if slot.number in surplus and record in idle:  # not used since
+                slot.empty("idle")
 
 
 def end_unused() -> int:
     """End all unused browsers after the end of the worker. Returns how many browsers remain."""
-    for record in unused_in(IDLE, BUSY, QUARANTINED):
-        with skip_if_failing(record.slot):
-            empty_slot(record, "the worker ended")
+    for slot, _ in unused_slots_in(IDLE, BUSY, QUARANTINED):
+        with skip_if_failing(slot.number):
+            slot.empty("the worker ended")
     return len(records_in(IDLE, BUSY))
 
 
-def unused_in(*states: str) -> Iterator[Record]:
-    """Yield the records of unused browsers in these states, each with the lock of its profile during its turn."""
+def unused_slots_in(*states: str) -> Iterator[tuple[Slot, Record]]:
+    """Yield the unused slots in these states with their records, each locked during its turn."""
     for record in records_in(*states):
-        with skip_if_failing(record.slot), hold_unused(record) as found:
-            if found and found.state in states:
-                yield found
+        slot = Slot(record.slot)
+        with skip_if_failing(record.slot):
+            if not slot.try_acquire():
+                continue
+            try:
+                if slot.record and slot.record.state in states:
+                    yield slot, slot.record
+            finally:
+                slot.release()
 
 
 @contextmanager

@@ -157,14 +157,14 @@ def _is_old(folder: Path, at: datetime) -> bool:
 
 
 def _delete_profile(folder: Path, at: datetime) -> None:
-    """Delete the profile with the shop's home, except its lock file. Each run of the shop has one of the two locks.
+    """Delete the profile with the shop's home, except its lock file, which each run of the shop holds.
 
     Without that file two later processes could hold different locks: the old file and a new one. Raises `OSError`.
     """
-    locks = Lock(folder / registry.LOCK), Lock(registry.home_locks_dir() / folder.name)
+    lock = Lock(folder / registry.LOCK)
+    if not lock.try_acquire():
+        return
     try:
-        if not all(lock.try_acquire() for lock in locks):
-            return
         # The shop may have returned to this node, or a run have taken the home, since the look.
         if folder.name in _needed_profiles() or not _is_old(folder, at) or _has_browser(folder):
             return
@@ -176,8 +176,7 @@ def _delete_profile(folder: Path, at: datetime) -> None:
             registry.shop_runs_path(folder.name).rmdir()
         (folder / UNNEEDED_MARK).unlink(missing_ok=True)  # last, so that an interrupted deletion starts again
     finally:
-        for lock in locks:
-            lock.release()
+        lock.release()
     log.info("profile_deleted", profile=folder.name)
 
 

@@ -222,7 +222,7 @@ class Relay:
 
 # Host the take-overs of this node: in the maintainer, one thread for each, beside one that looks for new ones.
 #
-# A take-over that holds its shop acquires the browser as a run does, with the lock of the profile. One that
+# A take-over that holds its shop acquires the browser as a run does, with the locks of profile and slot. One that
 # shares the browser of a run takes no lock and ends with the run. Locks end with the process, and the lease with its
 # renewals.
 
@@ -319,7 +319,9 @@ def _take_browser(row: TakeOver) -> Iterator[tuple[Record, FindEnd]]:
     launch = resolve_launch_settings(row.shop)
     with acquire_browser(profile, name, wait=wait, lease_no=row.lease_no, launch=launch) as browser:
         leases.pin_profile(row)
-        yield browser.record, lambda: None
+        record = registry.read_record(browser.slot)
+        assert record is not None
+        yield record, lambda: None
 
 
 def _wait_for_shared_browser(row: TakeOver) -> Record:

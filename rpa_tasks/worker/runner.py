@@ -26,7 +26,7 @@ from rpa_tasks import isolation
 from rpa_tasks.browser_settings import resolve_launch_settings
 from rpa_tasks.browsers import devtools, registry
 from rpa_tasks.browsers.launch import BROWSER_FAILED, DISK_FULL, PROXY_FAILED, NoBrowser, is_disk_full
-from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser, wait_for_lock
+from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser, lock_profile
 from rpa_tasks.flow_sdk.discovery import FLOWS_VARIABLE
 from rpa_tasks.jobs import wakeups
 from rpa_tasks.jobs.dispatch import RunResult, settle_run
@@ -213,7 +213,7 @@ class JobRun:
         wait = settings.AFTERTOUCH_RPA_BROWSER_WAIT
         if not self.job.flow.needs_browser:
             with self._renew_during():
-                lock = wait_for_lock(registry.home_lock(self.job.shop.profile), time.monotonic() + wait.total_seconds())
+                lock = lock_profile(self.job.shop.profile, time.monotonic() + wait.total_seconds())
             try:
                 yield
             finally:

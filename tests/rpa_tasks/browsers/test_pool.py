@@ -13,7 +13,7 @@ from pytest_django import Settings
 
 from rpa_tasks.browsers import devtools, registry
 from rpa_tasks.browsers.launch import BROWSER_WAIT, PROFILE_BUSY, NoBrowser
-from rpa_tasks.browsers.pool import AcquiredBrowser
+from rpa_tasks.browsers.pool import AcquiredBrowser, Slot
 from rpa_tasks.browsers.registry import Lock
 from tests.rpa_tasks.browsers.browser_processes import AcquiringProcess, find_record, is_gone, read_slot_states, visit
 from tests.rpa_tasks.browsers.conftest import Site
@@ -90,7 +90,7 @@ def test_waiting_run_gets_released_slot(
 def test_late_acquire_starts_no_browser(acquire: Acquire, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """The slot becomes free at a moment when a start could not be over in time."""
     settings.AFTERTOUCH_RPA_BROWSERS = 1
-    holder = Lock(registry.profile_lock("s1"))
+    holder = Lock(Path(settings.AFTERTOUCH_STATE_DIR) / "rpa" / "browsers" / "slot-1.lock")
     acquire("s1").release()
     assert holder.try_acquire()
     looks = []
@@ -132,21 +132,14 @@ def test_pages_left_by_run_are_closed(acquire: Acquire, site: Site) -> None:
     assert [page.url for page in devtools.list_tabs(again.port)] == ["about:blank"]
 
 
-def test_profile_is_not_locked_after_an_error_of_the_disk(acquire: Acquire, state: Path) -> None:
+def test_slot_whose_record_cannot_be_read_is_not_locked(state: Path) -> None:
     registry.slot_record(1).mkdir()  # stands for an error of the disk
-    with pytest.raises(NoBrowser):
-        acquire("s1")
+    with pytest.raises(IsADirectoryError):
+        Slot(1).try_acquire()
     registry.slot_record(1).rmdir()
-    assert acquire("s1").slot == 1
-
-
-def test_slot_is_taken_once(state: Path) -> None:
-    """Several shops may find the same slot empty."""
-    one, two = (registry.Record(slot=1, state="busy", profile=profile) for profile in ("s1", "s2"))
-    assert registry.create_record(one)
-    assert not registry.create_record(two)
-    assert registry.read_record(1) == one
-    assert [path.name for path in registry.browsers_dir().iterdir()] == ["slot-1.json"]
+    again = Slot(1)
+    assert again.try_acquire()
+    again.release()
 
 
 def test_removed_slot_is_not_used(acquire: Acquire, settings: Settings) -> None:

@@ -190,7 +190,7 @@ def test_error_at_one_slot_does_not_stop_the_later_ones(
     for slot in (1, 2):
         registry.write_record(registry.Record(slot=slot, state=registry.IDLE, profile=f"s{slot}"))
     if failing == "lock":
-        registry.profile_lock("s1").mkdir()  # stands for an error of the disk
+        registry.slot_lock(1).mkdir()  # stands for an error of the disk
     else:
         monkeypatch.setattr(registry, "delete_record", delete_other)
     step()

@@ -524,10 +524,10 @@ def test_leftover_runs_deletes_only_folders_of_ended_runs(
     assert not kept.exists()
 
 
-def test_run_without_browser_holds_the_home_of_its_shop(run_script: Callable[..., Job], tmp_path: Path) -> None:
-    """The home is not deleted then."""
+def test_run_without_browser_holds_the_folders_of_its_shop(run_script: Callable[..., Job], tmp_path: Path) -> None:
+    """Its home is not deleted, and no second process works in its folders."""
     job = run_script("pass", run=False)
-    lock = Lock(registry.home_lock(job.shop.profile))
+    lock = Lock(registry.profile_lock(job.shop.profile))
     held = [
         "import fcntl",
         f"with open({str(lock.path)!r}) as file:",
@@ -543,10 +543,12 @@ def test_run_without_browser_holds_the_home_of_its_shop(run_script: Callable[...
     lock.release()
 
 
-def test_run_without_browser_waits_for_the_home_of_its_shop(run_script: Callable[..., Job], settings: Settings) -> None:
+def test_run_without_browser_waits_for_the_folders_of_its_shop(
+    run_script: Callable[..., Job], settings: Settings
+) -> None:
     settings.AFTERTOUCH_RPA_BROWSER_WAIT = timedelta(0)
     job = run_script("pass", run=False)
-    lock = Lock(registry.home_lock(job.shop.profile))
+    lock = Lock(registry.profile_lock(job.shop.profile))
     assert lock.try_acquire()
     assert runner.run_startable_jobs(EVERY) == 1
     lock.release()
