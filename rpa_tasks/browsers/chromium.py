@@ -154,10 +154,6 @@ FLAGS = [
     "--disable-features=Translate,OptimizationHints,MediaRouter",
     "--disk-cache-size=52428800",
     "--log-level=3",
-    # Many shops keep a login in a session cookie, which Chromium drops at its end unless it restores the last session.
-    # Without a window at its start it restores no page.
-    "--restore-last-session",
-    "--no-startup-window",
 ]
 
 
@@ -190,7 +186,7 @@ def start_browser(record: Record, launch: LaunchSettings) -> Record:
                 # Other processes can listen on a port: it must belong to this browser.
                 with suppress(devtools.NoAnswer):
                     path = devtools.websocket_path(port)
-                    if listens_on(pid, port) and devtools.reset_to_blank_page(port):
+                    if listens_on(pid, port):
                         proxy_port = forwarding.port if forwarding else 0
                         return replace(
                             record, pid=pid, ticks=process.started, port=port, path=path, proxy_port=proxy_port
@@ -278,7 +274,7 @@ def _start_chromium(record: Record, launch: LaunchSettings, forwarding: Forwardi
             "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
             "--disable-quic",
         ]
-    flags += devtools.debug_flags(port)
+    flags += [*devtools.debug_flags(port), "about:blank"]
     environment = browser_environment(record) | launch.environment
     try:
         sandbox = isolation.isolate_browser(record.profile, extensions)

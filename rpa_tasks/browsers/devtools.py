@@ -1,4 +1,4 @@
-"""DevTools commands of the pool: identify, show, close pages, close the browser.
+"""DevTools commands of the pool: identify, show, close pages, read cookies, close the browser.
 
 It uses HTTP where possible, otherwise one WebSocket per command. All connections go to the loopback, without a proxy.
 """
@@ -52,6 +52,10 @@ def debug_flags(port: int) -> list[str]:
 
 class NoAnswer(Exception):
     """The browser did not answer in time, or gave an odd answer, as another program does."""
+
+
+class Refused(NoAnswer):
+    """The browser answered in time that it does not carry out the command."""
 
 
 T = TypeVar("T")
@@ -161,7 +165,7 @@ def ask(connection: ClientConnection, method: str, *, timeout: float | None = No
     except (OSError, ValueError, WebSocketException) as error:
         raise NoAnswer(f"{method}: {error!r}") from error
     if "error" in answer:
-        raise NoAnswer(f"{method}: {answer['error']!r}")
+        raise Refused(f"{method}: {answer['error']!r}")
     return _member(answer, dict, "result")
 
 
@@ -169,6 +173,15 @@ def send_command(port: int, path: str, method: str, *, timeout: float | None = N
     """Send one command over a connection of its own. Raises `NoAnswer`, also if the browser refuses it."""
     with open_connection(port, path, timeout=timeout) as connection:
         return ask(connection, method, timeout=timeout, **params)
+
+
+def list_cookies(port: int, path: str, *, timeout: float | None = None) -> list[dict[str, Any]]:
+    """Return the cookies of the profile; each has name, domain, path and `session`. Raises `NoAnswer`."""
+    cookies = _member(send_command(port, path, "Storage.getCookies", timeout=timeout), list, "cookies")
+    for cookie in cookies:
+        for name, kind in {"name": str, "domain": str, "path": str, "session": bool}.items():
+            _member(cookie, kind, name)
+    return cookies
 
 
 PAGE_STATE = """(() => {

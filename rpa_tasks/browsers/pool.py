@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Container, Iterator
 from contextlib import ExitStack, suppress
@@ -9,7 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import structlog
 from django.conf import settings
@@ -47,11 +48,17 @@ log = structlog.get_logger(__name__)
 # Only the holder of a slot's lock changes the slot. Only the holder of a profile's lock starts a browser on it. While
 # another process evicts a shop's browser, the shop finds its own slot locked. It waits until the record names another
 # shop; the end of the old browser is proven by then.
+#
+# Chromium drops session cookies when it ends, and many shops keep a login in one. So they are stored beside the
+# profile and given to its next browser.
 
 
-ANSWER_WITHIN = 2.0  #: seconds for a browser to accept the close command
+ANSWER_WITHIN = 2.0  #: seconds for a browser to return its cookies, and to accept the close command
 CLOSE_TIMEOUT = 3.0  #: seconds for a browser to close: it writes its cookies
 KILL_GRACE = 2.0  #: seconds between SIGTERM and SIGKILL
+COOKIE_FIELDS = (
+    "name", "value", "domain", "path", "secure", "httpOnly", "sameSite", "priority", "sourceScheme", "partitionKey",
+)  # fmt: skip
 
 
 class Slot:
@@ -138,7 +145,7 @@ def end_browser(record: Record, why: str) -> bool:
     """End the slot's browser with all its processes. Returns False if the end of one is not proven.
 
     The browser is asked to close first. A terminated Chromium loses the cookies of its last 30 seconds, and with them a
-    new login. The port needs no proof: without a process nothing listens.
+    new login. Its session cookies are kept. The port needs no proof: without a process nothing listens.
     """
     record = record if record.pid else _identify_main_process(record)
     if _request_close(record):
@@ -184,10 +191,46 @@ def _request_close(record: Record) -> bool:
                 devtools.reset_to_blank_page(record.port)
         return False
     try:
+        # Store the session cookies before the browser is asked to close. Raises `devtools.NoAnswer`.
+        cookies = devtools.list_cookies(record.port, record.path, timeout=ANSWER_WITHIN)
+        lasting = [
+            {key: cookie[key] for key in COOKIE_FIELDS if key in cookie} for cookie in cookies if cookie["session"]
+        ]
+        try:
+            registry.replace_json(session_cookies(record.profile), lasting)
+        except OSError as error:
+            log.warning("session_cookies_not_kept", profile=record.profile, error=str(error))
         devtools.send_command(record.port, record.path, "Browser.close", timeout=ANSWER_WITHIN)
     except devtools.NoAnswer:
         return False
     return True
+
+
+def restore_session_cookies(record: Record) -> None:
+    """Restore the cookies in the profile's new browser. A cookie that it already has is newer and stays.
+
+    Raises `NoBrowser` if the browser does not answer: the end of a used one overwrites the only copy of a login.
+    """
+
+    def key_of(cookie: dict[str, Any]) -> tuple[str, str, str]:
+        return cookie["name"], cookie["domain"], cookie["path"]
+
+    try:
+        kept = json.loads(registry.read_own(session_cookies(record.profile)))
+        present = {key_of(cookie) for cookie in devtools.list_cookies(record.port, record.path)}
+        if missing := [cookie for cookie in kept if key_of(cookie) not in present]:
+            devtools.send_command(record.port, record.path, "Storage.setCookies", cookies=missing)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, TypeError, LookupError, RecursionError, devtools.Refused) as error:
+        # Programs of the shop can write the file.
+        log.warning("session_cookies_lost", profile=record.profile, error=str(error))
+    except devtools.NoAnswer as error:
+        raise NoBrowser(BROWSER_FAILED, f"Session cookies were not restored: {error}") from error
+
+
+def session_cookies(profile_id: str) -> Path:
+    return registry.profile_dir(profile_id) / ".session-cookies.json"
 
 
 POLL_INTERVAL = 0.03  #: seconds
@@ -263,6 +306,7 @@ class AcquiredBrowser:
         """Delete all cookies of the profile. Raises `NoBrowser` if the browser does not answer."""
         try:
             devtools.send_command(self.port, devtools.websocket_path(self.port), "Storage.clearCookies")
+            session_cookies(self.profile).unlink(missing_ok=True)
         except devtools.NoAnswer as error:
             raise NoBrowser(BROWSER_FAILED, f"Cookies were not cleared: {error}") from error
 
@@ -361,10 +405,12 @@ def _start_in_slot(slot: Slot, profile_id: str, shop: str, launch: LaunchSetting
     try:
         running = (attach_browser if launch.cdp_url else start_browser)(slot.record, launch)
         address = prove_proxy(running.port) if running.proxy_port else ""
+        if not running.remote:
+            restore_session_cookies(running)
         now = time.time()
         slot.write(replace(running, launch=launch.fingerprint, started_at=now, last_used_at=now))
     except (NoBrowser, OSError):
-        slot.empty("did not start")
+        slot.empty("did not start")  # its record has no port yet, so the stored session cookies stay
         raise
     log.info("browser_started", slot=slot.number, profile=profile_id, port=running.port, address=address)
     return slot.record

@@ -133,7 +133,7 @@ def _list_pages(port: int) -> list[tuple[str, str]]:
 
 
 def cookies(port: int) -> dict[str, str]:
-    found = devtools.send_command(port, devtools.websocket_path(port), "Storage.getCookies")["cookies"]
+    found = devtools.list_cookies(port, devtools.websocket_path(port))
     return {cookie["name"]: cookie["value"] for cookie in found}
 
 

@@ -23,6 +23,9 @@ GOOD: Answers = {
     "/json/new": {"id": "b"},
     "/json/close": "Target is closing",
     "Runtime.evaluate": {"result": {"value": PAGE}},
+    "Storage.getCookies": {
+        "cookies": [{"name": "n", "domain": "a.example", "path": "/", "session": True, "value": "v"}]
+    },
     "Page.getFrameTree": {"frameTree": {"frame": {"id": "f"}}},
     "Page.createIsolatedWorld": {"executionContextId": 1},
     "Page.captureScreenshot": {"data": "iVBORw=="},
@@ -36,6 +39,7 @@ READERS: dict[str, tuple[Answers, Callable[[], Any]]] = {
     "tabs": (GOOD, lambda: devtools.list_tabs(9)),
     "reset": (GOOD, lambda: devtools.reset_to_blank_page(9)),
     "page": (GOOD, lambda: devtools.read_page(9, "https://a.example/", timeout=0.01)),
+    "cookies": (GOOD, lambda: devtools.list_cookies(9, "/devtools/browser/x")),
     "snapshot": (GOOD | HTML, lambda: devtools.take_snapshot(9, timeout=1.0, limit=1_000)),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import pytest
 from pytest_django import Settings
 
-from rpa_tasks.browsers import devtools, registry
+from rpa_tasks.browsers import devtools, pool, registry
+from rpa_tasks.browsers.launch import BROWSER_FAILED, LaunchSettings, NoBrowser
 from rpa_tasks.browsers.pool import AcquiredBrowser
-from tests.rpa_tasks.browsers.browser_processes import cookies, visit
+from rpa_tasks.browsers.registry import Record
+from tests.rpa_tasks.browsers.browser_processes import cookies, kill, read_slot_states, suspend_browser, visit
 from tests.rpa_tasks.browsers.conftest import Site
 
 pytestmark = pytest.mark.browser
@@ -25,10 +28,10 @@ def test_login_survives_several_browsers_in_private_files(acquire: Acquire, site
         borrowed.release(dirty=True)  # ended, as by an eviction
         borrowed = acquire("s1")
         assert not borrowed.warm
-        assert [tab.url for tab in devtools.list_tabs(borrowed.port)] == ["about:blank"]
-    assert [path for path, _ in site.visits].count("/login") == 1, "a page of the former browser was opened again"
     assert set(visit(borrowed.port, f"{site.url}/orders", site).split("; ")) == {"lasting=1", "passing=1"}
 
+    kept = registry.profile_dir("s1") / ".session-cookies.json"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     for folder in (registry.profile_dir("s1"), registry.browsers_dir(), registry.browser_logs_dir()):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
@@ -50,7 +53,47 @@ def test_cleared_cookies_are_not_restored(acquire: Acquire, site: Site) -> None:
     assert cookies(borrowed.port) == {"lasting": "1", "passing": "1"}
     borrowed.clear_cookies()
     assert cookies(borrowed.port) == {}
+    kill(borrowed.pid)  # no chance to write its state
+    borrowed.release()
+
+    assert "passing" not in cookies(acquire("s1").port)
+
+
+def test_browser_that_restores_no_login_does_not_start(
+    acquire: Acquire, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    borrowed = acquire("s1")
+    visit(borrowed.port, f"{site.url}/login", site)
     borrowed.release(dirty=True)
+    start = pool.start_browser
+
+    def start_and_suspend(record: Record, launch: LaunchSettings) -> Record:
+        running = start(record, launch)
+        patch.setattr(devtools, "TIMEOUT", 1.0)
+        suspend_browser(running.pid, patch)
+        return running
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "start_browser", start_and_suspend)
+        with pytest.raises(NoBrowser) as refused:
+            acquire("s1")
+    assert refused.value.reason == BROWSER_FAILED
+    assert read_slot_states() == {}
+    assert cookies(acquire("s1").port) == {"lasting": "1", "passing": "1"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[",
+        json.dumps([{"name": "n", "value": "v", "domain": "", "path": "/"}]),
+        f'[{{"name": "n", "value": {"[" * 400}{"]" * 400}, "domain": "a.example", "path": "/"}}]',
+    ],
+    ids=["no JSON", "refused", "too deep for the browser"],
+)
+def test_bad_file_of_cookies_prevents_no_start(acquire: Acquire, text: str) -> None:
+    """Programs of the shop can write it."""
+    pool.session_cookies("s1").write_text(text)
     assert cookies(acquire("s1").port) == {}
 
 
