@@ -193,13 +193,14 @@ def _is_below(path: str, above: Iterable[str]) -> bool:
 def home_dir(profile_id: str) -> Path:
     """Return the shop's HOME, which its runs share, and keep it for `cleaning.KEPT_FOR`. Raises `OSError`.
 
-    The caller has the profile's lock. Flows without a browser run on any node, also on one that the profile has left.
+    Flows without a browser run on any node, also on one that the profile has left.
     """
     name = registry.directory_name(profile_id)
     folder = registry.homes_dir() / name
-    (registry.profiles_dir() / name / registry.UNNEEDED_MARK).unlink(missing_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    _change_owner(folder)
+    with registry.homes_lock():
+        (registry.profiles_dir() / name / registry.UNNEEDED_MARK).unlink(missing_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        _change_owner(folder)
     return folder
 
 

@@ -336,7 +336,7 @@ def acquire_browser(
     ends_at = began + wait.total_seconds()
     with ExitStack() as held:
         try:
-            held.callback(lock_profile(profile_id, ends_at).release)
+            held.callback(_wait_for_profile(profile_id, ends_at).release)
             slot = _wait_for_slot(profile_id, ends_at, kept)
             held.callback(slot.release)
             record, warm = _prepare_browser(slot, profile_id, shop, lease_no, launch)
@@ -347,18 +347,11 @@ def acquire_browser(
         return AcquiredBrowser(slot, record, held.pop_all(), download_folder=folder, waited=waited, warm=warm)
 
 
-def lock_profile(profile_id: str, ends_at: float) -> Lock:
-    """Wait until this monotonic instant for the lock of a shop's folders, which each of its runs holds.
-
-    Raises: `NoBrowser`.
-    """
-    try:
-        lock = Lock(registry.profile_lock(profile_id))
-        for _ in _poll(ends_at):
-            if lock.try_acquire():
-                return lock
-    except OSError as error:
-        raise NoBrowser(DISK_FULL if is_disk_full(error) else BROWSER_FAILED, str(error)) from error
+def _wait_for_profile(profile_id: str, ends_at: float) -> Lock:
+    lock = Lock(registry.profile_lock(profile_id))
+    for _ in _poll(ends_at):
+        if lock.try_acquire():
+            return lock
     raise NoBrowser(PROFILE_BUSY, "Another run or the maintainer has the shop's profile.")
 
 

@@ -13,6 +13,8 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -241,9 +243,16 @@ class Lock:
 
     def try_acquire(self) -> bool:
         """Try to take the lock, without waiting. Raises `OSError` if the file cannot be created."""
+        return self._take(fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def acquire(self) -> None:
+        """Wait for the lock. Raises `OSError` if the file cannot be created."""
+        self._take(fcntl.LOCK_EX)
+
+    def _take(self, operation: int) -> bool:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, operation)
         except BaseException as error:
             os.close(descriptor)
             if isinstance(error, BlockingIOError):
@@ -261,6 +270,17 @@ class Lock:
             # Unlocked explicitly: a child between fork and exec still has the descriptor.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
+
+
+@contextmanager
+def homes_lock() -> Iterator[None]:
+    """Hold the lock of all homes while a run takes its home, or a deletion sets one aside: microseconds."""
+    lock = Lock(browser_root() / "homes.lock")
+    lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _close_locks_in_child() -> None:

@@ -22,6 +22,7 @@ from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.browser_processes import processes_on_profile
 from rpa_tasks.browsers.registry import UNNEEDED_MARK, Lock
 from rpa_tasks.models import ExecutionNode, Job, JobState, Shop
+from rpa_tasks.supervisor.runs import SHOP, list_run_processes
 from scheduling import sql
 
 log = structlog.get_logger(__name__)
@@ -116,13 +117,14 @@ def delete_old_profiles() -> None:
 def _unneeded_profiles() -> Iterator[Path]:
     """Yield directories of profiles, including those that only have a home."""
     needed = _needed_profiles()
-    for name in sorted({*os.listdir(registry.profiles_dir()), *os.listdir(registry.homes_dir())}):
+    homes = {name.removeprefix(".") for name in os.listdir(registry.homes_dir())}
+    for name in sorted({*os.listdir(registry.profiles_dir()), *homes}):
         folder = registry.profiles_dir() / name
         try:
             if name in needed:
                 (folder / UNNEEDED_MARK).unlink(missing_ok=True)
                 continue
-            if has_home := (registry.homes_dir() / name).is_dir():
+            if has_home := any(path.is_dir() for path in _home_paths(name)):
                 with suppress(OSError):
                     folder.mkdir(mode=0o700, exist_ok=True)
             if has_home or (folder.is_dir() and set(os.listdir(folder)) - {registry.LOCK}):
@@ -144,6 +146,11 @@ def _needed_profiles() -> set[str]:
     return {registry.directory_name(shop.profile) for shop in shops.select_related("platform")}
 
 
+def _home_paths(name: str) -> tuple[Path, Path]:
+    """Return the home of a profile's directory name, and where its deletion sets it aside. No name has a dot first."""
+    return registry.homes_dir() / name, registry.homes_dir() / f".{name}"
+
+
 def _is_old(folder: Path, at: datetime) -> bool:
     """Return whether this node has known for `KEPT_FOR` that the profile is not needed. The first look notes it.
 
@@ -157,7 +164,7 @@ def _is_old(folder: Path, at: datetime) -> bool:
 
 
 def _delete_profile(folder: Path, at: datetime) -> None:
-    """Delete the profile with the shop's home, except its lock file, which each run of the shop holds.
+    """Delete the profile with the shop's home, except its lock file.
 
     Without that file two later processes could hold different locks: the old file and a new one. Raises `OSError`.
     """
@@ -165,27 +172,43 @@ def _delete_profile(folder: Path, at: datetime) -> None:
     if not lock.try_acquire():
         return
     try:
-        # The shop may have returned to this node, or a run have taken the home, since the look.
-        if folder.name in _needed_profiles() or not _is_old(folder, at) or _has_browser(folder):
+        # The shop may have returned to this node since the look.
+        if folder.name in _needed_profiles() or _is_in_use(folder):
             return
+        home, aside = _home_paths(folder.name)
+        if not isolation.delete_directory(aside):
+            return  # the rest of an interrupted deletion
+        with registry.homes_lock():
+            if not _is_old(folder, at):  # a run has taken the home since
+                return
+            with suppress(FileNotFoundError):
+                home.rename(aside)  # a run that starts from now on gets a new one
         names = set(os.listdir(folder)) - {registry.LOCK, UNNEEDED_MARK}
-        for path in (registry.homes_dir() / folder.name, *(folder / name for name in names)):
+        for path in (aside, *(folder / name for name in names)):
             if not isolation.delete_directory(path):
                 return
-        with suppress(OSError):  # the directory of a killed worker's run is left
+        with suppress(OSError):  # not empty: a run begins
             registry.shop_runs_path(folder.name).rmdir()
-        (folder / UNNEEDED_MARK).unlink(missing_ok=True)  # last, so that an interrupted deletion starts again
+        # Last, so that an interrupted deletion starts again. A run may have removed it.
+        (folder / UNNEEDED_MARK).unlink(missing_ok=True)
     finally:
         lock.release()
     log.info("profile_deleted", profile=folder.name)
 
 
-def _has_browser(folder: Path) -> bool:
-    """Return whether a browser has the profile, including an idle one or that of a person."""
+def _is_in_use(folder: Path) -> bool:
+    """Return whether a browser has the profile, including an idle one or that of a person, or a command its home."""
     records = registry.read_records().values()
     if any(record and record.profile and registry.directory_name(record.profile) == folder.name for record in records):
         return True
-    return any(True for _ in processes_on_profile(str(folder)))
+    if any(True for _ in processes_on_profile(str(folder))):
+        return True
+    names = {each.markers[SHOP] for each in list_run_processes()}
+    shops = Shop.objects.select_related("platform").filter(shop_id__in=[name.partition("/")[2] for name in names])
+    return any(
+        f"{shop.platform.key}/{shop.shop_id}" in names and registry.directory_name(shop.profile) == folder.name
+        for shop in shops
+    )
 
 
 #: One that frees no space is last.

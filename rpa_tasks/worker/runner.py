@@ -26,7 +26,7 @@ from rpa_tasks import isolation
 from rpa_tasks.browser_settings import resolve_launch_settings
 from rpa_tasks.browsers import devtools, registry
 from rpa_tasks.browsers.launch import BROWSER_FAILED, DISK_FULL, PROXY_FAILED, NoBrowser, is_disk_full
-from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser, lock_profile
+from rpa_tasks.browsers.pool import AcquiredBrowser, acquire_browser
 from rpa_tasks.flow_sdk.discovery import FLOWS_VARIABLE
 from rpa_tasks.jobs import wakeups
 from rpa_tasks.jobs.dispatch import RunResult, settle_run
@@ -209,21 +209,14 @@ class JobRun:
 
     @contextmanager
     def _acquire_browser(self) -> Iterator[None]:
-        """Hold the shop's folders on this node during the block, and its browser if the flow needs one."""
-        wait = settings.AFTERTOUCH_RPA_BROWSER_WAIT
         if not self.job.flow.needs_browser:
-            with self._renew_during():
-                lock = lock_profile(self.job.shop.profile, time.monotonic() + wait.total_seconds())
-            try:
-                yield
-            finally:
-                lock.release()
+            yield
             return
         with self._renew_during():
             self.browser = acquire_browser(
                 self.job.shop.profile,
                 self._shop_name(),
-                wait=wait,
+                wait=settings.AFTERTOUCH_RPA_BROWSER_WAIT,
                 lease_no=self.pick.claim.lease_no,
                 launch=resolve_launch_settings(self.job.shop),
             )

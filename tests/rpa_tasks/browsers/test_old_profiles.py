@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.utils.timezone import now
@@ -19,6 +22,7 @@ from rpa_tasks.browsers.registry import IDLE, Lock, Record
 from rpa_tasks.maintainer import cleaning
 from rpa_tasks.maintainer.cleaning import KEPT_FOR, UNNEEDED_MARK, delete_old_profiles
 from rpa_tasks.models import ExecutionNode, Lane, Platform, Shop
+from rpa_tasks.supervisor.runs import MARKERS
 
 pytestmark = pytest.mark.django_db
 
@@ -199,6 +203,22 @@ def test_profile_is_kept_when_shop_returns_before_lock(monkeypatch: pytest.Monke
     assert list_names(folder) >= WHOLE
 
 
+def test_home_is_kept_while_a_command_of_its_shop_runs(state: Path) -> None:
+    """Flows without a browser run on any node, and pin the shop to none."""
+    shop("moved", home="n2")
+    profile("pdd-moved", left=LONG)
+    folder = home("pdd-moved")
+    marks = dict(zip(MARKERS, (str(uuid4()), "1", "pdd/moved", str(state)), strict=True))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=marks) as command:
+        try:
+            delete_old_profiles()
+            assert (folder / "a" / "token").exists()
+        finally:
+            command.kill()
+    delete_old_profiles()
+    assert not folder.exists()
+
+
 def test_run_renews_the_unneeded_mark() -> None:
     shop("moved", home="n2")
     mark = profile("pdd-moved", left=LONG) / UNNEEDED_MARK
@@ -209,17 +229,46 @@ def test_run_renews_the_unneeded_mark() -> None:
     assert now() - datetime.fromisoformat(mark.read_text()) < timedelta(hours=1)
 
 
-def test_home_is_kept_when_a_run_takes_it_between_look_and_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flows without a browser run on any node, and pin the shop to none."""
+def test_home_is_kept_when_a_run_starts_during_the_look(monkeypatch: pytest.MonkeyPatch) -> None:
     shop("moved", home="n2")
     profile("pdd-moved", left=LONG)
     folder = home("pdd-moved")
-    taken = Lock.try_acquire
+    look = cleaning.processes_on_profile
 
-    def take(lock: Lock) -> bool:
+    def start_run(folder: str) -> Iterator[Any]:
+        yield from look(folder)
         isolation.home_dir("pdd-moved")
-        return taken(lock)
 
-    monkeypatch.setattr(cleaning.Lock, "try_acquire", take)
+    monkeypatch.setattr(cleaning, "processes_on_profile", start_run)
     delete_old_profiles()
     assert (folder / "a" / "token").exists()
+
+
+def test_run_that_starts_during_the_deletion_keeps_its_new_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop("moved", home="n2")
+    profile("pdd-moved", left=LONG)
+    folder = home("pdd-moved")
+    delete = isolation.delete_directory
+
+    started = []
+
+    def start_run(path: Path) -> bool:
+        if os.path.lexists(path) and not started:
+            started.append(path)
+            (isolation.home_dir("pdd-moved") / "new").touch()
+        return delete(path)
+
+    monkeypatch.setattr(isolation, "delete_directory", start_run)
+    delete_old_profiles()
+    assert list_names(folder) == {"new"}
+    assert list_names(folder.parent) == {"pdd-moved"}
+    delete_old_profiles()
+    assert list_names(folder) == {"new"}
+
+
+def test_home_set_aside_by_an_interrupted_deletion_is_deleted() -> None:
+    folder = home("pdd-gone")
+    folder.rename(folder.with_name(".pdd-gone"))
+    (registry.profile_dir("pdd-gone") / UNNEEDED_MARK).write_text((now() - LONG).isoformat())
+    delete_old_profiles()
+    assert list_names(folder.parent) == set()

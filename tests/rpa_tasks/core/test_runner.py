@@ -23,7 +23,6 @@ from config.local.processes import wait_until
 from rpa_tasks import isolation
 from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.launch import NoBrowser
-from rpa_tasks.browsers.registry import Lock
 from rpa_tasks.jobs import dispatch
 from rpa_tasks.jobs.ledger import JobLedger, job_ledger
 from rpa_tasks.jobs.publish import request_cancel
@@ -522,38 +521,6 @@ def test_leftover_runs_deletes_only_folders_of_ended_runs(
 
     isolation.delete_directory(kept)
     assert not kept.exists()
-
-
-def test_run_without_browser_holds_the_folders_of_its_shop(run_script: Callable[..., Job], tmp_path: Path) -> None:
-    """Its home is not deleted, and no second process works in its folders."""
-    job = run_script("pass", run=False)
-    lock = Lock(registry.profile_lock(job.shop.profile))
-    held = [
-        "import fcntl",
-        f"with open({str(lock.path)!r}) as file:",
-        "    try: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)",
-        "    except BlockingIOError: sys.exit(0)",
-        "sys.exit(65)",
-    ]
-    Flow.objects.update(command=script("\n".join(held)))
-    assert runner.run_startable_jobs(EVERY) == 1
-    job.refresh_from_db()
-    assert job.state == "succeeded", job.runs.get().detail
-    assert lock.try_acquire()
-    lock.release()
-
-
-def test_run_without_browser_waits_for_the_folders_of_its_shop(
-    run_script: Callable[..., Job], settings: Settings
-) -> None:
-    settings.AFTERTOUCH_RPA_BROWSER_WAIT = timedelta(0)
-    job = run_script("pass", run=False)
-    lock = Lock(registry.profile_lock(job.shop.profile))
-    assert lock.try_acquire()
-    assert runner.run_startable_jobs(EVERY) == 1
-    lock.release()
-    run = job.runs.get()
-    assert (run.outcome, run.reason) == ("held", "profile_busy")
 
 
 def test_odd_folder_of_one_shop_keeps_no_left_run_of_another(settings: Settings, tmp_path: Path) -> None:
