@@ -19,9 +19,10 @@ from django.db.models.functions import Now
 
 from rpa_tasks import isolation
 from rpa_tasks.browsers import registry
-from rpa_tasks.browsers.browser_processes import processes_on_profile
+from rpa_tasks.browsers.browser_processes import leftover_browsers_on, processes_on_profile
 from rpa_tasks.browsers.registry import UNNEEDED_MARK, Lock
 from rpa_tasks.models import ExecutionNode, Job, JobState, Shop
+from rpa_tasks.supervisor.processes import end_processes
 from rpa_tasks.supervisor.runs import SHOP, list_run_processes
 from scheduling import sql
 
@@ -173,7 +174,11 @@ def _delete_profile(folder: Path, at: datetime) -> None:
         return
     try:
         # The shop may have returned to this node since the look.
-        if folder.name in _needed_profiles() or _is_in_use(folder):
+        if folder.name in _needed_profiles() or _has_record(folder):
+            return
+        # Browsers of ours without a record: no other process would end them, as the shop starts none here.
+        end_processes(lambda: leftover_browsers_on(str(folder)), grace=2.0)
+        if _is_in_use(folder):
             return
         home, aside = _home_paths(folder.name)
         if not isolation.delete_directory(aside):
@@ -196,11 +201,14 @@ def _delete_profile(folder: Path, at: datetime) -> None:
     log.info("profile_deleted", profile=folder.name)
 
 
-def _is_in_use(folder: Path) -> bool:
-    """Return whether a browser has the profile, including an idle one or that of a person, or a command its home."""
+def _has_record(folder: Path) -> bool:
+    """Return whether the profile has a recorded browser, maybe an idle one."""
     records = registry.read_records().values()
-    if any(record and record.profile and registry.directory_name(record.profile) == folder.name for record in records):
-        return True
+    return any(each and each.profile and registry.directory_name(each.profile) == folder.name for each in records)
+
+
+def _is_in_use(folder: Path) -> bool:
+    """Return whether a browser has the profile, maybe that of a person, or a command its home."""
     if any(True for _ in processes_on_profile(str(folder))):
         return True
     names = {each.markers[SHOP] for each in list_run_processes()}

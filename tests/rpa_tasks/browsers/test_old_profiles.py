@@ -18,6 +18,7 @@ from pytest_django import Settings
 
 from rpa_tasks import isolation
 from rpa_tasks.browsers import registry
+from rpa_tasks.browsers.browser_processes import MARKER
 from rpa_tasks.browsers.registry import IDLE, Lock, Record
 from rpa_tasks.maintainer import cleaning
 from rpa_tasks.maintainer.cleaning import KEPT_FOR, UNNEEDED_MARK, delete_old_profiles
@@ -186,6 +187,19 @@ def test_profile_in_use_is_deleted_later() -> None:
     registry.delete_record(1)
     delete_old_profiles()
     assert [list_names(folder) for folder in (held, idle, opened)] == [{".lock"}] * 3
+
+
+def test_browser_without_a_record_is_ended_before_its_profile_is_deleted() -> None:
+    """Its record was deleted by hand, and its shop starts no other browser here."""
+    folder = profile("pdd-gone", left=LONG)
+    words = [sys.executable, "-c", "input()", f"--user-data-dir={folder}"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, env={MARKER: registry.slot_marker(1)}) as browser:
+        try:
+            delete_old_profiles()
+            assert browser.poll() is not None
+        finally:
+            browser.kill()
+    assert list_names(folder) == {".lock"}
 
 
 def test_profile_is_kept_when_shop_returns_before_lock(monkeypatch: pytest.MonkeyPatch) -> None:
