@@ -24,6 +24,7 @@ log = structlog.get_logger(__name__)
 
 INTERVAL = 5.0  #: seconds between looks at the maintainer and at orphans
 STOP_WITHIN = 30.0  #: seconds to end the browsers
+STOP_MARGIN = 5.0  #: seconds beyond, after which a stop goes on without the thread
 
 _supervision: Supervision | None = None
 
@@ -60,9 +61,13 @@ class Supervision:
         return self._process.pid if self._process else None
 
     def stop(self) -> None:
-        """Stop the maintainer and wait for it. Idempotent."""
+        """Stop the maintainer and wait for it, up to a limit. Idempotent."""
         self._stopping.set()
-        self._thread.join()
+        self._thread.join(STOP_WITHIN + STOP_MARGIN)
+        if self._thread.is_alive():  # the disk of its program or of the node's files does not answer
+            log.warning("maintainer_not_stopped", pid=self.pid)
+            if self._process:
+                self._process.kill()
         adopt_orphans(False)
 
     def _supervise(self) -> None:

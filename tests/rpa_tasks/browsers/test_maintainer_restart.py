@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from rpa_tasks.maintainer import process
 from rpa_tasks.maintainer.process import Supervision
 from tests.rpa_tasks.browsers.browser_processes import eventually, is_gone
+from tests.support.waiting import WAIT_LIMIT
 
 
 @pytest.fixture
@@ -65,3 +67,26 @@ def test_supervision_stop_does_not_wait_for_retry(
     eventually(lambda: tries, "it was not tried")
     supervision.stop()
     assert not supervision._thread.is_alive()
+
+
+def test_supervision_stop_ends_although_its_thread_hangs(
+    interpreter: Path, tries: list[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk of the node does not answer. A stop of the worker must not wait for it."""
+    interpreter.write_text("#!/bin/sh\nexec sleep 1000\n")
+    interpreter.chmod(0o700)
+    over = threading.Event()
+    monkeypatch.setattr(process, "reap_orphans", lambda known: over.wait(WAIT_LIMIT))
+    monkeypatch.setattr(process, "STOP_WITHIN", 0.05)
+    monkeypatch.setattr(process, "STOP_MARGIN", 0.05, raising=False)
+    supervision = Supervision([])
+    try:
+        pid = eventually(lambda: supervision.pid, "it was not started")
+        stop = threading.Thread(target=supervision.stop, daemon=True)
+        stop.start()
+        stop.join(8.0)
+        assert not stop.is_alive()
+        eventually(lambda: is_gone(pid), "it was not ended")
+    finally:
+        over.set()
+        supervision._thread.join()
