@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -195,12 +196,7 @@ def start_browser(record: Record, launch: LaunchSettings) -> Record:
     finally:
         if forwarding:
             forwarding.listener.close()
-    try:
-        # NUL bytes, which follow a truncation, are replaced: PostgreSQL refuses them.
-        tail = storable_text(_log_path(record).read_text(errors="replace")[-500:]).strip()
-    except OSError as error:
-        tail = str(error)
-    raise NoBrowser(BROWSER_FAILED, f"Chromium did not start: {tail}")
+    raise NoBrowser(BROWSER_FAILED, f"Chromium did not start: {_read_end_of_log(record)}")
 
 
 def attach_browser(record: Record, launch: LaunchSettings) -> Record:
@@ -225,7 +221,11 @@ def attach_browser(record: Record, launch: LaunchSettings) -> Record:
         if process and devtools.reset_to_blank_page(forwarding.port):
             return replace(record, pid=pid, ticks=process.started, port=forwarding.port, path=path, remote=True)
     except devtools.NoAnswer as error:
-        raise NoBrowser(BROWSER_FAILED, f"Browser {launch.cdp_url} does not answer: {error}") from error
+        if not (process and is_alive(pid, process.started)):
+            problem = f"The forwarder to {launch.cdp_url} ended: {_read_end_of_log(record)}"
+        else:
+            problem = f"Browser {launch.cdp_url} does not answer: {error}"
+        raise NoBrowser(BROWSER_FAILED, problem) from error
     raise NoBrowser(BROWSER_FAILED, f"Browser {launch.cdp_url} has a page that does not close.")
 
 
@@ -323,9 +323,14 @@ def _start_session(
         )  # fmt: skip
     finally:
         os.close(output)
-    threading.Thread(target=process.wait, name="browser", daemon=True).start()
+    try:
+        threading.Thread(target=process.wait, name="browser", daemon=True).start()
+    except RuntimeError as error:  # no thread is left for a moment
+        with process:
+            process.kill()
+        raise OSError(errno.EAGAIN, str(error)) from error
     assert process.stdin
-    with process.stdin:
+    with suppress(BrokenPipeError), process.stdin:  # who has ended before it reads is found dead
         if forwarding:  # by standard input, because every process of this user can read command line and environment
             process.stdin.write(json.dumps(forwarding.order).encode())
     return process.pid
@@ -333,6 +338,14 @@ def _start_session(
 
 def _log_path(record: Record) -> Path:
     return registry.browser_logs_dir() / f"browser-{record.slot}.log"
+
+
+def _read_end_of_log(record: Record) -> str:
+    try:
+        # NUL bytes, which follow a truncation, are replaced: PostgreSQL refuses them.
+        return storable_text(_log_path(record).read_text(errors="replace")[-500:]).strip()
+    except OSError as error:
+        return str(error)
 
 
 def browser_environment(record: Record) -> dict[str, str]:

@@ -146,7 +146,7 @@ def open_connection(port: int, path: str, *, timeout: float | None = None) -> Cl
             close_timeout=0.2,
             ping_interval=None,  # a browser that is busy for long keeps a connection
         )
-    except (OSError, ValueError, WebSocketException) as error:
+    except (OSError, ValueError, RuntimeError, WebSocketException) as error:  # a connection needs a new thread
         raise NoAnswer(f"{path}: {error!r}") from error
 
 

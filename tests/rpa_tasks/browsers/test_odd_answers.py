@@ -127,3 +127,14 @@ def test_odd_answers_are_no_answers(reader: str, answer_with: Callable[[Answers]
             except Exception as error:
                 failed.append(f"{name} {str(odd)[:200]}: {error!r}")
     assert failed == []
+
+
+def test_connection_without_a_thread_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each connection has a thread of its own."""
+
+    def connect(url: str, **_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(devtools, "connect", connect)
+    with pytest.raises(devtools.NoAnswer, match="can't start new thread"):
+        devtools.open_connection(9, "/devtools/browser/x")

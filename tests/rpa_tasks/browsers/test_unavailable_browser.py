@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +15,15 @@ from pytest_django import Settings
 
 from config.celery.application import refuse_snap
 from rpa_tasks.browsers import chromium, registry
-from rpa_tasks.browsers.browser_processes import unowned_processes
-from rpa_tasks.browsers.launch import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, NoBrowser, find_program
+from rpa_tasks.browsers.browser_processes import processes_on_profile, unowned_processes
+from rpa_tasks.browsers.launch import (
+    BROWSER_FAILED,
+    DISK_FULL,
+    PROFILE_BUSY,
+    LaunchSettings,
+    NoBrowser,
+    find_program,
+)
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.checks import check_browser_program
 from rpa_tasks.flow_sdk.flow import Misused, open_browser
@@ -92,6 +101,49 @@ def test_chromium_without_answer_is_ended(
     monkeypatch.setattr(chromium, "START_TIMEOUT", 1.0)
     with pytest.raises(NoBrowser) as refused:
         acquire("s1")
+    assert refused.value.reason == BROWSER_FAILED
+    assert read_slot_states() == {}
+
+
+def test_browser_is_ended_if_no_thread_can_start(
+    acquire: Acquire, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.RPA_CHROMIUM_PATH = str(_script(tmp_path, "while :; do sleep 1; done"))
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(NoBrowser, match="can't start new thread") as refused:
+            acquire("s1")
+    assert refused.value.reason == BROWSER_FAILED
+    assert read_slot_states() == {}
+    assert list(processes_on_profile(str(registry.profile_dir("s1")))) == []
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [LaunchSettings(proxy_url="http://127.0.0.1:9"), LaunchSettings(cdp_url="http://127.0.0.1:9")],
+    ids=["proxy", "elsewhere"],
+)
+def test_forwarder_that_fails_shows_its_output(
+    acquire: Acquire, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: LaunchSettings
+) -> None:
+    """It ends before it reads its order."""
+    settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ["127.0.0.1:9"]
+    python = _script(tmp_path, "exec 0<&-; echo 'no memory' >&2; exit 1")
+    started = threading.Thread.start
+
+    def start_late(thread: threading.Thread) -> None:
+        started(thread)
+        if thread.name == "browser":
+            thread.join()
+
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(threading.Thread, "start", start_late)
+    with pytest.raises(NoBrowser, match="no memory") as refused:
+        acquire("s1", launch=launch)
     assert refused.value.reason == BROWSER_FAILED
     assert read_slot_states() == {}
 
