@@ -18,7 +18,7 @@
 --   s the arming of the last recorded silence, removed by the next message · p reason of the pause
 --   e when a pause by typing ends, ms · g the arming whose deadline was extended · m the user has typed · f, v last
 --   activity of user and agent, ms · l when the user last renewed it, ms · x closed · k key of a gateway (see note_expired) · w what it is counted as (prelude) · z the
---   last guide message (see note_sending)
+--   last guide message (prelude)
 -- ARGV[1]  clock offset, µs (prelude)
 -- ARGV[2]  how long a session is kept, ms
 -- ARGV[3]  how long a closed one is remembered, ms
@@ -73,17 +73,21 @@ local function close(key, id, order, armed_at, was)
 end
 
 -- Judge a guide message by the user's first message or typing within ten minutes of it: one that was not needed is
--- false, and is not answered then. `mark` is field z (see note_sending).
-local function judge(key, kind, mark, policy)
-  local armed_at, at, typed = mark:match('^(%d+):(%d+):(%d*)$')
-  local after, message = math.max(0, now - at), kind == 'message'
-  if message or after > ANSWERED_WITHIN then
+-- false, and is not answered then. `mark` is field z (prelude).
+local function judge(key, kind, mark)
+  local armed_at, at, typed, fate, policy = read_mark(mark)
+  local after, message = math.max(0, now - (at or 0)), kind == 'message'
+  if after > ANSWERED_WITHIN then
     call('HDEL', key, 'z')
-  elseif kind == 'typing' and typed == '' then
-    put('z', armed_at .. ':' .. at .. ':' .. whole(after))
+    return
   end
-  if after > ANSWERED_WITHIN or not message and (kind ~= 'typing' or typed ~= '') then return end
+  if fate == JUDGED or not message and (kind ~= 'typing' or typed ~= '') then return end
   local first = typed == '' and after or typed + 0
+  if message and fate == '' then
+    call('HDEL', key, 'z')
+  else
+    put('z', build_mark(armed_at, at, whole(first), message and JUDGED or fate, policy))
+  end
   if message and first > FALSE_WITHIN then
     count_today(TODAY, 'answered', policy)
   elseif typed == '' and after <= FALSE_WITHIN then
@@ -188,11 +192,17 @@ local function note(key, inbox, what, user, chat, seq, tags)
       if kind == 'typing' then put('m', '1') end
       -- A message that may be on its way is the last one. It counts here, because `note_sending` comes too late for it.
       local reserved = guided[2] and guided[2]:match('([^\n]*)\n$')
+      local mark = held[15]
       if reserved then
-        call('HSET', key, 'z', reserved)
-        count_today(TODAY, 'sent', (guide or answer).key)
+        -- By the tags before this frame, which may change them.
+        local armed_at, at = reserved:match('^(%d+):(%d+):$')
+        local its_guide, its_answer = policies_of(policies, held[4] or 'default')
+        local policy = (its_guide or its_answer).key
+        mark = build_mark(armed_at, at, '', OPEN, policy)
+        call('HSET', key, 'z', mark)
+        count_today(TODAY, 'sent', policy)
       end
-      if reserved or held[15] then judge(key, kind, reserved or held[15], (guide or answer).key) end
+      if mark then judge(key, kind, mark) end
     else
       if not by_user then put('v', now) end
       -- A silence that the agent answered before its guide message was sent does not count as a guide message. One that

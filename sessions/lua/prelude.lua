@@ -46,9 +46,25 @@ end
 local ANSWERED_WITHIN, FALSE_WITHIN = 600000, 2000
 local COUNTS_KEPT = 691200000 -- ms: eight days
 
--- Count something of a policy in the counts of the day (see `stats.read_week`).
-local function count_today(key, what, policy)
-  if redis.call('HINCRBY', key, what .. ':' .. policy, 1) == 1 then redis.call('PEXPIRE', key, COUNTS_KEPT) end
+-- Count something of a policy in the counts of the day (see `stats.read_week`). `by` is -1 to take a count back.
+local function count_today(key, what, policy, by)
+  by = by or 1
+  if redis.call('HINCRBY', key, what .. ':' .. policy, by) == by then redis.call('PEXPIRE', key, COUNTS_KEPT) end
+end
+
+-- The mark of the last guide message (field z):
+--   the arming of its silence · the time of that message, ms · the time until the user typed, ms, or '' · its fate · the
+--   key of the policy that counts it
+--   fate: '' sent; OPEN where a frame of the user counted it before `note_sending`; JUDGED after its message then
+local OPEN, JUDGED = 'o', 'j'
+
+local function build_mark(armed_at, at, typed, fate, policy)
+  return table.concat({armed_at, at, typed, fate, policy}, ':')
+end
+
+-- Return these five, nothing without a mark.
+local function read_mark(mark)
+  return (mark or ''):match('^(%d+):(%d+):(%d*):(%a?):(.*)$')
 end
 
 -- ms; well below the time for which sessions are kept.

@@ -145,6 +145,93 @@ def test_messages_count_by_policy(chats: Chats) -> None:
     assert counted(chats) == {"vip": SENT, "default": (2, 0, 0)}
 
 
+@pytest.fixture
+def two_policies(chats: Chats) -> Chats:
+    chats.policies(new=Policy(timedelta(seconds=60)), vip=Policy(timedelta(seconds=60)))
+    return chats
+
+
+@each_row(
+    "frames, expected",
+    [
+        ([(100, "message")], ANSWERED),
+        ([(100, "typing"), (5, "message")], ANSWERED),
+        ([(1, "message")], FALSE),
+        ([(1, "read"), (100, "message")], ANSWERED),
+    ],
+)
+@pytest.mark.parametrize("has_mark", [True, False])
+def test_reaction_counts_for_the_policy_of_its_message(
+    has_mark: bool,
+    frames: list[tuple[float, str]],
+    expected: tuple[int, int, int],
+    two_policies: Chats,
+    valkey: redis.Redis,
+) -> None:
+    """The customer gets another tag with the first frame after the message."""
+    valkey.flushall()
+    claim = two_policies.confirmed_silence(tag="new")
+    assert two_policies.is_current(claim)
+    if has_mark:
+        two_policies.note_sending(claim)
+    for seconds, kind in frames:
+        two_policies.pass_time(seconds)
+        two_policies.user(kind=kind, tag="vip")
+    assert counted(two_policies) == {"new": expected}
+
+
+def test_retry_keeps_the_policy_of_its_message(two_policies: Chats) -> None:
+    claim = two_policies.confirmed_silence(tag="new")
+    two_policies.deliver(claim)
+    two_policies.user(kind="ping", tag="vip")
+    two_policies.deliver(claim)
+    two_policies.pass_time(100)
+    two_policies.user()
+    assert counted(two_policies) == {"new": ANSWERED}
+
+
+@each_row(
+    "frames",
+    [
+        [(0, "read")],
+        [(1, "typing")],
+        [(5, "typing")],
+        [(1, "message")],
+        [(1, "typing"), (1, "message")],
+        [(5, "message")],
+        [(1, "read"), (5, "typing"), (1, "message"), (1, "message")],
+    ],
+)
+def test_stopped_message_does_not_stay_counted(
+    frames: list[tuple[float, str]], chats: Chats, valkey: redis.Redis
+) -> None:
+    """A frame counts a message that may be on its way. Then the ledger stops it."""
+    valkey.flushall()
+    chats.policies(default=Policy(timedelta(seconds=60)))
+    claim = chats.confirmed_silence()
+    assert chats.is_current(claim)
+    for seconds, kind in frames:
+        chats.pass_time(seconds)
+        chats.user(kind=kind)
+    for _ in range(2):
+        chats.note_sending(claim, sent=False)
+    chats.pass_time(100)
+    chats.user()
+    assert counted(chats) == {}
+
+
+@pytest.mark.parametrize("kind", ["read", "typing", "message"])
+def test_stopped_retry_of_a_sent_message_stays_counted(kind: str, chats: Chats) -> None:
+    claim = chats.confirmed_silence()
+    assert chats.is_current(claim)
+    chats.user(kind=kind)
+    chats.note_sending(claim)
+    before = counted(chats)
+    assert before["default"][0] == 1
+    chats.note_sending(claim, sent=False)
+    assert counted(chats) == before
+
+
 def test_flush_loses_the_counts_and_nothing_else(chats: Chats) -> None:
     claim = chats.confirmed_silence()
     chats.deliver(claim)
