@@ -6,7 +6,7 @@ A view costs one short script per shard and a few rows of counts. The cost does 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -154,25 +154,29 @@ GUIDES = Series("guides", gettext_lazy("Guide messages"), "hue1")
 def silences_chart(spans: list[Span], time_limit: PageTimeLimit) -> Chart:
     events = count_by_span(statistics.event_cache, spans, time_limit)
     ended = count_by_span(statistics.ended_cache, spans, time_limit)
-    nodes = {node.id for node in current().triggered.get(SILENT, ())}
-    buckets = []
+    # Those that are disabled or retired now sent some of the messages.
+    nodes = {node.id for node in current().nodes.values() if node.trigger == SILENT}
+    buckets, whole_sent = [], Counter[int]()
     for span, taken, tally in zip(spans, events, ended, strict=True):
-        counts = None
+        counts, sent = None, Counter[int]()
         if taken is not None and tally is not None:
-            sent = sum(count for (state, _, node), count in tally.items() if state == "delivered" and node in nodes)
-            counts = {SILENCES.key: taken[SILENT], GUIDES.key: sent}
-        buckets.append(Bucket(span.label, counts, _bar_links(span.hours[0], span.until)))
-    whole = _bar_links(spans[0].hours[0], spans[-1].until)
+            for (state, _reason, node), count in tally.items():
+                if state == "delivered" and node in nodes:
+                    sent[node] += count
+            counts = {SILENCES.key: taken[SILENT], GUIDES.key: sent.total()}
+        whole_sent += sent
+        buckets.append(Bucket(span.label, counts, _bar_links(span.hours[0], span.until, sent)))
+    whole = _bar_links(spans[0].hours[0], spans[-1].until, whole_sent)
     legend = [(each, sum_series(buckets, each), whole.get(each.key, "")) for each in (SILENCES, GUIDES)]
     return Chart("silences", _("Silences and guide messages"), legend, buckets, is_stacked=False)
 
 
-def _bar_links(since: datetime, until: datetime) -> dict[str, str]:
-    """Return links to the lists behind a bar. Guide messages have a link only if a single node sends them."""
+def _bar_links(since: datetime, until: datetime, senders: Collection[int]) -> dict[str, str]:
+    """Return links to the lists behind a bar. Guide messages have a link only if a single node sent them."""
     links = {SILENCES.key: build_span_link("scheduling_event", "received_at", since, until, type=SILENT)}
-    nodes = current().triggered.get(SILENT, ())
-    if len(nodes) == 1:
-        delivered = {"state__exact": "delivered", "node__id__exact": str(nodes[0].id)}
+    if len(senders) == 1:
+        (node,) = senders
+        delivered = {"state__exact": "delivered", "node__id__exact": str(node)}
         links[GUIDES.key] = build_span_link("scheduling_touch", "settled_at", since, until, **delivered)
     return links
 

@@ -75,10 +75,12 @@ def test_card_charts_silences_and_guide_messages_by_hour(
             user_id="ann", occurred_at=at, received_at=at,
         )  # fmt: skip
     guide, other = matrix.node("guide", SILENT), matrix.node("other", "order.paid")
+    off, retired = matrix.node("off", SILENT, enabled=False), matrix.node("retired", SILENT, retired_at=now())
     event = Event.objects.first()
     for node, state, minutes, count in (
-        (guide, "delivered", -60, 2), (guide, "delivered", -5, 3), (guide, "delivered", 0, 4),
+        (guide, "delivered", -60, 1), (guide, "delivered", -5, 1), (guide, "delivered", 0, 4),
         (guide, "delivered", -65, 7), (guide, "suppressed", -5, 1), (other, "delivered", -5, 1),
+        (off, "delivered", -60, 1), (off, "delivered", -5, 1), (retired, "delivered", -5, 1),
     ):  # fmt: skip
         at = here + timedelta(minutes=minutes)
         Touch.objects.bulk_create(
@@ -94,6 +96,8 @@ def test_card_charts_silences_and_guide_messages_by_hour(
     assert [count for _, count, _ in chart.series] == [2, 16]
     client.force_login(ops_request.user)
     (count, link), _ = chart.rows[-2][1]
+    # A link filters by one node, and three sent the messages of the second bar.
+    assert [bool(link) for _, (_, (_, link)) in chart.rows[-3:]] == [True, False, True]
     rows = client.get(link).context["cl"].result_list
     assert (count, [row.type for row in rows]) == (2, [SILENT] * 2)
 
