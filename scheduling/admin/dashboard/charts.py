@@ -127,7 +127,7 @@ class Chart:
         scales = {
             "x": {"stacked": self.is_stacked, "grid": {"display": False}, "ticks": ticks},
             "y": {"stacked": self.is_stacked, "grid": {}, "ticks": ticks, "beginAtZero": True},
-            "changes": {"display": False, "beginAtZero": True},
+            "changes": {"axis": "y", "display": False, "beginAtZero": True},
         }
         return json.dumps({
             "animation": False, "maintainAspectRatio": False, "scales": scales,
