@@ -321,6 +321,60 @@ def test_dashboard_refreshes_pauses_and_reports_errors(
         raise AssertionError("a chart kept its width")
 
 
+@pytest.mark.usefixtures("valkey")
+def test_chart_with_greater_sign_stays_until_its_data_change(ops: OpenPage, live_server: LiveServer) -> None:
+    """Pauses after half an hour have the label `> 1800 s`, which the canvas has in an attribute."""
+    from django.urls import reverse
+
+    from sessions.models import SilencePolicy
+    from sessions.store import sessions, stats
+    from tests.sessions.conftest import count_nudges
+
+    SilencePolicy.objects.update_or_create(key="default", defaults={"threshold": timedelta(seconds=45)})
+    count_nudges(sessions.live_store(), "default", **{"3": 2, str(len(stats.PAUSE_ENDS) + 1): 3})
+    page = ops("en")
+    page.clock.install()
+    page.goto(f"{live_server.url}{reverse('admin:chat_sessions_live')}")
+    canvas = page.locator("#chart-pauses-default ~ .at-plot canvas")
+    assert "> 1800 s" in canvas.get_attribute("data-value")
+    page.set_default_timeout(20_000)
+
+    def look_again() -> None:
+        with page.expect_request_finished(lambda request: "x-live" in request.headers):
+            page.clock.run_for(10_000)
+        page.wait_for_timeout(200)
+
+    # A refresh without news leaves the page as it is.
+    page.evaluate("window.heading = document.querySelector('#chart-pauses-default')")
+    look_again()
+    assert page.evaluate("window.heading.isConnected")
+
+    # The data alone change: a bar of the chart, but no text of the page.
+    page.evaluate("window.drawn = Chart.getChart(document.querySelector('canvas.chart'))")
+    see = "() => { const { data } = Chart.getChart(document.querySelector('canvas.chart')); return data.labels.at(-1) }"
+
+    def rename_bar(route: Any) -> None:
+        answer = route.fetch()
+        text = answer.text()
+        value = text.partition('data-value="')[2].partition('"')[0]
+        route.fulfill(response=answer, body=text.replace(value, value.replace("1800 s", "1900 s")))
+
+    page.route("**/live/", rename_bar)
+    for _ in range(2):
+        look_again()
+        assert page.evaluate(see) == "> 1900 s"
+    assert page.evaluate("window.drawn === Chart.getChart(document.querySelector('canvas.chart'))")
+    page.evaluate("window.heading = document.querySelector('#chart-pauses-default')")
+    look_again()
+    assert page.evaluate("window.heading.isConnected")
+
+    # A canvas without a chart is not kept.
+    page.evaluate("Chart.getChart(document.querySelector('canvas.chart')).destroy()")
+    page.unroute("**/live/")
+    look_again()
+    assert page.evaluate(see) == "> 1800 s"
+
+
 @pytest.mark.usefixtures("busy_week", "valkey")
 def test_chart_link_opens_rows_and_keyboard_navigates(ops: OpenPage, live_server: LiveServer) -> None:
     page = ops("en")

@@ -20,15 +20,23 @@ document.addEventListener("DOMContentLoaded", () => {
     const isHeld = () => hold?.getAttribute("aria-pressed") === "true";
 
     // A form's token looks different in each answer and is the same: a button that is just being pressed stays. So does a
-    // canvas on which a chart was drawn; the table beside it has the same numbers.
-    const contentOf = (part) => part.innerHTML.replace(/(name="csrfmiddlewaretoken" value=")[^"]*|<canvas[^>]*>/g, "$1");
+    // canvas on which a chart was drawn, while its data are the same. An attribute may contain `>`.
+    const contentOf = (part) => part.innerHTML.replace(
+        /(name="csrfmiddlewaretoken" value=")[^"]*|<canvas(?:"[^"]*"|[^>"])*>/g, "$1",
+    ) + [...part.querySelectorAll("canvas")].map((each) => each.dataset.value).join();
 
-    // Draw the numbers of a canvas on the one that is kept, else on itself. Unfold draws those of the loaded page.
+    // Draw the numbers of a canvas on the kept one if that has a chart, else on itself. Return whether it is the kept one.
+    // Unfold draws those of the loaded page.
     const drawChart = (fresh, kept) => {
         const chart = kept && Chart.getChart(kept);
         const data = JSON.parse(fresh.dataset.value);
-        if (!chart) new Chart(fresh, { type: "bar", data, options: JSON.parse(fresh.dataset.options) });
-        else Object.assign(chart, { data }).update();
+        if (chart) {
+            kept.dataset.value = fresh.dataset.value;
+            Object.assign(chart, { data }).update();
+        } else {
+            new Chart(fresh, { type: "bar", data, options: JSON.parse(fresh.dataset.options) });
+        }
+        return Boolean(chart);
     };
 
     // Return a selector of the focused element, for the same one in the fresh content, or "".
@@ -50,8 +58,8 @@ document.addEventListener("DOMContentLoaded", () => {
         old.querySelectorAll("[data-keep]").forEach((each) => {
             const kept = before.get(each.dataset.keep);
             const canvas = each.querySelector("canvas");
-            if (canvas) drawChart(canvas, kept?.querySelector("canvas"));
-            if (kept) each.replaceWith(kept);
+            const isKept = canvas ? drawChart(canvas, kept?.querySelector("canvas")) : kept;
+            if (isKept) each.replaceWith(kept);
         });
         const same = focus ? old.querySelector(focus) : null;
         same?.focus({ preventScroll: true });
