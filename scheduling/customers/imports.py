@@ -24,7 +24,6 @@ from uuid import UUID
 import structlog
 from django.conf import settings
 from django.db import OperationalError, close_old_connections, transaction
-from django.db.models import QuerySet
 from django.utils.timezone import now
 
 from scheduling import sql
@@ -47,6 +46,8 @@ LOCK_WAIT = 3.0  #: seconds for the current batch
 BATCH_BYTES = 1_000_000  #: of the file; long records make a batch shorter
 PASS_SECONDS = 4.0  #: then other long work has its turn
 MAX_TRIES = 5  #: of one batch before the import fails
+#: From the first try of a batch to the second; n times as long after the n-th. Workers that restart are up by then.
+RETRY_AFTER = timedelta(seconds=10)
 NOT_ALLOWED = _("The state of the import does not allow this.")
 OPT_OUT_STAYS = _("the customer opted out in person; only a consent by the API or an operator lifts it")
 State = CustomerImport.State
@@ -250,7 +251,7 @@ def run_import_batch(import_id: UUID) -> bool:
     if not _count_try(import_id):
         return False
     with sql.limit_statement_time(settings.TIMEOUTS.bulk_batch):
-        row = _select_working(import_id).select_for_update(of=("self",)).first()  # waits for a worker that counts a try
+        row = _lock_working(import_id)
         if row is None:
             return False
         run_import_lines(row)
@@ -265,13 +266,15 @@ def run_import_batch(import_id: UUID) -> bool:
 def _count_try(import_id: UUID) -> bool:
     """Count a try before it starts, so that a batch that kills its worker is not repeated without end.
 
-    Return False if the import has failed with it, or if another worker runs its batch.
+    Return False if the import has failed with it, if another worker runs its batch, or if the next try is not due.
     """
-    row = _select_working(import_id).select_for_update(skip_locked=True, of=("self",)).first()
-    if row is None:
+    row = _lock_working(import_id)
+    at = sql.now()
+    if row is None or (row.tries and at < row.next_at):
         return False
     if row.tries < MAX_TRIES:
         row.tries += 1
+        row.next_at = at + RETRY_AFTER * row.tries
     else:
         text = _("The batch at line %(place)s could not be finished %(count)s times.", place=row.line, count=MAX_TRIES)
         _fail(row, [FieldError("", text)])
@@ -280,8 +283,10 @@ def _count_try(import_id: UUID) -> bool:
     return row.state in WORKING
 
 
-def _select_working(import_id: UUID) -> QuerySet[CustomerImport]:
-    return CustomerImport.objects.filter(pk=import_id, state__in=WORKING)
+def _lock_working(import_id: UUID) -> CustomerImport | None:
+    """Lock an import that has a next batch. Return None if it has none, or if another worker holds it."""
+    working = CustomerImport.objects.filter(pk=import_id, state__in=WORKING)
+    return working.select_for_update(skip_locked=True, of=("self",)).first()
 
 
 def run_import_lines(row: CustomerImport) -> None:

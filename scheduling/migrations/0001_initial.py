@@ -824,6 +824,7 @@ class Migration(migrations.Migration):
                     ('line', models.PositiveIntegerField(default=1)),
                     ('counts', models.JSONField(default=dict)),
                     ('tries', models.PositiveSmallIntegerField(default=0)),
+                    ('next_at', models.DateTimeField(default=django.utils.timezone.now)),
                     ('problems', models.JSONField(default=list)),
                 ],
                 options={

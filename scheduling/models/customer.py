@@ -229,6 +229,8 @@ class CustomerImport(models.Model):
     counts = models.JSONField(default=dict)
     #: How often the current batch was started.
     tries = models.PositiveSmallIntegerField(default=0)
+    #: The earliest start of its next try, by the database's clock.
+    next_at = models.DateTimeField(default=now)
     #: Why the file cannot be read: [[column, message]].
     problems = models.JSONField(default=list)
 

@@ -65,6 +65,7 @@ SHIFTED = {
     "complaint": "complained_at",
     "automaticrollout": "step_at judged_at counted_until",
     "bulkaction": "begun_at ended_at next_at",
+    "customerimport": "created_at ended_at next_at",
     "endmark": "settled_at ceiling",
 }
 

@@ -6,6 +6,7 @@ import subprocess
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.db import transaction
@@ -28,6 +29,7 @@ from scheduling.models import (
     RefusedLines,
 )
 from scheduling.operations import retention
+from tests.scheduling.core.conftest import pass_time
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
 from tests.scheduling.imports.conftest import (
     check,
@@ -336,9 +338,13 @@ def test_import_fails_after_max_tries(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(imports, "run_import_lines", crash)
-    for _ in range(imports.MAX_TRIES):
+    for number in range(imports.MAX_TRIES):
         with pytest.raises(ZeroDivisionError):
             run_import_batch(row.pk)
+        pass_time(seconds=10 * number + 9)
+        assert not run_import_batch(row.pk), "a worker that restarts has this time"
+        pass_time(seconds=1)
+    assert CustomerImport.objects.get(pk=row.pk).state == "running"
     assert not run_import_batch(row.pk)
     row.refresh_from_db()
     assert (row.state, read_problems(row)) == (
@@ -360,8 +366,40 @@ def test_import_that_fails_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> No
     continue_imports()
     assert [*CustomerImport.objects.order_by("pk").values_list("state", "tries")] == [("checking", 1), ("ready", 0)]
     monkeypatch.setattr(imports, "run_import_lines", run)
+    pass_time(seconds=10)
     continue_imports()
     assert set(CustomerImport.objects.values_list("state", "tries")) == {("ready", 0)}
+
+
+def test_second_worker_neither_waits_for_a_batch_nor_counts_a_try(
+    monkeypatch: pytest.MonkeyPatch, second_connection: SecondConnection
+) -> None:
+    """Between the count of a try and the batch no lock is held."""
+    row = check(make_lines(3))
+    imports.start_import(row.pk, actor="ann")
+    run, count = imports.run_import_lines, imports._count_try
+    found = []
+
+    def work() -> None:
+        found.append((run_import_batch(row.pk), CustomerImport.objects.get(pk=row.pk).tries))
+
+    def count_and_be_overtaken(import_id: UUID) -> bool:
+        may_run = count(import_id)
+        monkeypatch.setattr(imports, "_count_try", count)
+        second_connection(work)
+        return may_run
+
+    def run_beside_a_worker(row: CustomerImport) -> None:
+        monkeypatch.setattr(imports, "_count_try", lambda import_id: True)
+        second_connection(work)
+        run(row)
+
+    monkeypatch.setattr(imports, "_count_try", count_and_be_overtaken)
+    monkeypatch.setattr(imports, "run_import_lines", run_beside_a_worker)
+    run_import_batch(row.pk)
+    assert found == [(False, 1), (False, 1)]
+    row.refresh_from_db()
+    assert (row.state, row.tries) == ("done", 0)
 
 
 def start_worker(row: CustomerImport) -> AbstractContextManager[subprocess.Popen[bytes]]:
@@ -401,6 +439,7 @@ def test_worker_killed_in_a_batch_stores_nothing_of_it(second_connection: Second
     row.refresh_from_db()
     assert (row.counts["lines"], Customer.objects.count()) == (10, 11)
 
+    pass_time(seconds=10)
     continue_imports()
     row.refresh_from_db()
     assert row.state == "done"
