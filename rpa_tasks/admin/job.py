@@ -21,7 +21,7 @@ from django.utils.safestring import SafeString
 from django.utils.timezone import now
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
-from unfold.contrib.filters.admin import AutocompleteSelectFilter, ChoicesDropdownFilter, DropdownFilter
+from unfold.contrib.filters.admin import AutocompleteSelectFilter, DropdownFilter
 from unfold.widgets import UnfoldAdminSelectWidget
 
 from rpa_tasks.admin import labels, run_job
@@ -55,7 +55,7 @@ from scheduling.admin.base import (
 from scheduling.admin.failed_tasks.actions import PaceForm, render_difference
 from scheduling.admin.failed_tasks.bulk_action import MatchingRowsMixin, read_page_time
 from scheduling.admin.labels import translate_reason
-from scheduling.admin.lists import AlwaysOffered, ListExportMixin, ReasonFilter, SpanFilter
+from scheduling.admin.lists import AlwaysOffered, ChoicesFilter, ListExportMixin, ReasonFilter, SpanFilter
 from scheduling.admin.shown_values import format_instant, insert_values
 from scheduling.admin.undo import create_undo_link
 from scheduling.error_text import find_error_line, has_more_lines
@@ -259,8 +259,8 @@ class JobAdmin(RowPage, LiveTable, MatchingRowsMixin, ListExportMixin, BigTable,
     live_columns = ("state_tag", "progress_bar")
     list_display_links = ("made", "short_id")
     list_filter = (
-        DueFilter, ("state", ChoicesDropdownFilter), PlatformFilter, ("shop", ShopFilter), TaskTypeFilter,
-        ReasonFilter, ("priority", ChoicesDropdownFilter), ("created_at", SpanFilter),
+        DueFilter, ("state", ChoicesFilter), PlatformFilter, ("shop", ShopFilter), TaskTypeFilter,
+        ReasonFilter, ("priority", ChoicesFilter), ("created_at", SpanFilter),
     )  # fmt: skip
     ordering = ("-task_id",)  # ids grow with time, so the primary key sorts the newest first
     search_fields = ("task_id",)

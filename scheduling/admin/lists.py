@@ -29,7 +29,7 @@ from django.utils.timezone import is_naive, localtime, make_aware, now
 from django.utils.translation import get_language, gettext, ngettext, override
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_safe
-from unfold.contrib.filters.admin import DropdownFilter, RangeDateTimeFilter, RelatedDropdownFilter
+from unfold.contrib.filters.admin import ChoicesDropdownFilter, DropdownFilter, RangeDateTimeFilter, RelatedDropdownFilter
 from unfold.utils import parse_datetime_str
 from xlsxwriter import Workbook
 
@@ -48,13 +48,23 @@ MOST_OFFERED = 50
 
 
 class AlwaysOffered:
-    """Apply a filter by a related row also if there is only one to choose.
+    """Apply a filter by a field also if there is only one value to choose.
 
-    Django ignores its parameter then, and an action on all matching rows would include those of other rows.
+    Django ignores its parameter then, and an action on all matching rows would include those of other rows. So does
+    Unfold with `isnull` of the field, which the list reads here.
     """
+
+    lookup_kwarg: str
 
     def has_output(self) -> bool:
         return True
+
+    def expected_parameters(self) -> list[str]:
+        return [self.lookup_kwarg]
+
+
+class ChoicesFilter(AlwaysOffered, ChoicesDropdownFilter):  # type: ignore[misc]
+    pass
 
 
 class RelatedFilter(AlwaysOffered, RelatedDropdownFilter):  # type: ignore[misc]
@@ -62,7 +72,10 @@ class RelatedFilter(AlwaysOffered, RelatedDropdownFilter):  # type: ignore[misc]
 
 
 class ColumnFilter(DropdownFilter):  # type: ignore[misc]
-    """Filter by one value of the column `parameter_name`."""
+    """Filter by one value of the column `parameter_name`, also if the filter has nothing to offer."""
+
+    def has_output(self) -> bool:
+        return bool(self.value() or super().has_output())
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset.filter(**{self.parameter_name: self.value()}) if self.value() else queryset

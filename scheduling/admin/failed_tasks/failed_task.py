@@ -26,7 +26,6 @@ from django.utils.text import Truncator
 from django.utils.timezone import localtime
 from django.utils.translation import gettext, gettext_lazy
 from django.utils.translation import gettext_lazy as _
-from unfold.contrib.filters.admin import ChoicesDropdownFilter
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
 from scheduling import sql
@@ -44,7 +43,7 @@ from scheduling.admin.failed_tasks.actions import ReasonForm, offer_retry_undo, 
 from scheduling.admin.failed_tasks.bulk_action import make_list_action
 from scheduling.admin.form_fields import DataField
 from scheduling.admin.labels import translate_error, translate_reason
-from scheduling.admin.lists import ColumnFilter, ListExportMixin, ReasonFilter, SpanFilter
+from scheduling.admin.lists import ChoicesFilter, ColumnFilter, ListExportMixin, ReasonFilter, SpanFilter
 from scheduling.admin.page_reads import count_within
 from scheduling.admin.shown_values import describe_instant, find_address, format_instant
 from scheduling.error_text import find_error_line, has_more_lines
@@ -110,9 +109,10 @@ class AssigneeFilter(admin.SimpleListFilter):
         return [("me", _("Assigned to me")), ("none", _("Not assigned"))]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[FailedTask]) -> QuerySet[FailedTask]:
-        if self.value() == "me":
-            return queryset.filter(assignee=request.user.pk)
-        return queryset.filter(assignee=None) if self.value() == "none" else queryset
+        value = self.value()
+        if value in ("me", "none"):
+            return queryset.filter(assignee=request.user.pk if value == "me" else None)
+        return queryset.none() if value else queryset
 
 
 def _list_assignees() -> list[tuple[str, Any]]:
@@ -328,7 +328,7 @@ class FailedTaskAdmin(RowPage, ListExportMixin, ReadOnlyAdmin):
     )  # fmt: skip
     list_select_related = ("assignee",)
     list_filter = (
-        OpenFilter, ("origin", ChoicesDropdownFilter), CauseFilter, ChannelFilter, ClassFilter,
+        OpenFilter, ("origin", ChoicesFilter), CauseFilter, ChannelFilter, ClassFilter,
         AssigneeFilter, ("failed_at", SpanFilter),
     )  # fmt: skip
     linked_lookups = ("fingerprint",)

@@ -15,7 +15,6 @@ from django.utils.timezone import now
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import (
-    ChoicesDropdownFilter,
     DropdownFilter,
     RangeDateTimeFilter,
 )
@@ -34,7 +33,7 @@ from scheduling.admin.base import (
 from scheduling.admin.failed_tasks.actions import render_difference
 from scheduling.admin.failed_tasks.bulk_action import MatchingRowsMixin, read_page_time
 from scheduling.admin.labels import translate_reason
-from scheduling.admin.lists import ColumnFilter, ListExportMixin, ReasonFilter, RelatedFilter, SpanFilter
+from scheduling.admin.lists import ChoicesFilter, ColumnFilter, ListExportMixin, ReasonFilter, RelatedFilter, SpanFilter
 from scheduling.admin.matrix.preview import preview_page
 from scheduling.admin.shown_values import find_address, format_instant, render_link
 from scheduling.admin.system.workers import workers_page
@@ -120,8 +119,8 @@ class TouchAdmin(RowPage, MatchingRowsMixin, ListExportMixin, BigTable, ReadOnly
     list_display = ("due", "state_label", "why", "node", "who", "chat_id", "event_type", "short_id")
     list_display_links = ("due", "short_id")
     list_filter = (
-        EffectiveStateFilter, ("state", ChoicesDropdownFilter), ReasonFilter, ("node", RelatedFilter),
-        ("node__channel", RelatedFilter), ("priority", ChoicesDropdownFilter), ("due_at", SpanFilter),
+        EffectiveStateFilter, ("state", ChoicesFilter), ReasonFilter, ("node", RelatedFilter),
+        ("node__channel", RelatedFilter), ("priority", ChoicesFilter), ("due_at", SpanFilter),
         ("settled_at", SpanFilter),
     )  # fmt: skip
     linked_lookups = ("paused_by",)

@@ -16,6 +16,7 @@ from scheduling.admin.failed_tasks import bulk_action
 from scheduling.models import BulkAction, FailedTask
 from scheduling.operations import bulk_actions
 from tests.rpa_tasks.admin.conftest import Market, text, url
+from tests.support.list_filters import find_ignored_parameters
 from tests.support.undrawn import read_context
 
 pytestmark = pytest.mark.django_db
@@ -55,6 +56,11 @@ def test_filters_of_jobs_select_for_bulk_cancel(operator: Client, market: Market
         page = f"{url('job_matching', 'job.cancel')}?{address.format(**given)}"
         found[address] = int(read_context(operator, page)["facts"][0].split()[2])
     assert found == ADDRESSES
+
+
+def test_job_filter_value_that_means_nothing_selects_no_row(operator: Client, market: Market) -> None:
+    market.waiting("s1")
+    assert find_ignored_parameters(operator, url("job_changelist")) == []
 
 
 def test_matching_jobs_are_cancelled_by_workers(operator: Client, market: Market) -> None:
