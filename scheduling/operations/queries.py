@@ -10,7 +10,7 @@ from uuid import UUID
 from django.db.models import Q, QuerySet
 
 from scheduling.ids import parse_uuid
-from scheduling.models import WAITING, Event, FailedTask, Touch
+from scheduling.models import Customer, Event, FailedTask, Touch, WAITING
 from scheduling.policy.specs import OVERDUE_AFTER
 from scheduling.redaction import split_by_shown_term
 from scheduling.sql import rows
@@ -83,6 +83,19 @@ def filter_effective_state(value: str, at: datetime) -> Q:
         "bad": Q(state__in=("failed", "unknown")),
     }
     return meant.get(value, Q(pk__in=()))
+
+
+def filter_touches_by_id(term: str) -> Q:
+    """Filter by the complete id of a customer, event, chat, trace, task or delivery key, without a limit.
+
+    No index finds all of these. Use it for a bulk action, which has the time and must not miss a touch.
+    """
+    customers = list(Customer.objects.filter(user_id=term).values_list("pk", flat=True))
+    named = Q(customer_id__in=customers) | Q(event_id__in=find_events_by_term(term)) | Q(chat_id=term)
+    with suppress(ValueError):
+        uuid = UUID(term)
+        named |= Q(task_id=uuid) | Q(root_id=uuid)
+    return named
 
 
 def find_events(event_id: str) -> list[UUID]:

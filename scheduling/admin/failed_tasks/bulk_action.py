@@ -118,6 +118,7 @@ class MatchingRowsMixin:
             rows = self.get_changelist_instance(request).queryset.filter(created_at__lte=read_page_time(request))
         except IncorrectLookupParameters:
             return redirect(self.url("changelist"))
+        request.acts_on_matches = True  # type: ignore[attr-defined]
         form = self.matching_forms.get(name, PaceForm).for_action(action, request.POST or None)
         return confirm_bulk_action(self, request, name, action, rows, form)
 

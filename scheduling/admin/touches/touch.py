@@ -163,7 +163,10 @@ class TouchAdmin(RowPage, MatchingRowsMixin, ListExportMixin, BigTable, ReadOnly
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Touch], search_term: str
     ) -> tuple[QuerySet[Touch], bool]:
-        return search_touches(queryset, search_term.strip()), False
+        term = search_term.strip()
+        if term and getattr(request, "acts_on_matches", False):
+            return queryset.filter(queries.filter_touches_by_id(term)), False
+        return search_touches(queryset, term), False
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
         """Order by an index where the filter has one: waiting touches by due time, ended ones by their end."""
