@@ -22,7 +22,7 @@ import structlog
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import OperationalError, close_old_connections, connection, transaction
-from django.db.models import Model, QuerySet
+from django.db.models import Model, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils.functional import Promise
 from django.utils.timezone import now
@@ -279,7 +279,7 @@ def start_bulk_action(
 
     Raises:
         InvalidInput: a parameter has no meaning, or too many rows match; the error names the field.
-        Conflict: the same action is running, or `MOST_RUNNING` others are.
+        Conflict: the action is running with the same rows or the same filter, or `MOST_RUNNING` others are.
     """
     action = row_actions()[name]
     action.check(given)
@@ -300,8 +300,10 @@ def start_bulk_action(
     with transaction.atomic():
         with connection.cursor() as cursor:  # of two concurrent starts the second sees the first
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", [START_LOCK_ID])
-        running = list(BulkAction.objects.filter(state=State.RUNNING).values_list("action", "filter", "given"))
-        if (row.action, row.filter, row.given) in running:
+        running = BulkAction.objects.filter(state=State.RUNNING)
+        # A list of the back office and the API name the same filter differently.
+        same = Q(filter=row.filter) | Q(total=row.total, keys=row.keys)
+        if running.filter(same, action=row.action, given=row.given).exists():
             raise Conflict(_("The same bulk action is already running."))
         if len(running) >= MOST_RUNNING:
             raise Conflict(_("Too many bulk actions are running. Try again when one has finished."))

@@ -249,17 +249,32 @@ def test_same_bulk_action_is_started_once_until_it_ends(fail: Callable[[int], li
     assert _begun({"state": "open"})
 
 
+def test_bulk_action_on_same_rows_or_with_same_filter_is_the_same(fail: Callable[[int], list[FailedTask]]) -> None:
+    """The API and the list name filters differently, and the list has more rows at the second click."""
+    rows = fail(2)
+    some = FailedTask.objects.filter(pk=rows[0].pk)
+    assert _begun({"fingerprint": "x"})
+    assert not _begun({"cause": "x"})
+    assert not _begun({"fingerprint": "x"}, some)
+    assert _begun({"cause": "x"}, some)
+    start("archive", chosen={"fingerprint": "x"})
+
+
 def test_concurrent_bulk_actions_respect_the_maximum(
     fail: Callable[[int], list[FailedTask]], race: Race, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulk_actions, "MOST_RUNNING", 2)
-    fail(1)
-    assert sum(race(6, lambda number: _begun({"reason": f"{number}"}))) == 2
+    rows = fail(6)
+
+    def begin(number: int) -> bool:
+        return _begun({"reason": f"{number}"}, FailedTask.objects.filter(pk=rows[number].pk))
+
+    assert sum(race(6, begin)) == 2
 
 
-def _begun(chosen: dict[str, str]) -> bool:
+def _begun(chosen: dict[str, str], rows: QuerySet[FailedTask] | None = None) -> bool:
     try:
-        start("ignore", chosen=chosen)
+        start("ignore", rows, chosen=chosen)
     except Conflict:
         return False
     return True
@@ -306,10 +321,10 @@ def test_bulk_racing_workers_process_each_row_once(
 
 
 def test_bulk_overlapping_actions_process_rows_once(fail: Callable[[int], list[FailedTask]], race: Race) -> None:
-    fail(8)
+    rows = fail(8)
     both = [
         start("retry"),
-        start("retry", chosen={"state": "open"}),
+        start("retry", FailedTask.objects.exclude(pk=rows[0].pk), chosen={"state": "open"}),
     ]
 
     race(2, lambda number: bulk_actions.run_batch(both[number].pk, LATER))
