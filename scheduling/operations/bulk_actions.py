@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from math import ceil
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import structlog
@@ -41,6 +41,7 @@ from scheduling.operations.failed_tasks import Actor
 
 log = structlog.get_logger(__name__)
 
+Found = TypeVar("Found")
 Given = Mapping[str, Any]
 NOTHING: Given = MappingProxyType({})
 
@@ -255,17 +256,36 @@ def select_rows(action: RowAction, rows: QuerySet[Any]) -> dict[UUID, str]:
     Raises:
         InvalidInput: there are more than `MOST_ROWS`, or the search takes longer than `TIMEOUTS.bulk_selection`.
     """
+    found = _read_selection(action, rows, dict)
+    _check_count(len(found))
+    return found
+
+
+def count_rows(action: RowAction, rows: QuerySet[Any]) -> int:
+    """Return how many of the rows allow the action.
+
+    Raises:
+        InvalidInput: as `select_rows`.
+    """
+    count = _read_selection(action, rows, lambda selected: selected.count())
+    _check_count(count)
+    return count
+
+
+def _read_selection(action: RowAction, rows: QuerySet[Any], read: Callable[[QuerySet[Any]], Found]) -> Found:
+    selected = action.allowed_rows(rows).order_by().values_list("pk", "state")[: MOST_ROWS + 1]
     try:
         with sql.limit_statement_time(settings.TIMEOUTS.bulk_selection):
-            selected = action.allowed_rows(rows).order_by().values_list("pk", "state")
-            found = dict(selected[: MOST_ROWS + 1])
+            return read(selected)
     except OperationalError as error:
         if not isinstance(error.__cause__, QueryCanceled):
             raise
         raise InvalidInput.of("filter", _("Too many rows to search. Narrow the list first.")) from None
-    if len(found) > MOST_ROWS:
+
+
+def _check_count(count: int) -> None:
+    if count > MOST_ROWS:
         raise InvalidInput.of("filter", _("More than %(most)s rows match. Narrow the list first.", most=MOST_ROWS))
-    return found
 
 
 def start_bulk_action(
@@ -305,7 +325,7 @@ def start_bulk_action(
         same = Q(filter=row.filter) | Q(total=row.total, keys=row.keys)
         if running.filter(same, action=row.action, given=row.given).exists():
             raise Conflict(_("The same bulk action is already running."))
-        if len(running) >= MOST_RUNNING:
+        if running.count() >= MOST_RUNNING:
             raise Conflict(_("Too many bulk actions are running. Try again when one has finished."))
         row.save(force_insert=True)
         facts = [("action", None, row.action), ("rows", None, row.total)]

@@ -19,10 +19,10 @@ from django.urls import reverse
 from django.utils.dateparse import parse_datetime
 from django.utils.http import urlencode
 from django.utils.text import capfirst
-from django.utils.timezone import now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from scheduling import sql
 from scheduling.admin.base import (
     Confirmation,
     ReadOnlyAdmin,
@@ -58,27 +58,31 @@ def confirm_bulk_action(
     """
 
     def act() -> HttpResponse:
-        row = bulk_actions.start_bulk_action(
-            name, rows, build_user_actor(request, form.cleaned_data["reason"]),
-            chosen={key: str(value) for key, value in request.GET.items() if value and key not in DISPLAY_PARAMETERS},
-            per_second=form.cleaned_data["per_second"], after=UNDO_WINDOW,
-            given={key: value for key, value in form.cleaned_data.items() if key not in PaceForm.base_fields},
-        )  # fmt: skip
+        shown = {key: str(value) for key, value in request.GET.items() if value and key not in DISPLAY_PARAMETERS}
+        try:
+            row = bulk_actions.start_bulk_action(
+                name, rows, build_user_actor(request, form.cleaned_data["reason"]), chosen=shown,
+                per_second=form.cleaned_data["per_second"], after=UNDO_WINDOW,
+                given={key: value for key, value in form.cleaned_data.items() if key not in PaceForm.base_fields},
+            )  # fmt: skip
+        except InvalidInput as error:  # of the list, whose filter is no field of this form
+            raise AftertouchError(error.errors[0].message) from None
         link = create_undo_link(request, "bulk.start", [row.pk], label=str(action.title))
         text = _("%(what)s: the first batch starts in ten seconds.")
         messages.success(request, text % {"what": action.title}, extra_tags=link)
         return redirect("admin:scheduling_bulkaction_change", row.pk)
 
     facts, problem = [], ""
-    try:
-        count = len(bulk_actions.select_rows(action, rows))
-        facts = [
-            action.applies % {"count": count},
-            _("Workers run the bulk action. A page shows its progress and can stop it."),
-        ]
-        problem = "" if count else _("No row matches.")
-    except InvalidInput as error:
-        problem = translate_error(error.errors[0].message)
+    if not form.is_valid():  # otherwise the start finds the rows, and reports the same problems
+        try:
+            count = bulk_actions.count_rows(action, rows)
+            facts = [
+                action.applies % {"count": count},
+                _("Workers run the bulk action. A page shows its progress and can stop it."),
+            ]
+            problem = "" if count else _("No row matches.")
+        except InvalidInput as error:
+            problem = translate_error(error.errors[0].message)
     return listed.confirm(  # type: ignore[no-any-return]
         request,
         Confirmation(
@@ -114,22 +118,28 @@ class MatchingRowsMixin:
             raise Http404
         if not request.user.has_perm(action.permission):
             raise PermissionDenied
+        request.acts_on_matches = True  # type: ignore[attr-defined]
         try:
             rows = self.get_changelist_instance(request).queryset.filter(created_at__lte=read_page_time(request))
         except IncorrectLookupParameters:
             return redirect(self.url("changelist"))
-        request.acts_on_matches = True  # type: ignore[attr-defined]
         form = self.matching_forms.get(name, PaceForm).for_action(action, request.POST or None)
         return confirm_bulk_action(self, request, name, action, rows, form)
 
 
 def read_page_time(request: HttpRequest) -> datetime:
-    """Return when the submitted page was shown; now if unknown."""
-    try:
-        asked_at = parse_datetime(request.POST.get("asked_at", ""))
-    except ValueError:
-        asked_at = None
-    return min(asked_at, now()) if asked_at and asked_at.tzinfo else now()
+    """Return when the submitted page was shown; now if unknown. Both by PostgreSQL's clock, as rows have it.
+
+    A request has one such time: the page counts the rows that its form then means.
+    """
+    if not hasattr(request, "page_time"):
+        try:
+            asked_at = parse_datetime(request.POST.get("asked_at", ""))
+        except ValueError:
+            asked_at = None
+        at = sql.now()
+        request.page_time = min(asked_at, at) if asked_at and asked_at.tzinfo else at  # type: ignore[attr-defined]
+    return request.page_time  # type: ignore[attr-defined,no-any-return]
 
 
 @admin.register(BulkAction)

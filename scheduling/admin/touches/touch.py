@@ -64,7 +64,9 @@ class EffectiveStateFilter(DropdownFilter):  # type: ignore[misc]
         ]  # fmt: skip
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Touch]) -> QuerySet[Touch]:
-        return queryset.filter(queries.filter_effective_state(self.value() or "", read_page_time(request)))
+        status = self.value()
+        at = read_page_time(request) if status else now()
+        return queryset.filter(queries.filter_effective_state(status or "", at))
 
 
 def search_touches(touches: QuerySet[Touch], term: str) -> QuerySet[Touch]:

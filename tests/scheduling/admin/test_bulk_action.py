@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
+import time_machine
 from django.test import Client
 from django.utils.timezone import localtime, now
 from pytest_django import Settings
 
+from scheduling import sql
 from scheduling.admin.failed_tasks import bulk_action
+from scheduling.admin.touches import touch
 from scheduling.ledger.failures import record_unreadable_message
 from scheduling.models import BulkAction, Event, FailedTask, Touch
 from scheduling.operations import bulk_actions
 from scheduling.operations.failed_tasks import Actor
 from scheduling.policy.specs import OVERDUE_AFTER
 from tests.scheduling.admin.conftest import Url, read_messages
+from tests.support.list_filters import find_ignored_parameters
 from tests.support.matrix import MatrixBuilder
 from tests.support.undrawn import read_context
 
@@ -87,6 +91,46 @@ def test_bulk_action_skips_later_failures(
     assert (late.state, FailedTask.objects.filter(state="ignored").count()) == ("open", 3)
 
 
+def test_bulk_action_selects_by_the_clock_of_postgresql(
+    rows: list[FailedTask], failed: Callable[..., Any], operator: Client, admin_url: Url
+) -> None:
+    """The clock of a web node may differ. One that is ahead would add later failures, one behind would miss some."""
+    url = admin_url("failedtask_changelist")
+    for minutes in (10, -10):
+        with time_machine.travel(datetime.now(UTC) + timedelta(minutes=minutes), tick=True):
+            page = ask(operator, url, "bulk_ignore")
+            assert page.context["facts"][0] == "Applies to 3 failed tasks."
+            if minutes > 0:
+                late = failed("late")
+                FailedTask.objects.filter(pk=late.pk).update(failed_at=sql.now())
+            confirm(operator, url, page)
+        bulk_actions.continue_bulk_actions()
+        assert (FailedTask.objects.get(pk=late.pk).state, BulkAction.objects.latest("pk").total) == ("open", 3)
+        FailedTask.objects.exclude(pk=late.pk).update(state="open")
+        FailedTask.objects.filter(pk=late.pk).update(state="open", failed_at=sql.now() + timedelta(hours=1))
+
+
+def test_bulk_confirmation_counts_rows_without_reading_them(
+    rows: list[FailedTask], operator: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start reads them, once."""
+    read: list[int] = []
+    select_rows = bulk_actions.select_rows
+
+    def select(*given: Any) -> Any:
+        found = select_rows(*given)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(bulk_actions, "select_rows", select)
+    page = ask(operator, admin_url("failedtask_changelist"))
+    assert (page.context["facts"][0], read) == ("Applies to 3 failed tasks.", [])
+    again = confirm(operator, admin_url("failedtask_changelist"), page, per_second="x")
+    assert (again.context["facts"][0], read) == ("Applies to 3 failed tasks.", [])
+    confirm(operator, admin_url("failedtask_changelist"), page)
+    assert read == [3]
+
+
 def test_bulk_action_refuses_unknown_filter(rows: list[FailedTask], operator: Client, admin_url: Url) -> None:
     url = f"{admin_url('failedtask_changelist')}?detail__contains=order"
     FailedTask.objects.update(detail="order")
@@ -151,6 +195,35 @@ def test_bulk_cancel_cancels_matching_touches(
     assert list(Touch.objects.filter(state="cancelled").values_list("pk", flat=True)) == [seen]
 
 
+def test_bulk_cancel_by_id_reaches_all_waiting_touches(
+    matrix: MatrixBuilder, record_event: Callable[..., Any], operator: Client, admin_url: Url,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A list shows the latest touches of an id only. The others would be sent although a user cancelled them."""
+    monkeypatch.setattr(touch, "FOUND", 1)
+    monkeypatch.setattr(touch, "LOOKED_AT", 1)
+    matrix.node(delay=timedelta(hours=1), guard_dedupe="ignore")
+    matrix.node("later", delay=timedelta(hours=2), guard_dedupe="ignore")
+    for number in range(3):
+        record_event(user="ann", chat_id="c1", event_id=f"e{number}")
+    record_event(user="bob", chat_id="c2", event_id="e9")
+    first = Touch.objects.order_by("pk")[0]
+    retry = Touch.objects.filter(event__event_id="e9").order_by("pk")[0]
+    Touch.objects.filter(pk=retry.pk).update(root_id=first.pk)
+    url = admin_url("touch_matching", "cancel")
+    found = {}
+    for term in ("ann", "c1", "e0", str(first.pk), "nobody"):
+        found[term] = int(read_context(operator, f"{url}?q={term}")["facts"][0].split()[2])
+    assert found == {"ann": 6, "c1": 6, "e0": 2, str(first.pk): 2, "nobody": 0}
+    assert len(read_context(operator, f"{admin_url('touch_changelist')}?q=ann")["cl"].result_list) == 1
+
+    page = operator.get(f"{url}?q=c1")
+    operator.post(f"{url}?q=c1", {**dict(page.context["hidden"]), "reason": "wrong chat", "per_second": "200"})
+    bulk_actions.continue_bulk_actions()
+    assert set(Touch.objects.filter(chat_id="c1").values_list("state", flat=True)) == {"cancelled"}
+    assert set(Touch.objects.filter(chat_id="c2").values_list("state", flat=True)) == {"scheduled"}
+
+
 def test_bulk_cancel_refuses_unknown_filter(matrix: MatrixBuilder, operator: Client, admin_url: Url) -> None:
     url = admin_url("touch_matching", "cancel")
     assert operator.get(f"{url}?chat_id__startswith=c").status_code == 400
@@ -166,7 +239,7 @@ def test_bulk_action_with_too_many_rows_cannot_start(
     page = ask(operator, admin_url("failedtask_changelist"))
     assert page.context["problem"] == "More than 2 rows match. Narrow the list first."
     answer = confirm(operator, admin_url("failedtask_changelist"), page)
-    assert "More than 2 rows match" in read_messages(answer)
+    assert answer.context["form"].non_field_errors() == ["More than 2 rows match. Narrow the list first."]
     assert not BulkAction.objects.exists()
 
 
@@ -200,15 +273,28 @@ def span(address: str) -> str:
     return f"{field}_{end}_0={at:%Y-%m-%d}&{field}_{end}_1={at:%H:%M:%S}"
 
 
+@pytest.mark.parametrize("name", ["failedtask", "touch"])
+def test_filter_value_that_means_nothing_selects_no_row(
+    rows: list[FailedTask], operator: Client, admin_url: Url, name: str
+) -> None:
+    assert find_ignored_parameters(operator, admin_url(f"{name}_changelist")) == []
+
+
+def test_filter_without_a_value_to_offer_selects_no_row(operator: Client, admin_url: Url) -> None:
+    """Django ignores the parameter of a filter that has nothing to offer."""
+    record_unreadable_message("not_json", b"x", queue="ticks")
+    assert not read_context(operator, f"{admin_url('failedtask_changelist')}?channel=x")["cl"].queryset.exists()
+
+
 def test_filters_of_failed_tasks(rows: list[FailedTask], viewer: Client, admin_url: Url) -> None:
     record_unreadable_message("not_json", b"x", queue="ticks")
     FailedTask.objects.filter(pk=rows[0].pk).update(state="ignored", failure="unknown", fingerprint="f1")
     FailedTask.objects.filter(pk=rows[1].pk).update(failed_at=now() - timedelta(days=1), channel="log")
-    touch = Touch.objects.select_related("event").get(pk=rows[2].task_id)
-    Event.objects.filter(pk=touch.event_id).update(trace_id=TRACE)
+    sent = Touch.objects.select_related("event").get(pk=rows[2].task_id)
+    Event.objects.filter(pk=sent.event_id).update(trace_id=TRACE)
     found = {}
     for address in OF_FAILED_TASKS:
-        query = span(address.format(event=touch.event.event_id, key=touch.root_id, trace=TRACE.hex))
+        query = span(address.format(event=sent.event.event_id, key=sent.root_id, trace=TRACE.hex))
         found[address] = read_context(viewer, f"{admin_url('failedtask_changelist')}?{query}")["cl"].queryset.count()
     assert found == OF_FAILED_TASKS
 
