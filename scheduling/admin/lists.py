@@ -29,7 +29,12 @@ from django.utils.timezone import is_naive, localtime, make_aware, now
 from django.utils.translation import get_language, gettext, ngettext, override
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_safe
-from unfold.contrib.filters.admin import ChoicesDropdownFilter, DropdownFilter, RangeDateTimeFilter, RelatedDropdownFilter
+from unfold.contrib.filters.admin import (
+    ChoicesDropdownFilter,
+    DropdownFilter,
+    RangeDateTimeFilter,
+    RelatedDropdownFilter,
+)
 from unfold.utils import parse_datetime_str
 from xlsxwriter import Workbook
 

@@ -10,7 +10,7 @@ from uuid import UUID
 from django.db.models import Q, QuerySet
 
 from scheduling.ids import parse_uuid
-from scheduling.models import Customer, Event, FailedTask, Touch, WAITING
+from scheduling.models import WAITING, Customer, Event, FailedTask, Touch
 from scheduling.policy.specs import OVERDUE_AFTER
 from scheduling.redaction import split_by_shown_term
 from scheduling.sql import rows
@@ -92,8 +92,7 @@ def filter_touches_by_id(term: str) -> Q:
     """
     customers = list(Customer.objects.filter(user_id=term).values_list("pk", flat=True))
     named = Q(customer_id__in=customers) | Q(event_id__in=find_events_by_term(term)) | Q(chat_id=term)
-    with suppress(ValueError):
-        uuid = UUID(term)
+    if uuid := parse_uuid(term):
         named |= Q(task_id=uuid) | Q(root_id=uuid)
     return named
 
