@@ -248,7 +248,7 @@ def continue_imports() -> None:
 
 def run_import_batch(import_id: UUID) -> bool:
     """Run one batch. Return whether another one follows; false also if another worker has it."""
-    if not _count_try(import_id):
+    if not count_try(import_id):
         return False
     with sql.limit_statement_time(settings.TIMEOUTS.bulk_batch):
         row = _lock_working(import_id)
@@ -263,7 +263,7 @@ def run_import_batch(import_id: UUID) -> bool:
 
 
 @transaction.atomic
-def _count_try(import_id: UUID) -> bool:
+def count_try(import_id: UUID) -> bool:
     """Count a try before it starts, so that a batch that kills its worker is not repeated without end.
 
     Return False if the import has failed with it, if another worker runs its batch, or if the next try is not due.

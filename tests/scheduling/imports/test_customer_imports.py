@@ -377,7 +377,7 @@ def test_second_worker_neither_waits_for_a_batch_nor_counts_a_try(
     """Between the count of a try and the batch no lock is held."""
     row = check(make_lines(3))
     imports.start_import(row.pk, actor="ann")
-    run, count = imports.run_import_lines, imports._count_try
+    run, count = imports.run_import_lines, imports.count_try
     found = []
 
     def work() -> None:
@@ -385,16 +385,16 @@ def test_second_worker_neither_waits_for_a_batch_nor_counts_a_try(
 
     def count_and_be_overtaken(import_id: UUID) -> bool:
         may_run = count(import_id)
-        monkeypatch.setattr(imports, "_count_try", count)
+        monkeypatch.setattr(imports, "count_try", count)
         second_connection(work)
         return may_run
 
     def run_beside_a_worker(row: CustomerImport) -> None:
-        monkeypatch.setattr(imports, "_count_try", lambda import_id: True)
+        monkeypatch.setattr(imports, "count_try", lambda import_id: True)
         second_connection(work)
         run(row)
 
-    monkeypatch.setattr(imports, "_count_try", count_and_be_overtaken)
+    monkeypatch.setattr(imports, "count_try", count_and_be_overtaken)
     monkeypatch.setattr(imports, "run_import_lines", run_beside_a_worker)
     run_import_batch(row.pk)
     assert found == [(False, 1), (False, 1)]
