@@ -633,7 +633,7 @@ def save_in_admin(**changes: Any) -> Any:
         "name": "sync", "regtask": TASK, "task": "", "enabled": "on", "interval": interval.pk, "args": "[]",
         "kwargs": json.dumps(ORDER), "headers": "{}", "priority": "",
     }  # fmt: skip
-    return browser.post("/admin/django_celery_beat/periodictask/add/", form | changes)
+    return browser.post("/admin/django_celery_beat/periodictask/add/", form | changes, HTTP_ACCEPT_LANGUAGE="en")
 
 
 @plain
