@@ -24,6 +24,7 @@ from uuid import UUID
 import structlog
 from django.conf import settings
 from django.db import OperationalError, close_old_connections, transaction
+from django.db.models import QuerySet
 from django.utils.timezone import now
 
 from scheduling import sql
@@ -251,7 +252,8 @@ def run_import_batch(import_id: UUID) -> bool:
     if not count_try(import_id):
         return False
     with sql.limit_statement_time(settings.TIMEOUTS.bulk_batch):
-        row = _lock_working(import_id)
+        # Another worker can hold the row only while it asks whether a try is due: `count_try` skips a row that runs.
+        row = _working(import_id).select_for_update(of=("self",)).first()
         if row is None:
             return False
         run_import_lines(row)
@@ -268,7 +270,7 @@ def count_try(import_id: UUID) -> bool:
 
     Return False if the import has failed with it, if another worker runs its batch, or if the next try is not due.
     """
-    row = _lock_working(import_id)
+    row = _working(import_id).select_for_update(skip_locked=True, of=("self",)).first()
     at = sql.now()
     if row is None or (row.tries and at < row.next_at):
         return False
@@ -283,10 +285,9 @@ def count_try(import_id: UUID) -> bool:
     return row.state in WORKING
 
 
-def _lock_working(import_id: UUID) -> CustomerImport | None:
-    """Lock an import that has a next batch. Return None if it has none, or if another worker holds it."""
-    working = CustomerImport.objects.filter(pk=import_id, state__in=WORKING)
-    return working.select_for_update(skip_locked=True, of=("self",)).first()
+def _working(import_id: UUID) -> QuerySet[CustomerImport]:
+    """Return the import if it has a next batch."""
+    return CustomerImport.objects.filter(pk=import_id, state__in=WORKING)
 
 
 def run_import_lines(row: CustomerImport) -> None:

@@ -390,7 +390,6 @@ def test_second_worker_neither_waits_for_a_batch_nor_counts_a_try(
         return may_run
 
     def run_beside_a_worker(row: CustomerImport) -> None:
-        monkeypatch.setattr(imports, "count_try", lambda import_id: True)
         second_connection(work)
         run(row)
 
