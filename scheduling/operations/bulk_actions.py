@@ -322,7 +322,7 @@ def start_bulk_action(
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", [START_LOCK_ID])
         running = BulkAction.objects.filter(state=State.RUNNING)
         # A list of the back office and the API name the same filter differently.
-        same = Q(filter=row.filter) | Q(total=row.total, keys=row.keys)
+        same = Q(filter=row.filter) | Q(total=row.total, keys=row.keys, total__gt=0)
         if running.filter(same, action=row.action, given=row.given).exists():
             raise Conflict(_("The same bulk action is already running."))
         if running.count() >= MOST_RUNNING:

@@ -121,6 +121,7 @@ def test_bulk_action_runs_and_is_cancelled_once(api: Client, fail: Callable[...,
     for chosen, total in totals.items():
         wish = {"action": "archive", "filter": dict([chosen.split("=")])}
         assert (chosen, api("POST", "/failed-tasks/bulk", wish).json()["total"]) == (chosen, total)
+        BulkAction.objects.filter(action="archive").delete()
     touches = BulkAction.objects.create(action="cancel", actor_name="ann", per_second=1)
     for key in (new_id(), touches.pk):  # bulk actions of touches are not those of failed tasks
         assert api.get(f"/bulk-actions/{key}").status_code == 404
