@@ -11,3 +11,6 @@ class SessionsConfig(AppConfig):
 
     def ready(self) -> None:
         from sessions import checks, configuration  # noqa: F401  (register themselves)
+        from sessions.detection import policies
+
+        policies.push_policies_on_save()

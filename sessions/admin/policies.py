@@ -19,8 +19,7 @@ from sessions.models import Campaign, SilencePolicy
 from sessions.policy import CUSTOMER, own_tags
 
 NOT_BACKWARDS = _(
-    "A change applies within seconds, from the next frame of a chat. Timers that are already running keep their "
-    "deadline."
+    "A change applies from the next frame of a chat. Timers that are already running keep their deadline."
 )
 
 AT_ITS_START = _(

@@ -334,7 +334,7 @@ def test_chart_with_greater_sign_stays_until_its_data_change(ops: OpenPage, live
     count_nudges(sessions.live_store(), "default", **{"3": 2, str(len(stats.PAUSE_ENDS) + 1): 3})
     page = ops("en")
     page.clock.install()
-    page.goto(f"{live_server.url}{reverse('admin:chat_sessions_live')}")
+    page.goto(f"{live_server.url}{reverse('admin:chat_sessions_silencepolicy_live')}")
     canvas = page.locator("#chart-pauses-default ~ .at-plot canvas")
     assert "> 1800 s" in canvas.get_attribute("data-value")
     page.set_default_timeout(20_000)

@@ -47,7 +47,7 @@ def chats(transactional_db: None, valkey: redis.Redis) -> None:
             sent = count * 7
             outcomes = {"sent": sent, "answered": sent * 31 // 100, "false": sent * 13 // 1000}
             count_nudges(sessions.live_store(), tag, **outcomes)
-    sessions.live_store().push(policies.read_policies())
+    policies.push_policies()
     report = stats.WatcherReport()
     report.count([ClaimedSilence(str(number), "ann", "", (), "default", 1, 1, 0, 1) for number in range(372)], 23)
     stats.send_report(sessions.live_store(), report, waits=False)
@@ -95,7 +95,7 @@ def test_live_chats_refresh_and_policy_edit_takes_effect(
 
 def test_operator_finds_why_a_chat_has_no_timer(ops: Callable[..., Any], chats: None, live_server: LiveServer) -> None:
     SilencePolicy.objects.create(key="help", after="customer", threshold=timedelta(hours=1))
-    sessions.live_store().push(policies.read_policies())
+    policies.push_policies()
     sessions.live_store().note_activity([Frame("asked", "zoe", tag="help"), Frame("asked", "zoe", "", "agent", "tool")])
     page = ops("en")
     open_chat_page(page, live_server, "silencepolicy_chats")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
@@ -12,12 +12,13 @@ import pytest
 from django.apps import apps
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, OperationalError, transaction
+from pytest_django import Settings
 
-from sessions.detection import policies, watcher
+from config.local.processes import select_port
+from sessions.detection import policies
 from sessions.frames import Frame
 from sessions.models import Campaign, SilencePolicy
 from sessions.policy import SHIPPED_DEFAULT, Policy, PolicySet
-from sessions.rates import Every
 from sessions.store import sessions
 from sessions.store.client import Server, StoreUnavailable
 from tests.sessions.conftest import Chats
@@ -25,6 +26,11 @@ from tests.support.tables import each_row
 
 SECOND = timedelta(seconds=1)
 NOW = datetime(2026, 11, 11, tzinfo=UTC)
+Captured = Callable[..., Any]
+
+
+def read_stored_versions() -> set[str]:
+    return set(sessions.live_store().claim_silent(1, SECOND).versions)
 
 
 @pytest.mark.django_db
@@ -36,24 +42,19 @@ def test_migration_adds_default_policy() -> None:
 
 
 @pytest.mark.django_db
-def test_watcher_brings_saved_policies_to_the_store(chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watcher, "close_old_connections", lambda: None)  # the test's transaction lives on it
-    own = watcher.Watcher(sessions.live_store(), threading.Event())
-    own.housekeeping = Every(0)
-
-    def stored_versions() -> set[str]:
-        own.run_once()
-        return set(sessions.live_store().claim_silent(1, SECOND).versions)
-
-    row = SilencePolicy.objects.create(key="vip", threshold=180 * SECOND)
-    before = stored_versions()
-    assert before == {policies.read_policies().version}
-    row.threshold = 90 * SECOND
-    row.save()
+def test_saved_policy_reaches_store_after_commit(chats: Chats, django_capture_on_commit_callbacks: Captured) -> None:
+    with django_capture_on_commit_callbacks(execute=True):
+        row = SilencePolicy.objects.create(key="vip", threshold=180 * SECOND)
+    assert read_stored_versions() == {policies.read_policies().version}
+    before = read_stored_versions()
+    with django_capture_on_commit_callbacks(execute=True):
+        row.threshold = 90 * SECOND
+        row.save()
     assert (row.version, row.history.count()) == (2, 2)
-    assert stored_versions() == {policies.read_policies().version} != before
-    Campaign.objects.create(key="sale", threshold=90 * SECOND, starts_at=NOW, ends_at=NOW + 60 * SECOND)
-    assert stored_versions() == {policies.read_policies().version}
+    assert read_stored_versions() == {policies.read_policies().version} != before
+    with django_capture_on_commit_callbacks(execute=True):
+        Campaign.objects.create(key="sale", threshold=90 * SECOND, starts_at=NOW, ends_at=NOW + 60 * SECOND)
+    assert read_stored_versions() == {policies.read_policies().version}
     assert len(policies.read_policies().campaigns) == 1
 
 
@@ -66,6 +67,14 @@ def test_retired_policies_and_disabled_campaigns_are_ignored() -> None:
     found = policies.read_policies()
     assert set(found.policies) == {"default"}
     assert found.campaigns == ()
+
+
+@pytest.mark.django_db
+def test_policy_save_without_store_succeeds(settings: Settings, django_capture_on_commit_callbacks: Captured) -> None:
+    settings.REDIS_URL = f"redis://127.0.0.1:{select_port()}/0"
+    with django_capture_on_commit_callbacks(execute=True):
+        SilencePolicy.objects.create(key="vip")
+    assert SilencePolicy.objects.filter(key="vip").exists()
 
 
 @pytest.mark.django_db

@@ -18,7 +18,6 @@ from sessions.detection import policies
 from sessions.models import SilencePolicy
 from sessions.store import client
 from sessions.store.inbox import live_inbox as inbox
-from sessions.store.sessions import live_store
 from tests.scheduling.api.serving import Client, eventually
 from tests.sessions.conftest import Chats
 from tests.sessions.refusing_server import REFUSALS, refuse_writes
@@ -177,7 +176,7 @@ def test_activity_with_new_epoch_accepts_lower_seq(api: Client, address: str) ->
 
 def test_get_session_explains_the_policy(api: Client) -> None:
     SilencePolicy.objects.create(key="new-vip", tags=["vip", "new"], after="customer", threshold=timedelta(seconds=90))
-    live_store().push(policies.read_policies())
+    policies.push_policies()
     api("POST", "/sessions/s1/activity", ANN | {"tags": ["vip", "sale"], "tag": "new"})
     found = api("GET", "/sessions/s1").json()
     assert (found["tags"], found["policy"], found["policy_tags"]) == (["new", "sale", "vip"], "new-vip", ["new", "vip"])
@@ -254,7 +253,7 @@ def test_activity_above_rate_renews_known_sessions(api: Client, valkey: redis.Re
 
 def test_posted_message_of_agent_appears_and_counts(api: Client, open_page: Callable[..., Page]) -> None:
     SilencePolicy.objects.filter(key="default").update(after="customer")
-    live_store().push(policies.read_policies())
+    policies.push_policies()
     ann = open_page()
     ann.send_frame("message", text="anyone?", id="m1")
     ann.receive_until("ack")
@@ -281,7 +280,7 @@ def test_posted_message_with_invalid_member_names_field(api: Client, body: dict[
 
 def test_repeated_posted_message_does_not_answer_later_one(api: Client, open_page: Callable[..., Page]) -> None:
     SilencePolicy.objects.filter(key="default").update(after="customer")
-    live_store().push(policies.read_policies())
+    policies.push_policies()
     ann = open_page()
     for name in ("m1", "m2"):
         ann.send_frame("message", text="anyone?", id=name)
