@@ -70,7 +70,9 @@ def begin(request: HttpRequest, wish: BulkIn) -> tuple[int, BulkAction]:
     if FAILED_TASK_ACTIONS[wish.action].as_new and not wish.confirm:
         raise InvalidInput.of("confirm", "sending again as new may deliver it twice; confirm with true")
     chosen = {name: value for name, value in wish.filter.model_dump().items() if value}
-    equal = {name: value for name, value in chosen.items() if name != "q" and value != "all"}
+    equal = {name: value for name, value in chosen.items() if name != "q"}
+    if wish.filter.state == "all":
+        del equal["state"]
     with limit_list_time():
         rows = queries.filter_failed_tasks(wish.filter.q, **equal)
     actor = build_api_key_actor(request, wish.reason)
