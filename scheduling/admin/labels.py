@@ -64,7 +64,6 @@ REASONS: dict[str, str | Promise] = {
     "redirect": gettext_lazy("Receiver redirects"),
     "gone": gettext_lazy("Receiver is gone"),
     "channel_error": gettext_lazy("Error in the channel's code"),
-    "mail_backend": gettext_lazy("The mail system failed"),
     "busy": gettext_lazy("Concurrency limit reached, waiting"),
     "dns": gettext_lazy("Host name not found"),
     "tls": gettext_lazy("Certificate not accepted"),

@@ -1,4 +1,4 @@
-"""Send a touch as plain-text mail, through an SMTP relay or, without one, Django's mail backend.
+"""Send a touch as plain-text mail through an SMTP relay.
 
 Marketing mail carries the one-click unsubscribe headers of RFC 8058. `Message-ID` contains the delivery key, so a
 repeat is recognisable. Receivers do not promise to check it, so `default_idempotent` is False.
@@ -30,7 +30,7 @@ import aiosmtplib
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from django.conf import settings
 from django.core.exceptions import ValidationError
-from django.core.mail import EmailMessage, get_connection
+from django.core.mail import EmailMessage
 from django.core.mail.message import sanitize_address
 from django.core.mail.utils import DNS_NAME
 from django.core.signing import BadSignature
@@ -55,8 +55,9 @@ from scheduling.channels.ssrf import PrivateHosts
 from scheduling.error_text import ErrorText as _
 
 AT_ONCE = 32  #: concurrent mails of one channel
-THREADS = 1_024  #: for name lookups and Django's mail backend, created on demand: a mail whose time runs never waits
+THREADS = 1_024  #: for name lookups, created on demand: a mail whose time runs never waits
 DEFAULT_PORTS = {"smtp": 25, "smtps": 465}
+LOCAL_RELAY = "smtp://localhost"
 START_MAIL_INPUT = 354
 NO_SUCH_MAILBOX = ("5.1.1", "5.1.6")  # RFC 3463: bad destination mailbox, mailbox has moved
 
@@ -239,7 +240,7 @@ def _encode(said: str) -> bytes:
 
 
 def mail_threads() -> ThreadPoolExecutor:
-    """Return a pool large enough that slow lookups and backends do not delay each other."""
+    """Return a pool large enough that slow lookups do not delay each other."""
     return thread_pool("mail", THREADS)
 
 
@@ -285,8 +286,8 @@ class Email(Channel):
     """Mail. Config: `from` and `reply_to` (addresses; `from` may have a name), `url` of a relay, and `bounces_to`, the
     envelope's sender, which gets the bounces that `receipts` reads.
 
-    Defaults: `DEFAULT_FROM_EMAIL`, none, `AFTERTOUCH_EMAIL_URL`. Only the latter may lead into the private network
-    without `AFTERTOUCH_ALLOWED_PRIVATE_HOSTS`. A user who edits a channel must not scan that network.
+    Defaults: `DEFAULT_FROM_EMAIL`, none, `AFTERTOUCH_EMAIL_URL` or a relay on this host. Only that may lead into the
+    private network without `AFTERTOUCH_ALLOWED_PRIVATE_HOSTS`. A user who edits a channel must not scan that network.
     """
 
     kind: ClassVar[str] = "email"
@@ -307,9 +308,8 @@ class Email(Channel):
         if self._bounces_to:
             _check_address(self._bounces_to, "bounces_to")
         own = options.read_text(config, "url")
-        url = own or settings.AFTERTOUCH_EMAIL_URL
         try:
-            self._relay = replace(parse_relay(url), guarded=bool(own)) if url else None
+            self._relay = replace(parse_relay(own or settings.AFTERTOUCH_EMAIL_URL or LOCAL_RELAY), guarded=bool(own))
         except ValueError as error:
             raise InvalidSetting("url", str(error)) from None
 
@@ -321,14 +321,12 @@ class Email(Channel):
 
     def target_key(self, message: Message) -> str:
         """Return the relay: it can be slow or dead. The mailbox behind it is not visible."""
-        return f"{self.kind}:{self._relay.host}:{self._relay.port}" if self._relay else self.kind
+        return f"{self.kind}:{self._relay.host}:{self._relay.port}"
 
     async def attempt(self, message: Message) -> Outcome:
         """Try once. Return `Unknown` if the content was sent and the relay's reply did not come."""
         self.validate_target(message.target)
         mail = self.compose(message)
-        if self._relay is None:
-            return await _send_by_django(mail, self.timeout.total_seconds())
         sender = sanitize_address(self._bounces_to or parseaddr(self._from)[1], "utf-8")
         recipient = sanitize_address(str(message.target["address"]), "utf-8")
         content = mail.message().as_bytes().replace(b"\n", b"\r\n")  # base64 contains no other line end
@@ -358,15 +356,6 @@ def one_line(text: str) -> str:
     """Return a text for a header: one line, no control or format characters, at most 200 characters."""
     visible = "".join(" " if unicodedata.category(letter) in {"Cc", "Zl", "Zp", "Cs"} else letter for letter in text)
     return " ".join(visible.split())[:SUBJECT_LENGTH]
-
-
-async def _send_by_django(mail: EmailMessage, seconds: float) -> Outcome:
-    sending = asyncio.get_running_loop().run_in_executor(mail_threads(), get_connection().send_messages, [mail])
-    done, _ = await asyncio.wait({sending}, timeout=seconds)
-    if not done:
-        return Unknown("timeout", "the mail backend did not return in time")
-    error = sending.exception()
-    return Unknown("mail_backend", type(error).__name__) if error else Delivered("handed to the mail backend")
 
 
 def _check_address(address: str, field: str) -> None:

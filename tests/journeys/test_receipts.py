@@ -28,15 +28,16 @@ def test_opened_link_is_followed_and_bounced_address_is_enabled_again(
     from tests.scheduling.core.conftest import deliver
 
     settings.AFTERTOUCH_LINK_BASE_URL = live_server.url
-    mail = ChannelConfig.objects.create(key="mail", kind="email", config={"from": "shop@example.com"})
     target = f"{live_server.url}/static/scheduling/ops.css"
-    matrix.node(channel=mail, template=matrix.template("guide", body=f"请看 {target} 。"))
+    node = matrix.node(template=matrix.template("guide", body=f"请看 {target} 。"))
     matrix.node("thanks", "touch.clicked", from_nodes=["guide"], delay=timedelta(0))
     page = ops()
     Customer.objects.create(user_id="ann", addresses={"email": "ann@example.com"})
     (task_id,) = record_event().task_ids
     deliver([task_id])
     assert wait_until(lambda: Touch.objects.get(pk=task_id).state == "delivered", WAIT_LIMIT)
+    node.channel = ChannelConfig.objects.create(key="mail", kind="email", config={"from": "shop@example.com"})
+    node.save()
 
     # The customer opens the link in a browser of its own.
     customer = page.context.browser.new_context(user_agent="Mozilla/5.0 (iPhone) MicroMessenger/8.0")
