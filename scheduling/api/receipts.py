@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from uuid import UUID
 
 from django.http import HttpRequest
@@ -26,11 +26,11 @@ Detail = Annotated[str, Field(max_length=DETAIL), AfterValidator(check_storable)
 class ReceiptIn(Request):
     """`delivery_key`, or `channel` and `vendor_id`, name the message. `permanent` disables the bounced address."""
 
-    type: Literal["delivered", "read", "clicked", "replied", "bounced", "complained"]
+    kind: Literal["delivered", "read", "clicked", "replied", "bounced", "complained"] = Field(alias="type")
     delivery_key: Annotated[UUID, Field(strict=False)] | None = None
     channel: Text = ""
     vendor_id: VendorId = ""
-    time: PastInstant | None = None
+    at: PastInstant | None = Field(None, alias="time")
     detail: Detail = ""
     permanent: bool = False
     address: Text = ""
@@ -53,7 +53,7 @@ class ReceiptsOut(Schema):
 
 
 @router.post("/receipts", response={200: ReceiptsOut, PROBLEMS: ProblemOut})
-def post_receipts(request: HttpRequest, batch: ReceiptsIn) -> dict[str, Any]:
+def post_receipts(request: HttpRequest, batch: ReceiptsIn) -> RecordingResult:
     """Record up to 500 receipts, in any order. Idempotent by message and type.
 
     Receipts about unknown messages are listed in `refused`; the others are stored. A malformed receipt refuses the
@@ -67,16 +67,7 @@ def post_receipts(request: HttpRequest, batch: ReceiptsIn) -> dict[str, Any]:
     if errors:
         raise InvalidInput(*errors)
     charge_in_thread(get_principal(request), "receipts", len(batch.receipts))
-    result = record_reports(
-        [
-            Report(
-                each.type, each.time, each.delivery_key, each.channel, each.vendor_id, each.detail, each.permanent,
-                each.address,
-            )
-            for each in batch.receipts
-        ]
-    )  # fmt: skip
-    return _serialize_result(result)
+    return record_reports([Report(**each.model_dump()) for each in batch.receipts])
 
 
 @router.post(
@@ -84,18 +75,12 @@ def post_receipts(request: HttpRequest, batch: ReceiptsIn) -> dict[str, Any]:
     response={200: ReceiptsOut, PROBLEMS: ProblemOut},
     openapi_extra={"requestBody": {"required": True, "content": {"message/rfc822": {"schema": {"type": "string"}}}}},
 )
-def post_bounce(request: HttpRequest) -> dict[str, Any]:
+def post_bounce(request: HttpRequest) -> RecordingResult:
     """Record one bounce mail, as received. 422 for a mail that reports nothing about a mail of Aftertouch."""
     try:
-        result = record_bounce(request.body)
+        return record_bounce(request.body)
     except ValueError as error:
         raise InvalidInput.of("", str(error)) from None
-    return _serialize_result(result)
-
-
-def _serialize_result(result: RecordingResult) -> dict[str, Any]:
-    refused = [each._asdict() for each in result.refused]
-    return {"accepted": result.accepted, "duplicates": result.duplicates, "refused": refused}
 
 
 def _list_receipt_errors(each: ReceiptIn) -> list[tuple[str, str]]:
@@ -104,8 +89,8 @@ def _list_receipt_errors(each: ReceiptIn) -> list[tuple[str, str]]:
         errors.append(("delivery_key", "is required, or channel and vendor_id"))
     elif each.delivery_key is not None and (each.channel or each.vendor_id):
         errors.append(("delivery_key", "must not be given together with channel or vendor_id"))
-    if each.permanent and each.type != "bounced":
+    if each.permanent and each.kind != "bounced":
         errors.append(("permanent", "is for bounced only"))
-    if each.address and each.type != "bounced":
+    if each.address and each.kind != "bounced":
         errors.append(("address", "is for bounced only"))
     return errors
