@@ -46,8 +46,9 @@ class CodedAnswers:
     answer: `Response.SendStatusSet.0.Code`.
     """
 
-    code_fields: ClassVar[tuple[str, ...]]  #: paths of the result code; the first present one counts
-    text_fields: ClassVar[tuple[str, ...]]
+    #: Paths of the result code and of its text; the first present one counts.
+    code_fields: ClassVar[tuple[str, ...]] = ("errcode",)
+    text_fields: ClassVar[tuple[str, ...]] = ("errmsg",)
     id_field: str = ""  #: path of the message's id, for vendors whose receipts name it
     accepted: ClassVar[Code] = 0
     refusals: ClassVar[Mapping[Any, Refusal]]

@@ -178,12 +178,12 @@ class Channel:
         raise NotImplementedError
 
 
-async def call_channel(channel: Channel, message: Message, timeout: timedelta, *, key: str) -> Outcome:
+async def call_channel(channel: Channel, message: Message, *, key: str) -> Outcome:
     """Send a message once. A channel that exceeds its time limit or raises counts as `Unknown`: it may have sent it.
 
     `key` names the channel's row in the log.
     """
-    seconds = timeout.total_seconds()
+    seconds = channel.timeout.total_seconds()
     try:
         # The channel enforces the limit itself. This one covers a channel that does not.
         async with asyncio.timeout(seconds + 1):
@@ -223,9 +223,6 @@ class NotSent(Failure):
 
 class NoAnswer(Failure):
     """The request was or may have been written. Then came a timeout, a reset or a response that is not HTTP."""
-
-    def outcome(self) -> Unknown:
-        return Unknown(self.reason, self.detail)
 
 
 @cache

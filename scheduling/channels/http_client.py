@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
@@ -114,6 +115,7 @@ IDLE_TIMEOUT = 1.5  # seconds; below the idle timeout of common servers (gunicor
 PER_HOST = 200  # connections; a robot vendor is one host for hundreds of robots
 LOOKUP_THREADS = 32  # separate threads: hanging lookups must not exhaust the loop's default executor
 HEADERS = {"User-Agent": "Aftertouch", "Accept-Encoding": "identity"}
+JSON_HEADERS = {"content-type": "application/json; charset=utf-8"}
 
 PROXY_AUTH_REQUIRED = 407
 UNRESOLVED_BEHIND_PROXY = (
@@ -361,6 +363,10 @@ async def close_shared_transport() -> None:
         await transport.close()
 
 
+def encode_json(document: Any) -> bytes:
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
 # --- a request in flight ----------------------------------------------------------------------------------------------
 
 
@@ -442,7 +448,7 @@ def send_once(channel: Channel, message: Message) -> Outcome:
 
     async def send_and_close() -> Outcome:
         try:
-            return await call_channel(channel, message, channel.timeout, key=channel.kind)
+            return await call_channel(channel, message, key=channel.kind)
         finally:
             await close_shared_transport()
 

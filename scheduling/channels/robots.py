@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import base64
 import hmac
-import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -28,7 +27,7 @@ from wcwidth import grapheme_boundary_before
 from scheduling.channels import options
 from scheduling.channels.answers import CodedAnswers, Refusal
 from scheduling.channels.base import Channel, InvalidSetting, Message, Outcome, Quota
-from scheduling.channels.http_client import shared_transport
+from scheduling.channels.http_client import JSON_HEADERS, encode_json, shared_transport
 from scheduling.channels.markup import (
     Card,
     Mentions,
@@ -41,7 +40,6 @@ from scheduling.channels.markup import (
 from scheduling.channels.ssrf import PrivateHosts, check_url
 from scheduling.error_text import ErrorText as _
 
-HEADERS = {"content-type": "application/json; charset=utf-8"}
 TEXT, MARKDOWN, CARD = "text", "markdown", "card"
 
 
@@ -94,7 +92,7 @@ class Robot(CodedAnswers, Channel):
         self.validate_target(message.target)
         url, document = self.request(message, datetime.now(UTC))
         response = await shared_transport().request(
-            "POST", url, encode_json(document), HEADERS, timeout=self.timeout, repeatable=False, proxy=self._proxy
+            "POST", url, encode_json(document), JSON_HEADERS, timeout=self.timeout, repeatable=False, proxy=self._proxy
         )
         return self.judge(response)
 
@@ -109,10 +107,6 @@ class Robot(CodedAnswers, Channel):
     def split_body(self, message: Message) -> tuple[str, Mentions]:
         """Return the text and the members that it mentions."""
         return split_mentions(message.body) if self._mentions else (message.body, Mentions())
-
-
-def encode_json(document: Any) -> bytes:
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 ELLIPSIS = "…"
@@ -159,8 +153,6 @@ class WeCom(Robot):
     quotas = (Quota(20, MINUTE),)
     hosts: ClassVar[frozenset[str]] = frozenset({"qyapi.weixin.qq.com"})
     path: ClassVar[str] = "/cgi-bin/webhook/send"
-    code_fields: ClassVar[tuple[str, ...]] = ("errcode",)
-    text_fields: ClassVar[tuple[str, ...]] = ("errmsg",)
     refusals: ClassVar[Mapping[int, Refusal]] = {
         -1: Refusal("企业微信系统繁忙", timedelta(seconds=10)),
         40008: Refusal("不合法的消息类型"),
@@ -224,8 +216,6 @@ class DingTalk(Robot):
     quotas = (Quota(20, timedelta(minutes=1)),)
     hosts: ClassVar[frozenset[str]] = frozenset({"oapi.dingtalk.com"})
     path: ClassVar[str] = "/robot/send"
-    code_fields: ClassVar[tuple[str, ...]] = ("errcode",)
-    text_fields: ClassVar[tuple[str, ...]] = ("errmsg",)
     refusals: ClassVar[Mapping[int, Refusal]] = {
         -1: Refusal("钉钉系统繁忙", timedelta(seconds=10)),
         88: Refusal("鉴权异常：access_token 为空或无效"),

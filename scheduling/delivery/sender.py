@@ -285,8 +285,7 @@ class Sender:
     async def _send(self, delivery: Delivery) -> None:
         delivery.sent_at = time.monotonic()
         before_first_byte.set(delivery.slot.renew if delivery.slot else None)
-        spec = delivery.spec
-        outcome = await call_channel(delivery.channel, delivery.outgoing, spec.timeout, key=spec.key)
+        outcome = await call_channel(delivery.channel, delivery.outgoing, key=delivery.spec.key)
         delivery.ended_at = time.monotonic()
         if isinstance(outcome, Transient) and not outcome.asked:
             # Hundreds of robots share the connections to their vendor. None of their retries is used up, and the

@@ -34,7 +34,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from scheduling import broker_health
 from scheduling.channels.email import read_token
 from scheduling.channels.vendors.callbacks import CallbackRefused, CallbackRequest, CallbackResult, Report
-from scheduling.channels.vendors.wechat import SyncFailed, sync_messages
 from scheduling.configuration import snapshot
 from scheduling.delivery.links import find_link, read_link_token
 from scheduling.delivery.routing import NoTarget, channel_of
@@ -294,12 +293,11 @@ def receive_callback(request: HttpRequest, channel: str, token: str = "") -> Htt
         if receiver is None or spec is None:
             raise CallbackRefused
         result: CallbackResult = receiver.answer_callback(asked)
-        cursor, problem = _add_synced_messages(spec, receiver, result) if result.sync_token else ("", "")
+        if result.sync_token:
+            receiver.fetch_messages(result, _read_cursor(_name_cursor(spec, receiver)))
         record_callback(spec, result)
-        if cursor:  # after the recording: a repeated callback fetches again what could not be recorded
-            _store_cursor(_name_cursor(spec, receiver), cursor)
-        if problem:
-            raise SyncFailed(problem)
+        if result.cursor:  # after the recording: a repeated callback fetches again what could not be recorded
+            _store_cursor(_name_cursor(spec, receiver), result.cursor)
     except CallbackRefused:
         log.info("callback_refused", channel=channel[:64])
         return HttpResponse(status=403)
@@ -309,11 +307,11 @@ def receive_callback(request: HttpRequest, channel: str, token: str = "") -> Htt
     except EarlyReceipt:
         log.info("callback_early", channel=channel[:64])
         return HttpResponse(status=503)
-    except SyncFailed as error:
-        log.warning("callback_sync_failed", channel=channel[:64], error=str(error)[:200])
-        return HttpResponse(status=503)
     except DatabaseError as error:
         log.warning("callback_not_recorded", channel=channel[:64], error=str(error)[:200])
+        return HttpResponse(status=503)
+    if result.problem:
+        log.warning("callback_sync_failed", channel=channel[:64], error=result.problem[:200])
         return HttpResponse(status=503)
     return HttpResponse(result.text, content_type=f"{result.content_type}; charset=utf-8")
 
@@ -330,20 +328,14 @@ def _find_receiver(key: str) -> tuple[ChannelSpec | None, Any]:
     return spec, channel if hasattr(channel, "answer_callback") else None
 
 
-def _add_synced_messages(spec: ChannelSpec, channel: Any, result: CallbackResult) -> tuple[str, str]:
-    """Add the messages since the stored cursor. Return the next one, and why messages are left, or "".
-
-    Without a cursor the vendor sends three days.
-    """
+def _read_cursor(name: str) -> str:
+    """Return the end of what was fetched. Without it the vendor sends three days."""
     try:
         with connect_redis(settings.REDIS_URL, timeout=settings.TIMEOUTS.redis) as client:
-            stored: Any = client.get(_name_cursor(spec, channel))
+            stored: Any = client.get(name)
     except RedisError:
-        stored = None
-    synced = sync_messages(channel, result.sync_token, stored.decode() if stored else "")
-    result.reports += synced.result.reports
-    result.messages += synced.result.messages
-    return synced.cursor, synced.problem
+        return ""
+    return stored.decode() if stored else ""
 
 
 def _store_cursor(name: str, cursor: str) -> None:

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from typing import Any, ClassVar, NamedTuple, TypeVar
 from urllib.parse import quote, quote_plus, urlencode
@@ -40,7 +40,7 @@ from scheduling.channels.base import (
     Transient,
     thread_pool,
 )
-from scheduling.channels.http_client import Response, before_first_byte, excerpt, shared_transport
+from scheduling.channels.http_client import JSON_HEADERS, Response, before_first_byte, excerpt, shared_transport
 from scheduling.channels.markup import BadContent
 from scheduling.channels.ssrf import PrivateHosts, check_url
 from scheduling.error_text import ErrorText as _
@@ -197,7 +197,6 @@ def shared_tokens() -> TokenCache:
 # --- channels ---------------------------------------------------------------------------------------------------------
 
 
-JSON_HEADERS = {"content-type": "application/json; charset=utf-8"}
 COMMON_KEYS, QUOTA_BY = ("secret", "proxy", "quotas", "quota_by"), ("address", "account")
 HIDDEN = "****"
 SHORTEST_HIDDEN = 8  # characters; shorter secrets would hide ordinary words
@@ -232,9 +231,6 @@ class VendorChannel(CodedAnswers, Channel):
     api: ClassVar[str]  #: address of the vendor's API, without path
     required: ClassVar[tuple[str, ...]]  #: settings that must have a text
     optional: ClassVar[tuple[str, ...]] = ()
-
-    code_fields: ClassVar[tuple[str, ...]] = ("errcode",)
-    text_fields: ClassVar[tuple[str, ...]] = ("errmsg",)
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
         super().__init__(config, timeout)
@@ -296,27 +292,36 @@ class VendorChannel(CodedAnswers, Channel):
         return "\0".join((self.base, *(self.settings[name] for name in self.required), self.secret))
 
     async def attempt(self, message: Message) -> Outcome:
-        """Try once, or twice if the vendor refuses the token of the first try."""
         self.validate_target(message.target)
-        ends_at = datetime.now(UTC) + self.timeout
-        token, outcome = await self._try(message, ends_at)
-        if token and isinstance(outcome, Transient) and outcome.reason == TOKEN_EXPIRED:
-            _, outcome = await self._try(message, ends_at, stale=token)
+        _, outcome = await self.call_vendor(
+            lambda token: self.request(message, token, datetime.now(UTC)), partial(self.judge_for, message),
+            self.timeout, repeatable=message.repeatable,
+        )  # fmt: skip
         return outcome
 
-    async def _try(self, message: Message, ends_at: datetime, stale: str = "") -> tuple[str, Outcome]:
-        """Return the access token that was used, and the outcome."""
-        left = max(ends_at - datetime.now(UTC), timedelta(milliseconds=1))
-        token = await self.get_token(left, stale)
-        left = max(ends_at - datetime.now(UTC), timedelta(milliseconds=1))
-        request = self.request(message, token, datetime.now(UTC))
-        response = await shared_transport().request(
-            request.method, request.url, request.body, request.headers,
-            timeout=left, repeatable=message.repeatable, proxy=self.proxy,
-        )  # fmt: skip
-        # The body first: the outcome has its start, which can end within a secret.
-        outcome = self.judge_for(message, replace(response, body=_hide_in_body(response.body, token, self.secret)))
-        return token, hide_in_outcome(outcome, token, self.secret)
+    async def call_vendor(
+        self, build: Callable[[str], VendorRequest], judge: Callable[[Response], Outcome], limit: timedelta, *,
+        repeatable: bool,
+    ) -> tuple[Response, Outcome]:  # fmt: skip
+        """Send the request that `build` makes of an access token, within `limit`. Raises `Failure` and `BadContent`.
+
+        It is sent once more if the vendor refuses the first token.
+        """
+        ends_at, stale = time.monotonic() + limit.total_seconds(), ""
+        while True:
+            token = await self.get_token(_left(ends_at), stale)
+            request = build(token)
+            response = await shared_transport().request(
+                request.method, request.url, request.body, request.headers,
+                timeout=_left(ends_at), repeatable=repeatable, proxy=self.proxy,
+            )  # fmt: skip
+            # The body first: the outcome has its start, which can end within a secret.
+            response = replace(response, body=_hide_in_body(response.body, token, self.secret))
+            outcome = hide_in_outcome(judge(response), token, self.secret)
+            is_expired = isinstance(outcome, Transient) and outcome.reason == TOKEN_EXPIRED
+            if stale or not (token and is_expired):
+                return response, outcome
+            stale = token
 
     def judge_for(self, message: Message, response: Response) -> Outcome:
         return self.judge(response)
@@ -375,6 +380,11 @@ class VendorChannel(CodedAnswers, Channel):
         except (TypeError, ValueError):
             lifetime = self.lifetime
         return Token(text, lifetime)
+
+
+def _left(ends_at: float) -> timedelta:
+    """Return the time until an instant of the monotonic clock, at least 1 ms."""
+    return timedelta(seconds=max(ends_at - time.monotonic(), 0.001))
 
 
 def add_query(url: str, parameters: Mapping[str, str]) -> str:

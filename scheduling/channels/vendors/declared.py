@@ -24,9 +24,15 @@ from scheduling.channels.base import (
     Transient,
     Unknown,
 )
-from scheduling.channels.http_client import Response, excerpt, judge_status, parse_retry_after
+from scheduling.channels.http_client import (
+    JSON_HEADERS,
+    Response,
+    encode_json,
+    excerpt,
+    judge_status,
+    parse_retry_after,
+)
 from scheduling.channels.markup import BadContent, escape_markdown
-from scheduling.channels.robots import encode_json
 from scheduling.channels.ssrf import PrivateHosts, check_url
 from scheduling.channels.vendors.base import COMMON_KEYS, VendorChannel, VendorRequest, add_query, read_named_lines
 from scheduling.durations import parse_duration
@@ -45,7 +51,7 @@ VARIABLES: Mapping[str, frozenset[str]] = {
 }  # fmt: skip
 METHODS, FORMATS = ("POST", "GET", "PUT", "PATCH"), ("json", "form", "text")
 CONTENT_TYPES = {
-    "json": "application/json; charset=utf-8",
+    "json": JSON_HEADERS["content-type"],
     "form": "application/x-www-form-urlencoded",
     "text": "text/plain; charset=utf-8",
 }
@@ -83,21 +89,26 @@ class RequestPlan:
     reads_values: bool  #: the body of a message is a list of values
 
     def build(self, names: Mapping[str, Any]) -> VendorRequest:
-        """Render the request. Raises `BadContent`."""
+        """Render the request. Raises `BadContent`, also if data is missing."""
+        try:
+            query = self.query(names)
+            rendered = self.headers(names)
+            document = self.body(names) if self.body and self.method != "GET" else None
+        except CannotRender as error:
+            raise BadContent(str(error)) from None
         headers = {"content-type": CONTENT_TYPES[self.form]}
-        headers |= {name.lower(): value for name, value in self.headers(names).items()}
+        headers |= {name.lower(): value for name, value in rendered.items()}
         for name, value in headers.items():
             if not value.isprintable():
                 raise BadContent(f"header {name}: must be one printable line")
-        body = b""
-        if self.body and self.method != "GET":
-            document = self.body(names)
-            if self.form == "json":
-                body = encode_json(document)
-            else:
-                text = urlencode(document) if self.form == "form" else str(document)
-                body = text.encode("utf-8", "replace")
-        return VendorRequest(add_query(self.url, self.query(names)), body, headers, self.method)
+        if document is None:
+            body = b""
+        elif self.form == "json":
+            body = encode_json(document)
+        else:
+            text = urlencode(document) if self.form == "form" else str(document)
+            body = text.encode("utf-8", "replace")
+        return VendorRequest(add_query(self.url, query), body, headers, self.method)
 
 
 def read_request(settings: Mapping[str, Any], variables: Mapping[str, frozenset[str]], path: str = "") -> RequestPlan:
@@ -185,14 +196,6 @@ def format_scalar(value: Any) -> str:
     if isinstance(value, datetime):
         return options.write_instant(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def render_request(plan: RequestPlan, names: Mapping[str, Any]) -> VendorRequest:
-    """Return the request. Raises `BadContent` if data is missing."""
-    try:
-        return plan.build(names)
-    except CannotRender as error:
-        raise BadContent(str(error)) from None
 
 
 # --- answers ------------------------------------------------------------------------------------------------------
@@ -405,10 +408,10 @@ class DeclaredHttp(VendorChannel):
             "values": values,
             "channel": {"secret": self.secret, "token": token},
         }
-        return render_request(self.plan, names)
+        return self.plan.build(names)
 
     def token_request(self, stale: str) -> VendorRequest | None:
-        return render_request(self._token_plan, {"channel": {"secret": self.secret}}) if self._token_plan else None
+        return self._token_plan.build({"channel": {"secret": self.secret}}) if self._token_plan else None
 
     def judge_for(self, message: Message, response: Response) -> Outcome:
         """Judge by the error table, the status and the condition of success, in this order."""

@@ -17,15 +17,24 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any, ClassVar
 from urllib.parse import quote
+from zoneinfo import ZoneInfo
 
+from django.utils.crypto import constant_time_compare
 from yarl import URL
 
 from scheduling.channels.answers import Code, Refusal
 from scheduling.channels.base import InvalidSetting, Message, Quota
+from scheduling.channels.http_client import encode_json
 from scheduling.channels.markup import BadContent
-from scheduling.channels.robots import encode_json
 from scheduling.channels.vendors.base import VendorChannel, VendorRequest, read_lines
-from scheduling.channels.vendors.callbacks import Report, SmsCallbacks, build_sms_report, read_china_time
+from scheduling.channels.vendors.callbacks import (
+    MOST_REPORTS,
+    CallbackRefused,
+    CallbackRequest,
+    CallbackResult,
+    Report,
+    read_uuid,
+)
 from scheduling.error_text import ErrorText as _
 
 ALIYUN, TENCENT = "ACS3-HMAC-SHA256", "TC3-HMAC-SHA256"
@@ -73,16 +82,22 @@ def _digest(text: str) -> str:
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 PHONE = re.compile(r"\+?[0-9]{5,20}")
+SHORTEST_CALLBACK_TOKEN = 16  # characters; the address is the only proof
+CHINA = ZoneInfo("Asia/Shanghai")
 
 
-class SmsChannel(SmsCallbacks, VendorChannel):
-    """The base of both. Address: a phone number. A text has one “name: value” a line, first `template_id` if needed."""
+class SmsChannel(VendorChannel):
+    """The base of both. Address: a phone number. A text has one “name: value” a line, first `template_id` if needed.
+
+    Reports of the vendors carry no signature: `callback_token` at the end of the address is the proof.
+    """
 
     address_key = "phone"
     fills_template: bool = True
     optional: ClassVar[tuple[str, ...]] = ("template_id", "callback_token")
     secret_fields = VendorChannel.secret_fields | {"callback_token"}
     accepted: ClassVar[str] = "OK"
+    accepted_answer: ClassVar[Mapping[str, Any]]  #: to a callback
 
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:
@@ -103,6 +118,67 @@ class SmsChannel(SmsCallbacks, VendorChannel):
     def host(self) -> str:
         url = URL(self.base)
         return f"{url.raw_host}:{url.explicit_port}" if url.explicit_port else str(url.raw_host)
+
+    # --- callbacks ------------------------------------------------------------------------------------------------
+
+    def check_callback_settings(self) -> None:
+        """Raise `ValueError` for a token that can be guessed."""
+        token = self.settings["callback_token"]
+        if token and not (SHORTEST_CALLBACK_TOKEN <= len(token) <= 128 and token.isascii() and token.isalnum()):
+            raise InvalidSetting(
+                "callback_token",
+                _("must have %(least)s to 128 letters and digits", least=SHORTEST_CALLBACK_TOKEN),
+            )
+
+    def answer_callback(self, request: CallbackRequest) -> CallbackResult:
+        """Return the receipts of a call. Raises `CallbackRefused`, and `ValueError` for unreadable content."""
+        token = self.settings["callback_token"]
+        if not token or not constant_time_compare(request.path_token, token):
+            raise CallbackRefused
+        result = CallbackResult(json.dumps(self.accepted_answer, ensure_ascii=False), "application/json")
+        if request.body is None:
+            return result
+        try:
+            given = json.loads(request.body)
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
+        if not isinstance(given, list):
+            raise ValueError("must be a list of reports")
+        for each in given[:MOST_REPORTS]:
+            if isinstance(each, Mapping) and (report := self.read_report(each, request.now)):
+                result.reports.append(report)
+        return result
+
+    def read_report(self, given: Mapping[str, Any], now: datetime) -> Report | None:
+        """Return one report, or None for one that names no message."""
+        raise NotImplementedError
+
+
+def _build_report(
+    delivered: bool, at: datetime, delivery_key: object, vendor_id: object, code: object, meaning: object
+) -> Report | None:
+    """Return the receipt of one SMS. A number that does not exist (空号) bounces for good."""
+    key = read_uuid(delivery_key)
+    name = vendor_id if isinstance(vendor_id, str) and vendor_id.isprintable() else ""
+    if key is None and not 0 < len(name) <= 120:
+        return None
+    detail = "" if delivered else f"{_clean(code)} {_clean(meaning)}".strip()[:300]
+    return Report(
+        "delivered" if delivered else "bounced", at, key, vendor_id="" if key else name, detail=detail,
+        permanent=not delivered and "空号" in detail,
+    )  # fmt: skip
+
+
+def _read_china_time(text: object, now: datetime) -> datetime:
+    """Return the instant of a time in China; `now` for anything else, and for the future."""
+    try:
+        return min(datetime.strptime(str(text), "%Y-%m-%d %H:%M:%S").replace(tzinfo=CHINA), now)
+    except (ValueError, OverflowError):
+        return now
+
+
+def _clean(text: object) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in str(text or "")[:300])
 
 
 class AliyunSms(SmsChannel):
@@ -174,8 +250,8 @@ class AliyunSms(SmsChannel):
         return VendorRequest(f"{self.base}/?{query}", b"", headers | {"authorization": signature})
 
     def read_report(self, given: Mapping[str, Any], now: datetime) -> Report | None:
-        return build_sms_report(
-            given.get("success") is True, read_china_time(given.get("report_time"), now), given.get("out_id"),
+        return _build_report(
+            given.get("success") is True, _read_china_time(given.get("report_time"), now), given.get("out_id"),
             given.get("biz_id"), given.get("err_code"), given.get("err_msg"),
         )  # fmt: skip
 
@@ -269,7 +345,7 @@ class TencentSms(SmsChannel):
         return "InternalError" if is_internal and code not in self.refusals else code
 
     def read_report(self, given: Mapping[str, Any], now: datetime) -> Report | None:
-        return build_sms_report(
-            given.get("report_status") == "SUCCESS", read_china_time(given.get("user_receive_time"), now),
+        return _build_report(
+            given.get("report_status") == "SUCCESS", _read_china_time(given.get("user_receive_time"), now),
             given.get("ext"), given.get("sid"), given.get("errmsg"), given.get("description"),
         )  # fmt: skip

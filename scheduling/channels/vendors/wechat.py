@@ -4,41 +4,43 @@ Sources: developers.weixin.qq.com/doc/service/api/notify/template/api_sendtempla
 doc/offiaccount/Subscription_Messages (subscription), miniprogram/dev/OpenApiDoc/mp-message-management (mini-program),
 doc/offiaccount/Basic_Information/getStableAccessToken.html (token), Global_Return_Code.html (codes).
 developer.work.weixin.qq.com/document/path/90236 (messages), 94677 (customer service), 91039 (access token),
-90313 (codes), 90312 (frequencies), 94670 (fetching the messages of customers: the callback only reports that there
-are some).
+90313 (codes), 90312 (frequencies), 90968 (callbacks), 90930 (verification of the address for them), 94670 (fetching
+the messages of customers: the callback only reports that there are some).
+developers.weixin.qq.com/doc/offiaccount/Message_Management/Message_encryption_and_decryption_instructions.html.
 """
 
 from __future__ import annotations
 
 import asyncio
+import binascii
+import hashlib
+from base64 import b64decode
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, NamedTuple
-from xml.etree.ElementTree import Element
+from functools import partial
+from typing import Any, ClassVar
+from xml.etree.ElementTree import Element, ParseError, fromstring
+
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CBC
+from django.utils.crypto import constant_time_compare
 
 from scheduling.channels import options
-from scheduling.channels.answers import TOKEN_EXPIRED, Refusal, parse_answer
-from scheduling.channels.base import (
-    Delivered,
-    Failure,
-    InvalidSetting,
-    Message,
-    Outcome,
-    Permanent,
-    Quota,
-    Transient,
-)
-from scheduling.channels.http_client import Response, close_shared_transport, shared_transport
+from scheduling.channels.answers import Refusal, parse_answer
+from scheduling.channels.base import Delivered, Failure, InvalidSetting, Message, Outcome, Permanent, Quota
+from scheduling.channels.http_client import Response, close_shared_transport, encode_json
 from scheduling.channels.markup import BadContent, escape_markdown, escape_tags, read_card
-from scheduling.channels.robots import clip_text, encode_json
-from scheduling.channels.vendors.base import JSON_HEADERS, VendorChannel, VendorRequest, add_query, read_lines
+from scheduling.channels.robots import clip_text
+from scheduling.channels.vendors.base import VendorChannel, VendorRequest, add_query, read_lines
 from scheduling.channels.vendors.callbacks import (
+    MOST_REPORTS,
+    SUCCESS,
+    CallbackRefused,
+    CallbackRequest,
     CallbackResult,
     CustomerMessage,
     Report,
-    WeChatCallbacks,
-    read_seconds,
-    read_send_job,
     read_uuid,
 )
 from scheduling.error_text import ErrorText as _
@@ -46,6 +48,171 @@ from scheduling.templating import read_locale
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 TEMPLATE, SUBSCRIPTION = "template", "subscription"
+
+
+# --- callbacks --------------------------------------------------------------------------------------------------------
+
+
+LONGEST_AGE = timedelta(minutes=10)
+KEY_LENGTH = 43  # characters of the EncodingAESKey
+PADDING = 32  # bytes; the scheme pads to this instead of the block size of AES
+HEAD = 16  # random bytes before the length
+
+
+def read_key(text: str) -> bytes:
+    """Return the AES key of an EncodingAESKey.
+
+    Raises:
+        ValueError: it is not 43 letters and digits.
+    """
+    try:
+        key = b64decode(text + "=", validate=True) if len(text) == KEY_LENGTH and text.isascii() else b""
+    except binascii.Error:
+        key = b""
+    if len(key) != PADDING:
+        raise ValueError(_("must have %(length)s letters and digits", length=KEY_LENGTH))
+    return key
+
+
+def decrypt(text: str, key: bytes, receiver: str) -> bytes:
+    """Return the content of an encrypted text for this receiver: the id of the corporation or the application.
+
+    Raises:
+        CallbackRefused: it is not such a text, or for another receiver.
+    """
+    try:
+        sealed = b64decode(text, validate=True)
+        decryptor = Cipher(AES(key), CBC(key[:16])).decryptor()
+        plain = decryptor.update(sealed) + decryptor.finalize()
+    except ValueError as error:
+        raise CallbackRefused from error
+    padding = plain[-1] if plain else 0
+    if not 1 <= padding <= PADDING or len(plain) < HEAD + 4 + padding:
+        raise CallbackRefused
+    plain = plain[HEAD:-padding]
+    length = int.from_bytes(plain[:4], "big")
+    content, found = plain[4 : 4 + length], plain[4 + length :]
+    if len(content) < length or found != receiver.encode():
+        raise CallbackRefused
+    return content
+
+
+def parse_xml_document(content: bytes) -> Element:
+    """Return the root of an XML document without a document type, which could expand without bound.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    text = content.decode()
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:
+        raise ValueError("a document type is not accepted")
+    try:
+        return fromstring(text)  # noqa: S314  without a document type nothing expands
+    except ParseError as error:
+        raise ValueError(str(error)) from None
+
+
+class WeChatCallbacks(VendorChannel):
+    """The base of the kinds with callbacks: `callback_token`, and `callback_key` where messages are encrypted.
+
+    A call that is older than `LONGEST_AGE` is refused. Calls are signed by SHA-1 over sorted parts, and encrypted by
+    AES-256-CBC.
+    """
+
+    optional: ClassVar[tuple[str, ...]] = ("callback_token", "callback_key")
+    secret_fields = VendorChannel.secret_fields | {"callback_token", "callback_key"}
+    receiver_field: ClassVar[str]  #: setting with the id that callbacks are encrypted for
+    accepts_plain: ClassVar[bool] = False  #: without `callback_key` the vendor may send plain messages
+
+    def check_callback_settings(self) -> None:
+        """Raise `ValueError` for settings of callbacks that the vendor would not accept."""
+        token, key = self.settings["callback_token"], self.settings["callback_key"]
+        if token and not (3 <= len(token) <= 32 and token.isascii() and token.isalnum()):
+            raise InvalidSetting("callback_token", _("must have 3 to 32 letters and digits"))
+        if key:
+            try:
+                read_key(key)
+            except ValueError as error:
+                raise InvalidSetting("callback_key", str(error)) from None
+        if key and not token:
+            raise InvalidSetting("callback_token", _("is missing"))
+        if token and not key and not self.accepts_plain:
+            raise InvalidSetting("callback_key", _("is missing"))
+
+    def answer_callback(self, request: CallbackRequest) -> CallbackResult:
+        """Return what a genuine call reports. Raises `CallbackRefused`, and `ValueError` for unreadable content."""
+        if not self.settings["callback_token"] or request.path_token:
+            raise CallbackRefused
+        given = request.query.get("timestamp", "")
+        if not (given.isascii() and given.isdecimal() and len(given) <= 10):
+            raise CallbackRefused
+        if abs(request.now - datetime.fromtimestamp(int(given), UTC)) > LONGEST_AGE:
+            raise CallbackRefused
+        if request.body is None:
+            return CallbackResult(text=self._open_echo(request.query))
+        result = CallbackResult()
+        self.read_message(self._open(request.query, request.body), request.now, result)
+        return result
+
+    def _open_echo(self, query: Mapping[str, str]) -> str:
+        echo = query.get("echostr", "")
+        if query.get("msg_signature"):
+            return self._decrypt(query, echo).decode()
+        self._check_plain(query)
+        if not echo.isascii() or not echo.isalnum() or len(echo) > 128:
+            raise CallbackRefused
+        return echo
+
+    def _open(self, query: Mapping[str, str], body: bytes) -> Element:
+        if not self.settings["callback_key"]:
+            self._check_plain(query)
+            return parse_xml_document(body)
+        try:
+            sealed = parse_xml_document(body).findtext("Encrypt") or ""
+        except ValueError as error:
+            raise CallbackRefused from error
+        return parse_xml_document(self._decrypt(query, sealed.strip()))
+
+    def _decrypt(self, query: Mapping[str, str], sealed: str) -> bytes:
+        if not self.settings["callback_key"] or not sealed:
+            raise CallbackRefused
+        self._check_signature(query, "msg_signature", sealed)
+        return decrypt(sealed, read_key(self.settings["callback_key"]), self.settings[self.receiver_field])
+
+    def _check_plain(self, query: Mapping[str, str]) -> None:
+        # The plain signature covers no content. With a key only encrypted messages count.
+        if not self.accepts_plain:
+            raise CallbackRefused
+        self._check_signature(query, "signature")
+
+    def _check_signature(self, query: Mapping[str, str], name: str, *content: str) -> None:
+        parts = (self.settings["callback_token"], query.get("timestamp", ""), query.get("nonce", ""), *content)
+        expected = hashlib.sha1("".join(sorted(parts)).encode()).hexdigest()  # noqa: S324  the vendor's scheme
+        if not constant_time_compare(query.get(name, ""), expected):
+            raise CallbackRefused
+
+    def read_message(self, root: Element, now: datetime, result: CallbackResult) -> None:
+        """Add what a message reports to the result. A message other than an event is one of the customer's."""
+        kind = root.findtext("MsgType") or ""
+        at = read_seconds(root.findtext("CreateTime"), now)
+        if kind and kind != "event":
+            address = (root.findtext("FromUserName") or "").strip()
+            message_id = (root.findtext("MsgId") or "").strip() or f"{address}:{root.findtext('CreateTime')}"
+            if address and len(message_id) <= 200:
+                result.messages.append(CustomerMessage(address, message_id, at))
+        elif kind:
+            self.read_event(root, at, result)
+
+    def read_event(self, root: Element, at: datetime, result: CallbackResult) -> None:
+        """Add what an event reports to the result."""
+
+
+def read_seconds(text: str | None, now: datetime) -> datetime:
+    """Return the instant of seconds since 1970; `now` for anything else, and for the future."""
+    try:
+        return min(datetime.fromtimestamp(int(text or ""), UTC), now)
+    except (ValueError, OverflowError, OSError):
+        return now
 
 
 # --- official accounts and mini-programs ------------------------------------------------------------------------------
@@ -121,8 +288,7 @@ class OfficialAccount(WeChatCallbacks, WeChatVendor):
     kind: ClassVar[str] = "wechat_official"
     id_field: str = "msgid"
     address_key = "wechat_official"
-    optional: ClassVar[tuple[str, ...]] = ("type", "template_id", "mini_app_id", "callback_token", "callback_key")
-    secret_fields = VendorChannel.secret_fields | {"callback_token", "callback_key"}
+    optional: ClassVar[tuple[str, ...]] = ("type", "template_id", "mini_app_id", *WeChatCallbacks.optional)
     receiver_field: ClassVar[str] = "app_id"
     accepts_plain: ClassVar[bool] = True
 
@@ -132,8 +298,27 @@ class OfficialAccount(WeChatCallbacks, WeChatVendor):
         self.path = f"/cgi-bin/message/{'template/send' if self._type == TEMPLATE else 'subscribe/bizsend'}"
 
     def read_event(self, root: Element, at: datetime, result: CallbackResult) -> None:
-        """Add the receipt of a template or subscription message."""
-        read_send_job(root, at, result)
+        """Add the receipts of template and subscription messages."""
+        event = root.findtext("Event")
+        if event == "TEMPLATESENDJOBFINISH":
+            status = (root.findtext("Status") or "").strip()
+            jobs = [(root.findtext("MsgID"), status == SUCCESS, status)]
+        elif event == "subscribe_msg_sent_event":
+            jobs = [
+                (each.findtext("MsgID"), each.findtext("ErrorCode") == "0", each.findtext("ErrorStatus") or "")
+                for each in root.iterfind(".//SubscribeMsgSentEvent/List")
+            ]
+        else:
+            return
+        for message_id, sent, status in jobs[:MOST_REPORTS]:
+            if message_id:
+                has_blocked = not sent and event == "TEMPLATESENDJOBFINISH" and "user block" in status
+                result.reports.append(
+                    Report(
+                        "delivered" if sent else "bounced", at, vendor_id=message_id[:120],
+                        detail="" if sent else status[:300], permanent=has_blocked,
+                    )
+                )  # fmt: skip
 
     def more(self, message: Message, own: Mapping[str, str]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -200,13 +385,11 @@ COMMON: dict[int, Refusal] = {
 }
 
 
-class WeComVendor(WeChatCallbacks, VendorChannel):
+class WeComVendor(WeChatCallbacks):
     """The base of both kinds: one access token for a corporation and a secret."""
 
     api: ClassVar[str] = "https://qyapi.weixin.qq.com"
     path: ClassVar[str]
-    optional: ClassVar[tuple[str, ...]] = ("callback_token", "callback_key")
-    secret_fields = VendorChannel.secret_fields | {"callback_token", "callback_key"}
     receiver_field: ClassVar[str] = "corp_id"
     refusals: ClassVar[Mapping[int, Refusal]] = COMMON
 
@@ -216,8 +399,11 @@ class WeComVendor(WeChatCallbacks, VendorChannel):
         return VendorRequest(add_query(f"{self.base}/cgi-bin/gettoken", query), method="GET")
 
     def request(self, message: Message, token: str, now: datetime) -> VendorRequest:
-        url = add_query(f"{self.base}{self.path}", {"access_token": token})
-        return VendorRequest(url, encode_json(self.document(message)))
+        return self.build_request(self.path, self.document(message), token)
+
+    def build_request(self, path: str, document: Mapping[str, Any], token: str) -> VendorRequest:
+        url = add_query(f"{self.base}{path}", {"access_token": token})
+        return VendorRequest(url, encode_json(document))
 
     def document(self, message: Message) -> dict[str, Any]:
         raise NotImplementedError
@@ -292,6 +478,11 @@ class WeComApp(WeComVendor):
         return outcome
 
 
+LIMIT, MOST_PAGES = 1_000, 5
+LONGEST_SYNC = timedelta(seconds=4)  #: WeCom waits five seconds for the answer
+CUSTOMER = 3  #: origin of a message from the customer
+
+
 class WeChatService(WeComVendor):
     """A customer service message to a WeChat customer. Address: the customer's external_userid.
 
@@ -340,76 +531,45 @@ class WeChatService(WeComVendor):
             "text": {"content": clip_text(message.body, TEXT_LIMIT)},
         }
 
+    def fetch_messages(self, result: CallbackResult, cursor: str) -> None:
+        """Add the messages after the cursor to the result. Without one WeCom starts three days ago.
 
-LIMIT, MOST_PAGES = 1_000, 5
+        Pages that were read count although a later one fails: a long backlog would otherwise start from its first page
+        each time. The calling thread must not run an event loop.
+        """
+        asyncio.run(self._fetch_pages(result, cursor))
 
-
-# --- messages of customers --------------------------------------------------------------------------------------------
-
-
-LONGEST_SYNC = timedelta(seconds=4)  #: WeCom waits five seconds for the answer
-CUSTOMER = 3  #: origin of a message from the customer
-
-
-class SyncFailed(Exception):
-    """Messages are left that could not be fetched. WeCom repeats the callback."""
-
-
-class SyncedMessages(NamedTuple):
-    """What the read pages report."""
-
-    result: CallbackResult
-    cursor: str  #: after the last read page; "" if none was read
-    problem: str  #: why messages are left, or ""
-
-
-def sync_messages(channel: WeChatService, token: str, cursor: str) -> SyncedMessages:
-    """Return the messages after the cursor. Without one WeCom starts three days ago.
-
-    Pages that were read count although a later one fails: a long backlog would otherwise start from its first page each
-    time. The calling thread must not run an event loop.
-    """
-    return asyncio.run(_fetch_pages(channel, token, cursor))
-
-
-async def _fetch_pages(channel: WeChatService, token: str, cursor: str) -> SyncedMessages:
-    result, reached, access, more = CallbackResult(), "", "", True
-    problem = f"more than {MOST_PAGES} pages"
-    try:
-        async with asyncio.timeout(LONGEST_SYNC.total_seconds()):
-            for _ in range(MOST_PAGES):
-                access = await channel.get_token(LONGEST_SYNC / 2, "")
-                page = await _fetch(channel, access, {"cursor": reached or cursor, "token": token})
-                for each in page.get("msg_list") or ():
-                    if isinstance(each, Mapping):
-                        _read_entry(each, result)
-                reached = str(page.get("next_cursor") or reached or cursor)
-                more = bool(page.get("has_more"))
-                if not more:
-                    break
-    except (TimeoutError, Failure, SyncFailed) as error:
-        problem = str(error) or "no answer within the time limit"
-    finally:
-        await close_shared_transport()
-    return SyncedMessages(result, reached, problem if more else "")
-
-
-async def _fetch(channel: WeChatService, access: str, asked: Mapping[str, str]) -> Mapping[str, Any]:
-    """Fetch one page. A refused access token is replaced once."""
-    for attempt in range(2):
-        url = add_query(f"{channel.base}/cgi-bin/kf/sync_msg", {"access_token": access})
-        document = {**asked, "limit": LIMIT, "open_kfid": channel.settings["open_kfid"]}
-        response = await shared_transport().request(
-            "POST", url, encode_json(document), JSON_HEADERS,
-            timeout=LONGEST_SYNC / 2, repeatable=True, proxy=channel.proxy,
-        )  # fmt: skip
-        outcome = channel.judge(response)
-        if isinstance(outcome, Delivered):
-            return parse_answer(response) or {}
-        if attempt or not isinstance(outcome, Transient) or outcome.reason != TOKEN_EXPIRED:
-            raise SyncFailed(outcome.reason)
-        access = await channel.get_token(LONGEST_SYNC / 2, access)
-    raise SyncFailed
+    async def _fetch_pages(self, result: CallbackResult, cursor: str) -> None:
+        result.problem = "no answer within the time limit"
+        try:
+            async with asyncio.timeout(LONGEST_SYNC.total_seconds()):
+                for _page in range(MOST_PAGES):
+                    asked = {
+                        "cursor": result.cursor or cursor, "token": result.sync_token, "limit": LIMIT,
+                        "open_kfid": self.settings["open_kfid"],
+                    }  # fmt: skip
+                    response, outcome = await self.call_vendor(
+                        partial(self.build_request, "/cgi-bin/kf/sync_msg", asked), self.judge, LONGEST_SYNC,
+                        repeatable=True,
+                    )  # fmt: skip
+                    if not isinstance(outcome, Delivered):
+                        result.problem = outcome.reason
+                        return
+                    page = parse_answer(response) or {}
+                    for each in page.get("msg_list") or ():
+                        if isinstance(each, Mapping):
+                            _read_entry(each, result)
+                    result.cursor = str(page.get("next_cursor") or result.cursor or cursor)
+                    if not page.get("has_more"):
+                        result.problem = ""
+                        return
+                result.problem = f"more than {MOST_PAGES} pages"
+        except TimeoutError:
+            pass
+        except Failure as error:
+            result.problem = str(error)
+        finally:
+            await close_shared_transport()
 
 
 def _read_entry(entry: Mapping[str, Any], result: CallbackResult) -> None:

@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CBC
 
-from scheduling.channels.vendors.callbacks import CallbackRefused, CallbackRequest, parse_xml_document, read_key
+from scheduling.channels.vendors.callbacks import CallbackRefused, CallbackRequest
 from scheduling.channels.vendors.sms import AliyunSms, TencentSms
-from scheduling.channels.vendors.wechat import OfficialAccount, WeComApp
+from scheduling.channels.vendors.wechat import OfficialAccount, WeComApp, parse_xml_document, read_key
 from scheduling.delivery.routing import store_vendor_ids
 from scheduling.models import ChannelConfig, Customer, DeliveryReceipt, DisabledTarget, Event, Touch
 from tests.scheduling.api.serving import Client, cloud_event, run_concurrently

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
-from scheduling.channels.robots import DingTalk, Feishu, Robot, WeCom, encode_json
+from scheduling.channels.http_client import encode_json
+from scheduling.channels.robots import DingTalk, Feishu, Robot, WeCom
 from tests.scheduling.channels.http_receivers import Answer, Receiver, always, build_message, reply, time_out
 from tests.scheduling.channels.vendors import DingTalkServer, FeishuServer, Vendor, WeComServer
 from tests.support.tables import each_row

@@ -14,6 +14,7 @@ from config.local.processes import select_port
 from scheduling.channels.base import Delivered, DestinationRefused, NoAnswer, NotSent, Transient, Unknown
 from scheduling.channels.http_client import Lookup, before_first_byte, close_shared_transport
 from scheduling.channels.vendors import wechat
+from scheduling.channels.vendors.callbacks import CallbackResult
 from scheduling.channels.vendors.declared import DeclaredHttp
 from scheduling.channels.vendors.wechat import WeChatService
 from scheduling.channels.webhook import Webhook
@@ -357,7 +358,7 @@ async def test_every_kind_uses_the_proxy(
         channel = kind(config, LONG)
         await channel.send(message)
         if kind is WeChatService:
-            await asyncio.to_thread(wechat.sync_messages, channel, "token", "")
+            await asyncio.to_thread(channel.fetch_messages, CallbackResult(sync_token="token"), "")
 
     asked = [f"{request.method} {base}{request.target}" for request in receiver.requests]
     assert asked == proxy.targets
