@@ -14,15 +14,15 @@ from redis import Redis
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import LockError, NoScriptError, RedisError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from scheduling.server_addresses import RedisAddress, is_cluster, parse_redis
 
 __all__ = [
-    "UNREACHABLE_ERRORS", "NoScriptError", "Redis", "RedisError", "Script", "connect_nodes", "connect_once",
-    "connect_redis", "connect_redis_async", "read_eviction_policy",
+    "UNREACHABLE_ERRORS", "LockError", "NoScriptError", "Redis", "RedisError", "Script", "connect_nodes",
+    "connect_once", "connect_redis", "connect_redis_async", "read_eviction_policy",
 ]  # fmt: skip
 
 UNREACHABLE_ERRORS = (redis.ConnectionError, redis.TimeoutError)  #: the server is away or too slow

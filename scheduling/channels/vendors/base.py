@@ -13,11 +13,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import secrets
 import time
 from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
@@ -45,7 +45,7 @@ from scheduling.channels.markup import BadContent
 from scheduling.channels.ssrf import PrivateHosts, check_url
 from scheduling.error_text import ErrorText as _
 from scheduling.models.encrypted import Unreadable, decrypt_text, encrypt_text
-from scheduling.redis_client import Redis, RedisError, connect_redis
+from scheduling.redis_client import LockError, Redis, RedisError, connect_redis
 from scheduling.templating import escape_line
 
 # --- access tokens ----------------------------------------------------------------------------------------------------
@@ -60,8 +60,6 @@ LOCK_MARGIN = timedelta(seconds=2)  #: the lock outlasts the fetch, which ends a
 THREADS = 4
 
 Answer = TypeVar("Answer")
-
-_UNLOCK = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
 
 
 class Token(NamedTuple):
@@ -114,16 +112,18 @@ class TokenCache:
 
     async def _share(self, account: str, fetch: Fetch, limit: timedelta, stale: str) -> str:
         name = f"at:token:{{{sha256(account.encode()).hexdigest()[:32]}}}"
-        mine = secrets.token_hex(8)
+        seconds = (limit + LOCK_MARGIN).total_seconds()
+        lock = self._redis.lock(f"{name}:lock", seconds, blocking=False, thread_local=False)
         while not (text := await self._run(self._read, account, name, stale)):
-            if await self._run(self._lock, name, mine, limit + LOCK_MARGIN):
+            if await self._run(lock.acquire):
                 try:
                     # Another process may have stored its token between the read and the lock.
                     return await self._run(self._read, account, name, stale) or await self._fetch(
                         account, name, fetch, stale
                     )
                 finally:
-                    await asyncio.shield(self._run(self._unlock, name, mine))
+                    with suppress(LockError):  # it has ended
+                        await asyncio.shield(self._run(lock.release))
             await asyncio.sleep(POLL)
         return text
 
@@ -168,12 +168,6 @@ class TokenCache:
 
     def _store(self, name: str, text: str, kept: timedelta) -> None:
         self._redis.set(name, encrypt_text(text), px=max(1, kept // timedelta(milliseconds=1)))
-
-    def _lock(self, name: str, mine: str, kept: timedelta) -> bool:
-        return bool(self._redis.set(f"{name}:lock", mine, nx=True, px=kept // timedelta(milliseconds=1)))
-
-    def _unlock(self, name: str, mine: str) -> None:
-        self._redis.eval(_UNLOCK, 1, f"{name}:lock", mine)
 
     @staticmethod
     async def _run(act: Callable[..., Answer], *arguments: Any) -> Answer:
@@ -377,7 +371,7 @@ class VendorChannel(CodedAnswers, Channel):
         try:
             seconds = float(read_path(answer, self.lifetime_field))
             lifetime = timedelta(seconds=seconds) if 0 < seconds <= LONGEST_LIFE.total_seconds() else self.lifetime
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             lifetime = self.lifetime
         return Token(text, lifetime)
 

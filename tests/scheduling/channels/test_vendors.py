@@ -13,8 +13,9 @@ import pytest
 from redis import Redis
 
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
+from scheduling.channels.http_client import Response
 from scheduling.channels.vendors import base
-from scheduling.channels.vendors.base import VendorChannel, hide_in_text
+from scheduling.channels.vendors.base import Token, VendorChannel, hide_in_text
 from scheduling.channels.vendors.sms import (
     AliyunSms,
     SmsChannel,
@@ -151,6 +152,12 @@ async def test_vendor_token_answer_of_rubbish_is_transient(answer: bytes) -> Non
     outcome = await sent(WeComApp, always(reply(200, answer)))
     assert isinstance(outcome, Transient), outcome
     assert outcome.reason in ("token_refused", "token_failed")
+
+
+@each_row("expires", [b"1" + b"0" * 400, b"NaN", b"-1", b'"soon"', b"null"])
+def test_vendor_token_of_an_odd_lifetime_lasts_as_usual(expires: bytes) -> None:
+    answer = Response(200, body=b'{"access_token": "t", "expires_in": ' + expires + b"}")
+    assert WeComApp(SETTINGS[WeComApp], TIMEOUT).read_token(answer) == Token("t", timedelta(hours=2))
 
 
 @each_row("kind", [WeComApp, OfficialAccount, AliyunSms, TencentSms])
