@@ -33,6 +33,7 @@ from psycopg.types.json import Jsonb
 from scheduling import metrics, sql
 from scheduling.channels.base import Failure, NotSent
 from scheduling.channels.http_client import Transport, parse_retry_after
+from scheduling.channels.options import write_instant
 from scheduling.channels.webhook import read_secrets, sign_request
 from scheduling.configuration import snapshot
 from scheduling.configuration.file.section import check_row
@@ -661,7 +662,7 @@ class _Turns:
 
 def build_body(message: ClaimedMessage) -> bytes:
     """Return `{type, timestamp, data}` as UTF-8 JSON. `timestamp` is when it happened, the same in each attempt."""
-    at = message.occurred_at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    at = write_instant(message.occurred_at, "milliseconds")
     return f'{{"type":"{message.type}","timestamp":"{at}","data":{message.data}}}'.encode()
 
 

@@ -121,7 +121,12 @@ class QuotaGate:
             replies = self._run(GRANT, [(3, *name_quota_keys(key), wanted[key], *limits) for key in targets])
         except RedisError:
             replies = [None] * len(targets)
-        return {key: _parse_grant(reply) for key, reply in zip(targets, replies, strict=True)}
+        grants = dict.fromkeys(targets, Grant(0, UNAVAILABLE_DELAY))
+        for key, reply in zip(targets, replies, strict=True):
+            if isinstance(reply, list):  # else an error
+                granted, wait, slot = map(int, reply)
+                grants[key] = Grant(granted, timedelta(microseconds=wait), slot)
+        return grants
 
     def move(self, quotas: Sequence[Quota | CalendarQuota], target_key: str, slot: int) -> tuple[int, timedelta]:
         """Let the slot of a grant count from now, in a place that keeps within all windows.
@@ -156,11 +161,18 @@ class QuotaGate:
         if time.monotonic() >= self._asks_again_at:
             longest = max((each.longest for group in wanted.values() for each in group), default=timedelta(0))
             limits = self._list_limits(quotas, longest)
-            held = in_transit or {}
+            asked: list[tuple[Any, ...]] = []
+            for key, priority in calls:
+                names = [*name_quota_keys(key), *_plan_names(key, priority)]
+                touches = [
+                    part
+                    for each in wanted[key, priority]
+                    for part in (each.longest // MICROSECOND, int(each.slot_came))
+                ]
+                waiting = (in_transit or {}).get(key, 0)
+                asked.append((len(names), *names, NEAR_SLOT // MICROSECOND, waiting, *limits, *touches))
             try:
-                replies = self._run(
-                    PLAN, [_plan_call(*call, held.get(call[0], 0), limits, wanted[call]) for call in calls]
-                )
+                replies = self._run(PLAN, asked)
             except RedisError:
                 self._asks_again_at = time.monotonic() + UNAVAILABLE_DELAY.total_seconds()
             else:
@@ -271,13 +283,6 @@ def _microseconds(at: datetime) -> int:
     return (at - EPOCH) // MICROSECOND
 
 
-def _parse_grant(reply: Any) -> Grant:
-    if not isinstance(reply, list):
-        return Grant(0, UNAVAILABLE_DELAY)
-    granted, wait, slot = reply
-    return Grant(int(granted), timedelta(microseconds=int(wait)), int(slot))
-
-
 def _parse_state(reply: list[Any], quotas: Sequence[Quota | CalendarQuota], now: datetime) -> QuotaState:
     muted, counts, *plans = reply
     last = max((EPOCH + int(at) * MICROSECOND for at in plans if at), default=now)
@@ -293,14 +298,6 @@ def _parse_state(reply: list[Any], quotas: Sequence[Quota | CalendarQuota], now:
     ahead = last - now if last > now else None
     used_up.sort(key=lambda each: each[1], reverse=True)
     return QuotaState(timedelta(milliseconds=max(muted, 0)), ahead, tuple(used), tuple(used_up))
-
-
-def _plan_call(
-    target_key: str, priority: int, in_transit: int, limits: list[str | int], requests: Sequence[SlotRequest]
-) -> tuple[Any, ...]:
-    names = [*name_quota_keys(target_key), *_plan_names(target_key, priority)]
-    touches = [part for each in requests for part in (each.longest // MICROSECOND, int(each.slot_came))]
-    return (len(names), *names, NEAR_SLOT // MICROSECOND, in_transit, *limits, *touches)
 
 
 def _parse_waits(reply: Any, requests: Sequence[SlotRequest]) -> list[timedelta | None]:

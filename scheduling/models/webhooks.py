@@ -89,7 +89,7 @@ class WebhookEndpoint(models.Model):
     rest_until = models.DateTimeField(_("rests until"), null=True)
     #: An operator paused it: messages are collected and wait.
     paused_at = models.DateTimeField(_("paused at"), null=True)
-    #: The receiver answered 410, or failed for a day. Nothing is sent until an operator enables it again.
+    #: The receiver answered 410. Nothing is sent until an operator enables it again.
     disabled_at = models.DateTimeField(_("disabled at"), null=True)
     problem = models.CharField(_("last error"), max_length=300, blank=True)
     problem_at = models.DateTimeField(_("last error at"), null=True)
