@@ -39,6 +39,7 @@ from scheduling.ids import new_id
 from scheduling.ledger import locks
 from scheduling.models import Customer, CustomerChange, DeliveryReceipt, ReceiptKind, WebhookEvent, WebhookFact
 from scheduling.models.customer import REPLYING
+from scheduling.models.encrypted import Sealed
 from scheduling.models.node import digest_address
 from scheduling.planning.ingest import NewEvent, record_and_publish
 from scheduling.planning.own_events import load_causes
@@ -261,7 +262,9 @@ def _disable_bounced_targets(config: Snapshot, bounced: Iterable[FoundReport]) -
         kind = channel_kinds().get(node.channel.kind) if node else None
         if node is None or kind is None:
             continue
-        name = kind.address_key or str(node.channel.config.get("address") or "")  # of a declared HTTP channel
+        name = kind.address_key
+        if not name and not isinstance(node.channel.config, Sealed):
+            name = str(node.channel.config.get("address") or "")  # of a declared HTTP channel
         row = Customer.objects.filter(pk=each.touch.customer_id).first()
         address = str(row.addresses.get(name) or "") if row and name and isinstance(row.addresses, dict) else ""
         if each.report.address:

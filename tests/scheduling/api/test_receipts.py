@@ -21,6 +21,7 @@ from scheduling.models import (
     Touch,
     VendorMessage,
 )
+from scheduling.models.encrypted import Sealed
 from scheduling.models.node import digest_address
 from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
 from tests.scheduling.core.conftest import deliver_when_due
@@ -193,6 +194,12 @@ def test_bounce_disables_the_address_that_it_names(api: Client, sent: UUID) -> N
         assert DisabledTarget.objects.get().target_digest == digest_address("ann@例子.cn")
         DisabledTarget.objects.all().delete()
         DeliveryReceipt.objects.all().delete()
+
+
+def test_bounce_of_a_channel_whose_settings_cannot_be_read_stops_no_other_receipt(api: Client, sent: UUID) -> None:
+    ChannelConfig.objects.update(kind="http", config=Sealed("gibberish", "config"))
+    bounce = {"delivery_key": str(sent), "type": "bounced", "permanent": True}
+    assert report(api, bounce, {"delivery_key": str(sent), "type": "read"})["accepted"] == 2
 
 
 def test_erasure_empties_the_receipts_of_the_customer(api: Client, sent: UUID) -> None:
