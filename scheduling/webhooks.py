@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
+from http import HTTPStatus
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
@@ -32,7 +33,7 @@ from psycopg.types.json import Jsonb
 
 from scheduling import metrics, sql
 from scheduling.channels.base import Failure, NotSent
-from scheduling.channels.http_client import Transport, parse_retry_after
+from scheduling.channels.http_client import close_shared_transport, parse_retry_after, shared_transport
 from scheduling.channels.options import write_instant
 from scheduling.channels.webhook import read_secrets, sign_request
 from scheduling.configuration import snapshot
@@ -358,7 +359,10 @@ class AttemptResult(NamedTuple):
     problem: str = ""
     status: int | None = None
     retry_after: timedelta | None = None
-    gone: bool = False
+
+    @property
+    def gone(self) -> bool:
+        return self.status == HTTPStatus.GONE
 
 
 class SendableHook(NamedTuple):
@@ -561,7 +565,6 @@ class _Turns:
         self._stopping = stopping
         self._linger = linger
         self._statements = ThreadPoolExecutor(1, "webhook-statements")
-        self._transport = Transport.from_settings()
         self._lanes: dict[int, asyncio.Task[None]] = {}
         self._busy_at = time.monotonic()
         self._unusable: dict[int, WebhookSpec] = {}  #: their secrets cannot be decrypted here
@@ -582,14 +585,19 @@ class _Turns:
                     break
             await asyncio.gather(*self._lanes.values())
         finally:
-            await self._transport.close()
+            await close_shared_transport()
             self._statements.submit(connections.close_all)
             self._statements.shutdown()
 
     async def _call(self, act: Callable[[], R]) -> R | None:
         """Run statements. Return None after a pause if they failed."""
+
+        def act_on_usable_connection() -> R:
+            close_old_connections()
+            return act()
+
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._statements, _on_usable_connection, act)
+            return await asyncio.get_running_loop().run_in_executor(self._statements, act_on_usable_connection)
         except sql.UNAVAILABLE_ERRORS as error:
             log.warning("database_unavailable", error=str(error))
         except Exception:
@@ -641,7 +649,7 @@ class _Turns:
         headers = sign_request(message.message_id, body, datetime.now(UTC), secrets)
         outcome: dict[str, Any]
         try:
-            response = await self._transport.request("POST", url, body, headers, timeout=TIMEOUT, repeatable=True)
+            response = await shared_transport().request("POST", url, body, headers, timeout=TIMEOUT, repeatable=True)
         except NotSent as failure:
             outcome = {"outcome": "released" if failure.reason == "busy" else "failed", "problem": str(failure)}
         except Failure as failure:
@@ -654,7 +662,7 @@ class _Turns:
             wait = None if delivered or response.status not in (429, 503) else parse_retry_after(response)
             outcome = {
                 "outcome": "delivered" if delivered else "failed", "status": response.status, "retry_after": wait,
-                "problem": "" if delivered else f"http_{response.status}", "gone": response.status == 410,
+                "problem": "" if delivered else f"http_{response.status}",
             }  # fmt: skip
         metrics.count(metrics.webhook_attempts, hook.key, outcome["outcome"])
         return AttemptResult(message.id, message.attempt, **outcome)
@@ -670,11 +678,6 @@ def _must_rest(results: list[AttemptResult]) -> bool:
     """Return whether to send nothing more for now: the receiver asks for it, or all that has ended failed."""
     failed = [each for each in results if each.outcome == "failed"]
     return any(each.retry_after or each.gone for each in failed) or (bool(failed) and len(failed) == len(results))
-
-
-def _on_usable_connection(act: Callable[[], R]) -> R:
-    close_old_connections()
-    return act()
 
 
 def _look_for_work() -> tuple[bool, list[tuple[WebhookSpec, SendableHook]]]:

@@ -160,15 +160,22 @@ class Channel:
         return frozenset()
 
     async def send(self, message: Message) -> Outcome:
-        """Try once, within `timeout` for any behaviour of the receiver."""
+        """Try once. A channel that exceeds its time limit or raises counts as `Unknown`: it may have sent it."""
         try:
-            return await self.attempt(message)
+            # The channel enforces the limit itself. This one covers a channel that does not.
+            async with asyncio.timeout(self.timeout.total_seconds() + 1):
+                return await self.attempt(message)
         except Failure as failure:
             return failure.outcome()
         except InvalidSetting as error:
             return Permanent("bad_target", str(error))
         except BadContent as error:
             return Permanent("bad_content", str(error))
+        except TimeoutError:
+            return Unknown("timeout", f"no end after {self.timeout.total_seconds():g} s")
+        except Exception as error:
+            log.exception("channel_call_failed", kind=self.kind, task_id=str(message.task_id))
+            return Unknown("channel_error", f"{type(error).__name__}: {error}"[:500])
 
     async def attempt(self, message: Message) -> Outcome:
         """Send within `timeout`.
@@ -176,23 +183,6 @@ class Channel:
         May raise `Failure`; before it sends also `BadContent`, and `InvalidSetting` of the target.
         """
         raise NotImplementedError
-
-
-async def call_channel(channel: Channel, message: Message, *, key: str) -> Outcome:
-    """Send a message once. A channel that exceeds its time limit or raises counts as `Unknown`: it may have sent it.
-
-    `key` names the channel's row in the log.
-    """
-    seconds = channel.timeout.total_seconds()
-    try:
-        # The channel enforces the limit itself. This one covers a channel that does not.
-        async with asyncio.timeout(seconds + 1):
-            return await channel.send(message)
-    except TimeoutError:
-        return Unknown("timeout", f"no end after {seconds:g} s")
-    except Exception as error:
-        log.exception("channel_call_failed", channel=key)
-        return Unknown("channel_error", f"{type(error).__name__}: {error}"[:500])
 
 
 class Failure(Exception):

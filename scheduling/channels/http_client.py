@@ -36,7 +36,6 @@ from scheduling.channels.base import (
     Permanent,
     Transient,
     Unknown,
-    call_channel,
 )
 from scheduling.channels.ssrf import DIRECT, PrivateHosts, Proxy, check_proxy, check_url
 from scheduling.strict_text import storable_text
@@ -198,11 +197,6 @@ class Transport:
         self._ssl: ssl.SSLContext | bool = ssl_context or True
         self._sessions: dict[tuple[bool, bool], aiohttp.ClientSession] = {}
 
-    @classmethod
-    def from_settings(cls) -> Transport:
-        """Return a transport with the private hosts and the proxy of the settings."""
-        return cls(PrivateHosts.from_settings(), proxy=settings.AFTERTOUCH_HTTP_PROXY)
-
     async def request(
         self,
         method: str,
@@ -353,7 +347,7 @@ def shared_transport() -> Transport:
     """
     loop = asyncio.get_running_loop()
     if loop not in _transports:
-        _transports[loop] = Transport.from_settings()
+        _transports[loop] = Transport(PrivateHosts.from_settings(), proxy=settings.AFTERTOUCH_HTTP_PROXY)
     return _transports[loop]
 
 
@@ -448,7 +442,7 @@ def send_once(channel: Channel, message: Message) -> Outcome:
 
     async def send_and_close() -> Outcome:
         try:
-            return await call_channel(channel, message, key=channel.kind)
+            return await channel.send(message)
         finally:
             await close_shared_transport()
 

@@ -24,7 +24,7 @@ import structlog
 from django.conf import settings
 from django.db import close_old_connections, connections
 
-from scheduling.channels.base import Quotas, Transient, call_channel
+from scheduling.channels.base import Quotas, Transient
 from scheduling.channels.http_client import before_first_byte
 from scheduling.channels.quota import NEAR_SLOT, Grant, HeldSlot, QuotaGate, SlotRequest
 from scheduling.delivery import presence
@@ -285,7 +285,7 @@ class Sender:
     async def _send(self, delivery: Delivery) -> None:
         delivery.sent_at = time.monotonic()
         before_first_byte.set(delivery.slot.renew if delivery.slot else None)
-        outcome = await call_channel(delivery.channel, delivery.outgoing, key=delivery.spec.key)
+        outcome = await delivery.channel.send(delivery.outgoing)
         delivery.ended_at = time.monotonic()
         if isinstance(outcome, Transient) and not outcome.asked:
             # Hundreds of robots share the connections to their vendor. None of their retries is used up, and the

@@ -33,7 +33,7 @@ from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
 from scheduling.channels.base import DestinationRefused, NoAnswer, NotSent
-from scheduling.channels.http_client import Transport
+from scheduling.channels.http_client import Transport, close_shared_transport, shared_transport
 from scheduling.channels.ssrf import PrivateHosts, check_url
 from scheduling.identity.invitations import assign_roles
 from scheduling.models import IdentityLink
@@ -165,13 +165,12 @@ def is_flow_answer(flow: Mapping[str, Any], answer: Mapping[str, str]) -> bool:
 
 
 async def _with_transport(act: Any) -> dict[str, Any]:
-    transport = Transport.from_settings()
     try:
-        return dict(await act(transport))
+        return dict(await act(shared_transport()))
     except (DestinationRefused, NotSent, NoAnswer) as error:
         raise ProviderFailed(f"no answer: {error}") from error
     finally:
-        await transport.close()
+        await close_shared_transport()
 
 
 async def _read_provider(transport: Transport) -> dict[str, Any]:

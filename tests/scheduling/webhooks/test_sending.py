@@ -401,10 +401,7 @@ def test_late_answer_of_former_address_shows_nothing_about_the_new_one(subscribe
     hook.config = {"url": "https://example.com/moved", "secret": SECRET}
     hook.save()
     before = WebhookEndpoint.objects.filter(pk=hook.pk).values().get()
-    late = [
-        AttemptResult(each.id, each.attempt, outcome, "http_410", 410, timedelta(hours=1), outcome == "failed")
-        for each in claimed
-    ]
+    late = [AttemptResult(each.id, each.attempt, outcome, "http_410", 410, timedelta(hours=1)) for each in claimed]
     settle_attempts(hook.pk, former, late)
     assert WebhookEndpoint.objects.filter(pk=hook.pk).values().get() == before
     assert count_states() == {"waiting" if outcome == "failed" else outcome: FAILURES_TO_REST}
