@@ -50,13 +50,6 @@ async def test_post_returns_response_and_sends_request() -> None:
     assert request.headers["accept-encoding"] == "identity"
 
 
-async def test_post_does_not_follow_redirects() -> None:
-    moved = reply(302, b"", {"location": "http://169.254.169.254/latest/meta-data"})
-    receiver = Receiver(always(moved))
-    assert (await post_to(receiver)).status == 302
-    assert len(receiver.requests) == 1
-
-
 async def drip_forever(
     writer: asyncio.StreamWriter, piece: bytes = b"a", *, ends_at: int = 20, pause: float = 0.01
 ) -> None:
