@@ -51,7 +51,7 @@ FINAL_STATUSES = frozenset({410, 413, 422})  #: statuses that no retry changes
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An HTTP response. `headers` have lower-case names; `complete` is False if the body was cut."""
+    """An HTTP response. Names of `headers` match in any case; `complete` is False if the body was cut."""
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -329,7 +329,7 @@ async def _call(session: aiohttp.ClientSession, flight: Flight, request: _Reques
     )
     try:
         flight.status = response.status
-        flight.headers = {name.lower(): value for name, value in reversed(list(response.headers.items()))}
+        flight.headers = response.headers
         while len(flight.body) < BODY_CAP and (chunk := await response.content.read(BODY_CAP - len(flight.body))):
             flight.body += chunk
         flight.complete = response.content.at_eof()
