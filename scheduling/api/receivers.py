@@ -59,15 +59,11 @@ class ReceiverOut(Schema):
     rate: float | None
     resting: RestOut | None
     ends_at: datetime | None
-    limits: list[LimitOut]
+    limits: list[LimitOut] = Field(alias="uses")
 
     @staticmethod
     def resolve_resting(row: ReceiverStatus) -> dict[str, Any] | None:
         return {"reason": row.resting_reason, "until": row.resting_until} if row.resting_reason else None
-
-    @staticmethod
-    def resolve_limits(row: ReceiverStatus) -> list[dict[str, Any]]:
-        return [{"period": period, "used": used, "limit": limit} for period, used, limit in row.used]
 
 
 class ReceiversOut(Schema):

@@ -81,13 +81,21 @@ class Grant:
     slot: int = field(default=0, compare=False)  #: instant of the grant in µs of Redis, for `move`
 
 
+class PeriodUse(NamedTuple):
+    """How far a target has used its limit of a "day" or "month"."""
+
+    period: str
+    used: int  #: messages granted
+    limit: int
+    ends_in: timedelta
+
+
 class QuotaState(NamedTuple):
     """How far a target has used its quotas."""
 
     muted: timedelta  #: the vendor has muted it for this time; zero: it has not
     last_slot: timedelta | None  #: until the last reserved slot; None: no slot is ahead
-    used: tuple[tuple[str, int, int], ...]  #: by "day" and "month": messages granted, and the limit
-    used_up: tuple[tuple[str, timedelta], ...]  #: of these, the ones without room, with the time to their end
+    uses: tuple[PeriodUse, ...]
 
 
 def receiver_key(channel: Channel, message: Message) -> str:
@@ -286,18 +294,14 @@ def _microseconds(at: datetime) -> int:
 def _parse_state(reply: list[Any], quotas: Sequence[Quota | CalendarQuota], now: datetime) -> QuotaState:
     muted, counts, *plans = reply
     last = max((EPOCH + int(at) * MICROSECOND for at in plans if at), default=now)
-    used, used_up = [], []
+    uses = []
     for quota in quotas:
         if isinstance(quota, CalendarQuota):
             starts = list_period_starts(quota.period, now, timedelta(0))
             number = max(place for place, start in enumerate(starts) if start <= now)
-            count = int(counts.get(f"{quota.period}:{_microseconds(starts[number])}".encode(), 0))
-            used.append((quota.period, count, quota.limit))
-            if count >= quota.limit:
-                used_up.append((quota.period, starts[number + 1] - now))
-    ahead = last - now if last > now else None
-    used_up.sort(key=lambda each: each[1], reverse=True)
-    return QuotaState(timedelta(milliseconds=max(muted, 0)), ahead, tuple(used), tuple(used_up))
+            used = int(counts.get(f"{quota.period}:{_microseconds(starts[number])}".encode(), 0))
+            uses.append(PeriodUse(quota.period, used, quota.limit, starts[number + 1] - now))
+    return QuotaState(timedelta(milliseconds=max(muted, 0)), last - now if last > now else None, tuple(uses))
 
 
 def _parse_waits(reply: Any, requests: Sequence[SlotRequest]) -> list[timedelta | None]:

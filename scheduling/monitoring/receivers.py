@@ -19,7 +19,7 @@ from django.conf import settings
 
 from scheduling import sql
 from scheduling.channels.base import Quota, Quotas, channel_kinds
-from scheduling.channels.quota import QuotaGate, QuotaState
+from scheduling.channels.quota import PeriodUse, QuotaGate, QuotaState
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
 from scheduling.delivery.lanes import LaneLoad, read_receiver_loads
@@ -50,7 +50,7 @@ class ReceiverStatus:
     resting_until: datetime | None = None
     resting_reason: str = ""  #: "paused", "target_down", "throttled", "month", "day"; empty: it does not rest
     ends_at: datetime | None = None  #: when the last waiting touch is planned to go
-    used: tuple[tuple[str, int, int], ...] = ()  #: by "day" and "month": messages sent, and the limit
+    uses: tuple[PeriodUse, ...] = ()
     route: Route | None = None
 
 
@@ -218,7 +218,7 @@ def _add_plan(row: ReceiverStatus, state: QuotaState | None, config: Snapshot, n
         last_slot = now + state.last_slot if state and state.last_slot else now
         ends_at = max(row.latest_due or now, by_pace, last_slot)
     return replace(
-        row, rate=rate, resting_reason=reason, resting_until=until, ends_at=ends_at, used=state.used if state else ()
+        row, rate=rate, resting_reason=reason, resting_until=until, ends_at=ends_at, uses=state.uses if state else ()
     )
 
 
@@ -234,8 +234,10 @@ def _find_rest(
         return "throttled", now + state.muted
     if row.rest:
         return "target_down", now + timedelta(seconds=row.rest)
-    for period, ends_in in state.used_up if state else ():
-        return period, now + ends_in
+    full = [use for use in state.uses if use.used >= use.limit] if state else []
+    if full:
+        last = max(full, key=lambda use: use.ends_in)
+        return last.period, now + last.ends_in
     return "", None
 
 

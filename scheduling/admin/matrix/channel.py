@@ -252,7 +252,7 @@ def _describe_receiver(row: ReceiverStatus, names: dict[str, str]) -> dict[str, 
         "rest": rest,
         "tone": "danger" if row.resting_reason == "target_down" else "warning",
         "end": end,
-        "used": [of_limit[period] % {"used": f"{used:,}", "limit": f"{limit:,}"} for period, used, limit in row.used],
+        "used": [of_limit[use.period] % {"used": f"{use.used:,}", "limit": f"{use.limit:,}"} for use in row.uses],
     }
 
 
