@@ -478,7 +478,8 @@ class WeComApp(WeComVendor):
         return outcome
 
 
-LIMIT, MOST_PAGES = 1_000, 5
+MOST_PAGES = 10
+PAGE = 100  #: messages; fewer if they are longer than a reply that is read
 LONGEST_SYNC = timedelta(seconds=4)  #: WeCom waits five seconds for the answer
 CUSTOMER = 3  #: origin of a message from the customer
 
@@ -540,18 +541,21 @@ class WeChatService(WeComVendor):
         asyncio.run(self._fetch_pages(result, cursor))
 
     async def _fetch_pages(self, result: CallbackResult, cursor: str) -> None:
-        result.problem = "no answer within the time limit"
+        result.problem, limit = "no answer within the time limit", PAGE
         try:
             async with asyncio.timeout(LONGEST_SYNC.total_seconds()):
                 for _page in range(MOST_PAGES):
                     asked = {
-                        "cursor": result.cursor or cursor, "token": result.sync_token, "limit": LIMIT,
+                        "cursor": result.cursor or cursor, "token": result.sync_token, "limit": limit,
                         "open_kfid": self.settings["open_kfid"],
                     }  # fmt: skip
                     response, outcome = await self.call_vendor(
                         partial(self.build_request, "/cgi-bin/kf/sync_msg", asked), self.judge, LONGEST_SYNC,
                         repeatable=True,
                     )  # fmt: skip
+                    if not response.complete and limit > 1:
+                        limit = max(limit // 4, 1)
+                        continue
                     if not isinstance(outcome, Delivered):
                         result.problem = outcome.reason
                         return

@@ -103,6 +103,18 @@ def test_failed_message_of_the_vendor_is_a_bounce(
     assert (DeliveryReceipt.objects.get().kind, DeliveryReceipt.objects.get().detail) == ("bounced", "msg_send_fail 4")
 
 
+def test_page_that_is_too_long_to_be_read_is_asked_for_in_parts(
+    service: Any, receiver: ScriptedReceiver, client: Client
+) -> None:
+    """A page of 1,000 messages had more than 64 KB. It was asked for again at each callback, and none got through."""
+    long = page(*(said(f"m{number}") | {"text": {"content": "x" * 1_000}} for number in range(100)), cursor="c100")
+    receiver.script = [ACCESS, long, page(said("m0"), cursor="c25", more=1), page(said("m25"), cursor="c50")]
+    assert notify(client) == 200
+    asked = [(call.json["cursor"], call.json["limit"]) for call in receiver.calls if call.path.endswith("sync_msg")]
+    assert asked == [("", 100), ("", 25), ("c25", 25)]
+    assert Event.objects.filter(type="conversation.started").count() == 2
+
+
 @pytest.mark.parametrize("pages", [0, wechat.MOST_PAGES])
 def test_read_pages_count_when_messages_are_left(
     service: Any, receiver: ScriptedReceiver, client: Client, monkeypatch: pytest.MonkeyPatch, pages: int
