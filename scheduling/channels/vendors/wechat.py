@@ -31,7 +31,7 @@ from scheduling.channels.answers import Refusal, parse_answer
 from scheduling.channels.base import Delivered, Failure, InvalidSetting, Message, Outcome, Permanent, Quota
 from scheduling.channels.http_client import Response, close_shared_transport, encode_json
 from scheduling.channels.markup import BadContent, escape_markdown, escape_tags, read_card
-from scheduling.channels.robots import clip_text
+from scheduling.channels.robots import CARD, MARKDOWN, TEXT, clip_text
 from scheduling.channels.vendors.base import VendorChannel, VendorRequest, add_query, read_lines
 from scheduling.channels.vendors.callbacks import (
     MOST_REPORTS,
@@ -357,7 +357,6 @@ class MiniProgram(WeChatVendor):
 
 TEXT_LIMIT = 2_048  # bytes
 CARD_LIMITS = {"title": 128, "description": 512, "btntxt": 12}  # bytes; btntxt: 4 Chinese characters
-TEXT, MARKDOWN, CARD = "text", "markdown", "card"
 LONGEST_DUPLICATE_CHECK = timedelta(hours=4)
 
 #: Codes of path/90313 that every call may return.

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import cast
 
-import pytest
-
 from scheduling.channels.base import CalendarQuota, Quota
 from scheduling.channels.quota import HeldSlot, QuotaGate
 
@@ -57,21 +55,3 @@ def test_renew_waits_until_the_receiver_has_a_place() -> None:
     asyncio.run(held.renew())
     assert [slot for _, _, slot in gate.calls] == [100, 100, 100]
     assert held.slot == 300
-
-
-def test_cancelled_renew_keeps_the_slot() -> None:
-    """The caller ends the wait at its time limit."""
-    gate = ScriptedGate((0, MOMENT))
-    held = hold(gate, age=60)
-    counted_at = held.counted_at
-
-    async def end_wait() -> None:
-        waiting = asyncio.create_task(held.renew())
-        while len(gate.calls) < 2:
-            await asyncio.sleep(0.001)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-
-    asyncio.run(end_wait())
-    assert (held.slot, held.counted_at) == (100, counted_at)
