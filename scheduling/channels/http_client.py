@@ -135,6 +135,7 @@ class PublicResolver(AbstractResolver):
         self._private = private
         self._lookup = lookup
         self._threads = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="lookup")
+        self._running: dict[tuple[str, int], asyncio.Future[list[tuple[Any, ...]]]] = {}
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
@@ -145,7 +146,18 @@ class PublicResolver(AbstractResolver):
             DestinationRefused: the host has addresses, and none may be used.
             OSError: the host has no address.
         """
-        found = await asyncio.get_running_loop().run_in_executor(self._threads, self._lookup, host, port)
+        key = host, port
+        if key not in self._running:  # a name server that does not answer holds one thread, not one for each request
+            running = asyncio.get_running_loop().run_in_executor(self._threads, self._lookup, host, port)
+
+            def forget(done: asyncio.Future[Any]) -> None:
+                del self._running[key]
+                if not done.cancelled():
+                    done.exception()  # the requests have it, unless all of them have timed out
+
+            running.add_done_callback(forget)
+            self._running[key] = running
+        found = await asyncio.shield(self._running[key])
         usable = self._private.usable(host, port, (str(sockaddr[0]) for *_, sockaddr in found))
         return [
             ResolveResult(

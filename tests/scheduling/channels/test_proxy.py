@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from redis import Redis
 
 from config.local.processes import select_port
 from scheduling.channels.base import Delivered, DestinationRefused, NoAnswer, NotSent, Transient, Unknown
-from scheduling.channels.http_client import Lookup, before_first_byte, close_shared_transport
+from scheduling.channels.http_client import LOOKUP_THREADS, Lookup, before_first_byte, close_shared_transport
 from scheduling.channels.vendors import wechat
 from scheduling.channels.vendors.callbacks import CallbackResult
 from scheduling.channels.vendors.declared import DeclaredHttp
@@ -149,6 +150,30 @@ async def test_proxy_that_cannot_reach_an_address_is_asked_for_the_next(certific
         assert (await post(out, "https://touch.test/")).status == 200
 
     assert proxy.targets == ["CONNECT [2606:2800:220:1::1]:443", f"CONNECT {PUBLIC}:443"]
+
+
+async def test_name_that_is_not_answered_delays_no_other_target(certificate: Contexts) -> None:
+    """Each request looked the name up in a thread of its own, and no thread was left."""
+    server, client = certificate
+    release = threading.Event()
+
+    def lookup(host: str, port: int) -> list[tuple[Any, ...]]:
+        if host == "slow.test":
+            release.wait(60)
+        return lookup_of(slow_test=[PUBLIC], touch_test=[PUBLIC])(host, port)
+
+    async with (
+        Receiver(context=server) as receiver,
+        ForwardProxy(port_of=lambda target: receiver.port) as proxy,
+        transport(proxy=proxy.url, context=client, lookup=lookup) as out,
+    ):
+        slow = [asyncio.create_task(post(out, "https://slow.test/")) for _ in range(LOOKUP_THREADS + 1)]
+        try:
+            await asyncio.sleep(0)
+            assert (await post(out, "https://touch.test/")).status == 200
+        finally:
+            release.set()
+            await asyncio.gather(*slow, return_exceptions=True)
 
 
 @each_row(
