@@ -233,14 +233,10 @@ class VendorChannel(CodedAnswers, Channel):
         for name in self.required:
             if not self.settings[name]:
                 raise InvalidSetting(name, _("is missing"))
-        self.check_callback_settings()
         self.secret = options.read_text(config, "secret")
         self.base = self._read_base(config)
         self.proxy = options.read_proxy(config)
         self._read_quotas(config)
-
-    def check_callback_settings(self) -> None:
-        """Check the settings of callbacks, for vendors that have some. Raises `ValueError`."""
 
     def _read_quotas(self, config: Mapping[str, Any]) -> None:
         """Take the limits of the settings. Those of the kind apply to each address only."""
@@ -251,7 +247,8 @@ class VendorChannel(CodedAnswers, Channel):
         given = options.read_text(config, "url")
         if not given:
             return self.api
-        url, private = check_url(options.read_url(config), PrivateHosts.from_settings()), PrivateHosts.from_settings()
+        private = PrivateHosts.from_settings()
+        url = check_url(options.read_url(config), private)
         if f"https://{url.raw_host}" != self.api and not private.open(url):
             raise InvalidSetting(
                 "url", _("must start with %(start)s, or the host must be allowed as a private host", start=self.api)

@@ -99,6 +99,15 @@ class SmsChannel(VendorChannel):
     accepted: ClassVar[str] = "OK"
     accepted_answer: ClassVar[Mapping[str, Any]]  #: to a callback
 
+    def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
+        super().__init__(config, timeout)
+        token = self.settings["callback_token"]
+        if token and not (SHORTEST_CALLBACK_TOKEN <= len(token) <= 128 and token.isascii() and token.isalnum()):
+            raise InvalidSetting(
+                "callback_token",
+                _("must have %(least)s to 128 letters and digits", least=SHORTEST_CALLBACK_TOKEN),
+            )
+
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:
         """Check that `address` is a phone number."""
@@ -120,15 +129,6 @@ class SmsChannel(VendorChannel):
         return f"{url.raw_host}:{url.explicit_port}" if url.explicit_port else str(url.raw_host)
 
     # --- callbacks ------------------------------------------------------------------------------------------------
-
-    def check_callback_settings(self) -> None:
-        """Raise `ValueError` for a token that can be guessed."""
-        token = self.settings["callback_token"]
-        if token and not (SHORTEST_CALLBACK_TOKEN <= len(token) <= 128 and token.isascii() and token.isalnum()):
-            raise InvalidSetting(
-                "callback_token",
-                _("must have %(least)s to 128 letters and digits", least=SHORTEST_CALLBACK_TOKEN),
-            )
 
     def answer_callback(self, request: CallbackRequest) -> CallbackResult:
         """Return the receipts of a call. Raises `CallbackRefused`, and `ValueError` for unreadable content."""

@@ -124,8 +124,8 @@ class WeChatCallbacks(VendorChannel):
     receiver_field: ClassVar[str]  #: setting with the id that callbacks are encrypted for
     accepts_plain: ClassVar[bool] = False  #: without `callback_key` the vendor may send plain messages
 
-    def check_callback_settings(self) -> None:
-        """Raise `ValueError` for settings of callbacks that the vendor would not accept."""
+    def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
+        super().__init__(config, timeout)
         token, key = self.settings["callback_token"], self.settings["callback_key"]
         if token and not (3 <= len(token) <= 32 and token.isascii() and token.isalnum()):
             raise InvalidSetting("callback_token", _("must have 3 to 32 letters and digits"))
