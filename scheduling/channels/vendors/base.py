@@ -321,6 +321,24 @@ class VendorChannel(CodedAnswers, Channel):
         """Return the request of this message. Raises `BadContent`."""
         raise NotImplementedError
 
+    def read_template(self, body: str, *reserved: str) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the lines of a text that are no values, with `template_id` in any case, and the values.
+
+        These are the `reserved` ones and come first. A customer's data that contains a line break can therefore not set
+        them. Raises `BadContent`.
+        """
+        own: dict[str, str] = {}
+        values: dict[str, str] = {}
+        for name, value in read_named_lines(body).items():
+            is_own = name in ("template_id", *reserved)
+            if is_own and values:
+                raise BadContent(f"“{name}” must stand before the values")
+            (own if is_own else values)[name] = value
+        own["template_id"] = own.get("template_id") or self.settings["template_id"]
+        if not own["template_id"]:
+            raise BadContent("template_id: the text and the channel name no template")
+        return own, values
+
     # --- tokens ---------------------------------------------------------------------------------------------------
 
     def token_request(self, stale: str) -> VendorRequest | None:
@@ -397,23 +415,6 @@ def read_named_lines(body: str) -> dict[str, str]:
             raise BadContent(_("“%(name)s” is given twice", name=named[1]))
         values[named[1]] = named[2]
     return values
-
-
-def read_lines(body: str, reserved: tuple[str, ...]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the `reserved` lines and the other ones.
-
-    Reserved lines come first. A customer's data that contains a line break can therefore not set them.
-
-    Raises:
-        BadContent: as `read_named_lines`, or a reserved line comes later.
-    """
-    own: dict[str, str] = {}
-    values: dict[str, str] = {}
-    for name, value in read_named_lines(body).items():
-        if name in reserved and values:
-            raise BadContent(f"“{name}” must stand before the values")
-        (own if name in reserved else values)[name] = value
-    return own, values
 
 
 def hide_in_text(text: str, *secret: str) -> str:

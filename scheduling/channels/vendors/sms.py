@@ -25,8 +25,7 @@ from yarl import URL
 from scheduling.channels.answers import Code, Refusal
 from scheduling.channels.base import InvalidSetting, Message, Quota
 from scheduling.channels.http_client import encode_json
-from scheduling.channels.markup import BadContent
-from scheduling.channels.vendors.base import VendorChannel, VendorRequest, read_lines
+from scheduling.channels.vendors.base import VendorChannel, VendorRequest
 from scheduling.channels.vendors.callbacks import (
     MOST_REPORTS,
     CallbackRefused,
@@ -114,14 +113,6 @@ class SmsChannel(VendorChannel):
         super().validate_target(target)
         if not PHONE.fullmatch(str(target["address"])):
             raise InvalidSetting("address", _("must be a phone number: 5 to 20 digits, with or without +"))
-
-    def read_content(self, message: Message) -> tuple[str, dict[str, str]]:
-        """Return the id of the vendor's template and its values. Raises `BadContent`."""
-        own, values = read_lines(message.body, ("template_id",))
-        template = own.get("template_id") or self.settings["template_id"]
-        if not template:
-            raise BadContent("template_id: the text and the channel name no template")
-        return template, values
 
     @property
     def host(self) -> str:
@@ -228,12 +219,12 @@ class AliyunSms(SmsChannel):
     }  # fmt: skip
 
     def request(self, message: Message, token: str, now: datetime) -> VendorRequest:
-        template, values = self.read_content(message)
+        own, values = self.read_template(message.body)
         query = canonical_query(
             {
                 "PhoneNumbers": str(message.target["address"]),
                 "SignName": self.settings["sign_name"],
-                "TemplateCode": template,
+                "TemplateCode": own["template_id"],
                 "OutId": str(message.delivery_key),
                 **({"TemplateParam": json.dumps(values, ensure_ascii=False)} if values else {}),
             }
@@ -316,13 +307,13 @@ class TencentSms(SmsChannel):
     }  # fmt: skip
 
     def request(self, message: Message, token: str, now: datetime) -> VendorRequest:
-        template, values = self.read_content(message)
+        own, values = self.read_template(message.body)
         body = encode_json(
             {
                 "PhoneNumberSet": [str(message.target["address"])],
                 "SmsSdkAppId": self.settings["sdk_app_id"],
                 "SignName": self.settings["sign_name"],
-                "TemplateId": template,
+                "TemplateId": own["template_id"],
                 "TemplateParamSet": list(values.values()),
                 "SessionContext": str(message.delivery_key),
             }

@@ -30,9 +30,9 @@ from scheduling.channels import options
 from scheduling.channels.answers import Refusal, parse_answer
 from scheduling.channels.base import Delivered, Failure, InvalidSetting, Message, Outcome, Permanent, Quota
 from scheduling.channels.http_client import Response, close_shared_transport, encode_json
-from scheduling.channels.markup import BadContent, escape_markdown, escape_tags, read_card
+from scheduling.channels.markup import escape_markdown, escape_tags, read_card
 from scheduling.channels.robots import CARD, MARKDOWN, TEXT, clip_text
-from scheduling.channels.vendors.base import VendorChannel, VendorRequest, add_query, read_lines
+from scheduling.channels.vendors.base import VendorChannel, VendorRequest, add_query
 from scheduling.channels.vendors.callbacks import (
     MOST_REPORTS,
     SUCCESS,
@@ -218,7 +218,6 @@ def read_seconds(text: str | None, now: datetime) -> datetime:
 # --- official accounts and mini-programs ------------------------------------------------------------------------------
 
 
-RESERVED = ("template_id", "url", "page")  #: first lines of a text that are no values
 STATES = ("formal", "trial", "developer")
 
 
@@ -265,13 +264,10 @@ class WeChatVendor(VendorChannel):
         return VendorRequest(f"{self.base}/cgi-bin/stable_token", encode_json(document))
 
     def request(self, message: Message, token: str, now: datetime) -> VendorRequest:
-        own, values = read_lines(message.body, RESERVED)
-        template = own.get("template_id") or self.settings["template_id"]
-        if not template:
-            raise BadContent("template_id: the text and the channel name no template")
+        own, values = self.read_template(message.body, "url", "page")
         document = {
             "touser": str(message.target["address"]),
-            "template_id": template,
+            "template_id": own["template_id"],
             "data": {name: {"value": value} for name, value in values.items()},
         }
         url = add_query(f"{self.base}{self.path}", {"access_token": token})
