@@ -126,27 +126,16 @@ class Conversation:
         self._stage = ConversationStage.GREETING
         self._smtp: aiosmtplib.SMTP | None = None
 
-    async def run(self, sender: str, recipient: str, content: bytes) -> Outcome:
-        """Run the whole exchange. Raises nothing for behaviour of the network or the relay."""
+    async def run(self, sender: str, recipient: str, content: bytes, seconds: float) -> Outcome:
+        """Send `content`, a whole message with CRLF lines, within `seconds`.
+
+        Raises nothing for behaviour of the network or the relay.
+        """
         try:
-            smtp = await self._connect()
-            self._stage = ConversationStage.ENVELOPE
-            await smtp.mail(sender)
-            await smtp.rcpt(recipient)
-            ready = await smtp.execute_command(b"DATA")
-            if ready.code != START_MAIL_INPUT:
-                return self._refused(*ready)
-            protocol = smtp.protocol
-            if protocol is None or not protocol.is_connected:
-                raise aiosmtplib.SMTPServerDisconnected("Connection lost")
-            self._stage = ConversationStage.CONTENT
-            # Dot-stuffed and terminated (RFC 5321, 4.5.2). `content` already has CRLF line ends.
-            stuffed = content.replace(b"\r\n.", b"\r\n..")
-            if stuffed.startswith(b"."):
-                stuffed = b"." + stuffed
-            protocol.write(stuffed + (b"" if stuffed.endswith(b"\r\n") else b"\r\n") + b".\r\n")
-            code, said = await protocol.read_response()
-            return Delivered(excerpt(_encode(said)), code) if code == 250 else self._refused(code, said)
+            async with asyncio.timeout(seconds):
+                return await self._exchange(sender, recipient, content)
+        except TimeoutError:
+            return self.broken("timeout")
         except DestinationRefused as refused:
             return refused.outcome()
         except aiosmtplib.SMTPResponseException as error:
@@ -156,6 +145,28 @@ class Conversation:
             return self.broken("tls" if isinstance(cause, ssl.SSLError) else "disconnected", cause)
         except aiosmtplib.SMTPException as error:
             return Transient("smtp_unsupported", excerpt(str(error)))
+        finally:
+            self._hang_up()
+
+    async def _exchange(self, sender: str, recipient: str, content: bytes) -> Outcome:
+        smtp = await self._connect()
+        self._stage = ConversationStage.ENVELOPE
+        await smtp.mail(sender)
+        await smtp.rcpt(recipient)
+        ready = await smtp.execute_command(b"DATA")
+        if ready.code != START_MAIL_INPUT:
+            return self._refused(*ready)
+        protocol = smtp.protocol
+        if protocol is None or not protocol.is_connected:
+            raise aiosmtplib.SMTPServerDisconnected("Connection lost")
+        self._stage = ConversationStage.CONTENT
+        # Dot-stuffed and terminated (RFC 5321, 4.5.2). `content` already has CRLF line ends.
+        stuffed = content.replace(b"\r\n.", b"\r\n..")
+        if stuffed.startswith(b"."):
+            stuffed = b"." + stuffed
+        protocol.write(stuffed + (b"" if stuffed.endswith(b"\r\n") else b"\r\n") + b".\r\n")
+        code, said = await protocol.read_response()
+        return Delivered(excerpt(_encode(said)), code) if code == 250 else self._refused(code, said)
 
     async def _connect(self) -> aiosmtplib.SMTP:
         """Connect, start TLS and log in. A guarded relay is reached at a checked address only."""
@@ -204,7 +215,7 @@ class Conversation:
             return Transient("connect", detail)
         return Transient("connect_timeout" if reason == "timeout" else reason, detail)
 
-    def hang_up(self) -> None:
+    def _hang_up(self) -> None:
         """Close without waiting for the reply to QUIT. Content that the relay has not read is dropped."""
         if self._smtp is None or self._smtp.transport is None:
             return
@@ -221,18 +232,6 @@ def _prepare(relay: Relay) -> tuple[list[tuple[Any, ...]], ssl.SSLContext, str]:
         usable = set(PrivateHosts.from_settings().usable(relay.host, relay.port, [str(each[-1][0]) for each in found]))
         found = [each for each in found if each[-1][0] in usable]
     return found, ssl.create_default_context(), str(DNS_NAME.get_fqdn())
-
-
-async def deliver_mail(relay: Relay, sender: str, recipient: str, content: bytes, seconds: float) -> Outcome:
-    """Deliver `content` (a whole message with CRLF lines). Return within `seconds`, for any behaviour of the relay."""
-    conversation = Conversation(relay)
-    try:
-        async with asyncio.timeout(seconds):
-            return await conversation.run(sender, recipient, content)
-    except TimeoutError:
-        return conversation.broken("timeout")
-    finally:
-        conversation.hang_up()
 
 
 def _encode(said: str) -> bytes:
@@ -330,7 +329,7 @@ class Email(Channel):
         sender = sanitize_address(self._bounces_to or parseaddr(self._from)[1], "utf-8")
         recipient = sanitize_address(str(message.target["address"]), "utf-8")
         content = mail.message().as_bytes().replace(b"\n", b"\r\n")  # base64 contains no other line end
-        return await deliver_mail(self._relay, sender, recipient, content, self.timeout.total_seconds())
+        return await Conversation(self._relay).run(sender, recipient, content, self.timeout.total_seconds())
 
     def compose(self, message: Message) -> EmailMessage:
         """Return the mail. Line breaks and control characters become spaces, so that no text can add a header."""

@@ -19,7 +19,6 @@ from scheduling.channels.email import (
     Conversation,
     Email,
     Relay,
-    deliver_mail,
     make_token,
     parse_relay,
     read_token,
@@ -226,13 +225,12 @@ async def test_silence_after_message_is_unknown() -> None:
 
     async with RelayServer({"END": stay_silent}) as relay:
         conversation = Conversation(Relay("127.0.0.1", relay.port))
-        running = asyncio.create_task(conversation.run("a@example.org", "b@example.org", b"Subject: x\r\n\r\n"))
+        running = asyncio.create_task(conversation.run("a@example.org", "b@example.org", b"Subject: x\r\n\r\n", 600))
         await reached.wait()
 
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        conversation.hang_up()
 
         assert isinstance(conversation.broken("timeout"), Unknown)
         await relay.await_client_close()
@@ -246,7 +244,7 @@ async def test_slow_quit_does_not_delay_the_outcome() -> None:
 
 async def test_without_time_left_nothing_is_sent() -> None:
     async with RelayServer() as relay:
-        outcome = await deliver_mail(Relay("127.0.0.1", relay.port), "a@example.org", "b@example.org", b"", 0)
+        outcome = await Conversation(Relay("127.0.0.1", relay.port)).run("a@example.org", "b@example.org", b"", 0)
 
         assert outcome == Transient("connect_timeout", "")
         assert relay.talks == []
