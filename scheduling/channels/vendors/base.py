@@ -69,8 +69,8 @@ class Token(NamedTuple):
     lifetime: timedelta
 
 
-#: Fetch a token. The argument is the refused one, or "". Raises `Failure`.
-Fetch = Callable[[str], Awaitable[Token]]
+#: Fetch a token. Raises `Failure`.
+Fetch = Callable[[], Awaitable[Token]]
 
 
 class TokenRefused(Failure):
@@ -129,7 +129,7 @@ class TokenCache:
 
     async def _fetch(self, account: str, name: str, fetch: Fetch, stale: str) -> str:
         try:
-            token = await fetch(stale)
+            token = await fetch()
             if token.text == stale:
                 raise TokenRefused("token_refused", "the vendor refuses the token that it gives")
         except Failure as failure:
@@ -347,15 +347,14 @@ class VendorChannel(CodedAnswers, Channel):
 
     async def get_token(self, left: timedelta, stale: str) -> str:
         """Return an access token other than `stale`; "" if the vendor has none. Raises `Failure`."""
-        if self.token_request("") is None:
+        request = self.token_request(stale)
+        if request is None:
             return ""
 
         # The fetch ends before the caller's limit, so that its failure is shared.
         fetch_limit = max(left - timedelta(milliseconds=500), left / 2)
 
-        async def fetch(refused: str) -> Token:
-            request = self.token_request(refused)
-            assert request is not None
+        async def fetch() -> Token:
             outer = before_first_byte.set(None)  # the slot of the message counts from its own request
             try:
                 response = await shared_transport().request(

@@ -30,7 +30,7 @@ class Vendor:
         self.error: Exception | None = None
         self._counting = threading.Lock()
 
-    async def __call__(self, stale: str) -> Token:
+    async def __call__(self) -> Token:
         with self._counting:
             self.fetches += 1
             text = f"secret-token-{self.fetches}"
@@ -121,7 +121,7 @@ async def test_token_refused_right_after_its_fetch_is_not_fetched_again(server: 
 async def test_token_vendor_that_repeats_the_refused_token_raises(server: Redis) -> None:
     (cache,) = connect(server)
 
-    async def same(stale: str) -> Token:
+    async def same() -> Token:
         return Token("secret-token-1", HOURS)
 
     await cache.get("a", same, LIMIT)
