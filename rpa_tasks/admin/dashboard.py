@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import datetime
 
 from django.conf import settings
 from django.db.models import Count
@@ -22,13 +21,11 @@ from rpa_tasks.models import ExecutionNode, Job, LoginState, Shop
 from rpa_tasks.takeover.page_socket import PERMISSION
 from scheduling.admin.dashboard.charts import (
     ActionLine,
-    Bucket,
     Chart,
     DashboardCard,
     Figure,
     Series,
     Span,
-    build_stacked_chart,
     count_by_span,
     format_capped_count,
     read_requested_days,
@@ -63,20 +60,14 @@ WHERE run.ended_at >= %(since)s AND run.ended_at < %(until)s AND NOT (run.outcom
 def runs_chart(spans: list[Span], time_limit: PageTimeLimit, *, may_see_failed: bool) -> Chart:
     """Build the chart. Failed runs link to their failed tasks; no list shows the others by outcome."""
 
-    def links(since: datetime, until: datetime) -> dict[str, str]:
-        if not may_see_failed:
-            return {}
+    def link(key: str, span: Span) -> str:
+        if key != "failed" or not may_see_failed:
+            return ""
         origin = {"state": "all", "origin__exact": "rpa_job"}
-        return {"failed": build_span_link("scheduling_failedtask", "failed_at", since, until, **origin)}
+        return build_span_link("scheduling_failedtask", "failed_at", span.since, span.until, **origin)
 
     counts = count_by_span(run_cache, spans, time_limit)
-    buckets = [
-        Bucket(span.label, found, links(span.hours[0], span.until)) for span, found in zip(spans, counts, strict=True)
-    ]
-    whole = links(spans[0].hours[0], spans[-1].until)
-    return build_stacked_chart(
-        "runs", _("RPA runs, and how they ended"), OUTCOME_SERIES, buckets, lambda key: whole.get(key, "")
-    )
+    return Chart("runs", _("RPA runs, and how they ended"), OUTCOME_SERIES, spans, counts, link)
 
 
 COUNT_LIMIT = 10_000

@@ -6,9 +6,9 @@ A view costs one short script per shard and a few rows of counts. The cost does 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +21,6 @@ from django.utils.translation import gettext_lazy
 
 from scheduling.admin.base import OpsAdmin
 from scheduling.admin.dashboard.charts import (
-    Bucket,
     Chart,
     DashboardCard,
     Figure,
@@ -30,8 +29,8 @@ from scheduling.admin.dashboard.charts import (
     count_by_span,
     read_requested_days,
     split_period,
-    sum_series,
 )
+from scheduling.admin.dashboard.series import link_ended
 from scheduling.admin.lists import build_span_link
 from scheduling.admin.page_reads import PageTimeLimit, count_within
 from scheduling.configuration.snapshot import current
@@ -156,34 +155,36 @@ def silences_chart(spans: list[Span], time_limit: PageTimeLimit) -> Chart:
     ended = count_by_span(statistics.ended_cache, spans, time_limit)
     # Those that are disabled or retired now sent some of the messages.
     nodes = {node.id for node in current().nodes.values() if node.trigger == SILENT}
-    buckets, whole_sent = [], Counter[int]()
+    counts: list[dict[str, int] | None] = []
+    senders: set[tuple[Span, int]] = set()
     for span, taken, tally in zip(spans, events, ended, strict=True):
-        counts, sent = None, Counter[int]()
-        if taken is not None and tally is not None:
-            for (state, _reason, node), count in tally.items():
-                if state == "delivered" and node in nodes:
-                    sent[node] += count
-            counts = {SILENCES.key: taken[SILENT], GUIDES.key: sent.total()}
-        whole_sent += sent
-        buckets.append(Bucket(span.label, counts, _bar_links(span.hours[0], span.until, sent)))
-    whole = _bar_links(spans[0].hours[0], spans[-1].until, whole_sent)
-    legend = [(each, sum_series(buckets, each), whole.get(each.key, "")) for each in (SILENCES, GUIDES)]
-    return Chart("silences", _("Silences and guide messages"), legend, buckets, is_stacked=False)
+        if taken is None or tally is None:
+            counts.append(None)
+            continue
+        sent: Counter[int] = Counter()
+        for (state, _reason, node), count in tally.items():
+            if state == "delivered" and node in nodes:
+                sent[node] += count
+        senders |= {(span, node) for node in sent}
+        counts.append({SILENCES.key: taken[SILENT], GUIDES.key: sent.total()})
 
+    def link(key: str, span: Span) -> str:
+        """Return the address of the counted rows; "" if several nodes sent messages: a list filters by one."""
+        if key == SILENCES.key:
+            return build_span_link("scheduling_event", "received_at", span.since, span.until, type=SILENT)
+        nodes = {node for bar, node in senders if span.since <= bar.since < span.until}
+        if len(nodes) != 1:
+            return ""
+        return link_ended(span, state__exact="delivered", node__id__exact=str(nodes.pop()))
 
-def _bar_links(since: datetime, until: datetime, senders: Collection[int]) -> dict[str, str]:
-    """Return links to the lists behind a bar. Guide messages have a link only if a single node sent them."""
-    links = {SILENCES.key: build_span_link("scheduling_event", "received_at", since, until, type=SILENT)}
-    if len(senders) == 1:
-        (node,) = senders
-        delivered = {"state__exact": "delivered", "node__id__exact": str(node)}
-        links[GUIDES.key] = build_span_link("scheduling_touch", "settled_at", since, until, **delivered)
-    return links
+    title = _("Silences and guide messages")
+    return Chart("silences", title, (SILENCES, GUIDES), spans, counts, link, is_stacked=False)
 
 
 SHORTER = Series("shorter", gettext_lazy("Shorter than the threshold"), "hue0")
 LONGER = Series("longer", gettext_lazy("Longer"), "hue1")
 MOST_CHARTS = 8
+WEEK = timedelta(days=7)
 
 
 def pause_charts(week: Mapping[str, Counter[str]]) -> list[Chart]:
@@ -199,15 +200,14 @@ def pause_charts(week: Mapping[str, Counter[str]]) -> list[Chart]:
 def _pause_chart(policy: SilencePolicy, counts: Sequence[int]) -> Chart:
     seconds = policy.threshold.total_seconds()
     starts = (0, *stats.PAUSE_ENDS)
-    labels = [f"{begins}–{end} s" for begins, end in pairwise(starts)]
-    buckets = [
-        Bucket(label, {SHORTER.key if begins < seconds else LONGER.key: count}, {})
-        for label, begins, count in zip([*labels, f"> {starts[-1]} s"], starts, counts, strict=True)
-    ]
-    whole = sum(counts)
+    labels = [*(f"{begins}–{end} s" for begins, end in pairwise(starts)), f"> {starts[-1]} s"]
+    sides = [SHORTER if begins < seconds else LONGER for begins in starts]
+    bars = [{side.key: count} for side, count in zip(sides, counts, strict=True)]
+    whole, short, at = sum(counts), sum(bar.get(SHORTER.key, 0) for bar in bars), now()
     return Chart(
         f"pauses-{policy.key}", _("Pauses of customers, 7 days: %(policy)s") % {"policy": policy.key},
-        [(each, _format_share(sum_series(buckets, each), whole), "") for each in (SHORTER, LONGER)], buckets,
+        (SHORTER, LONGER), [Span(label, at - WEEK, at) for label in labels], bars,
+        sums={SHORTER.key: _format_share(short, whole), LONGER.key: _format_share(whole - short, whole)},
         note=_("Threshold: %(span)s") % {"span": describe_duration(policy.threshold)},
     )  # fmt: skip
 

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import structlog
@@ -44,12 +46,12 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
-    """The counts of one span of time. `counts` is None if counting exceeded its time limit."""
+class Span:
+    """The time that a bar stands for."""
 
     label: str
-    counts: Mapping[str, int] | None
-    links: Mapping[str, str]  #: list of the counted rows, by series
+    since: datetime
+    until: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +64,17 @@ class ConfigChange:
     link: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Chart:
     """Bars that Unfold draws with Chart.js. The page has the same numbers as a table, and links to the counted rows."""
 
     key: str
     title: str
-    series: Sequence[tuple[Series, Any, str]]  #: each with its sum and link
-    buckets: Sequence[Bucket]
+    series: Sequence[Series]
+    spans: Sequence[Span]  #: one for each bar
+    counts: Sequence[Mapping[str, int] | None]  #: of each bar, by series; None if counting exceeded its time limit
+    link: Callable[[str, Span], str] = lambda key, span: ""  #: list of the rows that a series counts in a span
+    sums: Mapping[str, Any] | None = None  #: of the whole chart, where it is not the sum of the bars
     is_stacked: bool = True  #: the series are parts of a whole
     words: Callable[[int], Any] = int  #: format a value
     goal: int | None = None  #: a bar with a higher value is red
@@ -78,47 +83,55 @@ class Chart:
 
     @property
     def has_gaps(self) -> bool:
-        return any(bucket.counts is None for bucket in self.buckets)
+        return None in self.counts
+
+    @property
+    def legend(self) -> list[tuple[Series, Any, str]]:
+        """Return each series with its sum and the list of all its rows."""
+        whole, total = join_spans(self.spans), Counter[str]()
+        for counts in self.counts:
+            total.update(counts or {})
+        sums = total if self.sums is None else self.sums
+        return [(each, sums[each.key], self.link(each.key, whole)) for each in self.series]
+
+    @cached_property
+    def cells(self) -> list[list[tuple[int | None, str]]]:
+        """Return value and link by bar and series. A value is None if it is unknown; zero has no link."""
+        cells = []
+        for span, counts in zip(self.spans, self.counts, strict=True):
+            values = {each.key: None if counts is None else counts.get(each.key, 0) for each in self.series}
+            cells.append([(value, self.link(key, span) if value else "") for key, value in values.items()])
+        return cells
 
     @property
     def rows(self) -> list[tuple[str, list[tuple[Any, str]]]]:
-        """Return the lines of the table: label, and value with its link by series; None for a value that is unknown."""
+        """Return the lines of the table: label, and formatted value with its link by series."""
         return [
-            (
-                bucket.label,
-                [
-                    (
-                        None if bucket.counts is None else self.words(bucket.counts.get(each.key, 0)),
-                        bucket.links.get(each.key, "") if bucket.counts and bucket.counts.get(each.key) else "",
-                    )
-                    for each, _sum, _link in self.series
-                ],
-            )
-            for bucket in self.buckets
+            (span.label, [(None if value is None else self.words(value), link) for value, link in cells])
+            for span, cells in zip(self.spans, self.cells, strict=True)
         ]
 
     @property
     def data(self) -> str:
         """Return the data of Chart.js."""
         datasets: list[dict[str, Any]] = []
-        for each, _sum, _link in self.series:
-            values = [None if bucket.counts is None else bucket.counts.get(each.key, 0) for bucket in self.buckets]
-            is_bad = [self.goal is not None and value is not None and value > self.goal for value in values]
+        for each, cells in zip(self.series, zip(*self.cells, strict=True), strict=True):
+            is_bad = [self.goal is not None and value is not None and value > self.goal for value, _link in cells]
             datasets.append({
-                "label": str(each.words), "data": values,
+                "label": str(each.words), "data": [value for value, _link in cells],
                 "backgroundColor": [COLOURS["bad"] if bad else each.colour for bad in is_bad],
-                "links": [bucket.links.get(each.key, "") for bucket in self.buckets],
+                "links": [link for _value, link in cells],
             })  # fmt: skip
         if self.changes:
             numbers = Counter(change.bar for change in self.changes)
             links = {each.bar: each.link if numbers[each.bar] == 1 else "#changes" for each in self.changes}
-            bars = range(len(self.buckets))
+            bars = range(len(self.spans))
             datasets.append({
                 "type": "line", "label": _("Configuration changes"), "data": [numbers.get(bar) for bar in bars],
                 "links": [links.get(bar, "") for bar in bars], "backgroundColor": COLOURS["hue1"],
                 "showLine": False, "pointStyle": "triangle", "radius": 5, "yAxisID": "changes",
             })  # fmt: skip
-        return json.dumps({"labels": [strip_tags(bucket.label) for bucket in self.buckets], "datasets": datasets})
+        return json.dumps({"labels": [strip_tags(span.label) for span in self.spans], "datasets": datasets})
 
     @property
     def options(self) -> str:
@@ -135,26 +148,7 @@ class Chart:
         })  # fmt: skip
 
 
-def build_stacked_chart(
-    key: str, title: str, series: Sequence[Series], buckets: Sequence[Bucket], total_link: Callable[[str], str]
-) -> Chart:
-    return Chart(key, title, [(each, sum_series(buckets, each), total_link(each.key)) for each in series], buckets)
-
-
-def sum_series(buckets: Sequence[Bucket], series: Series) -> int:
-    return sum((bucket.counts or {}).get(series.key, 0) for bucket in buckets)
-
-
 PERIODS = (1, 7, 30)  #: days
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Consecutive hours up to `until`."""
-
-    label: str
-    hours: list[datetime]
-    until: datetime
 
 
 def read_requested_days(request: HttpRequest, offered: Sequence[int] = PERIODS, usual: int = PERIODS[0]) -> int:
@@ -169,55 +163,53 @@ def split_period(days: int) -> list[Span]:
     if days <= 1:
         for back in range(23, -1, -1):
             hour = present - HOUR * back
-            spans.append(Span(format_instant(hour, "m-d H:i"), [hour], hour + HOUR))
+            spans.append(Span(format_instant(hour, "m-d H:i"), hour, hour + HOUR))
         return spans
     for back in range(days - 1, -1, -1):
         begins = (localtime() - timedelta(days=back)).replace(hour=0, minute=0, second=0, microsecond=0)
-        ends = min(begins + timedelta(days=1), present + HOUR)
-        spans.append(Span(f"{begins:%m-%d}", hours_between(begins, ends), ends))
+        spans.append(Span(f"{begins:%m-%d}", begins, min(begins + timedelta(days=1), present + HOUR)))
     return spans
 
 
-def get_span_bounds(spans: list[Span], span: Span | None) -> tuple[datetime, datetime]:
-    """Return start and end of a bar; of the whole chart if `span` is None."""
-    first, last = (span, span) if span else (spans[0], spans[-1])
-    return first.hours[0], last.until
+def join_spans(spans: Sequence[Span]) -> Span:
+    """Return the whole time of consecutive bars."""
+    return Span("", spans[0].since, spans[-1].until)
 
 
-def count_by_span(past: HourlyCache, spans: list[Span], time_limit: PageTimeLimit) -> list[Counter[Any] | None]:
-    """Count by bar; None where counting exceeded its time limit."""
-    found = past.hours([hour for span in spans for hour in span.hours], now(), time_limit)
-    counted: list[Any] = []
-    for span in spans:
-        parts: list[Any] = [found[hour] for hour in span.hours]
-        counted.append(None if None in parts else sum(parts, Counter()))
-    return counted
+Counts = Sequence[Counter[Any] | None]  #: of each bar; None where counting exceeded its time limit
+
+
+def count_by_span(past: HourlyCache, spans: Sequence[Span], time_limit: PageTimeLimit) -> Counts:
+    hours = [hours_between(span.since, span.until) for span in spans]
+    found = past.hours(chain.from_iterable(hours), now(), time_limit)
+    return [add_up([found[hour] for hour in span_hours]) for span_hours in hours]
+
+
+def add_up(counts: Counts) -> Counter[Any] | None:
+    """Return the sum; None if a part is missing."""
+    return None if None in counts else sum(filter(None, counts), Counter())
 
 
 SHOWN = 5
 
 
 def build_ranked_chart(
-    key: str, title: str, spans: Sequence[Span], counts: Sequence[Counter[str] | None], *,
-    words: Callable[[str], str], others: str, link: Callable[[str, Span | None], str],
+    key: str, title: str, spans: Sequence[Span], counts: Counts, *,
+    words: Callable[[str], str], others: str, link: Callable[[str, Span], str],
 ) -> Chart:  # fmt: skip
-    """Chart the `SHOWN` most frequent codes, and the others as one series.
-
-    `link(code, span)` leads to the counted rows. Code "" means all codes, span None the whole period.
-    """
-    total: Counter[str] = sum((each for each in counts if each), Counter())
+    """Chart the `SHOWN` most frequent codes, and the others as one series, whose code is ""."""
+    total: Counter[str] = sum(filter(None, counts), Counter())
     common = [code for code, _count in total.most_common(SHOWN)]
     series = [Series(code, words(code), f"hue{number}") for number, code in enumerate(common)]
     if len(total) > len(common):
         series.append(Series("", others, "quiet"))
-    buckets = []
-    for span, found in zip(spans, counts, strict=True):
+    ranked: list[Counter[str] | None] = []
+    for found in counts:
         shown: Counter[str] = Counter()
         for code, count in (found or {}).items():
             shown[code if code in common else ""] += count
-        links = {each.key: link(each.key, span) for each in series}
-        buckets.append(Bucket(span.label, None if found is None else shown, links))
-    return build_stacked_chart(key, title, series, buckets, lambda code: link(code, None))
+        ranked.append(None if found is None else shown)
+    return Chart(key, title, series, spans, ranked, link)
 
 
 @dataclass(frozen=True, slots=True)

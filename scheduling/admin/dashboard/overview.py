@@ -26,15 +26,13 @@ from scheduling.admin.dashboard.charts import (
     PERIODS,
     ActionLine,
     Figure,
+    count_by_span,
     format_capped_count,
     load_app_cards,
     read_requested_days,
     split_period,
 )
-from scheduling.admin.dashboard.series import (
-    TOUCH_LIST,
-    list_config_changes,
-)
+from scheduling.admin.dashboard.series import TOUCH_LIST, list_config_changes
 from scheduling.admin.experiments import list_withdrawn_canaries
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.lists import build_span_link
@@ -236,17 +234,17 @@ def _add_figures(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any
     if request.user.has_perm("scheduling.view_touch"):
         broker, late = read_broker(), time_limit(statistics.count_overdue)
         figures += _build_backlog_figures(late, time_limit)
-        past = series.count_ended_by_span(columns, time_limit)
+        ended = count_by_span(statistics.ended_cache, columns, time_limit)
         unsent = _("Why touches were not sent")
         context["charts"] = [
-            series.chart_outcomes(past),
-            series.chart_reasons("reasons", unsent, past, ["suppressed"], state__exact="suppressed"),
+            series.chart_outcomes(columns, ended),
+            series.chart_reasons("reasons", unsent, columns, ended, ["suppressed"], state__exact="suppressed"),
         ]
-        charts = [series.chart_lateness(past, time_limit)]
+        charts = [series.chart_lateness(columns, time_limit)]
         if request.user.has_perm("scheduling.view_event"):
             charts.append(series.chart_events(columns, time_limit))
         failed = _("Why touches failed")
-        charts.append(series.chart_reasons("failures", failed, past, ["failed", "unknown"], status="bad"))
+        charts.append(series.chart_reasons("failures", failed, columns, ended, ["failed", "unknown"], status="bad"))
     if request.user.has_perm("scheduling.view_failedtask"):
         open_tasks = time_limit(lambda: FailedTask.objects.filter(state="open")[: MOST + 1].count())
         link, tone = reverse("admin:scheduling_failedtask_groups"), "bad" if open_tasks else ""

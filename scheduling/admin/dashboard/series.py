@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from django.db.models import Model
@@ -15,15 +14,14 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from scheduling.admin.dashboard.charts import (
-    Bucket,
     Chart,
     ConfigChange,
+    Counts,
     Series,
     Span,
+    add_up,
     build_ranked_chart,
-    build_stacked_chart,
     count_by_span,
-    get_span_bounds,
 )
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.lists import build_span_link
@@ -41,7 +39,7 @@ from scheduling.models import (
 )
 from scheduling.monitoring import statistics
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.monitoring.statistics import GOAL, LatenessCounts, OutcomeCounts, compute_lateness_quantile
+from scheduling.monitoring.statistics import GOAL, LatenessCounts, compute_lateness_quantile
 
 TOUCH_LIST = "admin:scheduling_touch_changelist"
 MODELS: tuple[type[Model], ...] = (
@@ -71,7 +69,7 @@ def list_config_changes(
 
 
 def _read_config_changes(model: Any, spans: Sequence[Span]) -> list[ConfigChange]:
-    found = model.history.filter(history_date__gte=spans[0].hours[0]).select_related("history_user")
+    found = model.history.filter(history_date__gte=spans[0].since).select_related("history_user")
     rows = list(found.order_by("-history_date")[:MOST_READ])
     ids, names = {row: row.id for row in rows}, {row: _name_row(row) for row in rows}
     if model is TemplateText:
@@ -92,7 +90,6 @@ def _name_row(row: Any) -> str:
     return str(row.get_kind_display()) if hasattr(row, "kind") and not hasattr(row, "key") else getattr(row, "key", "")
 
 
-TOUCHES = "scheduling_touch"
 STATES = (
     Series("delivered", gettext_lazy("Delivered"), "good"),
     Series("suppressed", gettext_lazy("Suppressed"), "wait"),
@@ -102,100 +99,62 @@ STATES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class EndedTouches:
-    """`tallies` by bar; None where counting exceeded its time limit."""
-
-    spans: list[Span]
-    tallies: list[OutcomeCounts | None]
-
-    @property
-    def whole(self) -> OutcomeCounts | None:
-        """Return the sum; None if a bar is missing."""
-        return None if None in self.tallies else sum(filter(None, self.tallies), OutcomeCounts())
-
-    def link(self, span: Span | None = None, **filters: str) -> str:
-        since, until = get_span_bounds(self.spans, span)
-        return build_span_link(TOUCHES, "settled_at", since, until, **filters)
+def link_ended(span: Span, **filters: str) -> str:
+    """Return the address of the touches that ended in a span."""
+    return build_span_link("scheduling_touch", "settled_at", span.since, span.until, **filters)
 
 
-def count_ended_by_span(spans: list[Span], time_limit: PageTimeLimit) -> EndedTouches:
-    """Count ended touches by bar."""
-    return EndedTouches(spans, count_by_span(statistics.ended_cache, spans, time_limit))
+def chart_outcomes(spans: Sequence[Span], ended: Counts) -> Chart:
+    counts: list[Counter[str] | None] = []
+    for tally in ended:
+        by_state: Counter[str] = Counter()
+        for (state, _reason, _node), count in (tally or {}).items():
+            by_state[state] += count
+        counts.append(None if tally is None else by_state)
+    return Chart("ended", _("Outcomes"), STATES, spans, counts, lambda key, span: link_ended(span, state__exact=key))
 
 
-def chart_outcomes(ended: EndedTouches) -> Chart:
-    buckets = []
-    for span, tally in zip(ended.spans, ended.tallies, strict=True):
-        links = {each.key: ended.link(span, state__exact=each.key) for each in STATES}
-        buckets.append(Bucket(span.label, None if tally is None else sum_by_state(tally), links))
-    return build_stacked_chart("ended", _("Outcomes"), STATES, buckets, lambda key: ended.link(state__exact=key))
-
-
-def chart_reasons(key: str, title: str, ended: EndedTouches, states: Collection[str], **filters: str) -> Chart:
+def chart_reasons(
+    key: str, title: str, spans: Sequence[Span], ended: Counts, states: Collection[str], **filters: str
+) -> Chart:
     """Chart the most frequent reasons of touches that ended in one of `states`, the rows of a list with `filters`."""
 
-    def link(code: str, span: Span | None) -> str:
-        return ended.link(span, **filters, **({"reason": code} if code else {}))
+    def link(code: str, span: Span) -> str:
+        return link_ended(span, **filters, **({"reason": code} if code else {}))
 
-    counts = [None if tally is None else sum_by_reason(tally, states) for tally in ended.tallies]
-    return build_ranked_chart(
-        key, title, ended.spans, counts, words=translate_reason, others=_("Other reasons"), link=link
-    )
-
-
-def sum_by_state(tally: OutcomeCounts) -> Counter[str]:
-    """Count by state."""
-    found: Counter[str] = Counter()
-    for (state, _reason, _node), count in tally.items():
-        found[state] += count
-    return found
-
-
-def sum_by_reason(tally: OutcomeCounts, states: Collection[str]) -> Counter[str]:
-    """Count the reasons of touches that ended in one of `states`."""
-    found: Counter[str] = Counter()
-    for (state, code, _node), count in tally.items():
-        if state in states:
-            found[code] += count
-    return found
+    counts: list[Counter[str] | None] = []
+    for tally in ended:
+        by_reason: Counter[str] = Counter()
+        for (state, code, _node), count in (tally or {}).items():
+            if state in states:
+                by_reason[code] += count
+        counts.append(None if tally is None else by_reason)
+    return build_ranked_chart(key, title, spans, counts, words=translate_reason, others=_("Other reasons"), link=link)
 
 
 TYPES = 1000  #: event types whose names are looked up
-QUANTILES = {
-    0.5: Series("p50", gettext_lazy("Median"), "hue1"),
-    0.99: Series("p99", gettext_lazy("P99"), "hue0"),
-}
+QUANTILES = ((0.5, Series("p50", gettext_lazy("Median"), "hue1")), (0.99, Series("p99", gettext_lazy("P99"), "hue0")))
 
 
-def chart_lateness(ended: EndedTouches, time_limit: PageTimeLimit) -> Chart:
+def chart_lateness(spans: Sequence[Span], time_limit: PageTimeLimit) -> Chart:
     """Chart the lateness of delivered touches, from due to sent."""
-    found = count_by_span(statistics.lateness_cache, ended.spans, time_limit)
-    buckets = []
-    for span, late in zip(ended.spans, found, strict=True):
-        counts: dict[str, int] | None = None if late is None else {}
-        links = {}
-        if late:
-            counts = {each.key: _compute_quantile_ms(late, part) for part, each in QUANTILES.items()}
-            links = dict.fromkeys(counts, ended.link(span, state__exact="delivered"))
-        buckets.append(Bucket(span.label, counts, links))
-    whole = None if None in found else sum(filter(None, found), LatenessCounts())
-    delivered = ended.link(state__exact="delivered")
-    legend = [
-        (each, "?" if whole is None else _format_ms(_compute_quantile_ms(whole, part) if whole else 0), delivered)
-        for part, each in QUANTILES.items()
-    ]
+    found = count_by_span(statistics.lateness_cache, spans, time_limit)
+    whole = add_up(found)
+    sums = {key: _format_ms(ms) for key, ms in _compute_quantiles_ms(whole or Counter()).items()}
     return Chart(
-        "lateness", _("Lateness, from due to sent, in ms"), legend, buckets, is_stacked=False, words=_format_ms,
-        goal=round(GOAL.total_seconds() * 1000),
+        "lateness", _("Lateness, from due to sent, in ms"), [each for _part, each in QUANTILES], spans,
+        [None if late is None else _compute_quantiles_ms(late) for late in found],
+        lambda key, span: link_ended(span, state__exact="delivered"),
+        dict.fromkeys(sums, "?") if whole is None else sums,
+        is_stacked=False, words=_format_ms, goal=round(GOAL.total_seconds() * 1000),
         note=_("Goal: P99 within %(span)s.") % {"span": describe_duration(GOAL)},
     )  # fmt: skip
 
 
-def _compute_quantile_ms(late: LatenessCounts, part: float) -> int:
-    """Return a quantile in milliseconds; at least 1, so that a bar is visible."""
-    span = compute_lateness_quantile(late, part)
-    return max(1, round(span.total_seconds() * 1000)) if span else 0
+def _compute_quantiles_ms(late: LatenessCounts) -> dict[str, int]:
+    """Return the quantiles in milliseconds, at least 1, so that a bar is visible; 0 without deliveries."""
+    spans = {each.key: compute_lateness_quantile(late, part) for part, each in QUANTILES}
+    return {key: max(1, round(span.total_seconds() * 1000)) if span else 0 for key, span in spans.items()}
 
 
 def _format_ms(ms: int) -> str:
@@ -204,16 +163,16 @@ def _format_ms(ms: int) -> str:
     return _("%(ms)s ms") % {"ms": ms} if ms < 1000 else _("%(s)s s") % {"s": f"{ms / 1000:.1f}"}
 
 
-def chart_events(spans: list[Span], time_limit: PageTimeLimit) -> Chart:
+def chart_events(spans: Sequence[Span], time_limit: PageTimeLimit) -> Chart:
     """Chart received events by type."""
 
-    def link(kind: str, span: Span | None) -> str:
-        since, until = get_span_bounds(spans, span)
-        return build_span_link("scheduling_event", "received_at", since, until, **({"type": kind} if kind else {}))
+    def link(kind: str, span: Span) -> str:
+        chosen = {"type": kind} if kind else {}
+        return build_span_link("scheduling_event", "received_at", span.since, span.until, **chosen)
 
     counts = count_by_span(statistics.event_cache, spans, time_limit)
-    words = dict(EventType.objects.exclude(name="").values_list("key", "name")[:TYPES])
+    names = dict(EventType.objects.exclude(name="").values_list("key", "name")[:TYPES])
     return build_ranked_chart(
         "events", _("Events received"), spans, counts,
-        words=lambda kind: words.get(kind, kind), others=_("Other types"), link=link,
+        words=lambda kind: names.get(kind, kind), others=_("Other types"), link=link,
     )  # fmt: skip

@@ -21,8 +21,8 @@ from django.utils.translation import gettext_lazy, gettext_noop, ngettext
 
 from scheduling import sql
 from scheduling.admin.base import CheckedForm, Confirmation, Retirable, ops_display
-from scheduling.admin.dashboard.charts import format_capped_count, split_period
-from scheduling.admin.dashboard.series import count_ended_by_span
+from scheduling.admin.dashboard.charts import add_up, count_by_span, format_capped_count, join_spans, split_period
+from scheduling.admin.dashboard.series import link_ended
 from scheduling.admin.page_reads import PageTimeLimit, count_within, read_for_page
 from scheduling.admin.row_edits import VERSION_FIELD, OptimisticLockForm
 from scheduling.admin.touches.pause import is_paused, load_paused_scopes
@@ -31,6 +31,7 @@ from scheduling.error_text import ErrorText
 from scheduling.errors import Conflict
 from scheduling.models import WAITING, EventType, Node, Stage, Touch
 from scheduling.models.versioned import lock_for_write
+from scheduling.monitoring import statistics
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations import commands
 from scheduling.operations.failed_tasks import Actor
@@ -212,10 +213,11 @@ def _count_outcomes(nodes: list[Node]) -> dict[int, list[dict[str, Any]]]:
 
     A figure is None if counting exceeded the limit.
     """
-    ended = count_ended_by_span(split_period(DAYS), PageTimeLimit(settings.TIMEOUTS.overview))
+    spans = split_period(DAYS)
+    ended = count_by_span(statistics.ended_cache, spans, PageTimeLimit(settings.TIMEOUTS.overview))
     found: dict[int, list[dict[str, Any]]] = {node.pk: [] for node in nodes}
     for title, span, tally in (
-        (_("Yesterday"), ended.spans[-2], ended.tallies[-2]), (_("7 days"), None, ended.whole),
+        (_("Yesterday"), spans[-2], ended[-2]), (_("7 days"), join_spans(spans), add_up(ended)),
     ):  # fmt: skip
         counts: Counter[tuple[int, str]] = Counter()
         for (state, _reason, node_id), count in (tally or {}).items():
@@ -225,7 +227,7 @@ def _count_outcomes(nodes: list[Node]) -> dict[int, list[dict[str, Any]]]:
                 {
                     "tone": tone, "words": words,
                     "count": None if tally is None else sum(counts[node.pk, state] for state in states),
-                    "link": ended.link(span, node__id__exact=str(node.pk), **filters),
+                    "link": link_ended(span, node__id__exact=str(node.pk), **filters),
                 }
                 for tone, words, states, filters in CARD_OUTCOMES
             ]  # fmt: skip

@@ -107,10 +107,10 @@ def test_card_charts_ended_runs_by_hour_and_outcome(
     card = card_for(viewer)
     assert card is not None
     (chart,) = card.charts
-    assert [str(series.words) for series, _, _ in chart.series] == ["Done", "Tried again", "Cancelled", "Failed"]
+    assert [str(series.words) for series in chart.series] == ["Done", "Tried again", "Cancelled", "Failed"]
     assert [count for count, _ in chart.rows[-2][1]] == [1, 3, 1, 1]
-    assert [count for _, count, _ in chart.series] == [1, 3, 1, 1]
-    links = {series.key: link for series, _, link in chart.series}
+    assert [count for _, count, _ in chart.legend] == [1, 3, 1, 1]
+    links = {series.key: link for series, _, link in chart.legend}
     assert {key for key, link in links.items() if link} == {"failed"}
     assert [row.task_id for row in read_context(viewer, links["failed"])["cl"].result_list] == [failed.pk]
     text = viewer.get(reverse("admin:index")).content.decode()

@@ -21,12 +21,11 @@ from pytest_django import DjangoAssertNumQueries, Settings
 
 from scheduling.admin.dashboard.charts import (
     COLOURS,
-    Bucket,
     Chart,
     DashboardCard,
     Figure,
     Series,
-    build_stacked_chart,
+    Span,
 )
 from scheduling.ids import first_id_at
 from scheduling.models import Customer, Event, EventType, Touch
@@ -111,7 +110,7 @@ def test_figures_link_to_their_rows(touch: Callable[..., Touch], viewer: Client)
     found = page(viewer)
     figures = found["figures"]
     assert values(figures) == {"Due within the hour": "2", "Overdue": "2", "Open failed tasks": "0"}
-    sums = {series.key: (count, link) for series, count, link in found["charts"][0].series}
+    sums = {series.key: (count, link) for series, count, link in found["charts"][0].legend}
     assert {key: count for key, (count, _) in sums.items()} == {
         "delivered": 3, "suppressed": 0, "cancelled": 0, "failed": 1, "unknown": 1,
     }  # fmt: skip
@@ -130,10 +129,10 @@ def test_week_chart_counts_by_day(touch: Callable[..., Touch], viewer: Client) -
     touch("suppressed", ago=9 * DAY, reason="cap")
     found = page(viewer, 7)
     ended, reasons = found["charts"]
-    assert len(ended.buckets) == 7
-    assert [(str(series.words), count) for series, count, _ in reasons.series] == [("Customer's limit reached", 3)]
+    assert len(ended.spans) == 7
+    assert [(str(series.words), count) for series, count, _ in reasons.legend] == [("Customer's limit reached", 3)]
     assert [sum(count for count, _ in cells) for _, cells in reasons.rows] == [0, 1, 0, 1, 0, 1, 0]
-    assert rows(viewer, reasons.series[0][2]) == wanted
+    assert rows(viewer, reasons.legend[0][2]) == wanted
     (_, link) = reasons.rows[1][1][0]
     assert len(rows(viewer, link)) == 1
 
@@ -163,7 +162,7 @@ def test_lateness_chart_shows_hourly_quantiles(touch: Callable[..., Touch], view
     assert [told for told, _ in chart.rows[-2][1]] == ["1 ms", "200 ms"]
     assert [told for told, _ in chart.rows[-1][1]] == ["–", "–"]
     assert [told for told, _ in chart.rows[-4][1]] == ["301.4 s", "301.4 s"]  # to within 3 in 100
-    assert [told for _, told, _ in chart.series] == ["1 ms", "301.4 s"]
+    assert [told for _, told, _ in chart.legend] == ["1 ms", "301.4 s"]
     colours = [each["backgroundColor"] for each in json.loads(chart.data)["datasets"][:2]]
     assert {each[-4] for each in colours} == {COLOURS["bad"]}
     assert {each[-2] for each in colours} == {COLOURS["hue0"], COLOURS["hue1"]}
@@ -181,12 +180,12 @@ def test_failure_chart_counts_by_hour_and_cause(touch: Callable[..., Touch], vie
         for _ in range(6 - number if number < 4 else 1):
             touch("failed", ago=MINUTE, reason=f"vendor_{number}")
     chart = chart_of(viewer, "failures")
-    told = [(str(series.words), count) for series, count, _ in chart.series]
+    told = [(str(series.words), count) for series, count, _ in chart.legend]
     assert [count for _, count in told] == [6, 6, 5, 4, 3, 1 + 1]
     assert told[-1][0] == "Other reasons"
     ((link,),) = [[link for count, link in chart.rows[-3][1] if count]]
     assert rows(viewer, link) == wanted
-    assert len(chart_of(viewer, "failures", days=7).buckets) == 7
+    assert len(chart_of(viewer, "failures", days=7).spans) == 7
 
 
 @pytest.mark.usefixtures("fixed_hour")
@@ -200,11 +199,11 @@ def test_event_chart_counts_by_hour_and_type(store_event: Callable[..., Event], 
     store_event(here - 30 * HOUR)
     EventType.objects.create(key="material.downloaded", name="Catalogue fetched")
     chart = chart_of(viewer, "events")
-    told = [(str(series.words), count) for series, count, _ in chart.series]
+    told = [(str(series.words), count) for series, count, _ in chart.legend]
     assert (told[0], told[-1], len(told)) == (("Catalogue fetched", 3), ("Other types", 3), 6)
     count, link = chart.rows[-2][1][0]
     assert (count, rows(viewer, link)) == (2, before)
-    assert len(rows(viewer, chart.series[0][2])) == 3
+    assert len(rows(viewer, chart.legend[0][2])) == 3
     assert sum(count for count, _ in chart.rows[-1][1]) == 7
 
 
@@ -307,10 +306,10 @@ def test_charts_have_text_alternatives(touch: Callable[..., Touch], viewer: Clie
 
 def test_chart_has_sums_gaps_and_links() -> None:
     series = [Series("a", "A", "good"), Series("b", "B", "bad")]
-    counted: dict[str, dict[str, int] | None] = {"one": {"a": 3, "b": 1}, "two": {}, "<i>three</i>": None}
-    buckets = [Bucket(name, counts, {"a": f"/{name}/"}) for name, counts in counted.items()]
-    chart = build_stacked_chart("k", "T", series, buckets, lambda key: key)
-    assert [(each.key, count, link) for each, count, link in chart.series] == [("a", 3, "a"), ("b", 1, "b")]
+    spans = [Span(name, now(), now()) for name in ("one", "two", "<i>three</i>")]
+    counts: list[dict[str, int] | None] = [{"a": 3, "b": 1}, {}, None]
+    chart = Chart("k", "T", series, spans, counts, lambda key, span: f"/{span.label}/" if key == "a" else "")
+    assert [(each.key, count, link) for each, count, link in chart.legend] == [("a", 3, "//"), ("b", 1, "")]
     assert chart.rows == [
         ("one", [(3, "/one/"), (1, "")]), ("two", [(0, ""), (0, "")]), ("<i>three</i>", [(None, ""), (None, "")]),
     ]  # fmt: skip

@@ -93,7 +93,7 @@ def test_card_charts_silences_and_guide_messages_by_hour(
     (chart,) = found.charts
     told = [[count for count, _ in cells] for _, cells in chart.rows[-3:]]
     assert told == [[0, 7], [2, 5], [0, 4]]
-    assert [count for _, count, _ in chart.series] == [2, 16]
+    assert [count for _, count, _ in chart.legend] == [2, 16]
     client.force_login(ops_request.user)
     (count, link), _ = chart.rows[-2][1]
     # A link filters by one node, and three sent the messages of the second bar.
