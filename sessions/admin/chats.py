@@ -17,7 +17,7 @@ from django.utils.timezone import now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from scheduling.admin.base import OpsAdmin
+from scheduling.admin.base import OpsAdmin, table_page
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.navigation import Entry, Group, Tab
 from scheduling.admin.page_reads import count_within
@@ -39,9 +39,8 @@ MENU: tuple[Group, ...] = (
                 (
                     Tab(gettext_lazy("Live overview"), "chat_sessions_silencepolicy_live",
                         "chat_sessions.view_silencepolicy"),
-                    Tab(gettext_lazy("Silence policies"), "chat_sessions_silencepolicy_changelist",
-                        "chat_sessions.view_silencepolicy"),
-                    Tab(gettext_lazy("Campaigns"), "chat_sessions_campaign_changelist", "chat_sessions.view_campaign"),
+                    Tab(gettext_lazy("Silence policies"), "chat_sessions_silencepolicy_changelist"),
+                    Tab(gettext_lazy("Campaigns"), "chat_sessions_campaign_changelist"),
                 ),
             ),
         ),
@@ -86,6 +85,9 @@ WHY = {
 SECOND = timedelta(seconds=1)
 MOST_CHATS, MOST_SILENCES, MOST_MESSAGES = 200, 50, 100
 MOST_READ = 2_000  #: chats from which `state` and `tag` select
+MOST_SHOWN, MOST_SILENCES_READ = 200, 1_000  #: silences; `tag` selects from the newest that are read
+SHOWN_DAYS = 7
+VIEW_CHATS = ("scheduling.view_event", "scheduling.view_touch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +98,71 @@ class ChatMoment:
     link: str = ""
 
 
-def chats_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
-    """Render up to `MOST_CHATS` live chats, or those that the session id `q`, `user`, `state` and `tag` select.
+class ChatPages(OpsAdmin):
+    """Pages of live chats. No text of a message is shown."""
 
-    Chats without a timer come last, those that lost it last first. A session id or a user finds each chat.
-    """
-    wanted = {name: request.GET.get(name, "").strip()[:ID_LENGTH] for name in ("q", "user", "state", "tag")}
-    try:
-        found = _find_chats(sessions.live_store(), **wanted)
-    except StoreUnavailable:
-        found = None
-    return render_chat_page(
-        pages, request, "chat_sessions/chats.html", _("List of live chats"), away=found is None, wanted=wanted,
-        selected=any(wanted.values()), states=[(key, words) for key, (words, _tone) in STATES.items()],
-        rows=[_chat_row(each) for each in (found or [])[:MOST_CHATS]], full=len(found or []) >= MOST_CHATS,
-    )  # fmt: skip
+    def render_chats(self, request: HttpRequest, template: str, title: str, **context: Any) -> HttpResponse:
+        answer = self.page(request, template, title, opts=None, **context)
+        answer["Cache-Control"] = "no-store"
+        return answer
+
+    @table_page("chats/", "view", *VIEW_CHATS)
+    def chats(self, request: HttpRequest) -> HttpResponse:
+        """Render up to `MOST_CHATS` live chats, or those that the session id `q`, `user`, `state` and `tag` select.
+
+        Chats without a timer come last, those that lost it last first. A session id or a user finds each chat.
+        """
+        wanted = {name: request.GET.get(name, "").strip()[:ID_LENGTH] for name in ("q", "user", "state", "tag")}
+        try:
+            found = _find_chats(sessions.live_store(), **wanted)
+        except StoreUnavailable:
+            found = None
+        return self.render_chats(
+            request, "chat_sessions/chats.html", _("List of live chats"), away=found is None, wanted=wanted,
+            selected=any(wanted.values()), states=[(key, words) for key, (words, _tone) in STATES.items()],
+            rows=[_chat_row(each) for each in (found or [])[:MOST_CHATS]], full=len(found or []) >= MOST_CHATS,
+        )  # fmt: skip
+
+    @table_page("chat/", "view", *VIEW_CHATS)
+    def chat(self, request: HttpRequest) -> HttpResponse:
+        """Render the chat whose session id is `session`, with its messages, silences and touches."""
+        session_id = request.GET.get("session", "")[:ID_LENGTH]
+        try:
+            found = stats.session_snapshot(sessions.live_store(), session_id)
+            moments = _message_moments(session_id)
+        except StoreUnavailable:
+            found, moments = None, []
+        if found:
+            moments += _silence_moments(found)
+        moments.sort(key=lambda each: each.at, reverse=True)
+        row = _chat_row(found) if found and found.armed_at else None
+        # The policies of both sides: whom each waits for, its key and the tags that chose it.
+        chosen = [("customer", found.guide), ("agent", found.answer)] if found else []
+        policies = [
+            {"awaited": SIDES[side], "key": each.key, "because": " + ".join(each.tags)} for side, each in chosen if each
+        ]
+        return self.render_chats(
+            request, "chat_sessions/chat.html", _("Live chat"), away=found is None, chat=row, moments=moments,
+            session_id=session_id, policies=policies, awaited=SIDES.get(found.awaited, "") if found else "",
+        )  # fmt: skip
+
+    @table_page("silences/", "view", *VIEW_CHATS)
+    def silences(self, request: HttpRequest) -> HttpResponse:
+        """Render the newest silences of both kinds, those of the tag `tag` and the customer `user` if given."""
+        wanted = {name: request.GET.get(name, "").strip()[:ID_LENGTH] for name in ("user", "tag")}
+        found = Event.objects.filter(
+            type__in=SessionPresence.event_types, source=SOURCE, received_at__gte=now() - timedelta(days=SHOWN_DAYS)
+        )
+        if wanted["user"]:
+            found = found.filter(customer__user_id=wanted["user"])
+        # Ids are in the order of time.
+        newest = found.select_related("customer").order_by("-pk")[: MOST_SILENCES_READ if wanted["tag"] else MOST_SHOWN]
+        read = count_within(lambda: list(newest))
+        events = [each for each in read or () if not wanted["tag"] or wanted["tag"] in each.data.get("tags", ())]
+        return self.render_chats(
+            request, "chat_sessions/silences.html", _("Silences"), wanted=wanted, slow=read is None,
+            rows=_silence_rows(events[:MOST_SHOWN]),
+        )  # fmt: skip
 
 
 def _find_chats(store: sessions.Store, q: str, user: str, state: str, tag: str) -> list[SessionSnapshot]:
@@ -127,35 +179,6 @@ def _find_chats(store: sessions.Store, q: str, user: str, state: str, tag: str) 
         and (not state or each.state == state)
         and (not tag or tag in each.tags)
     ]
-
-
-def chat_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
-    """Render the chat whose session id is `session`, with its messages, silences and touches."""
-    session_id = request.GET.get("session", "")[:ID_LENGTH]
-    try:
-        found = stats.session_snapshot(sessions.live_store(), session_id)
-        moments = _message_moments(session_id)
-    except StoreUnavailable:
-        found, moments = None, []
-    if found:
-        moments += _silence_moments(found)
-    moments.sort(key=lambda each: each.at, reverse=True)
-    row = _chat_row(found) if found and found.armed_at else None
-    # The policies of both sides: whom each waits for, its key and the tags that chose it.
-    chosen = [("customer", found.guide), ("agent", found.answer)] if found else []
-    policies = [
-        {"awaited": SIDES[side], "key": each.key, "because": " + ".join(each.tags)} for side, each in chosen if each
-    ]
-    return render_chat_page(
-        pages, request, "chat_sessions/chat.html", _("Live chat"), away=found is None, chat=row, moments=moments,
-        session_id=session_id, policies=policies, awaited=SIDES.get(found.awaited, "") if found else "",
-    )  # fmt: skip
-
-
-def render_chat_page(pages: OpsAdmin, request: HttpRequest, template: str, title: str, **context: Any) -> HttpResponse:
-    answer: HttpResponse = pages.page(request, template, title, opts=None, **context)
-    answer["Cache-Control"] = "no-store"
-    return answer
 
 
 def _chat_row(found: SessionSnapshot) -> dict[str, Any]:
@@ -239,28 +262,6 @@ def _touches_of(events: Sequence[Event]) -> Iterator[tuple[Touch, tuple[str, str
         words = " · ".join(filter(None, [touch.node.key, translate_reason(touch.reason) if touch.reason else ""]))
         link = reverse("admin:scheduling_touch_change", args=[touch.pk])
         yield touch, (str(touch.get_state_display()), words, link)
-
-
-MOST_SHOWN, MOST_SILENCES_READ = 200, 1_000  #: silences; `tag` selects from the newest that are read
-SHOWN_DAYS = 7
-
-
-def silences_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
-    """Render the newest silences of both kinds, those of the tag `tag` and the customer `user` if given."""
-    wanted = {name: request.GET.get(name, "").strip()[:ID_LENGTH] for name in ("user", "tag")}
-    found = Event.objects.filter(
-        type__in=SessionPresence.event_types, source=SOURCE, received_at__gte=now() - timedelta(days=SHOWN_DAYS)
-    )
-    if wanted["user"]:
-        found = found.filter(customer__user_id=wanted["user"])
-    # Ids are in the order of time.
-    newest = found.select_related("customer").order_by("-pk")[: MOST_SILENCES_READ if wanted["tag"] else MOST_SHOWN]
-    read = count_within(lambda: list(newest))
-    events = [each for each in read or () if not wanted["tag"] or wanted["tag"] in each.data.get("tags", ())]
-    return render_chat_page(
-        pages, request, "chat_sessions/silences.html", _("Silences"), wanted=wanted, slow=read is None,
-        rows=_silence_rows(events[:MOST_SHOWN]),
-    )  # fmt: skip
 
 
 def _silence_rows(events: Sequence[Event]) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from django.utils.timezone import now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from scheduling.admin.base import OpsAdmin
+from scheduling.admin.base import table_page
 from scheduling.admin.dashboard.charts import (
     Chart,
     DashboardCard,
@@ -36,6 +36,7 @@ from scheduling.admin.page_reads import PageTimeLimit, count_within
 from scheduling.configuration.snapshot import current
 from scheduling.monitoring import statistics
 from scheduling.monitoring.duration_text import describe_duration
+from sessions.admin.chats import ChatPages
 from sessions.detection.presence import SILENT
 from sessions.detection.silence_events import count_undelivered
 from sessions.models import Campaign, SilencePolicy
@@ -48,28 +49,30 @@ MOST_POLICIES = 100  #: rows
 LATE_MS = 1_000  #: ms of delay that is shown as bad; the promise is a tenth of it
 
 
-def live_chats_page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
-    """Render the overview."""
-    found: Overview | None = None
-    week: dict[str, Counter[str]] = {}
-    with suppress(StoreUnavailable):
-        found, week = stats.read_overview(sessions.live_store()), stats.read_week(sessions.live_store())
-    title = _("Live overview")
-    chats = [
-        Figure(_("Live chats"), _format_count(found.live) if found else None),
-        Figure(_("Timer running"), _format_count(found.armed) if found else None),
-        Figure(_("Timer paused"), _format_count(found.paused) if found else None),
-    ]
-    answer: HttpResponse = pages.page(
-        request, "chat_sessions/live.html", title, opts=None, found=found,
-        groups=[(_("Chats"), chats), (_("Silences"), _silence_figures(found))],
-        guides=_guide_figures(week) if found else [], rows=_policy_rows(found, week) if found else [],
-        watchers=[_watcher_row(each) for each in found.watchers] if found else [],
-        pauses=pause_charts(week),
-        campaigns=Campaign.objects.filter(retired_at=None, enabled=True, starts_at__lte=now(), ends_at__gt=now()),
-    )  # fmt: skip
-    answer["Cache-Control"] = "no-store"
-    return answer
+class LivePages(ChatPages):
+    """The page that shows the state of all chats, beside those of single ones."""
+
+    @table_page("live/", "view")
+    def live(self, request: HttpRequest) -> HttpResponse:
+        """Render the overview."""
+        found: Overview | None = None
+        week: dict[str, Counter[str]] = {}
+        with suppress(StoreUnavailable):
+            found, week = stats.read_overview(sessions.live_store()), stats.read_week(sessions.live_store())
+        title = _("Live overview")
+        chats = [
+            Figure(_("Live chats"), _format_count(found.live) if found else None),
+            Figure(_("Timer running"), _format_count(found.armed) if found else None),
+            Figure(_("Timer paused"), _format_count(found.paused) if found else None),
+        ]
+        return self.render_chats(
+            request, "chat_sessions/live.html", title, found=found,
+            groups=[(_("Chats"), chats), (_("Silences"), _silence_figures(found))],
+            guides=_guide_figures(week) if found else [], rows=_policy_rows(found, week) if found else [],
+            watchers=[_watcher_row(each) for each in found.watchers] if found else [],
+            pauses=pause_charts(week),
+            campaigns=Campaign.objects.filter(retired_at=None, enabled=True, starts_at__lte=now(), ends_at__gt=now()),
+        )  # fmt: skip
 
 
 def _silence_figures(found: Overview | None) -> list[Figure]:

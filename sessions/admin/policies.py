@@ -6,15 +6,15 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.contrib import admin
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.utils.timezone import now
 from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-from scheduling.admin.base import CheckedForm, HistoryAdmin, Retirable, RetiredFilter, ops_display, table_page
+from scheduling.admin.base import CheckedForm, HistoryAdmin, Retirable, RetiredFilter, ops_display
 from scheduling.admin.form_fields import DurationField, NamesField, WindowsField
 from scheduling.monitoring.duration_text import describe_duration
-from sessions.admin import chats, dashboard
+from sessions.admin.dashboard import LivePages
 from sessions.models import Campaign, SilencePolicy
 from sessions.policy import CUSTOMER, own_tags
 
@@ -26,9 +26,6 @@ AT_ITS_START = _(
     "At its start and after an edit of the threshold, running timers get it, except those that end within a second "
     "or wait for an agent. When it ends, they keep their deadline."
 )
-
-
-VIEW_CHATS = ("scheduling.view_event", "scheduling.view_touch")
 
 
 class SilencePolicyForm(CheckedForm):
@@ -92,7 +89,7 @@ def _find_same_tags(key: str, tags: list[str], after: str | None) -> str:
 
 
 @admin.register(SilencePolicy)
-class SilencePolicyAdmin(HistoryAdmin, Retirable):
+class SilencePolicyAdmin(LivePages, HistoryAdmin, Retirable):
     form = SilencePolicyForm
     list_display = ("key", "shown_tags", "after", "wait", "message_times", "grace", "shown_state", "version")
     list_filter = (RetiredFilter,)
@@ -100,22 +97,6 @@ class SilencePolicyAdmin(HistoryAdmin, Retirable):
     search_fields = ("key",)
     readonly_fields = ("version",)
     fixed_fields = ("key",)
-
-    @table_page("live/", "view")
-    def live(self, request: HttpRequest) -> HttpResponse:
-        return dashboard.live_chats_page(self, request)
-
-    @table_page("chats/", "view", *VIEW_CHATS)
-    def chats(self, request: HttpRequest) -> HttpResponse:
-        return chats.chats_page(self, request)
-
-    @table_page("chat/", "view", *VIEW_CHATS)
-    def chat(self, request: HttpRequest) -> HttpResponse:
-        return chats.chat_page(self, request)
-
-    @table_page("silences/", "view", *VIEW_CHATS)
-    def silences(self, request: HttpRequest) -> HttpResponse:
-        return chats.silences_page(self, request)
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         life = ("change_reason",) if obj is None else ("version", "change_reason")
