@@ -70,20 +70,20 @@ MENU: tuple[Group, ...] = (
             Entry(
                 "storefront",
                 (
-                    Tab(_("Shops"), "rpa_tasks_shop_changelist", "rpa_tasks.view_shop"),
+                    Tab(_("Shops"), "rpa_tasks_shop_changelist"),
                     Tab(_("Schedules of shops"), "rpa_tasks_shop_schedules", "rpa_tasks.view_shop"),
-                    Tab(_("Take-overs"), "rpa_tasks_takeover_changelist", "rpa_tasks.view_takeover"),
-                    Tab(_("Platforms"), "rpa_tasks_platform_changelist", "rpa_tasks.view_platform"),
+                    Tab(_("Take-overs"), "rpa_tasks_takeover_changelist"),
+                    Tab(_("Platforms"), "rpa_tasks_platform_changelist"),
                 ),
                 count=count_needed_logins, counted=_("Login needed"),
             ),
-            Entry("smart_toy", (Tab(_("Jobs"), "rpa_tasks_job_changelist", "rpa_tasks.view_job"),)),
+            Entry("smart_toy", (Tab(_("Jobs"), "rpa_tasks_job_changelist"),)),
             Entry(
                 "terminal",
                 (
-                    Tab(_("Flows"), "rpa_tasks_flow_changelist", "rpa_tasks.view_flow"),
-                    Tab(_("Execution nodes"), "rpa_tasks_executionnode_changelist", "rpa_tasks.view_executionnode"),
-                    Tab(_("Demo orders"), "rpa_tasks_demoorder_changelist", "rpa_tasks.view_demoorder"),
+                    Tab(_("Flows"), "rpa_tasks_flow_changelist"),
+                    Tab(_("Execution nodes"), "rpa_tasks_executionnode_changelist"),
+                    Tab(_("Demo orders"), "rpa_tasks_demoorder_changelist"),
                 ),
             ),
         ),
