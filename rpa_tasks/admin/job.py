@@ -56,7 +56,7 @@ from scheduling.admin.failed_tasks.actions import PaceForm, render_difference
 from scheduling.admin.failed_tasks.bulk_action import MatchingRowsMixin, read_page_time
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.lists import AlwaysOffered, ChoicesFilter, ListExportMixin, ReasonFilter, SpanFilter
-from scheduling.admin.shown_values import format_instant, insert_values
+from scheduling.admin.shown_values import format_instant, insert_values, render_tag
 from scheduling.admin.undo import create_undo_link
 from scheduling.error_text import find_error_line, has_more_lines
 from scheduling.errors import AftertouchError
@@ -354,7 +354,7 @@ class JobAdmin(RowPage, LiveTable, MatchingRowsMixin, ListExportMixin, BigTable,
 
     @ops_display(description=_("state"))
     def state_tag(self, row: Job) -> SafeString:
-        return self.live_cell(row, "state", labels.render_tag(row.get_state_display(), STATE_TONES[row.state]))
+        return self.live_cell(row, "state", render_tag(row.get_state_display(), STATE_TONES[row.state]))
 
     @ops_display(description=_("progress or reason"))
     def progress_bar(self, row: Job) -> SafeString:

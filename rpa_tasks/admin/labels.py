@@ -143,10 +143,6 @@ class OfPlatform(OpsAdmin):
         return field
 
 
-def render_tag(text: Any, tone: str) -> SafeString:
-    return format_html('<span class="at-tag {}">{}</span>', tone, text)
-
-
 def render_progress(job: Job) -> SafeString:
     """Render the progress that a running job reports."""
     if job.progress is None:

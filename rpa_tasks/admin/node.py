@@ -25,7 +25,7 @@ from rpa_tasks.jobs.shops import unpin_matching_shops
 from rpa_tasks.models import ExecutionNode, Job, LoginState, Run
 from scheduling.admin.base import Confirmation, ReadOnlyAdmin, RowPage, ops_display, row_action
 from scheduling.admin.labels import translate_reason
-from scheduling.admin.shown_values import render_time
+from scheduling.admin.shown_values import render_tag, render_time
 from scheduling.monitoring.duration_text import describe_duration
 
 UNITS = (timedelta(days=1), timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1))
@@ -54,10 +54,10 @@ class ExecutionNodeAdmin(RowPage, ReadOnlyAdmin):
     @ops_display(description=_("state"))
     def shown_state(self, row: ExecutionNode) -> str:
         if has_stopped_reporting(row):
-            tag = labels.render_tag(gettext("no report"), "danger")
+            tag = render_tag(gettext("no report"), "danger")
         else:
-            tag = labels.render_tag(gettext("alive"), "success")
-        return format_html("{} {}", tag, labels.render_tag(gettext("drained"), "warning") if row.draining_at else "")
+            tag = render_tag(gettext("alive"), "success")
+        return format_html("{} {}", tag, render_tag(gettext("drained"), "warning") if row.draining_at else "")
 
     @ops_display(description=_("last heard of"), ordering="seen_at")
     def seen(self, row: ExecutionNode) -> str:
@@ -78,9 +78,7 @@ class ExecutionNodeAdmin(RowPage, ReadOnlyAdmin):
     @ops_display(description=_("browsers"))
     def browser_counts(self, row: ExecutionNode) -> str:
         counts = Counter(each.get("state", "") for each in row.browsers)
-        tags = [
-            (labels.render_tag(f"{STATES[state]} {counts[state]}", TONES[state]),) for state in TONES if counts[state]
-        ]
+        tags = [(render_tag(f"{STATES[state]} {counts[state]}", TONES[state]),) for state in TONES if counts[state]]
         return format_html_join(" ", "{}", tags) or f"0 / {len(row.browsers)}"
 
     @ops_display(description=_("queues"))

@@ -16,8 +16,6 @@ from django.utils.translation import gettext, gettext_lazy
 from django.utils.translation import gettext_lazy as _
 from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
-from rpa_tasks.admin import labels
-from rpa_tasks.admin.labels import render_tag
 from rpa_tasks.admin.run_job import RUN_JOBS
 from rpa_tasks.browser_settings import (
     ALLOWED_FLAGS,
@@ -43,7 +41,7 @@ from scheduling.admin.base import (
 )
 from scheduling.admin.form_fields import SEALED, NamesField, SecretField, get_readable_secrets, merge_secrets
 from scheduling.admin.labels import translate_reason
-from scheduling.admin.shown_values import format_instant, insert_values
+from scheduling.admin.shown_values import format_instant, insert_values, render_tag
 from scheduling.models.encrypted import Sealed
 
 LABELS = {
@@ -142,7 +140,7 @@ class Pausing(OpsAdmin):
     @ops_display(description=gettext_lazy("state"))
     def shown_state(self, row: Any) -> str:
         if row.retired_at:
-            return render_tag(gettext("Retired"), "default")
+            return render_tag(gettext("Retired"))
         return render_tag(gettext("Paused"), "warning") if row.paused else render_tag(gettext("In use"), "success")
 
     @row_action(
@@ -253,7 +251,7 @@ class PlatformAdmin(Pausing, HistoryAdmin, Retirable):
     @ops_display(description=_("circuit breaker"))
     def breaker_state(self, row: Platform) -> str:
         tone, words = breaker_tag(row.breaker)
-        return labels.render_tag(words, tone)
+        return render_tag(words, tone)
 
     @ops_display(description=_("detail"))
     def breaker_story(self, row: Platform) -> str:

@@ -47,7 +47,7 @@ from scheduling.admin.base import (
 from scheduling.admin.dashboard.charts import Figure
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.navigation import MOST_READ, Finder, Found, fits_term
-from scheduling.admin.shown_values import format_instant, insert_values
+from scheduling.admin.shown_values import format_instant, insert_values, render_tag
 from scheduling.audit import read_client_address
 from scheduling.ids import parse_number, parse_uuid, reveal_odd_characters
 from scheduling.models import WAITING, FailedTask
@@ -279,7 +279,7 @@ class ShopAdmin(LiveTable, RunPages, Pausing, OfPlatform, HistoryAdmin, Retirabl
     @ops_display(description=_("state"))
     def state_tag(self, row: Any) -> SafeString:
         tone, words = state_of(row)
-        return self.live_cell(row, "state", labels.render_tag(words, tone))
+        return self.live_cell(row, "state", render_tag(words, tone))
 
     @ops_display(description=_("work"))
     def work(self, row: Any) -> SafeString:

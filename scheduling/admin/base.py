@@ -41,7 +41,7 @@ from scheduling.admin.form_fields import MASK, DurationField, NumberField
 from scheduling.admin.labels import translate_error
 from scheduling.admin.page_reads import count_within, render_from_replica
 from scheduling.admin.row_edits import VERSION_FIELD, DraftableAdmin, OptimisticLockForm, RestorableAdmin
-from scheduling.admin.shown_values import format_instant
+from scheduling.admin.shown_values import format_instant, render_tag
 from scheduling.configuration.file.sections import sections
 from scheduling.durations import format_duration
 from scheduling.errors import AftertouchError, FieldError, InvalidInput, NotFound
@@ -659,9 +659,9 @@ class Retirable(OpsAdmin):
     def name_or_key(self, row: Any) -> str:
         return str(row)
 
-    @ops_display(description=gettext_lazy("state"), label={"on": "success", "retired": "default"})
+    @ops_display(description=gettext_lazy("state"))
     def shown_state(self, row: Any) -> Any:
-        return ("retired", gettext("Retired")) if row.retired_at else ("on", gettext("In use"))
+        return render_tag(gettext("Retired")) if row.retired_at else render_tag(gettext("In use"), "success")
 
     @row_action(gettext_lazy("Retire"), icon="archive", permission="change", allowed=lambda row: row.retired_at is None)
     def retire(self, request: HttpRequest, row: Any) -> Confirmation:

@@ -1,4 +1,4 @@
-"""Show instants, stored ids and links to rows, the same on every page.
+"""Show instants, states, stored ids and links to rows, the same on every page.
 
 Templates use the filters `instant` and `shown_id`.
 """
@@ -53,6 +53,11 @@ def find_address(row: Model) -> str:
 
 def render_link(address: str, text: Any) -> SafeString:
     return format_html('<a class="at-link" href="{}">{}</a>', address, text)
+
+
+def render_tag(text: Any, tone: str = "") -> SafeString:
+    """Render a state; `tone` is `success`, `info`, `warning`, `danger` or none."""
+    return format_html('<span class="at-tag {}">{}</span>', tone, text)
 
 
 def insert_values(words: str, **values: Any) -> SafeString:

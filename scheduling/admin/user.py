@@ -13,6 +13,7 @@ from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
+from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.timezone import now
 from django.utils.translation import gettext
@@ -35,6 +36,7 @@ from scheduling.admin.base import (
 )
 from scheduling.admin.labels import TranslatedPermissions
 from scheduling.admin.row_edits import OptimisticLockForm
+from scheduling.admin.shown_values import render_tag
 from scheduling.identity import invitations, totp
 from scheduling.identity.invitations import SHORT_LABELS, assign_roles, find_role
 from scheduling.models import IdentityLink, Invitation, Role
@@ -95,9 +97,9 @@ class PersonAdmin(OpsPages, StrictList, TranslatedPermissions, UserAdmin, ModelA
     inlines = (IdentityLinkInline,)
     list_display = ("username", "full_name", "role_name", "second_factor", "is_active", "last_login")
     actions_detail = ("reset_second_factor",)
-    readonly_fields = ("second_factor_state", "last_login", "date_joined")
+    readonly_fields = ("second_factor", "last_login", "date_joined")
     fieldsets = (
-        (None, {"fields": ("username", "role", "is_active", "second_factor_state", "password")}),
+        (None, {"fields": ("username", "role", "is_active", "second_factor", "password")}),
         (_("Personal info"), {"fields": ("first_name", "last_name", "email")}),
         (
             _("Single rights, for experts"),
@@ -132,14 +134,11 @@ class PersonAdmin(OpsPages, StrictList, TranslatedPermissions, UserAdmin, ModelA
             return gettext("No access to the back office")
         return str(SHORT_LABELS[role]) if role else gettext("Single rights")
 
-    @ops_display(description=_("second factor"), label={"on": "success", "off": "info"})
-    def second_factor(self, row: User) -> tuple[str, str]:
-        device = getattr(row, "totp_device", None)
-        return ("on", gettext("On")) if device and device.confirmed_at else ("off", gettext("Off"))
-
     @ops_display(description=_("second factor"))
-    def second_factor_state(self, row: User) -> str:
-        return str(self.second_factor(row)[1])
+    def second_factor(self, row: User) -> SafeString:
+        device = getattr(row, "totp_device", None)
+        is_on = device is not None and device.confirmed_at
+        return render_tag(gettext("On"), "success") if is_on else render_tag(gettext("Off"), "info")
 
     @row_action(
         _("Reset the second factor"), icon="phonelink_erase", permission="change",
@@ -178,9 +177,9 @@ class InvitationAdmin(OpsAdmin):
     """Invitations, for administrators only: a role is given with each of them."""
 
     form = InvitationForm
-    list_display = ("who", "role_name", "state_label", "invited_by", "created_at", "expires_at")
+    list_display = ("who", "role_name", "shown_state", "invited_by", "created_at", "expires_at")
     search_fields = ("name", "email")
-    readonly_fields = ("state_name", "invited_by", "created_at", "expires_at", "accepted_at", "withdrawn_at", "user")
+    readonly_fields = ("shown_state", "invited_by", "created_at", "expires_at", "accepted_at", "withdrawn_at", "user")
     list_select_related = ("invited_by",)
     actions_row = ("withdraw",)
     forbidden = frozenset({"change", "delete"})  # the list shows who came in by whom
@@ -221,30 +220,18 @@ class InvitationAdmin(OpsAdmin):
     def role_name(self, row: Invitation) -> str:
         return str(SHORT_LABELS[row.role])
 
-    @ops_display(
-        description=_("state"),
-        label={
-            "open": "info",
-            "accepted": "success",
-            "withdrawn": "danger",
-            "expired": "warning",
-            "refused": "warning",
-        },
-    )
-    def state_label(self, row: Invitation) -> tuple[str, str]:
-        if row.accepted_at:
-            return "accepted", gettext("Accepted")
-        if row.withdrawn_at:
-            return "withdrawn", gettext("Withdrawn")
-        if row.expires_at <= now():
-            return "expired", gettext("Expired")
-        if settings.AFTERTOUCH_OIDC_ONLY or not invitations.may_invite(row.invited_by):
-            return "refused", gettext("Refused: sign-in at the provider only, or the inviter lost the right")
-        return "open", gettext("Waits for the colleague")
-
     @ops_display(description=_("state"))
-    def state_name(self, row: Invitation) -> str:
-        return str(self.state_label(row)[1])
+    def shown_state(self, row: Invitation) -> SafeString:
+        if row.accepted_at:
+            return render_tag(gettext("Accepted"), "success")
+        if row.withdrawn_at:
+            return render_tag(gettext("Withdrawn"), "danger")
+        if row.expires_at <= now():
+            return render_tag(gettext("Expired"), "warning")
+        if settings.AFTERTOUCH_OIDC_ONLY or not invitations.may_invite(row.invited_by):
+            text = gettext("Refused: sign-in at the provider only, or the inviter lost the right")
+            return render_tag(text, "warning")
+        return render_tag(gettext("Waits for the colleague"), "info")
 
     @row_action(_("Withdraw"), icon="link_off", permission="view")
     def withdraw(self, request: HttpRequest, row: Invitation) -> Confirmation:

@@ -7,12 +7,14 @@ from typing import Any, ClassVar
 
 from django.contrib import admin
 from django.http import HttpRequest
+from django.utils.safestring import SafeString
 from django.utils.timezone import now
 from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from scheduling.admin.base import CheckedForm, HistoryAdmin, Retirable, RetiredFilter, ops_display
 from scheduling.admin.form_fields import DurationField, NamesField, WindowsField
+from scheduling.admin.shown_values import render_tag
 from scheduling.monitoring.duration_text import describe_duration
 from sessions.admin.dashboard import LivePages
 from sessions.models import Campaign, SilencePolicy
@@ -182,27 +184,22 @@ class CampaignAdmin(HistoryAdmin, Retirable):
         """Return whether the campaign has started, so that sessions were judged by it."""
         return bool(row.starts_at <= now())
 
-    @ops_display(
-        description=_("state"),
-        label={"running": "success", "coming": "info", "over": "default", "off": "warning", "retired": "default"},
-    )
-    def shown_state(self, row: Campaign) -> tuple[str, str]:
+    @ops_display(description=_("state"))
+    def shown_state(self, row: Campaign) -> SafeString:
         if row.retired_at:
-            return "retired", gettext("Retired")
+            return render_tag(gettext("Retired"))
         if not row.enabled:
-            return "off", gettext("Switched off")
+            return render_tag(gettext("Switched off"), "warning")
         if row.ends_at <= now():
-            return "over", gettext("Over")
+            return render_tag(gettext("Over"))
         if row.starts_at > now():
-            return "coming", gettext("Starts in %(span)s") % {
-                "span": describe_duration(_floor_to_minutes(row.starts_at - now()))
-            }
-        return "running", gettext("Runs for %(span)s more") % {
-            "span": describe_duration(_floor_to_minutes(row.ends_at - now()))
-        }
+            text = gettext("Starts in %(span)s") % {"span": _describe_minutes(row.starts_at - now())}
+            return render_tag(text, "info")
+        text = gettext("Runs for %(span)s more") % {"span": _describe_minutes(row.ends_at - now())}
+        return render_tag(text, "success")
 
 
-def _floor_to_minutes(span: timedelta) -> timedelta:
-    """Round down to whole minutes, at least one."""
+def _describe_minutes(span: timedelta) -> str:
+    """Describe a span rounded down to whole minutes, at least one."""
     minute = timedelta(minutes=1)
-    return span // minute * minute if span >= minute else minute
+    return describe_duration(max(span // minute * minute, minute))

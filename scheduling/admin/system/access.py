@@ -14,6 +14,7 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html_join
+from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.timezone import now
 from django.utils.translation import gettext
@@ -35,7 +36,7 @@ from scheduling.admin.base import (
 from scheduling.admin.labels import TranslatedPermissions
 from scheduling.admin.lists import ColumnFilter, ListExportMixin, SpanFilter
 from scheduling.admin.row_edits import OptimisticLockForm
-from scheduling.admin.shown_values import render_link
+from scheduling.admin.shown_values import render_link, render_tag
 from scheduling.models import ApiKey, AuditEntry, FailedLogin, Scope
 from scheduling.operations import commands
 
@@ -63,7 +64,7 @@ class ApiKeyForm(OptimisticLockForm):
 @admin.register(ApiKey)
 class ApiKeyAdmin(OpsAdmin):
     form = ApiKeyForm
-    list_display = ("name", "begins_with", "scope_names", "state_label", "expires_at", "created_at")
+    list_display = ("name", "begins_with", "scope_names", "shown_state", "expires_at", "created_at")
     search_fields = ("name", "prefix")
     readonly_fields = ("begins_with", "created_at", "revoked_at")
     actions_detail = ("revoke",)
@@ -105,13 +106,13 @@ class ApiKeyAdmin(OpsAdmin):
         labels = dict(Scope.choices)
         return ", ".join(str(labels.get(scope, scope)) for scope in row.scopes)
 
-    @ops_display(description=_("state"), label={"on": "success", "revoked": "danger", "expired": "warning"})
-    def state_label(self, row: ApiKey) -> tuple[str, str]:
+    @ops_display(description=_("state"))
+    def shown_state(self, row: ApiKey) -> SafeString:
         if row.revoked_at:
-            return "revoked", gettext("Revoked")
+            return render_tag(gettext("Revoked"), "danger")
         if row.expires_at and row.expires_at <= now():
-            return "expired", gettext("Expired")
-        return "on", gettext("Valid")
+            return render_tag(gettext("Expired"), "warning")
+        return render_tag(gettext("Valid"), "success")
 
     @row_action(_("Revoke"), icon="key_off", permission="change", allowed=lambda row: row.revoked_at is None)
     def revoke(self, request: HttpRequest, row: ApiKey) -> Confirmation:
@@ -190,10 +191,7 @@ def _shorten_value(value: str | None) -> str:
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
-#: Unfold shows the stored value of an action that has no tone.
-TONES = dict.fromkeys(AuditEntry.Action.values, "default") | dict.fromkeys(
-    ("deleted", "login_failed", "erased"), "danger"
-)
+ALARMING_ACTIONS = ("deleted", "login_failed", "erased")
 
 
 @admin.register(AuditEntry)
@@ -227,9 +225,9 @@ class AuditEntryAdmin(ListExportMixin, BigTable, ReadOnlyAdmin):
     def who(self, row: AuditEntry) -> str:
         return row.actor or gettext("System or configuration file")
 
-    @ops_display(description=_("action"), label=TONES)
-    def action_label(self, row: AuditEntry) -> tuple[str, str]:
-        return row.action, row.get_action_display()
+    @ops_display(description=_("action"))
+    def action_label(self, row: AuditEntry) -> SafeString:
+        return render_tag(row.get_action_display(), "danger" if row.action in ALARMING_ACTIONS else "")
 
     @ops_display(description=_("kind"))
     def kind_name(self, row: AuditEntry) -> str:

@@ -10,6 +10,7 @@ from django.contrib import admin, messages
 from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.timezone import now
 from django.utils.translation import gettext
@@ -33,7 +34,7 @@ from scheduling.admin.matrix.channel import list_known_communities
 from scheduling.admin.matrix.template import describe_outcome
 from scheduling.admin.page_reads import count_within
 from scheduling.admin.row_edits import OptimisticLockForm
-from scheduling.admin.shown_values import format_instant, format_moment, insert_values
+from scheduling.admin.shown_values import format_instant, format_moment, insert_values, render_tag
 from scheduling.channels.base import channel_kinds
 from scheduling.delivery.routing import NoTarget
 from scheduling.errors import InvalidInput
@@ -191,7 +192,7 @@ class WebhookAdmin(HistoryAdmin, Retirable):
     list_display = ("key", "shown_state", "waiting", "last_error", "last_success", "enabled")
     list_select_related = ("endpoint",)
     search_fields = ("key",)
-    readonly_fields = ("version", "state_text", "last_error", "last_success")
+    readonly_fields = ("version", "shown_state", "last_error", "last_success")
     fixed_fields = ("key",)
     actions_detail = (
         "pause_sending",
@@ -207,7 +208,7 @@ class WebhookAdmin(HistoryAdmin, Retirable):
         where = SEALED if obj is not None and isinstance(obj.config, Sealed) else _(
             "The secret signs each message (Standard Webhooks). During a rotation enter both, with a space between."
         )  # fmt: skip
-        state = [(_("Receiver state"), {"fields": ("state_text", "last_error", "last_success")})] if obj else []
+        state = [(_("Receiver state"), {"fields": ("shown_state", "last_error", "last_success")})] if obj else []
         return [
             (None, {"fields": ("key", "enabled", "events", *filters)}),
             (_("Receiver"), {"fields": ("secret_url", "secret_secret"), "description": where}),
@@ -223,29 +224,20 @@ class WebhookAdmin(HistoryAdmin, Retirable):
     def in_use(self, row: Any) -> bool:
         return bool(row.messages.exists())
 
-    @ops_display(
-        description=_("state"),
-        label={"ok": "success", "paused": "warning", "resting": "warning", "disabled": "danger", "off": "default"},
-    )
-    def shown_state(self, row: WebhookSubscription) -> tuple[str, str]:
-        at = row.endpoint
-        if row.retired_at or not row.enabled:
-            return "off", gettext("Off")
-        if isinstance(row.config, Sealed):
-            return "disabled", gettext("Secrets cannot be decrypted here")
-        until = format_moment(at.rest_until) if at.rest_until else ""
-        texts = {
-            "ok": gettext("All is well"),
-            "paused": gettext("Paused"),
-            "resting": insert_values(gettext("Does not answer, rests until %(at)s"), at=until),
-            "disabled": gettext("Disabled: the receiver is gone"),
-        }
-        return at.state, texts[at.state]
-
     @ops_display(description=_("state"))
-    def state_text(self, row: WebhookSubscription) -> str:
-        words: str = self.shown_state(row)[1]
-        return words
+    def shown_state(self, row: WebhookSubscription) -> SafeString:
+        if row.retired_at or not row.enabled:
+            return render_tag(gettext("Off"))
+        if isinstance(row.config, Sealed):
+            return render_tag(gettext("Secrets cannot be decrypted here"), "danger")
+        until = format_moment(row.endpoint.rest_until) if row.endpoint.rest_until else ""
+        text, tone = {
+            "ok": (gettext("All is well"), "success"),
+            "paused": (gettext("Paused"), "warning"),
+            "resting": (insert_values(gettext("Does not answer, rests until %(at)s"), at=until), "warning"),
+            "disabled": (gettext("Disabled: the receiver is gone"), "danger"),
+        }[row.endpoint.state]
+        return render_tag(text, tone)
 
     @ops_display(description=_("waiting"))
     def waiting(self, row: Any) -> str:

@@ -138,6 +138,9 @@ def test_page_searches_filters_links_names_and_exports(
     text = "".join(administrator.get(admin_url("auditentry_changelist"), {"q": "otto"}).content.decode().split())
     assert [action for action in AuditEntry.Action.values if f">{action}<" in text] == []
     assert [label for label in AuditEntry.Action.labels if f">{''.join(label.split())}<" not in text] == []
+    entry = AuditEntry.objects.get(actor="otto", action="erased")
+    text = administrator.get(admin_url("auditentry_change", entry.pk)).content.decode()
+    assert f">{entry.get_action_display()}<" in text
     found = read_context(administrator, admin_url("auditentry_changelist"), {"action__exact": "exported"})
     assert [row.actor for row in found["cl"].result_list] == ["admin", "otto"], "and the export of this page"
 
