@@ -194,7 +194,8 @@ class DueFilter(DropdownFilter):  # type: ignore[misc]
         return [("due", _("due")), ("late", _("late"))]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
-        return queryset.filter(filter_job_status(self.value() or "", read_page_time(request)))
+        status = self.value()
+        return queryset.filter(filter_job_status(status, read_page_time(request))) if status else queryset
 
 
 class ShopFilter(AlwaysOffered, AutocompleteSelectFilter):  # type: ignore[misc]

@@ -6,7 +6,9 @@ from datetime import timedelta
 
 import pytest
 from django.contrib.auth.models import Permission, User
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils.timezone import now
 
@@ -37,6 +39,12 @@ def test_job_list_shows_progress_and_refreshes_open_jobs(viewer: Client, market:
     fresh = text(viewer.get(f"{url('job_live')}?ids={running.pk},{failed.pk}"))
     assert 'value="90"' in fresh
     assert "Ended with exit code 65" in fresh
+
+
+def test_job_list_without_a_status_reads_no_clock(viewer: Client, market: Market) -> None:
+    with CaptureQueriesContext(connection) as queries:
+        viewer.get(url("job_changelist"))
+    assert "SELECT statement_timestamp()" not in [each["sql"] for each in queries]
 
 
 def test_pages_of_job_and_failed_task_show_runs_and_evidence(viewer: Client, market: Market) -> None:
