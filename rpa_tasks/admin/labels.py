@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from rpa_tasks.models import DemoOrder, DemoWatermark, Job, LoginState, Shop
 from scheduling.admin.base import OpsAdmin, ReadOnlyAdmin, table_page
-from scheduling.admin.navigation import MOST_COUNTED, Entry, Group, Tab
+from scheduling.admin.navigation import Entry, Group, Tab
 
 STATE_TONES = {
     "scheduled": "default", "queued": "default", "running": "info", "succeeded": "success", "cancelled": "warning",
@@ -58,11 +58,6 @@ PREFIXES = {
 }
 
 
-def count_needed_logins() -> int:
-    """Count the shops that wait for a login, as far as a badge shows."""
-    return Shop.objects.filter(login_state=LoginState.NEEDED, retired_at=None).order_by()[: MOST_COUNTED + 1].count()
-
-
 MENU: tuple[Group, ...] = (
     (
         _("RPA"),
@@ -75,7 +70,8 @@ MENU: tuple[Group, ...] = (
                     Tab(_("Take-overs"), "rpa_tasks_takeover_changelist"),
                     Tab(_("Platforms"), "rpa_tasks_platform_changelist"),
                 ),
-                count=count_needed_logins, counted=_("Login needed"),
+                waiting=lambda: Shop.objects.filter(login_state=LoginState.NEEDED, retired_at=None),
+                counted=_("Login needed"),
             ),
             Entry("smart_toy", (Tab(_("Jobs"), "rpa_tasks_job_changelist"),)),
             Entry(

@@ -11,7 +11,7 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib import admin
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
@@ -68,8 +68,8 @@ class Entry:
     icon: str
     tabs: tuple[Tab, ...]
     own_title: Text = ""  #: empty: the title of the first tab
-    #: Count the rows that wait for a person, up to `MOST_COUNTED` + 1, for users who may open the first tab.
-    count: Callable[[], int] | None = None
+    #: The rows that wait for a person, which are counted for users who may open the first tab.
+    waiting: Callable[[], QuerySet[Any]] | None = None
     counted: Text = ""  #: what the number is about
 
     @property
@@ -117,18 +117,18 @@ CORE: tuple[Group, ...] = (
                     Tab(_("Causes"), "scheduling_failedtask_groups", "scheduling.view_failedtask"),
                     Tab(_("Bulk actions"), "scheduling_bulkaction_changelist"),
                 ),
-                count=lambda: FailedTask.objects.filter(state="open").order_by()[: MOST_COUNTED + 1].count(),
+                waiting=lambda: FailedTask.objects.filter(state="open"),
                 counted=_("open"),
             ),
             Entry(
                 "notifications_active",
                 (Tab(_("Alerts"), "scheduling_alertreceiver_changelist"),),
-                count=lambda: Alert.objects.filter(ended_at=None)[: MOST_COUNTED + 1].count(), counted=_("active"),
+                waiting=lambda: Alert.objects.filter(ended_at=None), counted=_("active"),
             ),
             Entry(
                 "pause_circle",
                 (Tab(_("Pauses"), "scheduling_pause_changelist"),),
-                count=lambda: Pause.objects.all()[: MOST_COUNTED + 1].count(), counted=_("paused"),
+                waiting=Pause.objects.all, counted=_("paused"),
             ),
         ),
     ),
@@ -272,13 +272,15 @@ def build_sidebar(request: HttpRequest) -> list[dict[str, Any]]:
     """Return the groups of the sidebar. The entry of the current page is marked as active."""
     place = find_menu_place(request)
     allowed = list(iterate_open_entries(request.user))
-    counted = [entry for _group, entry, tabs in allowed if entry.count and tabs[0] is entry.tabs[0]]
+    waiting = {entry: entry.waiting for _group, entry, tabs in allowed if entry.waiting and tabs[0] is entry.tabs[0]}
     # No badges if the counts exceed the time limit.
-    badges = count_within(lambda: {entry: entry.count() for entry in counted if entry.count}) or {}
+    badges = count_within(
+        lambda: {entry: rows().order_by()[: MOST_COUNTED + 1].count() for entry, rows in waiting.items()}
+    )
     groups: dict[Text, dict[str, Any]] = {}
     for title, entry, tabs in allowed:
         group = groups.setdefault(title, {"title": title, "items": []})
-        count = badges.get(entry, 0)
+        count = (badges or {}).get(entry, 0)
         group["items"].append(
             {
                 "title": entry.title, "icon": entry.icon, "link": tabs[0].link,
