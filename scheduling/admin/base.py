@@ -92,36 +92,6 @@ def render_site_page(
     return render(request, template, {**admin.site.each_context(request), "title": title, **context}, status=status)
 
 
-class StrictList:
-    """Restrict a list's lookups to its own filters, and log each row that is deleted.
-
-    Django lets a list's address query any column with any lookup. With `?addresses__phone__startswith=138` a viewer
-    could find a hidden value digit by digit.
-    """
-
-    #: Lookups in links of this application that no filter declares.
-    linked_lookups: ClassVar[tuple[str, ...]] = ()
-
-    def lookup_allowed(self: Any, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
-        if lookup in self.linked_lookups:
-            return True
-        first = lookup.partition("__")[0]
-        columns = {field.name for field in self.model._meta.get_fields()}
-        columns |= {field.attname for field in self.model._meta.concrete_fields}
-        if first != "pk" and first not in columns:  # a filter's parameter
-            return True
-        filters = self.get_list_filter(request)
-        paths = [each if isinstance(each, str) else each[0] for each in filters if isinstance(each, (str, tuple))]
-        if any(lookup == path or lookup.removeprefix(f"{path}__") in WHOLE_VALUES for path in paths):
-            return True
-        return lookup in {getattr(each, "parameter_name", None) for each in filters} | {self.date_hierarchy}
-
-    def log_deletions(self, request: HttpRequest, queryset: Iterable[Any]) -> None:
-        """Log one row after the other: Django stores several entries without the signal that the audit log needs."""
-        for row in queryset:
-            super().log_deletions(request, [row])  # type: ignore[misc]
-
-
 #: Lookups allowed after a filter's path: comparisons with a whole value.
 WHOLE_VALUES = frozenset(
     ("exact", "in", "isnull", "gt", "gte", "lt", "lte", "year", "month", "day", "id__exact", "id__in", "pk__exact")
@@ -222,7 +192,33 @@ def table_page(route: str, *permissions: str) -> Callable[[Decorated], Decorated
 
 
 class OpsPages:
-    """Pages of a model besides those of Django: addresses, confirmations, rows."""
+    """A model's list and pages: strict lookups, addresses, confirmations, rows.
+
+    Django lets a list's address query any column with any lookup. With `?addresses__phone__startswith=138` a viewer
+    could find a hidden value digit by digit. So only the list's own filters count.
+    """
+
+    #: Lookups in links of this application that no filter declares.
+    linked_lookups: ClassVar[tuple[str, ...]] = ()
+
+    def lookup_allowed(self: Any, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
+        if lookup in self.linked_lookups:
+            return True
+        first = lookup.partition("__")[0]
+        columns = {field.name for field in self.model._meta.get_fields()}
+        columns |= {field.attname for field in self.model._meta.concrete_fields}
+        if first != "pk" and first not in columns:  # a filter's parameter
+            return True
+        filters = self.get_list_filter(request)
+        paths = [each if isinstance(each, str) else each[0] for each in filters if isinstance(each, (str, tuple))]
+        if any(lookup == path or lookup.removeprefix(f"{path}__") in WHOLE_VALUES for path in paths):
+            return True
+        return lookup in {getattr(each, "parameter_name", None) for each in filters} | {self.date_hierarchy}
+
+    def log_deletions(self, request: HttpRequest, queryset: Iterable[Any]) -> None:
+        """Log one row after the other: Django stores several entries without the signal that the audit log needs."""
+        for row in queryset:
+            super().log_deletions(request, [row])  # type: ignore[misc]
 
     def get_urls(self: Any) -> list[URLPattern]:
         names = [name for name in dir(type(self)) if hasattr(getattr(type(self), name), "route")]
@@ -316,7 +312,7 @@ class OpsPages:
         return row
 
 
-class OpsAdmin(OpsPages, StrictList, DraftableAdmin, ModelAdmin):  # type: ignore[misc]
+class OpsAdmin(OpsPages, DraftableAdmin, ModelAdmin):  # type: ignore[misc]
     """Base class of back office pages."""
 
     form = OptimisticLockForm

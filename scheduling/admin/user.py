@@ -29,7 +29,6 @@ from scheduling.admin.base import (
     Confirmation,
     OpsAdmin,
     OpsPages,
-    StrictList,
     ops_display,
     render_site_page,
     row_action,
@@ -90,7 +89,7 @@ class IdentityLinkInline(TabularInline):  # type: ignore[misc]
 
 
 @admin.register(User)
-class PersonAdmin(OpsPages, StrictList, TranslatedPermissions, UserAdmin, ModelAdmin):  # type: ignore[type-arg, misc]
+class PersonAdmin(OpsPages, TranslatedPermissions, UserAdmin, ModelAdmin):  # type: ignore[type-arg, misc]
     form = PersonForm
     add_form = NewPersonForm
     change_password_form = AdminPasswordChangeForm

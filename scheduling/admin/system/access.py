@@ -27,8 +27,8 @@ from scheduling.admin.base import (
     BigTable,
     Confirmation,
     OpsAdmin,
+    OpsPages,
     ReadOnlyAdmin,
-    StrictList,
     ops_action,
     ops_display,
     row_action,
@@ -133,7 +133,7 @@ admin.site.unregister(Group)
 
 
 @admin.register(Group)
-class RoleAdmin(StrictList, TranslatedPermissions, GroupAdmin, ModelAdmin):  # type: ignore[misc]
+class RoleAdmin(OpsPages, TranslatedPermissions, GroupAdmin, ModelAdmin):  # type: ignore[misc]
     pass
 
 

@@ -35,7 +35,7 @@ from unfold.admin import ModelAdmin, TabularInline
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from scheduling import sql
-from scheduling.admin.base import StrictList, ops_display
+from scheduling.admin.base import OpsPages, ops_display
 from scheduling.admin.labels import translate_error, translate_errors
 from scheduling.app_integrations import scheduled_rounds
 from scheduling.audit import record_action
@@ -131,7 +131,7 @@ class TaskFilter(admin.AllValuesFieldListFilter):
 
 
 @admin.register(PeriodicTask)
-class PeriodicTaskAdmin(StrictList, beat.PeriodicTaskAdmin, ModelAdmin):  # type: ignore[misc]
+class PeriodicTaskAdmin(OpsPages, beat.PeriodicTaskAdmin, ModelAdmin):  # type: ignore[misc]
     form = PeriodicTaskForm
     #: Beat's template contains an inline script, which the CSP blocks. `crontab_translation` shows the same text.
     change_form_template = None
@@ -234,12 +234,12 @@ class TasksInline(beat.PeriodicTaskInline, TabularInline):  # type: ignore[misc]
 
 
 @admin.register(IntervalSchedule)
-class IntervalScheduleAdmin(RestartsTasks, StrictList, beat.IntervalScheduleAdmin, ModelAdmin):  # type: ignore[misc]
+class IntervalScheduleAdmin(RestartsTasks, OpsPages, beat.IntervalScheduleAdmin, ModelAdmin):  # type: ignore[misc]
     inlines = (TasksInline,)
 
 
 @admin.register(CrontabSchedule)
-class CrontabScheduleAdmin(RestartsTasks, StrictList, beat.CrontabScheduleAdmin, ModelAdmin):  # type: ignore[misc]
+class CrontabScheduleAdmin(RestartsTasks, OpsPages, beat.CrontabScheduleAdmin, ModelAdmin):  # type: ignore[misc]
     inlines = (TasksInline,)
     list_display = ("__str__", "in_words")
     fields = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week", "timezone", "in_words")
@@ -251,5 +251,5 @@ class CrontabScheduleAdmin(RestartsTasks, StrictList, beat.CrontabScheduleAdmin,
 
 
 @admin.register(ClockedSchedule)
-class ClockedScheduleAdmin(RestartsTasks, StrictList, beat.ClockedScheduleAdmin, ModelAdmin):  # type: ignore[misc]
+class ClockedScheduleAdmin(RestartsTasks, OpsPages, beat.ClockedScheduleAdmin, ModelAdmin):  # type: ignore[misc]
     inlines = (TasksInline,)
