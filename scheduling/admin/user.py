@@ -144,14 +144,11 @@ class PersonAdmin(OpsPages, TranslatedPermissions, UserAdmin, ModelAdmin):  # ty
         allowed=lambda row: hasattr(row, "totp_device"),
     )  # fmt: skip
     def reset_second_factor(self, request: HttpRequest, row: User) -> Confirmation:
-        def act() -> None:
-            if totp.reset_totp(row):
-                self.log_change(request, row, gettext("Reset the second factor."))
-
         return Confirmation(
             title=gettext("Reset the second factor of “%(name)s”?") % {"name": row}, button=gettext("Reset"),
             text=gettext("The authenticator app and the recovery codes stop working. The password stays."), danger=True,
-            act=act, done=gettext("The second factor is off. The user can set up a new one."),
+            act=lambda: totp.reset_totp(row), logged=gettext("Reset the second factor."),
+            done=gettext("The second factor is off. The user can set up a new one."),
         )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from django.contrib.auth.admin import GroupAdmin
 from django.contrib.auth.models import Group
 from django.core.validators import MinValueValidator
 from django.db.models import Q, QuerySet
+from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html_join
@@ -116,16 +117,11 @@ class ApiKeyAdmin(OpsAdmin):
 
     @row_action(_("Revoke"), icon="key_off", permission="change", allowed=lambda row: row.revoked_at is None)
     def revoke(self, request: HttpRequest, row: ApiKey) -> Confirmation:
-        def act() -> None:
-            if row.revoked_at is None:
-                row.revoked_at = now()
-                row.save(update_fields=["revoked_at"])
-                self.log_change(request, row, gettext("Revoked."))
-
         return Confirmation(
             title=gettext("Revoke the key “%(name)s”?") % {"name": row.name}, button=gettext("Revoke"), danger=True,
             text=gettext("Requests with this key are rejected at once. This cannot be undone."),
-            act=act, done=gettext("The key was revoked."),
+            act=lambda: bool(ApiKey.objects.filter(pk=row.pk, revoked_at=None).update(revoked_at=Now())),
+            logged=gettext("Revoked."), done=gettext("The key was revoked."),
         )  # fmt: skip
 
 
