@@ -21,6 +21,10 @@ from scheduling.models import WAITING, LedgerRow
 from scheduling.models.encrypted import NodeSecretField
 from scheduling.models.versioned import KEY, Bound, Versioned
 
+#: Permissions, as users have them: to start work of shops, to end it, to choose payloads, to operate browsers.
+RUN_JOBS, CANCEL_JOBS = "rpa_tasks.run_job", "rpa_tasks.cancel_job"
+EDIT_PAYLOADS, TAKE_OVER_SHOPS = "rpa_tasks.change_job", "rpa_tasks.take_over_shop"
+
 
 def usual_retry_delays() -> list[float]:
     return list(DEFAULT_DELAYS)

@@ -26,7 +26,6 @@ from unfold.widgets import UnfoldAdminSelectWidget
 
 from rpa_tasks.admin import labels, run_job
 from rpa_tasks.admin.labels import STATE_TONES, LiveTable
-from rpa_tasks.admin.run_job import RUN_JOBS
 from rpa_tasks.api.jobs import serve_evidence
 from rpa_tasks.jobs import publish
 from rpa_tasks.jobs.dead_letters import digest_jobs
@@ -40,8 +39,19 @@ from rpa_tasks.jobs.queries import (
     filter_jobs_by_words,
 )
 from rpa_tasks.jobs.shops import is_login_check
-from rpa_tasks.models import Evidence, ExecutionNode, Flow, Job, LoginState, Platform, Run, Shop
-from rpa_tasks.takeover.page_socket import PERMISSION
+from rpa_tasks.models import (
+    CANCEL_JOBS,
+    RUN_JOBS,
+    TAKE_OVER_SHOPS,
+    Evidence,
+    ExecutionNode,
+    Flow,
+    Job,
+    LoginState,
+    Platform,
+    Run,
+    Shop,
+)
 from scheduling.admin.base import (
     BigTable,
     Confirmation,
@@ -224,7 +234,6 @@ class TaskTypeFilter(DropdownFilter):  # type: ignore[misc]
         return queryset.filter(filter_jobs(task_type=self.value() or ""))
 
 
-CANCEL_JOBS = "rpa_tasks.cancel_job"
 CANCELLED_AT_ONCE = 500
 
 
@@ -311,7 +320,7 @@ class JobAdmin(RowPage, LiveTable, MatchingRowsMixin, ListExportMixin, BigTable,
         """Show the whole page, or only its live part if an open page requests that."""
         failed = FailedTask.objects.filter(task_id=job.pk).first()
         edited_from = FailedTask.objects.filter(task_id=job.retry_of).first() if job.retry_of else None
-        may_take_over = request.user.has_perms([PERMISSION, "rpa_tasks.view_shop"]) and (
+        may_take_over = request.user.has_perms([TAKE_OVER_SHOPS, "rpa_tasks.view_shop"]) and (
             (job.state == "running" and job.flow.needs_browser)
             or (job.state in WAITING and job.shop.login_state == LoginState.NEEDED)
         )

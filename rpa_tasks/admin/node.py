@@ -17,12 +17,11 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from rpa_tasks.admin import labels
-from rpa_tasks.admin.run_job import RUN_JOBS
 from rpa_tasks.browser_settings import uses_browser_elsewhere
 from rpa_tasks.jobs import nodes
 from rpa_tasks.jobs.ledger import NODE_SILENT
 from rpa_tasks.jobs.shops import unpin_matching_shops
-from rpa_tasks.models import ExecutionNode, Job, LoginState, Run
+from rpa_tasks.models import RUN_JOBS, ExecutionNode, Job, LoginState, Run
 from scheduling.admin.base import Confirmation, ReadOnlyAdmin, RowPage, ops_display, row_action
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.shown_values import render_tag, render_time

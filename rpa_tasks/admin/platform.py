@@ -16,7 +16,6 @@ from django.utils.translation import gettext, gettext_lazy
 from django.utils.translation import gettext_lazy as _
 from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
-from rpa_tasks.admin.run_job import RUN_JOBS
 from rpa_tasks.browser_settings import (
     ALLOWED_FLAGS,
     LISTS,
@@ -28,7 +27,7 @@ from rpa_tasks.browser_settings import (
 from rpa_tasks.configuration import check_platform
 from rpa_tasks.jobs import shops
 from rpa_tasks.jobs.queries import count_platform_backlogs
-from rpa_tasks.models import Breaker, Platform, Shop
+from rpa_tasks.models import RUN_JOBS, Breaker, Platform, Shop
 from scheduling.admin.base import (
     CheckedForm,
     Confirmation,

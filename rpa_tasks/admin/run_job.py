@@ -31,7 +31,7 @@ from rpa_tasks.jobs.dead_letters import read_job_payload
 from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish_job
 from rpa_tasks.jobs.queries import repeat_request
 from rpa_tasks.jobs.schedules import ALL_SHOPS, MAX_SPREAD, PRIORITIES, parse_arguments
-from rpa_tasks.models import Flow, Job, JobState, Platform, Shop
+from rpa_tasks.models import EDIT_PAYLOADS, RUN_JOBS, Flow, Job, JobState, Platform, Shop
 from scheduling.admin.base import Confirmation, OpsAdmin, build_user_actor, table_page
 from scheduling.admin.form_fields import NamesField
 from scheduling.admin.labels import translate_error, translate_errors
@@ -45,8 +45,6 @@ from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations.failed_tasks import retry_failed_task
 from scheduling.operations.periodic_rows import find_problem
 from scheduling.redaction import redact
-
-RUN_JOBS = "rpa_tasks.run_job"  #: the permission to start work of shops
 
 
 class PublishForm(forms.Form):
@@ -67,7 +65,7 @@ class PublishForm(forms.Form):
 
 
 def may_edit_payload(request: HttpRequest) -> bool:
-    return bool(request.user.has_perm("rpa_tasks.change_job"))
+    return bool(request.user.has_perm(EDIT_PAYLOADS))
 
 
 def source_of(request: HttpRequest) -> str:
@@ -146,7 +144,7 @@ def describe_window(receipt: Receipt) -> str:
 MOST_AT_ONCE = 500  #: shops; a request must end
 LISTED = 200
 #: The permissions to edit schedules, which publish with a payload repeatedly.
-EDIT_SCHEDULES = (RUN_JOBS, "rpa_tasks.change_job", "rpa_tasks.change_shop")
+EDIT_SCHEDULES = (RUN_JOBS, EDIT_PAYLOADS, "rpa_tasks.change_shop")
 
 
 class RunForm(PublishForm):

@@ -25,15 +25,14 @@ from rpa_tasks.admin.job import breaker_blocks_until
 from rpa_tasks.admin.labels import STATE_TONES, LiveTable, OfPlatform
 from rpa_tasks.admin.node import format_age
 from rpa_tasks.admin.platform import BrowserForm, Pausing, browser_section
-from rpa_tasks.admin.run_job import MOST_AT_ONCE, RUN_JOBS, RunPages
+from rpa_tasks.admin.run_job import MOST_AT_ONCE, RunPages
 from rpa_tasks.browser_settings import find_browser_address, map_browsers_to_shops, uses_browser_elsewhere
 from rpa_tasks.configuration import check_shop, map_profiles_to_shops
 from rpa_tasks.jobs import shops
 from rpa_tasks.jobs.shops import is_being_checked
-from rpa_tasks.models import Job, JobState, LoginState, Shop, TakeOver, TakeOverEnd
+from rpa_tasks.models import RUN_JOBS, TAKE_OVER_SHOPS, Job, JobState, LoginState, Shop, TakeOver, TakeOverEnd
 from rpa_tasks.takeover import leases
 from rpa_tasks.takeover.leases import CannotTakeOver
-from rpa_tasks.takeover.page_socket import PERMISSION
 from scheduling.admin.base import (
     Confirmation,
     HistoryAdmin,
@@ -382,7 +381,7 @@ class ShopAdmin(LiveTable, RunPages, Pausing, OfPlatform, HistoryAdmin, Retirabl
 
     # --- the take-over, and the report that the shop is logged in ---------------------------------------------------
 
-    @row_action(_("Take over"), icon="desktop_windows", permission=PERMISSION, allowed=is_in_use)
+    @row_action(_("Take over"), icon="desktop_windows", permission=TAKE_OVER_SHOPS, allowed=is_in_use)
     def take_over(self, request: HttpRequest, shop: Shop) -> HttpResponse:
         if request.method == "POST":
             return self._act_on_take_over(request, shop)
@@ -391,7 +390,7 @@ class ShopAdmin(LiveTable, RunPages, Pausing, OfPlatform, HistoryAdmin, Retirabl
         answer: HttpResponse = self.page(
             request, "rpa_tasks/take_over.html", gettext("Take over the browser of “%(shop)s”") % {"shop": shop},
             original=shop, shop=shop, row=row, controls=bool(row and row.user_id == request.user.pk), latest=latest,
-            needs_login=shop.login_state == LoginState.NEEDED, may_continue=request.user.has_perm("rpa_tasks.run_job"),
+            needs_login=shop.login_state == LoginState.NEEDED, may_continue=request.user.has_perm(RUN_JOBS),
             elsewhere=uses_browser_elsewhere(shop), check_flow=shops.find_check_flow(shop.platform),
             back=self.url("change", shop.pk),
         )  # fmt: skip
@@ -412,7 +411,7 @@ class ShopAdmin(LiveTable, RunPages, Pausing, OfPlatform, HistoryAdmin, Retirabl
 
     def _end_take_over(self, request: HttpRequest, shop: Shop, row: TakeOver) -> None:
         """Ask for the end first: a check of the login starts when the take-over has freed the shop."""
-        continues = request.POST.get("do") == "continue" and request.user.has_perm("rpa_tasks.run_job")
+        continues = request.POST.get("do") == "continue" and request.user.has_perm(RUN_JOBS)
         continues = continues and shop.retired_at is None
         leases.request_end(row, TakeOverEnd.CONTINUED if continues else TakeOverEnd.ENDED)
         if shop.retired_at:

@@ -27,7 +27,7 @@ from rpa_tasks.jobs.payloads import (
     split_period,
 )
 from rpa_tasks.jobs.shops import is_login_check
-from rpa_tasks.models import DedupeWindow, Job, Run
+from rpa_tasks.models import CANCEL_JOBS, EDIT_PAYLOADS, DedupeWindow, Job, Run
 from scheduling import sql
 from scheduling.error_text import ErrorText as _
 from scheduling.error_text import find_error_line
@@ -196,7 +196,7 @@ def withdraw_job(row: FailedTask, task_id: UUID, as_new: bool) -> bool:
 
 
 REPUBLISHER = Republisher(
-    republish_job, read_job_payload, "rpa_tasks.change_job", withdraw_job, sort_in_lock_order
+    republish_job, read_job_payload, EDIT_PAYLOADS, withdraw_job, sort_in_lock_order
 )  # fmt: skip
 
 
@@ -234,7 +234,7 @@ def publish_cancelled_again(task_id: str, actor: Actor, *, digests: Mapping[str,
     Job.objects.filter(pk=retry.task_id).update(**kept)
 
 
-REVERSAL = Reversal(Job._meta.label_lower, "rpa_tasks.cancel_job", publish_cancelled_again, sort_in_lock_order)
+REVERSAL = Reversal(Job._meta.label_lower, CANCEL_JOBS, publish_cancelled_again, sort_in_lock_order)
 
 
 def _serialize_attempt(run: Run) -> dict[str, Any]:

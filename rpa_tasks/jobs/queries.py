@@ -21,7 +21,7 @@ from rpa_tasks.jobs.dead_letters import sort_in_lock_order
 from rpa_tasks.jobs.payloads import refuse_erased_job, requested_key_of
 from rpa_tasks.jobs.shops import is_being_checked
 from rpa_tasks.jobs.wakeups import queue_of, wakeup_publisher
-from rpa_tasks.models import ExecutionNode, Flow, Job, LoginState, Shop
+from rpa_tasks.models import CANCEL_JOBS, RUN_JOBS, ExecutionNode, Flow, Job, LoginState, Shop
 from scheduling import sql
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, InvalidInput, NotFound
@@ -298,14 +298,13 @@ def _require_parameter(given: Given, wanted: str) -> None:
         raise InvalidInput.of("given", _("must be %(wanted)s alone", wanted=wanted))
 
 
-_RUN = "rpa_tasks.run_job"
 _JOBS: dict[str, Any] = {
     "model": Job, "scope": Scope.RPA_OPERATE.value,
     "applies": ngettext_lazy("Applies to %(count)s job.", "Applies to %(count)s jobs.", "count"),
 }  # fmt: skip
 JOB_ACTIONS = {
     "job.cancel": RowAction(
-        function=cancel_matching_job, states=UNFINISHED, permission="rpa_tasks.cancel_job", danger=True,
+        function=cancel_matching_job, states=UNFINISHED, permission=CANCEL_JOBS, danger=True,
         title=gettext_lazy("Cancel jobs"),
         explains=gettext_lazy(
             "A waiting job does not start. A running command gets a stop signal and is killed 15 seconds later; "
@@ -314,7 +313,7 @@ JOB_ACTIONS = {
         **_JOBS,
     ),
     "job.run_again": RowAction(
-        function=run_job_again, states=ENDED, permission=_RUN, publishes=True, per_second=RETRY_RATE,
+        function=run_job_again, states=ENDED, permission=RUN_JOBS, publishes=True, per_second=RETRY_RATE,
         check=_check_run_again, restrict=_restrict_run_again, lock=_lock_failed_tasks_first,
         title=gettext_lazy("Run jobs again"),
         explains=gettext_lazy(
@@ -326,13 +325,13 @@ JOB_ACTIONS = {
         **_JOBS,
     ),
     "job.priority": RowAction(
-        function=change_priority, states=WAITING, permission=_RUN, check=_check_priority,
+        function=change_priority, states=WAITING, permission=RUN_JOBS, check=_check_priority,
         title=gettext_lazy("Change the priority"),
         explains=gettext_lazy("Waiting jobs only. Nodes start jobs of a higher priority first."),
         **_JOBS,
     ),
     "job.move": RowAction(
-        function=move_job, states=WAITING, permission=_RUN, check=_check_node, lock=sort_in_lock_order,
+        function=move_job, states=WAITING, permission=RUN_JOBS, check=_check_node, lock=sort_in_lock_order,
         title=gettext_lazy("Move to another node"),
         explains=gettext_lazy(
             "Moves the shops of waiting jobs, so that the node runs these and all later jobs. A shop is skipped if it "

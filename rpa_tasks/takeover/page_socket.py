@@ -27,7 +27,7 @@ from django.http import HttpRequest
 from django.http.request import split_domain_port, validate_host
 from django.urls import re_path
 
-from rpa_tasks.models import TakeOver
+from rpa_tasks.models import TAKE_OVER_SHOPS, TakeOver
 from rpa_tasks.takeover.wire import (
     PICTURE,
     WATCHING,
@@ -48,7 +48,6 @@ SILENT_LIMIT = 20.0  #: seconds without a message of the page, which pings every
 SEND_LIMIT = 10.0  #: seconds for one message to a page
 RATE, BURST = 100.0, 300.0  #: messages of a page: per second, and at once
 READ_TIMEOUT = 1.0  #: seconds
-PERMISSION = "rpa_tasks.take_over_shop"
 ENDED, FORBIDDEN, TOO_FAST, UNAVAILABLE = 4000, 4403, 4429, 1013  #: close codes; after the last the page tries again
 
 
@@ -74,7 +73,7 @@ def check_access(cookies: str, take_over: int) -> Access | None:
         morsel = SimpleCookie(cookies).get(settings.SESSION_COOKIE_NAME)
         request.session = import_module(settings.SESSION_ENGINE).SessionStore(morsel.value if morsel else None)
         user = get_user(request)
-        if not (user.is_active and getattr(user, "is_staff", False) and user.has_perm(PERMISSION)):
+        if not (user.is_active and getattr(user, "is_staff", False) and user.has_perm(TAKE_OVER_SHOPS)):
             return None
         row = TakeOver.objects.filter(pk=take_over, ended_at=None, lease_until__gt=Now()).first()
         return Access(take_over, bytes(row.key or b"") if row else b"", bool(row and row.user_id == user.pk))
