@@ -283,7 +283,9 @@ class ScheduleForm(OptimisticLockForm):
             count = len(given["shops"])
             given["name"] = words % {"flow": given["flow"].name, "count": count, "minutes": given["every"]}
         self.kwargs = json.dumps(self.order(), ensure_ascii=False)
-        self.interval = IntervalSchedule.objects.get_or_create(every=given["every"], period=IntervalSchedule.MINUTES)[0]
+        # Nothing keeps intervals unique: two pages may add one at once.
+        every = {"every": given["every"], "period": IntervalSchedule.MINUTES}
+        self.interval = IntervalSchedule.objects.filter(**every).first() or IntervalSchedule.objects.create(**every)
         return given
 
     def validate_unique(self) -> None:

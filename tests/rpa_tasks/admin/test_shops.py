@@ -398,6 +398,13 @@ def test_schedule_form_creates_edits_and_deletes_periodic_task(editor: Client, m
     ]
 
 
+def test_schedule_form_takes_one_of_two_equal_intervals(editor: Client, market: Market) -> None:
+    for _ in range(2):
+        IntervalSchedule.objects.create(every=10, period="minutes")
+    assert editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk}).status_code == 302
+    assert str(PeriodicTask.objects.get().interval) == "every 10 minutes"
+
+
 def test_schedule_form_overwrites_no_later_edit(editor: Client, market: Market) -> None:
     editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk})
     row = PeriodicTask.objects.get()
