@@ -17,8 +17,6 @@ from django.utils.timezone import now
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 from pytest_django import DjangoAssertNumQueries
 
-from rpa_tasks.admin.flow import FlowForm
-from rpa_tasks.admin.platform import PlatformForm
 from rpa_tasks.admin.shop import ShopForm
 from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Platform, Shop
 from rpa_tasks.takeover.leases import start_take_over
@@ -176,23 +174,6 @@ def test_shop_edit_keeps_concurrent_changes(
         return
     assert (answer.status_code, market.s1.name, market.s1.version) == (302, "New", 2)
     assert getattr(market.s1.history.latest(), field) == value
-
-
-def test_platform_and_flow_edits_keep_concurrent_changes(
-    editor: Client, market: Market, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gone = now()
-    platform = {"name": "New", "backlog_limit": "5", "breaker_threshold": "3"}
-    platform["row_version"] = shown_version(editor, "platform", market.pdd)
-    flow = {**FLOW, "command": "other\n{param}", "row_version": shown_version(editor, "flow", market.sync)}
-    interrupt(monkeypatch, PlatformForm, lambda: Platform.objects.update(paused=True))
-    interrupt(monkeypatch, FlowForm, lambda: Flow.objects.update(retired_at=gone))
-    assert editor.post(url("platform_change", market.pdd.pk), platform).status_code == 302
-    assert editor.post(url("flow_change", market.sync.pk), flow).status_code == 302
-    market.pdd.refresh_from_db()
-    market.sync.refresh_from_db()
-    assert (market.pdd.name, market.pdd.paused) == ("New", True)
-    assert (market.sync.command, market.sync.retired_at) == (["other", "{param}"], gone)
 
 
 def test_run_now_reports_result_for_each_shop(editor: Client, market: Market) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.test import Client
 from django.utils.timezone import now
 
-from sessions.admin.policies import CampaignForm, SilencePolicyForm
 from sessions.models import Campaign, SilencePolicy
 from tests.sessions.admin.conftest import text, url
 from tests.sessions.conftest import Chats
@@ -48,28 +46,6 @@ def test_policy_is_not_restored_beside_one_of_the_same_tags(editor: Client, chat
     editor.post(restore)
     old.refresh_from_db()
     assert old.retired_at is None
-
-
-def test_policy_edit_keeps_concurrent_retirement(
-    editor: Client, chats: Chats, default: SilencePolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gone = now()
-
-    def meanwhile(values: Any) -> None:
-        SilencePolicy.objects.filter(key="vip").update(retired_at=gone)
-        Campaign.objects.update(retired_at=gone)
-
-    editor.post(url("silencepolicy_add"), VIP)
-    editor.post(url("campaign_add"), SALE)
-    policy, campaign = SilencePolicy.objects.get(key="vip"), Campaign.objects.get()
-    monkeypatch.setattr(SilencePolicyForm, "check", staticmethod(meanwhile))
-    monkeypatch.setattr(CampaignForm, "check", staticmethod(meanwhile))
-    assert editor.post(url("silencepolicy_change", policy.pk), {**VIP, "threshold": "2m"}).status_code == 302
-    assert editor.post(url("campaign_change", campaign.pk), {**SALE, "threshold": "40s"}).status_code == 302
-    policy.refresh_from_db()
-    campaign.refresh_from_db()
-    assert (policy.threshold, policy.retired_at) == (120 * SECOND, gone)
-    assert (campaign.threshold, campaign.retired_at) == (40 * SECOND, gone)
 
 
 def test_policy_history_shows_user_reason_and_values(editor: Client, default: SilencePolicy) -> None:
