@@ -249,7 +249,6 @@ class FlowAdmin(OfPlatform, HistoryAdmin, Retirable):
     readonly_fields = ("as_typed", "env_names", "version")
     fixed_fields = ("platform", "task_type")
     masked_in_history = frozenset({"env"})
-    actions_detail = ("retire", "bring_back")
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         words = ("command",) if obj is None else ("command", "as_typed")

@@ -34,7 +34,6 @@ from scheduling.admin.base import (
     HistoryAdmin,
     OpsAdmin,
     Retirable,
-    RetiredFilter,
     ops_display,
     row_action,
 )
@@ -210,8 +209,6 @@ class PlatformAdmin(Pausing, HistoryAdmin, Retirable):
     list_display = (
         "name_or_key", "key", "shown_state", "breaker_state", "shop_count", "waiting_count", "running_count",
     )  # fmt: skip
-    list_filter = (RetiredFilter,)
-    list_filter_submit = False
     list_select_related = ("breaker",)
     search_fields = ("key", "name")
     readonly_fields = ("shown_state", "breaker_state", "breaker_story", "version")

@@ -12,7 +12,7 @@ from django.utils.timezone import now
 from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-from scheduling.admin.base import CheckedForm, HistoryAdmin, Retirable, RetiredFilter, ops_display
+from scheduling.admin.base import CheckedForm, HistoryAdmin, Retirable, ops_display
 from scheduling.admin.form_fields import DurationField, NamesField, WindowsField
 from scheduling.admin.shown_values import render_tag
 from scheduling.monitoring.duration_text import describe_duration
@@ -94,8 +94,6 @@ def _find_same_tags(key: str, tags: list[str], after: str | None) -> str:
 class SilencePolicyAdmin(LivePages, HistoryAdmin, Retirable):
     form = SilencePolicyForm
     list_display = ("key", "shown_tags", "after", "wait", "message_times", "grace", "shown_state", "version")
-    list_filter = (RetiredFilter,)
-    list_filter_submit = False
     search_fields = ("key",)
     readonly_fields = ("version",)
     fixed_fields = ("key",)
@@ -166,8 +164,6 @@ class CampaignForm(CheckedForm):
 class CampaignAdmin(HistoryAdmin, Retirable):
     form = CampaignForm
     list_display = ("key", "threshold", "starts_at", "ends_at", "shown_state", "version")
-    list_filter = (RetiredFilter,)
-    list_filter_submit = False
     search_fields = ("key",)
     readonly_fields = ("version",)
     fixed_fields = ("key",)
