@@ -104,22 +104,13 @@ class VariablesField(TextLikeField):
         return {name.strip(): text.strip() for name, _, text in (line.partition("=") for line in lines)}
 
 
-class JsonField(TextLikeField, DataField):
-    """A JSON object of a row, in any layout; empty text means an empty object."""
+class JsonField(DataField):
+    """A JSON object of a row."""
 
     most = 4 * FIELD_SIZE  # payloads and schemas have lower limits
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{"widget": make_code_widget(5), **kwargs})
-
-    def write(self, value: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=2) if value else ""
-
-    def has_changed(self, initial: Any, data: Any) -> bool:
-        try:
-            return bool(self.to_python(data) != (initial or {}))
-        except ValidationError:
-            return True
 
 
 USUAL_COMMAND = [

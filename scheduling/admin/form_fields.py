@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
@@ -224,15 +225,24 @@ class DelayRulesField(TextLikeField):
         return rules
 
 
-class DataField(forms.CharField):
-    """A JSON object, as in an event."""
+class DataField(TextLikeField):
+    """A JSON object in any layout, as in an event. An empty text means an empty object."""
 
+    rows = 4
     most: ClassVar[int] = FIELD_SIZE  #: characters
 
     def __init__(self, **kwargs: Any) -> None:
-        kwargs.setdefault("required", False)
-        kwargs.setdefault("widget", UnfoldAdminTextareaWidget(attrs={"rows": 4, "placeholder": '{"order_no": "A1"}'}))
-        super().__init__(**kwargs)
+        widget = UnfoldAdminTextareaWidget(attrs={"rows": self.rows, "placeholder": '{"order_no": "A1"}'})
+        super().__init__(**{"widget": widget, **kwargs})
+
+    def write(self, value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=2) if value else ""
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        try:
+            return not self.disabled and bool(self.to_python(data) != self.to_python(self.prepare_value(initial)))
+        except ValidationError:
+            return True
 
     def to_python(self, value: Any) -> Any:
         text = (super().to_python(value) or "").strip()
