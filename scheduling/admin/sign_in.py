@@ -375,14 +375,14 @@ def _render_account(request: HttpRequest, form: CodeForm) -> HttpResponse:
         {"row": row, "browser": describe_browser(row.browser), "is_current": row.session_key == current}
         for row in sign_ins.list_sign_ins(user)
     ]
-    enrolment: dict[str, Any] = {}
+    device, enrolment = totp.find_device(user), dict[str, Any]()
     if waiting := totp.find_enrolment(user):
         form.ask_app_only()
         enrolment = totp.describe_enrolment(waiting)
     return render_site_page(
         request, "ops/account.html", gettext("My account"), form=form, sign_ins=rows,
-        others=any(not row["is_current"] for row in rows), is_on=totp.find_device(user) is not None,
-        codes_left=totp.count_recovery_codes(user), is_required=settings.AFTERTOUCH_REQUIRE_TOTP,
+        others=any(not row["is_current"] for row in rows), is_on=device is not None,
+        codes_left=len(device.recovery_digests) if device else 0, is_required=settings.AFTERTOUCH_REQUIRE_TOTP,
         **enrolment,
     )  # fmt: skip
 

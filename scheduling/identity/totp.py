@@ -12,11 +12,12 @@ import structlog
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import transaction
+from django.db.models import F, Func, Value
 from django.db.models.functions import Now
 from django.utils.timezone import now
 
 from scheduling.audit import record_action
-from scheduling.models import RecoveryCode, TotpDevice
+from scheduling.models import TotpDevice
 from scheduling.models.encrypted import Sealed
 
 log = structlog.get_logger(__name__)
@@ -84,30 +85,24 @@ def accept_code(user: User, text: str) -> bool:
         if device is None or step is None:
             return False
         return bool(TotpDevice.objects.filter(pk=device.pk, last_step__lt=step).update(last_step=step))
-    used = RecoveryCode.objects.filter(user=user, digest=_hash_code(code), used_at=None).update(used_at=Now())
+    digest, column = _hash_code(code), TotpDevice._meta.get_field("recovery_digests")
+    left = Func(F(column.name), Value(digest), function="array_remove", output_field=column)
+    used = TotpDevice.objects.filter(user=user, recovery_digests__contains=[digest]).update(recovery_digests=left)
     if used:
         record_action("acted", user, label=user.get_username(), actor=user.get_username(), reason="recovery code used")
         log.warning("recovery_code_used", user=user.get_username())
     return bool(used)
 
 
-@transaction.atomic
 def replace_recovery_codes(user: User) -> list[str]:
     """Store ten new recovery codes in place of all others. Return them; only their digests are stored."""
     codes = [b32encode(secrets.token_bytes(RECOVERY_BYTES)).decode() for _ in range(RECOVERY_CODES)]
-    RecoveryCode.objects.filter(user=user).delete()
-    RecoveryCode.objects.bulk_create(RecoveryCode(user=user, digest=_hash_code(code)) for code in codes)
+    TotpDevice.objects.filter(user=user).update(recovery_digests=[_hash_code(code) for code in codes])
     return ["-".join(code[at : at + 4] for at in range(0, len(code), 4)).lower() for code in codes]
 
 
-def count_recovery_codes(user: User) -> int:
-    return RecoveryCode.objects.filter(user=user, used_at=None).count()
-
-
-@transaction.atomic
 def reset_totp(user: User) -> bool:
     """Remove the second factor of a user. Return False if there was none. Idempotent."""
-    RecoveryCode.objects.filter(user=user).delete()
     removed, _ = TotpDevice.objects.filter(user=user).delete()
     return bool(removed)
 

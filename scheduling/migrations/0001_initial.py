@@ -979,6 +979,7 @@ class Migration(migrations.Migration):
                     ('user', models.OneToOneField(editable=False, on_delete=django.db.models.deletion.CASCADE, related_name='totp_device', to=settings.AUTH_USER_MODEL)),
                     ('secret', scheduling.models.encrypted.EncryptedJSONField(editable=False)),
                     ('last_step', models.BigIntegerField(default=0, editable=False)),
+                    ('recovery_digests', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=64), default=list, editable=False, size=None)),
                     ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False)),
                     ('confirmed_at', models.DateTimeField(editable=False, null=True)),
                 ],
@@ -986,21 +987,6 @@ class Migration(migrations.Migration):
                     'verbose_name': 'second factor',
                     'verbose_name_plural': 'second factors',
                     'default_permissions': (),
-                },
-            ),
-            migrations.CreateModel(
-                name='RecoveryCode',
-                fields=[
-                    ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                    ('user', models.ForeignKey(editable=False, on_delete=django.db.models.deletion.CASCADE, related_name='recovery_codes', to=settings.AUTH_USER_MODEL)),
-                    ('digest', models.CharField(editable=False, max_length=64)),
-                    ('used_at', models.DateTimeField(editable=False, null=True)),
-                ],
-                options={
-                    'verbose_name': 'recovery code',
-                    'verbose_name_plural': 'recovery codes',
-                    'default_permissions': (),
-                    'constraints': [models.UniqueConstraint(fields=('user', 'digest'), name='recovery_code_once')],
                 },
             ),
             migrations.CreateModel(

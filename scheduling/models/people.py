@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.conf import settings
+from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
@@ -59,6 +60,8 @@ class TotpDevice(models.Model):
     secret = EncryptedJSONField(editable=False)
     #: The time step of the last accepted code. A code of this step or an earlier one is refused.
     last_step = models.BigIntegerField(default=0, editable=False)
+    #: The SHA-256 of each recovery code that is left: 80 random bits, for a lost app, used once.
+    recovery_digests = ArrayField(models.CharField(max_length=64), default=list, editable=False)
     created_at = models.DateTimeField(default=now, editable=False)
     confirmed_at = models.DateTimeField(null=True, editable=False)
 
@@ -66,25 +69,6 @@ class TotpDevice(models.Model):
         verbose_name = _("second factor")
         verbose_name_plural = _("second factors")
         default_permissions = ()
-
-    def __str__(self) -> str:
-        return str(self.user)
-
-
-class RecoveryCode(models.Model):
-    """A one-use code for a lost authenticator app: 80 random bits, of which only the SHA-256 is stored."""
-
-    user = models.ForeignKey(
-        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="recovery_codes", editable=False
-    )
-    digest = models.CharField(max_length=64, editable=False)
-    used_at = models.DateTimeField(null=True, editable=False)
-
-    class Meta:
-        verbose_name = _("recovery code")
-        verbose_name_plural = _("recovery codes")
-        default_permissions = ()
-        constraints = [models.UniqueConstraint(fields=["user", "digest"], name="recovery_code_once")]
 
     def __str__(self) -> str:
         return str(self.user)
