@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from cron_descriptor import (  # type: ignore[import-untyped]
@@ -130,6 +131,25 @@ class TaskFilter(admin.AllValuesFieldListFilter):
         self.title = _("task")
 
 
+def _record_switch(act: Callable[..., None]) -> Callable[..., None]:
+    """Return an action that switches rows and records those that changed: beat's own leaves no trace."""
+
+    @wraps(act)  # keeps the description
+    def switch(self: Any, request: HttpRequest, queryset: QuerySet[PeriodicTask]) -> None:
+        with transaction.atomic():
+            former = {row.pk: row for row in lock_for_write(queryset.order_by("pk"))}
+            rows = PeriodicTask.objects.filter(pk__in=former)  # a list of disabled rows has them no more afterwards
+            act(self, request, rows)
+            restart_from_now(rows)
+            for row in rows:
+                if row.enabled != (before := former[row.pk].enabled):
+                    changes = [("enabled", before, row.enabled)]
+                    actor = request.user.get_username()
+                    record_action("changed", row, actor=actor, label=row.name, changes=changes)
+
+    return switch
+
+
 @admin.register(PeriodicTask)
 class PeriodicTaskAdmin(OpsPages, beat.PeriodicTaskAdmin, ModelAdmin):  # type: ignore[misc]
     form = PeriodicTaskForm
@@ -151,31 +171,9 @@ class PeriodicTaskAdmin(OpsPages, beat.PeriodicTaskAdmin, ModelAdmin):  # type: 
         """Return why beat skips it."""
         return translate_error(find_problem(row))
 
-    def enable_tasks(self, request: HttpRequest, queryset: QuerySet[PeriodicTask]) -> None:
-        self._switch(request, queryset, super().enable_tasks)
-
-    def disable_tasks(self, request: HttpRequest, queryset: QuerySet[PeriodicTask]) -> None:
-        self._switch(request, queryset, super().disable_tasks)
-
-    def toggle_tasks(self, request: HttpRequest, queryset: QuerySet[PeriodicTask]) -> None:
-        self._switch(request, queryset, super().toggle_tasks)
-
-    enable_tasks.short_description = beat.PeriodicTaskAdmin.enable_tasks.short_description  # type: ignore[attr-defined]
-    disable_tasks.short_description = beat.PeriodicTaskAdmin.disable_tasks.short_description  # type: ignore[attr-defined]
-    toggle_tasks.short_description = beat.PeriodicTaskAdmin.toggle_tasks.short_description  # type: ignore[attr-defined]
-
-    def _switch(self, request: HttpRequest, queryset: QuerySet[PeriodicTask], act: Callable[..., None]) -> None:
-        """Switch rows on or off, and record those that changed: beat's actions leave no trace."""
-        with transaction.atomic():
-            former = {row.pk: row for row in lock_for_write(queryset.order_by("pk"))}
-            rows = PeriodicTask.objects.filter(pk__in=former)  # a list of disabled rows has them no more afterwards
-            act(request, rows)
-            restart_from_now(rows)
-            for row in rows:
-                if row.enabled != (before := former[row.pk].enabled):
-                    changes = [("enabled", before, row.enabled)]
-                    actor = request.user.get_username()
-                    record_action("changed", row, actor=actor, label=row.name, changes=changes)
+    enable_tasks = _record_switch(beat.PeriodicTaskAdmin.enable_tasks)
+    disable_tasks = _record_switch(beat.PeriodicTaskAdmin.disable_tasks)
+    toggle_tasks = _record_switch(beat.PeriodicTaskAdmin.toggle_tasks)
 
     def run_tasks(self, request: HttpRequest, queryset: QuerySet[PeriodicTask]) -> None:
         """Run the selected schedules now.
