@@ -21,6 +21,7 @@ from django.conf import settings
 from scheduling.redis_client import RedisError, connect_redis_async
 from sessions import tokens
 from sessions.event_loops import once_per_loop
+from sessions.rates import Backoff, Every
 from sessions.store import sessions
 from sessions.store.client import SHARDS, StoreUnavailable
 from sessions.store.inbox import Post, Posted
@@ -30,7 +31,8 @@ log = structlog.get_logger(__name__)
 
 CHANNEL = "at:ws:"  #: followed by the session id; alone: keeps the subscription open without a session
 PINGED_AFTER, DEAD_AFTER = 5.0, 15.0  #: seconds in which the subscription is silent
-RECONNECT_AFTER = 0.5  #: seconds
+RECONNECT_AFTER, LONGEST_PAUSE = 0.5, 5.0  #: seconds; the pause grows while Redis refuses or does not answer
+COMPLAINS_EVERY = 10.0  #: seconds between two log entries about notifications that cannot be passed on
 NOTIFY_QUEUE_LIMIT = 10_000
 NOTIFY_BATCH = 500
 YIELD_AFTER = 32
@@ -68,6 +70,7 @@ class Hub:
         self._queued: deque[tuple[str, str, asyncio.Future[None]]] = deque()  #: channel, message
         self._readers: list[asyncio.Task[None]] = []
         self._publisher_task: asyncio.Task[None] | None = None
+        self._complaints = Every(COMPLAINS_EVERY)
 
     async def join(self, session_id: str, listener: HubListener) -> None:
         """Subscribe a connection to its session.
@@ -110,10 +113,16 @@ class Hub:
             log.info("session_unsubscribe_failed", error=str(error))
 
     async def _open_subscription(self) -> None:
-        """Subscribe to all sessions. Not by a `PubSub`: each task that meets its broken connection connects again."""
+        """Subscribe to all sessions, and wait until Redis confirms the first channel.
+
+        Without the wait, a refused subscription (`NOPERM`) would look like one that was interrupted.
+        Not by a `PubSub`: each task that meets its broken connection connects again.
+        """
         opened = await self._redis.connection_pool.get_connection()  # type: ignore[no-untyped-call]
         try:
             await opened.send_command("SUBSCRIBE", CHANNEL, *(CHANNEL + session_id for session_id in self._listeners))
+            if await opened.read_response(timeout=settings.TIMEOUTS.redis, push_request=True) is None:
+                raise TimeoutError("no answer")
         except BaseException:
             await self._give_back(opened)
             raise
@@ -184,31 +193,41 @@ class Hub:
                     continue
                 heard_at = time.monotonic()
                 if isinstance(answer, list) and answer[0] == b"message":
-                    self._pass_on(answer[1].decode().removeprefix(CHANNEL), json.loads(answer[2]))
+                    self._read_notification(answer[1].decode().removeprefix(CHANNEL), answer[2])
             except (RedisError, OSError) as error:
                 log.warning("notifications_interrupted", error=f"{type(error).__name__}: {error}")
                 is_broken = True
             except Exception:
-                log.exception("notification_invalid")
+                log.exception("notifications_interrupted")
+                is_broken = True
             if number % YIELD_AFTER == 0:
                 await asyncio.sleep(0)  # messages that have arrived would not let the outgoing queues send
 
     async def _reopen_subscription(self) -> None:
-        """Subscribe again as soon as Redis answers. Then every connection reads its inbox: notifications were lost."""
+        """Subscribe again as soon as Redis permits. Then every connection reads its inbox: notifications were lost."""
         async with self._changing:
             broken, self._subscription = self._subscription, None
             with suppress(RedisError, OSError):
                 await self._give_back(broken)
+        pauses = Backoff(RECONNECT_AFTER, LONGEST_PAUSE)
         while self._subscription is None:
-            await asyncio.sleep(RECONNECT_AFTER)
+            await asyncio.sleep(pauses.next())
             async with self._changing:
                 try:
                     if self._subscription is None:  # a connection that joined may have opened it
                         await self._open_subscription()
                 except Exception as error:  # the end of this task would not be visible
-                    log.info("notifications_unavailable", error=f"{type(error).__name__}: {error}")
+                    log.warning("notifications_unavailable", error=f"{type(error).__name__}: {error}")
         for session_id in list(self._listeners):
             self._pass_on(session_id, {"what": LOST})
+
+    def _read_notification(self, session_id: str, raw: bytes) -> None:
+        """Pass on a notification. One that cannot be must not interrupt those of other sessions."""
+        try:
+            self._pass_on(session_id, json.loads(raw))
+        except Exception:
+            if self._complaints.is_due():
+                log.exception("notification_invalid")
 
     def _pass_on(self, session_id: str, notification: dict[str, Any]) -> None:
         for listener in list(self._listeners.get(session_id, ())):
@@ -230,15 +249,6 @@ class Hub:
             except Exception:
                 log.exception("revocations_unread")
             await asyncio.sleep(REVOCATIONS_EVERY)
-
-    async def close(self) -> None:
-        """Close the connections to Redis, before the event loop ends."""
-        for task in self._readers:
-            task.cancel()
-        await asyncio.gather(*self._readers, return_exceptions=True)
-        if self._subscription:
-            await self._give_back(self._subscription)
-        await self._redis.aclose()
 
 
 def message_notification(post: Post, posted: Posted) -> dict[str, Any]:

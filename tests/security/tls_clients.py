@@ -68,13 +68,14 @@ def connect_gateway() -> None:
 @async_to_sync
 async def connect_hub() -> None:
     from sessions.websocket.hub import hub
+    from tests.support.chat_hub import close_hub
 
     told: asyncio.Queue[Any] = asyncio.Queue()
     await hub().join("tls", Mock(side="user", ticket=1, on_notification=told.put_nowait))
     await hub().notify("tls", {"what": "greeting"})
     async with asyncio.timeout(30):
         assert await told.get() == {"what": "greeting"}
-    await hub().close()
+    await close_hub()
 
 
 def connect_broker() -> None:

@@ -15,6 +15,7 @@ from sessions.store.inbox import live_inbox as inbox
 from sessions.websocket import hub
 from sessions.websocket.consumer import SessionConsumer
 from tests.sessions.websocket.web_processes import token
+from tests.support.chat_hub import close_hub
 from tests.support.waiting import WAIT_LIMIT
 
 
@@ -85,7 +86,7 @@ def test_message_during_empty_inbox_read_is_delivered(valkey: redis.Redis, monke
             go_on.set()
             page.said.put_nowait({"type": "websocket.disconnect"})
             await running
-            await hub.hub().close()
+            await close_hub()
 
     monkeypatch.setattr(Inbox, "since", held)
     assert asyncio.run(look()) == ["before", "meanwhile"]

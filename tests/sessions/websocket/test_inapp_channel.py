@@ -18,10 +18,10 @@ from sessions.inapp_channel import InApp
 from sessions.store import sessions
 from sessions.store.inbox import MAX_MESSAGES, MOST_KEYS, Post
 from sessions.store.inbox import live_inbox as inbox
-from sessions.websocket import hub
 from tests.scheduling.api.serving import NOWHERE
 from tests.scheduling.core.conftest import deliver_when_due
 from tests.sessions.websocket.web_processes import Page
+from tests.support.chat_hub import close_hub
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -42,7 +42,7 @@ def send(*messages: Message, seconds: float = 10) -> list[Any]:
 
     async def all_of_them() -> list[Any]:
         found = await asyncio.gather(*(channel.send(each) for each in messages))
-        await hub.hub().close()  # this loop ends here
+        await close_hub()  # this loop ends here
         return found
 
     return asyncio.run(all_of_them())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 import redis
+from pytest_django import Settings
+from structlog.testing import capture_logs
 
 from sessions.store.inbox import Post
 from sessions.store.inbox import live_inbox as inbox
@@ -18,6 +21,7 @@ from sessions.websocket.connection import MOST_WAITING, Close, FrameWriter, Send
 from sessions.websocket.consumer import SessionConsumer
 from sessions.websocket.hub import Hub
 from tests.sessions.websocket.test_catch_up import RecordedSocket, scope
+from tests.support.chat_hub import close_hub
 from tests.support.waiting import WAIT_LIMIT
 
 
@@ -41,7 +45,7 @@ def run(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(WAIT_LIMIT):
             await scene()
-        await hub.hub().close()
+        await close_hub()
 
     asyncio.run(bounded())
 
@@ -198,7 +202,61 @@ def test_interrupted_subscription_notifies_every_connection(
         await here.notify("s1", {"what": hub.SIGN, "number": 1})
         await until(lambda: one.numbers == [1])
         assert other.numbers == []
-        await here.close()
+        await close_hub(here)
+
+    run(scene)
+
+
+@pytest.fixture
+def permit_channels(valkey: redis.Redis, settings: Settings) -> Iterator[Callable[[bool], object]]:
+    """Connect the hub as a user of Redis who may use channels or not."""
+
+    def permit(permitted: bool) -> object:
+        return valkey.execute_command("ACL", "SETUSER", "web", "&*" if permitted else "resetchannels")
+
+    valkey.execute_command("ACL", "SETUSER", "web", "reset", "on", ">s3cret", "~*", "+@all", "&*")
+    settings.REDIS_URL = re.sub(r"//(.*@)?", "//web:s3cret@", settings.REDIS_URL)
+    yield permit
+    valkey.execute_command("ACL", "DELUSER", "web")
+
+
+def test_refused_subscription_is_no_interruption(
+    permit_channels: Callable[[bool], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them made every connection read its inbox, twice a second."""
+    monkeypatch.setattr(hub, "RECONNECT_AFTER", 0.01)
+
+    async def scene() -> None:
+        member, here = Member(), Hub()
+        await here.join("s1", member)
+        with capture_logs() as logged:
+            await asyncio.to_thread(permit_channels, False)  # Redis ends the connection
+            await until(lambda: [each["event"] for each in logged].count("notifications_unavailable") >= 3)
+        with pytest.raises(redis.RedisError):
+            await here.join("s2", Member())
+        assert member.heard == []
+        await asyncio.to_thread(permit_channels, True)
+        await until(lambda: member.heard)
+        await here.notify("s1", {"what": hub.SIGN, "number": 1})
+        await until(lambda: member.numbers)
+        assert member.heard == [{"what": hub.LOST}, {"what": hub.SIGN, "number": 1}]
+        await close_hub(here)
+
+    run(scene)
+
+
+def test_invalid_notifications_are_skipped_and_logged_once(valkey: redis.Redis) -> None:
+    async def scene() -> None:
+        member, here = Member(), Hub()
+        await here.join("s1", member)
+        with capture_logs() as logged:
+            for _ in range(50):
+                valkey.publish(f"{hub.CHANNEL}s1", "no JSON")
+            await here.notify("s1", {"what": hub.SIGN, "number": 1})
+            await until(lambda: member.numbers)
+        assert [each["event"] for each in logged] == ["notification_invalid"]
+        assert member.heard == [{"what": hub.SIGN, "number": 1}]
+        await close_hub(here)
 
     run(scene)
 
@@ -225,7 +283,7 @@ def test_connection_that_joins_in_an_outage_fails_or_is_notified(valkey: redis.R
                     await here.notify(f"s{number}", {"what": hub.SIGN, "number": number})
             await asyncio.sleep(0.05)
         assert all(set(member.numbers) == {number} for number, member in joined)
-        await here.close()
+        await close_hub(here)
 
     run(scene)
 

@@ -19,6 +19,7 @@ from sessions.store.inbox import live_inbox as inbox
 from sessions.websocket import hub
 from tests.scheduling.api.serving import Gate
 from tests.sessions.websocket.web_processes import Page, token, web
+from tests.support.chat_hub import close_hub
 from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -44,7 +45,7 @@ def push(count: int, session: str = "s1") -> None:
             post = Post(session, f"m{number}", "system", "x" * 15_000)
             (posted,) = inbox().put([post])
             await hub.hub().notify(session, hub.message_notification(post, posted))
-        await hub.hub().close()
+        await close_hub()
 
     from sessions.frames import Frame
     from sessions.store.sessions import live_store
