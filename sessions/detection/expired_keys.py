@@ -7,20 +7,26 @@ Redis expires a key on access or in a sampling sweep. A received event is kept u
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from typing import Any
 from uuid import uuid4
 
+import redis
 import structlog
 from django.conf import settings
+from redis.client import PubSub
+from redis.exceptions import NoPermissionError, ResponseError
 
 from scheduling.errors import InvalidInput
 from scheduling.ids import find_user_id_problem
 from sessions.frames import check_id
 from sessions.rates import Backoff
-from sessions.store.client import NotAllowed, Server, StoreUnavailable
+from sessions.store.client import Server, StoreUnavailable, decode_text, raise_unavailable
 from sessions.store.sessions import Store
 
 log = structlog.get_logger(__name__)
@@ -51,6 +57,109 @@ def gateway_server() -> Server:
 @cache
 def _connect_server(url: str) -> Server:
     return Server(url)
+
+
+class NotAllowed(Exception):
+    """The Redis ACL denies the command."""
+
+
+class ExpirySubscriptions:
+    """Receive expiry events of the database of all servers of a gateway, until `close`.
+
+    A server of several that is unavailable is tried again every second.
+
+    Raises:
+        NotAllowed: the ACL denies the channel.
+        StoreUnavailable: no server answers.
+    """
+
+    LOOKED_EVERY, SLICE = 1.0, 0.02  # seconds
+
+    def __init__(self, gateway: Server) -> None:
+        self._gateway = gateway
+        self._lines: dict[str, ExpirySubscription] = {}
+        self._looked_at = 0.0
+        self._follow_servers()
+
+    def key(self, timeout: float) -> str | None:
+        """Return the next expired key, or None after `timeout` seconds. Raises `StoreUnavailable` without a server."""
+        ends_at, wait = time.monotonic() + timeout, 0.0
+        while True:
+            self._follow_servers()
+            if len(self._lines) == 1:
+                wait = timeout
+            for name, line in list(self._lines.items()):
+                try:
+                    found = line.key(wait)
+                except StoreUnavailable:
+                    self._drop_line(name)
+                else:
+                    if found is not None:
+                        return found
+            if time.monotonic() >= ends_at:
+                return None
+            wait = self.SLICE
+
+    def close(self) -> None:
+        for name in list(self._lines):
+            self._drop_line(name)
+
+    def _follow_servers(self) -> None:
+        if self._lines and time.monotonic() - self._looked_at < self.LOOKED_EVERY:
+            return
+        self._looked_at = time.monotonic()
+        with raise_unavailable():
+            servers = self._gateway.servers()
+        for name in self._lines.keys() - servers.keys():
+            self._drop_line(name)
+        failure = None
+        for name in servers.keys() - self._lines.keys():
+            try:
+                self._lines[name] = ExpirySubscription(servers[name])
+            except StoreUnavailable as error:
+                failure = error
+        if failure and not self._lines:
+            raise failure
+
+    def _drop_line(self, name: str) -> None:
+        with suppress(redis.RedisError, OSError):
+            self._lines.pop(name).close()
+
+
+class ExpirySubscription:
+    """Receive expiry events of one server. Pings it, because a TCP connection can be dead without an error."""
+
+    ASKED_EVERY, DEAD_AFTER = 5.0, 15.0  # seconds
+
+    def __init__(self, server: redis.Redis) -> None:
+        self._line: PubSub = server.pubsub()  # type: ignore[no-untyped-call]
+        self.close = self._line.close
+        self._asked_at = self._heard_at = time.monotonic()
+        channel = f"__keyevent@{server.connection_pool.connection_kwargs.get('db') or 0}__:expired"
+        try:
+            with raise_unavailable():
+                self._line.subscribe(channel)
+            self.key(5.0)  # the first message confirms the subscription
+        except NoPermissionError as error:
+            self.close()
+            raise NotAllowed(f"SUBSCRIBE {channel}") from error
+        except StoreUnavailable:
+            self.close()
+            raise
+
+    def key(self, timeout: float) -> str | None:
+        """Return the next expired key, or None after `timeout` seconds. Raises `StoreUnavailable`."""
+        with raise_unavailable():
+            now = time.monotonic()
+            if now - self._asked_at > self.ASKED_EVERY:
+                self._asked_at = now
+                self._line.ping()
+            message = self._line.get_message(timeout=timeout)
+        if message:
+            self._heard_at = now
+        elif now - self._heard_at > self.DEAD_AFTER:
+            raise StoreUnavailable("the line is dead")
+        return decode_text(message["data"]) if message and message["type"] == "message" else None
 
 
 def find_returned_keys(keys: Sequence[str]) -> set[str]:
@@ -104,10 +213,10 @@ class ExpiredKeyListener:
             StoreUnavailable: the server does not answer.
         """
         try:
-            with self.gateway.subscribe_to_expiry():
-                flags = self.gateway.keyspace_events()
-            if flags is None:
-                self._probe()
+            with closing(ExpirySubscriptions(self.gateway)) as events:
+                flags = self._read_flags()
+                if flags is None:
+                    self._probe(events)
         except NotAllowed as error:
             raise _explain_denial(error) from error
         for each in flags or ():
@@ -116,16 +225,35 @@ class ExpiredKeyListener:
                     f"notify-keyspace-events is “{each}” and must have E and x. {HOW_TO_CONFIGURE}"
                 )
 
-    def _probe(self) -> None:
+    def _read_flags(self) -> list[str] | None:
+        """Return the value of `notify-keyspace-events` of each server, or None where CONFIG is not permitted."""
+        try:
+            with raise_unavailable():
+                found: list[Any] = [
+                    each.config_get("notify-keyspace-events") for each in self.gateway.servers().values()
+                ]
+        except ResponseError:
+            return None
+        return [str(next((decode_text(value) for value in each.values()), "")) for each in found]
+
+    def _probe(self, events: ExpirySubscriptions) -> None:
         """Let a key expire and wait for its event. Used where CONFIG is not permitted, as recommended."""
-        received = self.gateway.receives_expiry(f"{{at:watch}}:probe:{uuid4().hex}", PROBE_WITHIN)
-        if received is None:
-            log.warning("keyspace_events_unknown", reason="neither CONFIG GET nor a key of its own is allowed")
-        elif not received:
-            raise KeyspaceEventsDisabled(
-                f"The server published no expiry event within {PROBE_WITHIN:.0f} s: notify-keyspace-events must"
-                f" have E and x. {HOW_TO_CONFIGURE}"
-            )
+        key = f"{{at:watch}}:probe:{uuid4().hex}"
+        with raise_unavailable():
+            try:
+                self.gateway.client.set(key, "1", px=1)
+            except NoPermissionError:
+                log.warning("keyspace_events_unknown", reason="neither CONFIG GET nor a key of its own is allowed")
+                return
+            ends_at = time.monotonic() + PROBE_WITHIN
+            while time.monotonic() < ends_at:
+                self.gateway.client.get(key)  # a read makes the server expire the key
+                if events.key(0.05) == key:
+                    return
+        raise KeyspaceEventsDisabled(
+            f"The server published no expiry event within {PROBE_WITHIN:.0f} s: notify-keyspace-events must"
+            f" have E and x. {HOW_TO_CONFIGURE}"
+        )
 
     def await_check(self) -> None:
         """Repeat `check` until the server answers or `stop` is set. Raises `KeyspaceEventsDisabled`."""
@@ -168,12 +296,12 @@ class ExpiredKeyListener:
         self.stop.wait(pause)
 
     def _listen(self) -> None:
-        with self.gateway.subscribe_to_expiry() as listener:
+        with closing(ExpirySubscriptions(self.gateway)) as events:
             self.connected.set()
             self._note()
             while not self.stop.is_set():
-                self._receive_key(listener.key(LISTEN_SECONDS))
-                while self._received and len(self._received) < BATCH and (key := listener.key(0)):
+                self._receive_key(events.key(LISTEN_SECONDS))
+                while self._received and len(self._received) < BATCH and (key := events.key(0)):
                     self._receive_key(key)
                 self._note()
                 self._backoff.reset()

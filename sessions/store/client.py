@@ -7,7 +7,7 @@ import time
 from binascii import crc32, crc_hqx
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import count, product
 from pathlib import Path
@@ -17,14 +17,13 @@ from typing import Any
 import redis
 from django.conf import settings
 from redis.backoff import NoBackoff
-from redis.client import Pipeline, PubSub
+from redis.client import Pipeline
 from redis.cluster import ClusterNode, RedisCluster
 from redis.crc import key_slot
 from redis.exceptions import (
     AskError,
     ClusterDownError,
     MovedError,
-    NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     RedisClusterException,
@@ -290,9 +289,7 @@ def _find_slot(words: Sequence[Any]) -> int | None:
     return key_slot(key if isinstance(key, bytes) else str(key).encode())
 
 
-# Run scripts and commands about live sessions in Redis, and subscribe to key expiry of gateways.
-#
-# No other module of sessions opens a Redis connection. Raises `StoreUnavailable` for every error that kept the server
+# Run scripts and commands about live sessions in Redis. Raises `StoreUnavailable` for every error that kept the server
 # from executing a command.
 
 
@@ -332,10 +329,6 @@ Call = tuple[Script, Sequence[str], Sequence[Any]]  #: a script with its keys an
 
 class StoreUnavailable(Exception):
     """Redis does not answer or cannot write."""
-
-
-class NotAllowed(Exception):
-    """The Redis ACL denies the command."""
 
 
 class Server:
@@ -394,139 +387,9 @@ class Server:
             answers: list[Any] = pipe.execute(raise_on_error=False)
             return answers
 
-    # --- keys of a gateway ----------------------------------------------------------------------------------------
-
     def servers(self) -> dict[str, redis.Redis]:
         """Return the servers that publish expiry events, by name: this one, or the primaries of the cluster."""
         return self.client.primaries() if isinstance(self.client, ClusterClient) else {"": self.client}
-
-    def keyspace_events(self) -> list[str] | None:
-        """Return the value of `notify-keyspace-events` of each server, or None where CONFIG is not permitted."""
-        try:
-            with raise_unavailable():
-                found: list[Any] = [each.config_get("notify-keyspace-events") for each in self.servers().values()]
-        except ResponseError:
-            return None
-        return [str(next((decode_text(value) for value in each.values()), "")) for each in found]
-
-    @contextmanager
-    def subscribe_to_expiry(self) -> Iterator[ExpirySubscriptions]:
-        """Subscribe to key expiry in this database.
-
-        Raises:
-            NotAllowed: the ACL denies the channel.
-        """
-        with closing(ExpirySubscriptions(self.servers)) as listener:
-            yield listener
-
-    def receives_expiry(self, key: str, within: float) -> bool | None:
-        """Write `key` with a lifetime of 1 ms and return whether its expiry event arrives.
-
-        `within` is in seconds. Returns None where the ACL denies the write.
-        """
-        with self.subscribe_to_expiry() as listener, raise_unavailable():
-            try:
-                self.client.set(key, "1", px=1)
-            except NoPermissionError:
-                return None
-            ends_at = time.monotonic() + within
-            while time.monotonic() < ends_at:
-                self.client.get(key)  # a read makes the server expire the key
-                if listener.key(0.05) == key:
-                    return True
-        return False
-
-
-class ExpirySubscriptions:
-    """Receive expiry events of all servers. A server of several that is unavailable is tried again every second."""
-
-    LOOKED_EVERY, SLICE = 1.0, 0.02  # seconds
-
-    def __init__(self, servers: Callable[[], dict[str, redis.Redis]]) -> None:
-        self._servers = servers
-        self._lines: dict[str, ExpirySubscription] = {}
-        self._looked_at = 0.0
-        self._follow_servers()
-
-    def key(self, timeout: float) -> str | None:
-        """Return the next expired key, or None after `timeout` seconds. Raises `StoreUnavailable` without a server."""
-        ends_at, wait = time.monotonic() + timeout, 0.0
-        while True:
-            self._follow_servers()
-            if len(self._lines) == 1:
-                wait = timeout
-            for name, line in list(self._lines.items()):
-                try:
-                    found = line.key(wait)
-                except StoreUnavailable:
-                    self._drop_line(name)
-                else:
-                    if found is not None:
-                        return found
-            if time.monotonic() >= ends_at:
-                return None
-            wait = self.SLICE
-
-    def close(self) -> None:
-        for name in list(self._lines):
-            self._drop_line(name)
-
-    def _follow_servers(self) -> None:
-        if self._lines and time.monotonic() - self._looked_at < self.LOOKED_EVERY:
-            return
-        self._looked_at = time.monotonic()
-        with raise_unavailable():
-            servers = self._servers()
-        for name in self._lines.keys() - servers.keys():
-            self._drop_line(name)
-        failure = None
-        for name in servers.keys() - self._lines.keys():
-            try:
-                self._lines[name] = ExpirySubscription(servers[name])
-            except StoreUnavailable as error:
-                failure = error
-        if failure and not self._lines:
-            raise failure
-
-    def _drop_line(self, name: str) -> None:
-        with suppress(redis.RedisError, OSError):
-            self._lines.pop(name).close()
-
-
-class ExpirySubscription:
-    """Receive expiry events of one server. Pings it, because a TCP connection can be dead without an error."""
-
-    ASKED_EVERY, DEAD_AFTER = 5.0, 15.0  # seconds
-
-    def __init__(self, server: redis.Redis) -> None:
-        self._line: PubSub = server.pubsub()  # type: ignore[no-untyped-call]
-        self.close = self._line.close
-        self._asked_at = self._heard_at = time.monotonic()
-        channel = f"__keyevent@{server.connection_pool.connection_kwargs.get('db') or 0}__:expired"
-        try:
-            with raise_unavailable():
-                self._line.subscribe(channel)
-            self.key(5.0)  # the first message confirms the subscription
-        except NoPermissionError as error:
-            self.close()
-            raise NotAllowed(f"SUBSCRIBE {channel}") from error
-        except StoreUnavailable:
-            self.close()
-            raise
-
-    def key(self, timeout: float) -> str | None:
-        """Return the next expired key, or None after `timeout` seconds. Raises `StoreUnavailable`."""
-        with raise_unavailable():
-            now = time.monotonic()
-            if now - self._asked_at > self.ASKED_EVERY:
-                self._asked_at = now
-                self._line.ping()
-            message = self._line.get_message(timeout=timeout)
-        if message:
-            self._heard_at = now
-        elif now - self._heard_at > self.DEAD_AFTER:
-            raise StoreUnavailable("the line is dead")
-        return decode_text(message["data"]) if message and message["type"] == "message" else None
 
 
 @contextmanager

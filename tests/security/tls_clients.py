@@ -59,10 +59,9 @@ def connect_chats() -> None:
 
 
 def connect_gateway() -> None:
-    from sessions.detection.expired_keys import gateway_server
+    from sessions.detection.expired_keys import ExpirySubscriptions, gateway_server
 
-    with gateway_server().subscribe_to_expiry():
-        pass
+    ExpirySubscriptions(gateway_server()).close()
 
 
 @async_to_sync
