@@ -42,6 +42,12 @@ local function policies_of(policies, tags)
   return found[1], found[2]
 end
 
+-- Return the key of the policy that counts the guide messages and pauses of a session with these tags.
+local function counting_policy(policies, tags)
+  local guide, answer = policies_of(policies, tags)
+  return (guide or answer).key
+end
+
 -- For how long after a guide message a reaction counts, and within which it shows that the message was not needed, ms.
 local ANSWERED_WITHIN, FALSE_WITHIN = 600000, 2000
 local COUNTS_KEPT = 691200000 -- ms: eight days
