@@ -11,7 +11,7 @@ import hmac
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 from django.conf import settings
@@ -36,14 +36,15 @@ SIGNATURE_VALID_FOR = 300  #: seconds between the time of a signature and this n
 @require_POST
 def receive_chat_hook(request: HttpRequest, system: str) -> JsonResponse:
     """Count the frames of a webhook. 404 without a configured secret, 401 for a wrong one."""
-    if system not in SYSTEMS or not SYSTEMS[system][0]():
+    chats = SYSTEMS.get(system)
+    secret: str = getattr(settings, chats.secret_setting) if chats else ""
+    if not chats or not secret:
         return JsonResponse({"detail": "This chat system is not configured."}, status=404)
-    secret, is_authentic, convert = SYSTEMS[system]
-    if not is_authentic(request, secret()):
+    if not chats.is_authentic(request, secret):
         return JsonResponse({"detail": "The signature or token is wrong."}, status=401)
     try:
         found = decode_json(request.body)
-        frames = list(convert(found if isinstance(found, dict) else {}))
+        frames = list(chats.convert(found if isinstance(found, dict) else {}))
         outcomes = [OUTCOMES.get(noted.outcome, "refused") for noted in live_store().note_activity(frames)]
     except InvalidText as error:
         return JsonResponse({"detail": f"The body is not JSON: {error}."}, status=400)
@@ -158,9 +159,13 @@ def _fitting_tags(given: Any) -> list[str]:
     return [each for each in labels if isinstance(each, str) and 0 < len(each) <= TAG_LENGTH][:MOST_TAGS]
 
 
-System = tuple[Callable[[], str], Callable[[HttpRequest, str], bool], Callable[[dict[str, Any]], Iterator[Frame]]]
-#: By name: its secret, the check of a request, and the conversion of a payload.
-SYSTEMS: dict[str, System] = {
-    "chatwoot": (lambda: settings.AFTERTOUCH_CHATWOOT_SECRET, is_signed_by_chatwoot, convert_chatwoot),
-    "rocketchat": (lambda: settings.AFTERTOUCH_ROCKETCHAT_TOKEN, is_sent_by_rocketchat, convert_rocketchat),
+class ChatSystem(NamedTuple):
+    secret_setting: str
+    is_authentic: Callable[[HttpRequest, str], bool]
+    convert: Callable[[dict[str, Any]], Iterator[Frame]]
+
+
+SYSTEMS = {
+    "chatwoot": ChatSystem("AFTERTOUCH_CHATWOOT_SECRET", is_signed_by_chatwoot, convert_chatwoot),
+    "rocketchat": ChatSystem("AFTERTOUCH_ROCKETCHAT_TOKEN", is_sent_by_rocketchat, convert_rocketchat),
 }
