@@ -22,7 +22,7 @@ from scheduling.errors import FieldError, InvalidInput, NotFound
 from scheduling.ids import new_id
 from sessions import tokens
 from sessions.frames import AGENT, OTHER_USER, USER, Frame, check_id
-from sessions.store import inbox, sessions, stats
+from sessions.store import sessions, stats
 from sessions.store.client import StoreUnavailable, instant_of_ms
 from sessions.store.inbox import Post, Posted
 from sessions.store.sessions import DROPPED, OUTCOMES, REFUSED, FrameEffect
@@ -253,7 +253,7 @@ async def post_message(request: HttpRequest, session_id: str, message: MessageIn
         frame = Frame(session_id, found.user_id or "-", sender=AGENT)
         posted = cast("Posted", (await frame_writer().submit_and_wait(FrameRequest(frame, post))).posted)
     else:
-        (posted,) = await asyncio.to_thread(inbox.live_inbox().put, [post])
+        (posted,) = await asyncio.to_thread(sessions.live_store().put_messages, [post])
     if posted.outcome in ("no_session", "other_user"):  # closed since the read above, or another user's by now
         raise NotFound("There is no such session.")
     if posted.outcome == "stored":
@@ -273,7 +273,7 @@ async def delete_session(request: HttpRequest, session_id: str) -> Status[None]:
     session counts as closed. Late frames do not reopen it, except a message of the user."""
     check_id(session_id)
     await _record_frames([Frame(session_id, "-", sender=AGENT, kind="close")])
-    await asyncio.to_thread(inbox.live_inbox().delete_messages, session_id)
+    await asyncio.to_thread(sessions.live_store().delete_messages, session_id)
     await hub.hub().notify(session_id, hub.closed_notification(hub.API))
     return Status(204, None)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scheduling.errors import ErrorCollector, InvalidInput
+from scheduling.errors import ErrorCollector
 from scheduling.ids import find_user_id_problem
 
 USER, AGENT = "user", "agent"
@@ -129,6 +129,3 @@ def check_id(session_id: str) -> None:
     found = ErrorCollector()
     _check_text(found, "session_id", session_id, ID_LENGTH, 1)
     found.raise_if_any()
-
-
-__all__ = ["AGENT", "AGENT_KINDS", "ID_LENGTH", "KINDS", "USER", "USER_KINDS", "Frame", "InvalidInput", "check_id"]

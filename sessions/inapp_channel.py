@@ -7,8 +7,8 @@ their cursor. The delivery key is the inbox key, so a repeated send stores the m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -21,20 +21,12 @@ from scheduling.error_text import ErrorText as _
 from sessions.detection.presence import SILENT, UNANSWERED, parse_event_id
 from sessions.event_loops import once_per_loop
 from sessions.frames import ID_LENGTH
-from sessions.store import inbox, sessions
+from sessions.store import sessions
 from sessions.store.client import StoreUnavailable
 from sessions.store.inbox import SYSTEM, Post, Posted
 from sessions.websocket import hub
 
 BATCH_WINDOW = 0.005  #: seconds
-
-
-@dataclass(frozen=True, slots=True)
-class InappPost:
-    """A post and its user. Without a session id, the session of the user's last frame is used."""
-
-    post: Post
-    user_id: str
 
 
 class InApp(Channel):
@@ -63,14 +55,15 @@ class InApp(Channel):
 
     async def attempt(self, message: Message) -> Outcome:
         """Store the message, then notify open pages. Idempotent, so errors are retried."""
-        post_request = InappPost(_build_post(message), message.user_id)
         try:
             async with asyncio.timeout(self.timeout.total_seconds()):
-                post, posted = await _post_writer().submit_and_wait(post_request)
+                post, posted = await _post_writer().submit_and_wait(_build_post(message))
         except BatcherOverloaded:
             return Transient("inapp_busy", retry_after=timedelta(seconds=1))
         except (StoreUnavailable, TimeoutError) as error:
             return Unknown("inapp_away", str(error)[:500])
+        if posted.outcome == "unavailable":
+            return Unknown("inapp_away", "the node does not answer")
         if posted.outcome in ("no_session", "other_user"):
             return Permanent("no_session", "the customer has no chat that is open")
         if posted.outcome == "stored":
@@ -93,34 +86,25 @@ def _build_post(message: Message) -> Post:
     )  # fmt: skip
 
 
-def _store_posts(post_requests: Sequence[InappPost]) -> list[tuple[Post, Posted] | Exception]:
-    """Find missing session ids, then store the posts. Runs in a thread.
-
-    The result of a post of a cluster's node that is unavailable is `StoreUnavailable`; the others are stored.
-    """
-    lost = [each.user_id for each in post_requests if not each.post.session_id]
+def _store_posts(posts: Sequence[Post]) -> list[tuple[Post, Posted]]:
+    """Find missing session ids, then store the posts. Runs in a thread."""
+    store, window = sessions.live_store(), settings.AFTERTOUCH_CONVERSATION_WINDOW
+    lost = [post.user_id for post in posts if not post.session_id]
+    found: Iterable[str | None]
     try:
-        found = iter(
-            sessions.live_store().sessions_of(lost, within=settings.AFTERTOUCH_CONVERSATION_WINDOW) if lost else ()
-        )
+        found = store.sessions_of(lost, within=window) if lost else ()
     except StoreUnavailable:
-        if len(lost) == len(post_requests):
+        if len(lost) == len(posts):
             raise
-        found = iter([None] * len(lost))
-    session_ids = [each.post.session_id or next(found) for each in post_requests]
-    posts = [
-        replace(each.post, session_id=session_id or "")
-        for each, session_id in zip(post_requests, session_ids, strict=True)
-    ]
-    answers = iter(inbox.live_inbox().put_available([post for post in posts if post.session_id]))
-    nowhere = Posted("no_session", "", inbox.START)
-    results: list[tuple[Post, Posted] | Exception] = []
-    for post, session_id in zip(posts, session_ids, strict=True):
-        posted = next(answers) if session_id else nowhere if session_id == "" else None
-        results.append((post, posted) if posted else StoreUnavailable("the node does not answer"))
-    return results
+        found = [None] * len(lost)
+    session_ids = iter(found)
+    placed = [(post, post.session_id or next(session_ids)) for post in posts]
+    known = [replace(post, session_id=session_id) for post, session_id in placed if session_id]
+    stored = zip(known, store.put_messages(known), strict=True)
+    nowhere = {"": "no_session", None: "unavailable"}
+    return [next(stored) if session_id else (post, Posted(nowhere[session_id])) for post, session_id in placed]
 
 
 @once_per_loop
-def _post_writer() -> MicroBatcher[InappPost, tuple[Post, Posted]]:
+def _post_writer() -> MicroBatcher[Post, tuple[Post, Posted]]:
     return MicroBatcher(_store_posts, moment=BATCH_WINDOW, name="inapp")

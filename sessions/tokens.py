@@ -12,7 +12,7 @@ from django.core import signing
 
 from sessions.frames import Frame
 from sessions.store import client
-from sessions.store.client import Server, decode_text, read_script
+from sessions.store.client import Server, decode_text
 
 SALT = "sessions.token"
 LONGEST_TOKEN = 6_000  #: characters; a longer token is not parsed
@@ -77,7 +77,6 @@ def verify_token(token: str, session_id: str) -> Admission:
 
 
 MAX_LIFETIME = timedelta(hours=1)  #: of a token
-REVOKE = read_script("revoke")
 
 
 class Revocation(NamedTuple):
@@ -122,7 +121,7 @@ def _parse_revocation(member: str, at: int) -> Revocation:
 
 def _run(server: Server, session_id: str, members: Sequence[str]) -> int:
     key = client.REVOKED[client.shard_of(session_id)]
-    (at,) = server.run([(REVOKE, [key], [MAX_LIFETIME // timedelta(microseconds=1), *members])])
+    (at,) = server.run([("revoke", [key], [MAX_LIFETIME // timedelta(microseconds=1), *members])])
     return int(at)
 
 

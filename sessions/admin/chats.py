@@ -215,7 +215,7 @@ def _message_moments(session_id: str) -> list[ChatMoment]:
         inbox.SYSTEM: _("Guide message"),
     }
     found = []
-    for entry in inbox.live_inbox().since(session_id, inbox.START, MOST_MESSAGES):
+    for entry in sessions.live_store().messages_since(session_id, inbox.START, MOST_MESSAGES):
         body = json.loads(entry.body)
         at = datetime.fromisoformat(inbox.stored_at(entry.cursor))
         found.append(ChatMoment(at, writers.get(body.get("from", ""), ""), body.get("node", "")))

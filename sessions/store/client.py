@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from itertools import count, product
 from pathlib import Path
 from string import ascii_lowercase, digits
@@ -296,24 +297,9 @@ def _find_slot(words: Sequence[Any]) -> int | None:
 _FOLDER = Path(__file__).resolve().parent.parent / "lua"
 
 
+@cache
 def read_script(name: str) -> Script:
     return Script(_FOLDER / "prelude.lua", _FOLDER / f"{name}.lua")
-
-
-NOTE_ACTIVITY = read_script("note_activity")
-NOTE_PRESENCE = read_script("note_presence")
-LAST_MESSAGES = read_script("last_messages")
-PEEK_SILENT = read_script("peek_silent")
-CLAIM_SILENT = read_script("claim_silent")
-CONFIRM = read_script("confirm")
-RELEASE = read_script("release")
-FIND_ARMED = read_script("find_armed")
-REARM = read_script("rearm")
-STILL_SILENT = read_script("still_silent")
-NOTE_SENDING = read_script("note_sending")
-NOTE_EXPIRED = read_script("note_expired")
-TALLY = read_script("tally")
-DELETE_PAUSES = read_script("delete_pauses")
 
 
 NO_POLICIES = object()  #: the answer of a call that changed nothing, because the server has no policies
@@ -324,7 +310,7 @@ UNWRITABLE_ERRORS = (
 )  # fmt: skip
 UNWRITABLE_CODES = {"MISCONF", "NOREPLICAS", "BUSY"}  #: disk error, missing replicas, running script
 
-Call = tuple[Script, Sequence[str], Sequence[Any]]  #: a script with its keys and its arguments
+Call = tuple[str, Sequence[str], Sequence[Any]]  #: name of a script of `lua/`, keys, arguments
 
 
 class StoreUnavailable(Exception):
@@ -333,6 +319,8 @@ class StoreUnavailable(Exception):
 
 class Server:
     """A Redis, directly or by Sentinel, or a Redis Cluster (`redis+cluster://…`)."""
+
+    script = staticmethod(read_script)
 
     def __init__(self, url: str) -> None:
         self.client: Any = ClusterClient(url) if is_cluster(url) else redis_client.connect_redis(url)
@@ -349,10 +337,10 @@ class Server:
         Raises:
             StoreUnavailable: the server does not answer; the calls may or may not have run.
         """
-        answers = self._send([("EVALSHA", call[0].sha, call) for call in calls], clock_offset)
+        answers = self._send(calls, clock_offset)
         unknown = [number for number, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
         if unknown:
-            anew = self._send([("EVAL", calls[number][0].text, calls[number]) for number in unknown], clock_offset)
+            anew = self._send([calls[number] for number in unknown], clock_offset, with_text=True)
             for number, answer in zip(unknown, anew, strict=True):
                 answers[number] = answer
         for number, answer in enumerate(answers):
@@ -363,10 +351,12 @@ class Server:
         raise_first_error(answers)
         return answers
 
-    def _send(self, calls: Sequence[tuple[str, str, Call]], clock_offset: int) -> list[Any]:
+    def _send(self, calls: Sequence[Call], clock_offset: int, *, with_text: bool = False) -> list[Any]:
         def fill(pipe: Pipeline) -> None:
-            for verb, script, (_, names, words) in calls:
-                pipe.execute_command(verb, script, len(names), *names, clock_offset, *words)  # type: ignore[no-untyped-call]
+            for name, keys, words in calls:
+                script = self.script(name)
+                verb, text = ("EVAL", script.text) if with_text else ("EVALSHA", script.sha)
+                pipe.execute_command(verb, text, len(keys), *keys, clock_offset, *words)  # type: ignore[no-untyped-call]
 
         return self._execute(fill)
 
@@ -470,7 +460,9 @@ def _find_tags(kind: str) -> tuple[str, ...]:
     return tuple(f"{{{found[shard]}}}:" for shard in range(SHARDS))
 
 
-SHARD, _USERS = _find_tags("s"), _find_tags("u")  #: prefix of the keys of each shard
+SHARD = _find_tags("s")  #: prefix of the keys of each shard
+#: Followed by the user id: time of the user's last message, ms, as 6 bytes, then the session of the last frame.
+PRESENCE = _find_tags("u")
 
 
 def _shard_keys(suffix: str) -> tuple[str, ...]:
@@ -489,8 +481,6 @@ DAYS = _shard_keys("day:")  #: followed by the day; hash: what is counted of eac
 SESSION = _shard_keys("s:")  #: followed by the session id
 INBOX = _shard_keys("in:")  #: likewise: stream of the last messages (see `lua/prelude.lua`)
 ONCE = _shard_keys("once:")  #: likewise: sorted set of the names of messages
-#: Followed by the user id: time of the user's last message, ms, as 6 bytes, then the session of the last frame.
-PRESENCE = _USERS
 WATCHERS = "{at:watch}"  #: hash: the state of each watcher
 SILENCES = "{at:watch}:silences"  #: hash: number of recorded silences by policy
 

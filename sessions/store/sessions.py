@@ -1,4 +1,4 @@
-"""Keep the live sessions in Redis.
+"""Keep the live sessions and their messages in Redis.
 
 Every decision is made in one Lua script per shard, by the server's clock. The header of each Lua file defines the order
 of keys and arguments. Calls for several shards share a pipeline.
@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 
 from django.conf import settings
 
-from scheduling.redis_client import Script
-from sessions.frames import USER, Frame
+from sessions.frames import KINDS, USER, Frame
 from sessions.policy import PoliciesUnknown, PolicySet
 from sessions.rates import Every
 from sessions.store import client, inbox
@@ -39,7 +38,7 @@ from sessions.store.client import (
     session_key,
     to_milliseconds,
 )
-from sessions.store.inbox import Post, Posted, parse_posted
+from sessions.store.inbox import MAX_MESSAGES, START, Entry, Post, Posted
 
 #: After its last frame, an unclosed session is deleted, and the presence of its user, so that an export and an erasure
 #: find the session. `AFTERTOUCH_CONVERSATION_WINDOW` is not longer.
@@ -178,7 +177,7 @@ class Store:
         spans = (SESSION_LIFETIME, CLOSED_KEPT, TYPING_PAUSE, RENEWED_EVERY)
         first = [*map(to_milliseconds, spans), len(client.SESSION[0]), *inbox.LIMITS]
         wanted = _calls_of_sessions(
-            client.NOTE_ACTIVITY, session_ids, groups, words, keys=keys, first=first, with_inbox=posts
+            "note_activity", session_ids, groups, words, keys=keys, first=first, with_inbox=posts
         )
         answers = self._run(wanted, partly=partly)
         noted = [FrameEffect(UNAVAILABLE, 0)] * len(frames)
@@ -192,7 +191,7 @@ class Store:
                     dropped[number], outcome = -outcome, DROPPED
                 noted[number] = FrameEffect(outcome, deadline)
             for number, posted in zip(carrying, answer[size:], strict=True):
-                noted[number] = noted[number]._replace(posted=parse_posted(posted))
+                noted[number] = noted[number]._replace(posted=_parse_posted(posted))
         counted = [(frame, at.deadline_ms) for frame, at in zip(frames, noted, strict=True) if at.outcome == COUNTED]
         repeats = [(frames[number], at, noted[number].deadline_ms) for number, at in dropped.items()]
         present, wrote = _collect_presence(counted, repeats)
@@ -226,7 +225,7 @@ class Store:
             groups[client.shard_of(user_id), lifetime + hours * hour_ms].append(user_id)
         wanted: list[Call] = [
             (
-                client.NOTE_PRESENCE,
+                "note_presence",
                 [client.PRESENCE[shard] + each for each in users],
                 [kept, *(word for each in users for word in (present[each][0], wrote[each]))],
             )
@@ -249,8 +248,58 @@ class Store:
             shard = client.shard_of(user_id)
             names = [client.DUE[shard], client.POLICIES[shard], client.COUNTS[shard], session_key(user_id)]
             words = [to_milliseconds(SESSION_LIFETIME), user_id, user_id, tag, key, to_milliseconds(window)]
-            wanted.append((client.NOTE_EXPIRED, names, words))
+            wanted.append(("note_expired", names, words))
         return sum(self._run(wanted))
+
+    # --- inboxes --------------------------------------------------------------------------------------------------
+
+    def put_messages(self, posts: Sequence[Post]) -> list[Posted]:
+        """Store messages that are no frames, those of one session in their order. Idempotent for messages with a key.
+
+        The outcome for a message of a cluster's node that is unavailable is `unavailable`, unless all are.
+        """
+        wanted: list[Call] = [
+            (
+                "inbox_put",
+                [session_key(post.session_id), *inbox_keys(post.session_id)],
+                [*inbox.LIMITS, post.key, post.body(), post.user_id, int(post.sender not in KINDS)],
+            )
+            for post in posts
+        ]
+        return [_parse_posted(answer) for answer in self._run(wanted, partly=True)]
+
+    def messages_since(self, session_id: str, cursor: str, most: int = MAX_MESSAGES) -> list[Entry]:
+        """Return the messages after the cursor, oldest first. Messages above the limits are missing."""
+        (found,) = self.server.ask(lambda pipe: [pipe.xrange(inbox_keys(session_id)[0], f"({cursor}", "+", count=most)])
+        return [
+            Entry(number.decode(), fields[b"m"].decode(), decode_text(fields.get(b"u", ""))) for number, fields in found
+        ]
+
+    def last_cursors(self, session_ids: Sequence[str]) -> list[str]:
+        """Return "" for each session of a cluster's node that is unavailable, unless all are."""
+        if not session_ids:
+            return []
+        found = self.server.ask(
+            lambda pipe: [pipe.xrevrange(inbox_keys(each)[0], count=1) for each in session_ids], partly=True
+        )
+        return ["" if entries is None else entries[0][0].decode() if entries else START for entries in found]
+
+    def read_cursor_and_owner(self, session_id: str) -> tuple[str, str]:
+        """Return the last cursor and the user who owns the session, "" without one."""
+        name = session_key(session_id)
+        entries, owner = self.server.ask(
+            lambda pipe: [pipe.xrevrange(inbox_keys(session_id)[0], count=1), pipe.hget(name, "u")]
+        )
+        return entries[0][0].decode() if entries else START, decode_text(owner or "")
+
+    def delete_messages(self, session_id: str) -> None:
+        self.server.ask(lambda pipe: [pipe.delete(*inbox_keys(session_id))])
+
+    def delete_messages_of(self, session_id: str, user_id: str) -> None:
+        """Delete the messages from the time when this user had the session. Those of its next user stay."""
+        cursors = [entry.cursor for entry in self.messages_since(session_id, START) if entry.owner == user_id]
+        if cursors:
+            self.server.ask(lambda pipe: [pipe.xdel(inbox_keys(session_id)[0], *cursors)])
 
     # --- silences -------------------------------------------------------------------------------------------------
 
@@ -263,26 +312,28 @@ class Store:
         """
         shards = list(shards)
         looks: list[Call] = [
-            (client.PEEK_SILENT, (client.DUE[shard], client.INFLIGHT[shard], client.POLICIES[shard]), (limit,))
+            ("peek_silent", (client.DUE[shard], client.INFLIGHT[shard], client.POLICIES[shard]), (limit,))
             for shard in shards
         ]
-        answers = self._run(looks, partly=True)
+        answers = dict(zip(shards, self._run(looks, partly=True), strict=True))
         self._remember_policies()
-        found = [number for number, answer in enumerate(answers) if answer and len(answer) > 3]
-        wanted = [claim_call(shards[at], [decode_text(each) for each in answers[at][3:]], lease) for at in found]
-        for number, answer in zip(found, self._run_available(wanted), strict=True):
-            answers[number] = answer
-        answers = [answer for answer in answers if answer]
-        if not answers:
+        due = [decode_text(each) for answer in answers.values() if answer for each in answer[3:]]
+        groups = by_shard(due)
+        keys, spans = (client.DUE, client.INFLIGHT, client.POLICIES), (lease, SESSION_LIFETIME)
+        words, first = [(each,) for each in due], [*map(to_milliseconds, spans)]
+        wanted = _calls_of_sessions("claim_silent", due, groups, words, keys=keys, first=first)
+        answers |= zip(groups, self._run_available(wanted), strict=True)
+        found = [answer for answer in answers.values() if answer]
+        if not found:
             raise StoreUnavailable("no node answers")
-        now_ms = max((answer[0] for answer in answers), default=0)
+        now_ms = max(answer[0] for answer in found)
         # Each shard's next deadline by its own clock.
-        waits = [max(answer[2] - answer[0], 0) for answer in answers if answer[2] >= 0]
+        waits = [max(answer[2] - answer[0], 0) for answer in found if answer[2] >= 0]
         return ClaimedSilences(
-            silences=[_parse_claim(*row) for answer in answers for row in answer[3:]],
+            silences=[_parse_claim(*row) for answer in found for row in answer[3:]],
             now_ms=now_ms,
             next_ms=now_ms + min(waits) if waits else -1,
-            versions=frozenset(decode_text(answer[1]) for answer in answers),
+            versions=frozenset(decode_text(answer[1]) for answer in found),
         )
 
     def confirm(self, silences: Sequence[ClaimedSilence]) -> int:
@@ -291,7 +342,7 @@ class Store:
         Those of a cluster's node that is unavailable are claimed again after their lease.
         """
         keys = (client.DUE, client.INFLIGHT, client.POLICIES, client.COUNTS, client.IDLE)
-        wanted = _calls_of_claims(client.CONFIRM, silences, keys, first=[to_milliseconds(SESSION_LIFETIME)])
+        wanted = _calls_of_claims("confirm", silences, keys, first=[to_milliseconds(SESSION_LIFETIME)])
         return sum(each or 0 for each in self._run(wanted, partly=True))
 
     def rearm_for_campaign(self, limit: int = REARMED) -> int:
@@ -303,9 +354,7 @@ class Store:
         spread over `REARM_SPREAD`. Returns the number of batches; 0: all are done. Concurrent calls apply each batch
         once. Leaves out the shards of a cluster's node that is unavailable.
         """
-        looks: list[Call] = [
-            (client.FIND_ARMED, names, (limit,)) for names in zip(client.DUE, client.POLICIES, strict=True)
-        ]
+        looks: list[Call] = [("find_armed", names, (limit,)) for names in zip(client.DUE, client.POLICIES, strict=True)]
         spans = [to_milliseconds(REARM_SPREAD), to_milliseconds(SESSION_LIFETIME)]
         wanted: list[Call] = []
         for shard, answer in enumerate(self._run(looks, partly=True)):
@@ -318,14 +367,14 @@ class Store:
                     client.POLICIES[shard],
                     *(client.SESSION[shard] + each for each in session_ids),
                 ]
-                wanted.append((client.REARM, names, [*batch, *spans, *session_ids]))
+                wanted.append(("rearm", names, [*batch, *spans, *session_ids]))
         return sum(each is not None for each in self._run_available(wanted))
 
     def release(self, silences: Sequence[ClaimedSilence]) -> int:
         """Return claims before their lease ends. Idempotent. Returns how many were still in flight under the same
         arming.
         """
-        wanted = _calls_of_claims(client.RELEASE, silences, (client.DUE, client.INFLIGHT))
+        wanted = _calls_of_claims("release", silences, (client.DUE, client.INFLIGHT))
         return sum(each or 0 for each in self._run(wanted, partly=True))
 
     # --- queries --------------------------------------------------------------------------------------------------
@@ -348,7 +397,7 @@ class Store:
             (armed_at, 0 if until is None else to_milliseconds(until - _EPOCH))
             for (_, armed_at), until in zip(silences, send_until or [None] * len(silences), strict=True)
         ]
-        answers = self._run(_calls_of_sessions(client.STILL_SILENT, session_ids, groups, words), partly=True)
+        answers = self._run(_calls_of_sessions("still_silent", session_ids, groups, words), partly=True)
         stand: list[bool | str | None] = [None] * len(silences)
         for numbers, answer in zip(groups.values(), answers, strict=True):
             for number, each in zip(numbers, answer[1:] if answer else [], strict=bool(answer)):
@@ -364,7 +413,7 @@ class Store:
         session_ids = [session_id for session_id, _ in silences]
         words = [(armed_at, int(is_sent)) for (_, armed_at), is_sent in zip(silences, sent, strict=True)]
         wanted = _calls_of_sessions(
-            client.NOTE_SENDING, session_ids, by_shard(session_ids), words,
+            "note_sending", session_ids, by_shard(session_ids), words,
             keys=(client.day_keys(), client.POLICIES), first=[to_milliseconds(TYPED_LATELY)],
         )  # fmt: skip
         self._run(wanted, partly=True)
@@ -378,7 +427,7 @@ class Store:
         groups = by_shard(user_ids)
         window = to_milliseconds(settings.AFTERTOUCH_CONVERSATION_WINDOW)
         wanted: list[Call] = [
-            (client.LAST_MESSAGES, [client.PRESENCE[shard] + user_ids[at] for at in group], [window])
+            ("last_messages", [client.PRESENCE[shard] + user_ids[at] for at in group], [window])
             for shard, group in groups.items()
         ]
         heard: list[datetime | str | None] = [UNREACHABLE] * len(user_ids)
@@ -447,15 +496,15 @@ class Store:
             partly: leave out the shards of a cluster's node that is unavailable, unless no node answers.
         """
         sets = zip(client.DUE, client.INFLIGHT, client.PAUSED, client.COUNTS, strict=True)
-        wanted: list[Call] = [(client.TALLY, names, [to_milliseconds(PAUSE_COUNTS)]) for names in sets]
+        wanted: list[Call] = [("tally", names, [to_milliseconds(PAUSE_COUNTS)]) for names in sets]
         answers = self._run(wanted, partly=partly)
-        over = [
-            clear_pauses_call(shard, [decode_text(each) for each in answer[5]])
-            for shard, answer in enumerate(answers)
-            if answer and answer[5]
-        ]
+        over = [decode_text(each) for answer in answers if answer for each in answer[5]]
         if over:
-            self._run_available(over)
+            words = [(each,) for each in over]
+            keys, first = (client.PAUSED, client.COUNTS), [to_milliseconds(PAUSE_COUNTS)]
+            self._run_available(
+                _calls_of_sessions("delete_pauses", over, by_shard(over), words, keys=keys, first=first)
+            )
             answers = self._run(wanted, partly=partly)
         return [
             ShardCounts(
@@ -546,7 +595,7 @@ def _store_of_url(url: str) -> Store:
 
 
 def _calls_of_sessions(
-    script: Script,
+    script: str,
     session_ids: Sequence[str],
     groups: Mapping[int, Sequence[int]],
     words: Sequence[Sequence[Any]],
@@ -572,22 +621,11 @@ def _calls_of_sessions(
 
 
 def _calls_of_claims(
-    script: Script, silences: Sequence[ClaimedSilence], keys: Sequence[Sequence[str]], *, first: Sequence[Any] = ()
+    script: str, silences: Sequence[ClaimedSilence], keys: Sequence[Sequence[str]], *, first: Sequence[Any] = ()
 ) -> list[Call]:
     session_ids = [each.session_id for each in silences]
     words = [(each.session_id, each.armed_at) for each in silences]
     return _calls_of_sessions(script, session_ids, by_shard(session_ids), words, keys=keys, first=first)
-
-
-def claim_call(shard: int, session_ids: Sequence[str], lease: timedelta) -> Call:
-    names = [client.DUE[shard], client.INFLIGHT[shard], client.POLICIES[shard]]
-    names += [client.SESSION[shard] + each for each in session_ids]
-    return client.CLAIM_SILENT, names, (to_milliseconds(lease), to_milliseconds(SESSION_LIFETIME), *session_ids)
-
-
-def clear_pauses_call(shard: int, session_ids: Sequence[str]) -> Call:
-    names = [client.PAUSED[shard], client.COUNTS[shard], *(client.SESSION[shard] + each for each in session_ids)]
-    return client.DELETE_PAUSES, names, [to_milliseconds(PAUSE_COUNTS), *session_ids]
 
 
 def _collect_presence(
@@ -628,3 +666,7 @@ def _parse_claim(
     return ClaimedSilence(
         decode_text(session_id), decode_text(user_id), decode_text(chat_id), words, decode_text(policy), *numbers
     )
+
+
+def _parse_posted(answer: Sequence[bytes] | None) -> Posted:
+    return Posted(*(word.decode() for word in answer)) if answer else Posted("unavailable")

@@ -21,7 +21,6 @@ from sessions.policy import AGENT, ANY, CUSTOMER, DEFAULT_KEY, select_policies
 from sessions.rates import Recent
 from sessions.store import client, inbox
 from sessions.store.client import decode_text, instant_of_ms, presence_key, session_key
-from sessions.store.inbox import live_inbox
 from sessions.store.sessions import REFUSED, ClaimedSilence, Store, live_store
 
 REPORT_LIFETIME_MS = 60_000  #: ms
@@ -342,7 +341,7 @@ def export_chats(who: Identity, delivery_keys: Sequence[UUID], most: int) -> lis
         found = session_snapshot(store, session_id)
         if found.user_id not in ("", who.user_id):
             return []  # it was closed, and another user opened it
-        entries = [entry for entry in live_inbox().since(session_id, inbox.START) if not entry.is_of_other(who.user_id)]
+        entries = [each for each in store.messages_since(session_id, inbox.START) if not each.is_of_other(who.user_id)]
     except client.StoreUnavailable:
         return None
     return [
@@ -366,9 +365,9 @@ def erase_sessions(who: Identity) -> int:
     (session_id,) = store.sessions_of([user_id])
     count = 0
     if session_id and store.close(session_id, user_id).outcome == REFUSED:
-        live_inbox().delete_messages_of(session_id, user_id)
+        store.delete_messages_of(session_id, user_id)
     elif session_id:
-        live_inbox().delete_messages(session_id)
+        store.delete_messages(session_id)
         store.server.ask(lambda pipe: [pipe.delete(session_key(session_id))])
         count = 1
     # A user's activity lies in the shards of the sessions. `clear_active` would leave out those of an unavailable node.

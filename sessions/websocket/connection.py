@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 from scheduling import metrics
@@ -17,7 +18,7 @@ from scheduling.strict_text import InvalidText, decode_json, find_unstorable_tex
 from sessions.event_loops import once_per_loop
 from sessions.frames import EPOCH_LENGTH, KINDS, MAX_SEQ, Frame, has_control_characters
 from sessions.store.client import StoreUnavailable
-from sessions.store.inbox import Inbox, Post, live_inbox
+from sessions.store.inbox import Post
 from sessions.store.sessions import DROPPED, UNAVAILABLE, FrameEffect, Store, live_store
 
 # Parse frames of a WebSocket strictly, and define its close codes. No I/O.
@@ -225,36 +226,29 @@ class FrameRequest:
     needs_cursor: bool = False
 
 
-class FrameWriter:
-    """Write frames with their messages in a thread.
+def write_frames(store: Store, requests: Sequence[FrameRequest]) -> list[FrameEffect | Exception]:
+    """Write frames with their messages. Runs in a thread.
 
     A frame of a cluster's node that is unavailable gets `StoreUnavailable` as its result; the others of the batch are
     written. The client repeats it: a message that was stored is then a duplicate.
     """
-
-    def __init__(self, store: Store, inbox: Inbox) -> None:
-        self.store = store
-        self.inbox = inbox
-
-    def write_batch(self, slips: Sequence[FrameRequest]) -> list[FrameEffect | Exception]:
-        posts = {number: slip.post for number, slip in enumerate(slips) if slip.post}
-        noted = self.store.note_activity([slip.frame for slip in slips], posts, partly=True)
-        stale = sum(
-            each.outcome == DROPPED and slip.frame.seq is not None for slip, each in zip(slips, noted, strict=True)
-        )
-        if stale:
-            metrics.count(metrics.frames_dropped, STALE_SEQ, by=stale)
-        results: list[FrameEffect | Exception] = [
-            StoreUnavailable("the node does not answer") if each.outcome == UNAVAILABLE else each for each in noted
-        ]
-        asked = [at for at, slip in enumerate(slips) if slip.needs_cursor and noted[at].outcome != UNAVAILABLE]
-        cursors = self.inbox.last_cursors([slips[at].frame.session_id for at in asked])
-        for at, cursor in zip(asked, cursors, strict=True):
-            results[at] = noted[at]._replace(last_cursor=cursor) if cursor else StoreUnavailable("the node is gone")
-        return results
+    posts = {number: request.post for number, request in enumerate(requests) if request.post}
+    noted = store.note_activity([request.frame for request in requests], posts, partly=True)
+    stale = sum(
+        each.outcome == DROPPED and request.frame.seq is not None for request, each in zip(requests, noted, strict=True)
+    )
+    if stale:
+        metrics.count(metrics.frames_dropped, STALE_SEQ, by=stale)
+    results: list[FrameEffect | Exception] = [
+        StoreUnavailable("the node does not answer") if each.outcome == UNAVAILABLE else each for each in noted
+    ]
+    asked = [at for at, request in enumerate(requests) if request.needs_cursor and noted[at].outcome != UNAVAILABLE]
+    cursors = store.last_cursors([requests[at].frame.session_id for at in asked])
+    for at, cursor in zip(asked, cursors, strict=True):
+        results[at] = noted[at]._replace(last_cursor=cursor) if cursor else StoreUnavailable("the node is gone")
+    return results
 
 
 @once_per_loop
 def frame_writer() -> MicroBatcher[FrameRequest, FrameEffect]:
-    writer = FrameWriter(live_store(), live_inbox())
-    return MicroBatcher(writer.write_batch, moment=BATCH_WINDOW, name="sessions-desk")
+    return MicroBatcher(partial(write_frames, live_store()), moment=BATCH_WINDOW, name="sessions-desk")

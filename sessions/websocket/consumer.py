@@ -31,7 +31,7 @@ from sessions.detection.presence import SessionPresence
 from sessions.detection.silence_events import SOURCE
 from sessions.frames import USER
 from sessions.rates import Bucket
-from sessions.store import inbox
+from sessions.store import inbox, sessions
 from sessions.store.client import StoreUnavailable
 from sessions.store.inbox import Post
 from sessions.store.sessions import COUNTED, DROPPED, REFUSED, FrameEffect
@@ -174,7 +174,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             await hub.hub().join(session_id, self)
             self.joined = True
             metrics.count(metrics.sockets, self.admission.role)
-            last, owner = await asyncio.to_thread(inbox.live_inbox().read_cursor_and_owner, session_id)
+            last, owner = await asyncio.to_thread(sessions.live_store().read_cursor_and_owner, session_id)
             if self._is_of_other(owner):
                 return
             if await asyncio.to_thread(self._is_revoked):
@@ -198,7 +198,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
 
     def _is_revoked(self) -> bool:
         me = self.admission
-        return tokens.is_revoked(inbox.live_inbox().server, me.session_id, me.role, me.issued_at)
+        return tokens.is_revoked(sessions.live_store().server, me.session_id, me.role, me.issued_at)
 
     async def websocket_disconnect(self) -> None:
         self.send_queue.drop()
@@ -366,7 +366,8 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             while not self.send_queue.ended:
                 self.more_arrived = False  # a message that arrives from here on may be missing from the read
                 after = "{}-{}".format(*self.cursor)
-                missed = await asyncio.to_thread(inbox.live_inbox().since, self.admission.session_id, after, CATCH_UP)
+                read = sessions.live_store().messages_since
+                missed = await asyncio.to_thread(read, self.admission.session_id, after, CATCH_UP)
                 for entry in missed:
                     self._push_entry(entry)
                 if not missed and not await self._inbox_restarted() and not self.more_arrived:
@@ -384,7 +385,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         Called only while no other code moves the cursor. Otherwise a cursor that is slightly behind would look like a
         restart.
         """
-        (last,) = await asyncio.to_thread(inbox.live_inbox().last_cursors, [self.admission.session_id])
+        (last,) = await asyncio.to_thread(sessions.live_store().last_cursors, [self.admission.session_id])
         if self.cursor is None or inbox.parse_cursor(last) >= self.cursor:
             return False
         self.cursor = inbox.parse_cursor(inbox.START)

@@ -19,7 +19,8 @@ import redis
 from django.conf import settings
 from redis.crc import key_slot
 
-from sessions.store.client import Call, Script, Server, instant_of_ms
+from scheduling.redis_client import Script
+from sessions.store.client import Call, Server, instant_of_ms, read_script
 from tests.sessions.conftest import Chats
 
 
@@ -29,8 +30,17 @@ class StoppedClockServer(Server):
     def run(self, calls: Sequence[Call], clock_offset: int = 0, *, partly: bool = False) -> list[Any]:
         for script, names, _words in calls:
             assert len({key_slot(name.encode()) for name in names}) == 1, (script, names)
-        calls = [(_without_clock(script), names, words) for script, names, words in calls]
         return super().run(calls, clock_offset, partly=partly)
+
+    @staticmethod
+    @cache
+    def script(name: str) -> Script:
+        still = copy.copy(read_script(name))
+        text = still.text.replace("redis.call('TIME')", "{0, 0}")
+        assert text != still.text
+        still.text = _ONLY_DECLARED_KEYS + text
+        still.sha = hashlib.sha1(still.text.encode(), usedforsecurity=False).hexdigest()
+        return still
 
 
 _ONLY_DECLARED_KEYS = """
@@ -42,16 +52,6 @@ function redis.call(name, key, ...)
   return server.call(name, key, ...)
 end
 """
-
-
-@cache
-def _without_clock(script: Script) -> Script:
-    text = script.text.replace("redis.call('TIME')", "{0, 0}")
-    assert text != script.text
-    text = _ONLY_DECLARED_KEYS + text
-    still = copy.copy(script)
-    still.text, still.sha = text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-    return still
 
 
 class StoppedClockChats(Chats):

@@ -25,9 +25,9 @@ from sessions.frames import Frame
 from sessions.policy import Policy, PolicySet
 from sessions.store import client, stats
 from sessions.store.client import Server, StoreUnavailable, presence_key
-from sessions.store.inbox import Inbox, Post, build_put_call
+from sessions.store.inbox import Post
 from sessions.store.sessions import Store
-from sessions.websocket.connection import FrameRequest, FrameWriter
+from sessions.websocket.connection import FrameRequest, write_frames
 from tests.sessions.conftest import Chats
 from tests.sessions.redis_cluster import SLOTS, ClusterUnderTest
 from tests.support.waiting import WAIT_LIMIT
@@ -58,8 +58,7 @@ def test_all_keys_of_a_shard_share_a_slot() -> None:
     )
     for shard in range(client.SHARDS):
         session = next(name for name in map(str, range(1000)) if client.shard_of(name) == shard)
-        _, inbox_keys, _ = build_put_call(Post(session, "m1", "user", "hi"))
-        keys = [*(kind[shard] for kind in kinds), client.SESSION[shard] + session, *inbox_keys]
+        keys = [*(kind[shard] for kind in kinds), client.session_key(session), *client.inbox_keys(session)]
         assert len({slot_of(key) for key in keys}) == 1
 
 
@@ -201,7 +200,6 @@ def test_frames_of_a_lost_primary_fail_alone(cluster: ClusterUnderTest, monkeypa
     """The node is skipped, as one that did not answer."""
     policies = PolicySet({"default": Policy(timedelta(seconds=60))})
     store = Store(Server(cluster.url), lambda: policies)
-    writer = FrameWriter(store, Inbox(store.server))
     sessions = [f"lost-{number}" for number in range(40)]
     slips = [
         FrameRequest(Frame(each, f"user-{each}"), Post(each, f"m{number}", "user", "hi"), needs_cursor=True)
@@ -217,16 +215,16 @@ def test_frames_of_a_lost_primary_fail_alone(cluster: ClusterUnderTest, monkeypa
     users = [owner_of(presence_key(f"user-{each}")) for each in sessions]
     lost = owners[0]
     monkeypatch.setitem(store.server.client._skipped, f"127.0.0.1:{lost}", time.monotonic() + 3600)
-    results = writer.write_batch(slips)
+    results = write_frames(store, slips)
     # A message counts only where it also stops touches of its user.
     fails = [lost in pair for pair in zip(owners, users, strict=True)]
     assert [isinstance(each, StoreUnavailable) for each in results] == fails
     assert 0 < sum(fails) < len(fails)
     assert len(set(owners)) == 3
     with pytest.raises(StoreUnavailable):
-        writer.write_batch([slip for slip, owner in zip(slips, owners, strict=True) if owner == lost])
+        write_frames(store, [slip for slip, owner in zip(slips, owners, strict=True) if owner == lost])
     claimed = store.claim_silent(10, timedelta(seconds=30))
     assert claimed.versions == {policies.version}
     monkeypatch.undo()
-    assert not any(isinstance(each, Exception) for each in writer.write_batch(slips))
+    assert not any(isinstance(each, Exception) for each in write_frames(store, slips))
     store.server.client.close()

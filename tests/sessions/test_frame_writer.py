@@ -12,17 +12,17 @@ from sessions.frames import Frame
 from sessions.policy import CUSTOMER, Policy
 from sessions.store import stats
 from sessions.store.client import StoreUnavailable
-from sessions.store.inbox import START, Inbox, Post
-from sessions.store.sessions import COUNTED, DROPPED, FrameEffect
-from sessions.websocket.connection import FrameRequest, FrameWriter
+from sessions.store.inbox import START, Post
+from sessions.store.sessions import COUNTED, DROPPED, FrameEffect, Store
+from sessions.websocket.connection import FrameRequest, write_frames
 from tests.sessions.conftest import Chats
 from tests.support.tables import each_row
 
 
 @pytest.fixture
-def writer(chats: Chats) -> FrameWriter:
+def store(chats: Chats) -> Store:
     chats.policies(default=Policy(timedelta(seconds=60), after=CUSTOMER))
-    return FrameWriter(chats.store, Inbox(chats.store.server))
+    return chats.store
 
 
 def message(
@@ -32,15 +32,15 @@ def message(
     return FrameRequest(Frame(session, "ann", sender=sender, seq=seq, epoch=epoch), post)
 
 
-def write(writer: FrameWriter, *requests: FrameRequest) -> list[tuple[str, int]]:
+def write(store: Store, *requests: FrameRequest) -> list[tuple[str, int]]:
     """Return what became of the message and of the frame."""
-    found = writer.write_batch(requests)
+    found = write_frames(store, requests)
     assert all(isinstance(each, FrameEffect) and each.posted for each in found)
     return [(each.posted.outcome, each.outcome) for each in found]  # type: ignore[union-attr]
 
 
-def awaited(writer: FrameWriter) -> str:
-    return stats.session_snapshot(writer.store, "s1").awaited
+def awaited(store: Store) -> str:
+    return stats.session_snapshot(store, "s1").awaited
 
 
 NEW, KNOWN, LATE = ("stored", COUNTED), ("duplicate", DROPPED), ("replayed", DROPPED)
@@ -60,56 +60,56 @@ NEW, KNOWN, LATE = ("stored", COUNTED), ("duplicate", DROPPED), ("replayed", DRO
     ],
 )
 def test_message_is_stored_exactly_where_its_frame_counts(
-    writer: FrameWriter, messages: list[tuple[str, int | None, str]], expected: list[tuple[str, int]]
+    store: Store, messages: list[tuple[str, int | None, str]], expected: list[tuple[str, int]]
 ) -> None:
     """Those of one batch, and repeated in another one."""
     session = f"s-{messages}"[:128]
     batch = [message(name, session=session, seq=seq, epoch=epoch) for name, seq, epoch in messages]
-    assert write(writer, *batch) == expected
-    assert write(writer, *batch) == [LATE if each == LATE else KNOWN for each in expected]
-    kept = [json.loads(entry.body)["id"] for entry in writer.inbox.since(session, START)]
+    assert write(store, *batch) == expected
+    assert write(store, *batch) == [LATE if each == LATE else KNOWN for each in expected]
+    kept = [json.loads(entry.body)["id"] for entry in store.messages_since(session, START)]
     assert kept == [name for (name, _, _), each in zip(messages, expected, strict=True) if each == NEW]
 
 
-def test_order_of_messages_is_that_of_their_side_and_session(writer: FrameWriter) -> None:
+def test_order_of_messages_is_that_of_their_side_and_session(store: Store) -> None:
     batch = [("s1", "user", 5), ("s1", "agent", 4), ("s2", "user", 4)]
     slips = [message(f"m{number}", side, session=name, seq=seq) for number, (name, side, seq) in enumerate(batch)]
-    assert write(writer, *slips) == [NEW] * 3
+    assert write(store, *slips) == [NEW] * 3
 
 
-def test_repeat_of_counted_message_is_not_counted(writer: FrameWriter) -> None:
-    write(writer, message("m1"))
-    write(writer, message("a1", "agent"))
-    assert write(writer, message("m1")) == [("duplicate", DROPPED)]
-    assert awaited(writer) == ""
-    write(writer, message("m2"))
-    assert write(writer, message("a1", "agent")) == [("duplicate", DROPPED)]
-    assert write(writer, message("a1", "agent", seq=7)) == [("duplicate", DROPPED)]
-    assert awaited(writer) == "agent"
+def test_repeat_of_counted_message_is_not_counted(store: Store) -> None:
+    write(store, message("m1"))
+    write(store, message("a1", "agent"))
+    assert write(store, message("m1")) == [("duplicate", DROPPED)]
+    assert awaited(store) == ""
+    write(store, message("m2"))
+    assert write(store, message("a1", "agent")) == [("duplicate", DROPPED)]
+    assert write(store, message("a1", "agent", seq=7)) == [("duplicate", DROPPED)]
+    assert awaited(store) == "agent"
 
 
-def test_repeat_in_one_batch_is_not_counted(writer: FrameWriter) -> None:
-    found = write(writer, message("m1"), message("a1", "agent"), message("m1"), message("m1", session="s2"))
+def test_repeat_in_one_batch_is_not_counted(store: Store) -> None:
+    found = write(store, message("m1"), message("a1", "agent"), message("m1"), message("m1", session="s2"))
     assert found == [("stored", COUNTED), ("stored", COUNTED), ("duplicate", DROPPED), ("stored", COUNTED)]
-    assert awaited(writer) == ""
+    assert awaited(store) == ""
 
 
-def test_repeat_of_counted_message_does_not_reopen_session(writer: FrameWriter) -> None:
-    write(writer, message("m1"))
-    writer.store.note_activity([Frame("s1", "ann", sender="agent", kind="close")])
-    assert write(writer, message("m1")) == [("duplicate", DROPPED)]
-    assert stats.session_snapshot(writer.store, "s1").state == "closed"
-    assert write(writer, message("m2")) == [("stored", COUNTED)]
-    assert write(writer, message("m1")) == [("duplicate", DROPPED)]
+def test_repeat_of_counted_message_does_not_reopen_session(store: Store) -> None:
+    write(store, message("m1"))
+    store.note_activity([Frame("s1", "ann", sender="agent", kind="close")])
+    assert write(store, message("m1")) == [("duplicate", DROPPED)]
+    assert stats.session_snapshot(store, "s1").state == "closed"
+    assert write(store, message("m2")) == [("stored", COUNTED)]
+    assert write(store, message("m1")) == [("duplicate", DROPPED)]
 
 
-def test_repeat_of_counted_message_stores_lost_presence(writer: FrameWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeat_of_counted_message_stores_lost_presence(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise StoreUnavailable("killed in between")
 
     with monkeypatch.context() as broken:
-        broken.setattr(writer.store, "store_presence", fail)
+        broken.setattr(store, "store_presence", fail)
         with pytest.raises(StoreUnavailable):
-            writer.write_batch([message("m1")])
-    assert write(writer, message("m1")) == [("duplicate", DROPPED)]
-    assert writer.store.last_frames(["ann"]) != [None]
+            write_frames(store, [message("m1")])
+    assert write(store, message("m1")) == [("duplicate", DROPPED)]
+    assert store.last_frames(["ann"]) != [None]

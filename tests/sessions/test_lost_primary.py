@@ -25,9 +25,9 @@ from sessions.policy import PolicySet
 from sessions.rates import Every
 from sessions.store import client, stats
 from sessions.store.client import Server, StoreUnavailable
-from sessions.store.inbox import Inbox, Post
+from sessions.store.inbox import Post
 from sessions.store.sessions import Store
-from sessions.websocket.connection import FrameRequest, FrameWriter
+from sessions.websocket.connection import FrameRequest, write_frames
 from tests.sessions.redis_cluster import SLOTS, ClusterUnderTest
 from tests.sessions.test_cluster import slot_of
 from tests.sessions.websocket.test_inapp_channel import message, send
@@ -164,7 +164,7 @@ def test_only_message_of_batch_on_lost_primary_fails_alone(lost_primary: LostPri
         FrameRequest(Frame(healthy, user, kind="ping")),
     ]
     lost_primary.lose()
-    results = FrameWriter(store, Inbox(store.server)).write_batch(slips)
+    results = write_frames(store, slips)
     assert [isinstance(each, StoreUnavailable) for each in results] == [True, True, False]
 
 

@@ -788,30 +788,30 @@ def test_active_user_is_noted_once_an_hour(chats: Chats) -> None:
 
 
 def test_inbox_keeps_messages_that_fill_the_byte_limit(server: Server) -> None:
-    box, empty = inbox.Inbox(server), len(Post("s1", "a", "user", "").body())
+    box, empty = Chats(server).store, len(Post("s1", "a", "user", "").body())
     half = "x" * (inbox.MOST_BYTES // 2 - empty)
 
     def put(id: str, text: str) -> list[str]:
-        box.put([Post("s1", id, "user", text)])
-        return [json.loads(each.body)["id"] for each in box.since("s1", inbox.START)]
+        box.put_messages([Post("s1", id, "user", text)])
+        return [json.loads(each.body)["id"] for each in box.messages_since("s1", inbox.START)]
 
     assert [put("a", half), put("b", half), put("c", half + "x")] == [["a"], ["a", "b"], ["c"]]
 
 
 def test_inbox_keeps_last_messages_within_byte_limit(server: Server) -> None:
-    box = inbox.Inbox(server)
+    box = Chats(server).store
     for number in range(40):
-        box.put([Post("s1", f"m{number}", "user", "x" * 15_000)])
+        box.put_messages([Post("s1", f"m{number}", "user", "x" * 15_000)])
     for number in range(60):
-        box.put([Post("s1", f"short{number}", "user", "x" * 1_000)])
-    kept = box.since("s1", inbox.START)
+        box.put_messages([Post("s1", f"short{number}", "user", "x" * 1_000)])
+    kept = box.messages_since("s1", inbox.START)
     assert sum(len(each.body) for each in kept) <= 2 * inbox.MOST_BYTES
     names = [json.loads(each.body)["id"] for each in kept]
     assert names[-60:] == [f"short{number}" for number in range(60)]
     assert names[:-60] == [f"m{number}" for number in range(40 - len(names[:-60]), 40)]
     assert len(names) > 60
-    box.put([Post("s1", "huge", "user", "x" * (inbox.MOST_BYTES + 1))])
-    assert [json.loads(each.body)["id"] for each in box.since("s1", inbox.START)] == ["huge"]
+    box.put_messages([Post("s1", "huge", "user", "x" * (inbox.MOST_BYTES + 1))])
+    assert [json.loads(each.body)["id"] for each in box.messages_since("s1", inbox.START)] == ["huge"]
 
 
 # --- validation of input --------------------------------------------------------------------------------------------

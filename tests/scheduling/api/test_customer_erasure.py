@@ -63,7 +63,7 @@ from sessions.detection.watcher import store_activity
 from sessions.frames import Frame
 from sessions.models import SilencePolicy
 from sessions.store import client
-from sessions.store.inbox import START, Post, live_inbox
+from sessions.store.inbox import START, Post
 from sessions.store.sessions import SESSION_LIFETIME, ClaimedSilence, live_store
 from sessions.store.stats import session_snapshot
 from tests.scheduling.api.serving import Client, cloud_event
@@ -92,7 +92,7 @@ def chatting(api: Client, valkey: redis.Redis) -> Client:
     """A customer with a name and a chat."""
     api("PUT", "/customers/ann-7731", {"name": "安妮亚"})
     live_store().note_activity([Frame("s-1", "ann-7731", chat_id="c")])
-    live_inbox().put([Post("s-1", "m1", "user", "紫金路", user_id="ann-7731")])
+    live_store().put_messages([Post("s-1", "m1", "user", "紫金路", user_id="ann-7731")])
     return api
 
 
@@ -287,7 +287,7 @@ def test_session_outside_the_conversation_window_is_exported_and_deleted(chattin
     assert (chat["session_id"], [each["text"] for each in chat["messages"]]) == ("s-1", ["紫金路"])
     erase(chatting)
     assert live_store().known(["s-1"]) == [False]
-    assert live_inbox().since("s-1", START) == []
+    assert live_store().messages_since("s-1", START) == []
     assert sum(each.armed for each in live_store().shards()) == 0
 
 
@@ -367,13 +367,13 @@ def test_silence_from_before_the_request_becomes_no_event(chatting: Client) -> N
 def test_session_that_another_user_has_now_is_neither_exported_nor_erased(chatting: Client) -> None:
     live_store().close("s-1", "ann-7731")
     live_store().note_activity([Frame("s-1", "bob")])
-    live_inbox().put([Post("s-1", "m2", "user", "hi", user_id="bob")])
+    live_store().put_messages([Post("s-1", "m2", "user", "hi", user_id="bob")])
     export = chatting.get("/customers/ann-7731/export").json()
     assert (export["live_chats"], export["complete"]) == ([], True)
     erase(chatting)
     assert live_store().sessions_of(["ann-7731", "bob"]) == ["", "s-1"]
     assert session_snapshot(live_store(), "s-1").user_id == "bob"
-    assert [(each.owner, "hi" in each.body) for each in live_inbox().since("s-1", START)] == [("bob", True)]
+    assert [(each.owner, "hi" in each.body) for each in live_store().messages_since("s-1", START)] == [("bob", True)]
 
 
 def test_earlier_session_ends_with_its_lifetime(chatting: Client) -> None:

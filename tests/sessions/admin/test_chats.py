@@ -14,7 +14,7 @@ from scheduling.planning.ingest import record_events
 from sessions.detection.silence_events import silence_event
 from sessions.policy import AGENT, CUSTOMER, Policy
 from sessions.store import sessions
-from sessions.store.inbox import Post, live_inbox
+from sessions.store.inbox import Post
 from tests.sessions.admin.conftest import text, url
 from tests.sessions.conftest import Chats
 from tests.support.matrix import MatrixBuilder
@@ -49,7 +49,9 @@ def test_chat_page_explains_policy_and_shows_timeline(editor: Client, chats: Cha
     matrix.node("guide", "session.silent", delay=timedelta(0))
     chats.policies(vip=Policy(MINUTE, tags=("vip",), after=AGENT, version=4))
     chats.user("s 1", tag="vip")
-    live_inbox().put([Post("s 1", f"m-{each}", each, "a secret text") for each in ("user", "bot", "system")])
+    sessions.live_store().put_messages(
+        [Post("s 1", f"m-{each}", each, "a secret text") for each in ("user", "bot", "system")]
+    )
     page = text(editor.get(chat_url("s 1")))
     assert "the customer wrote last" in page
     assert "because of vip" in page

@@ -9,8 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from sessions.store import client
-from sessions.store.client import Server
-from sessions.store.inbox import Inbox, parse_cursor
+from sessions.store.inbox import parse_cursor
 from tests.sessions.faults.chat_stack import THRESHOLD, ChatStack
 from tests.sessions.faults.chat_users import ChatUser, ChatUsers
 
@@ -60,11 +59,11 @@ class Count:
         by_session: dict[str, list[Silence]] = defaultdict(list)
         for each in self.silences:
             by_session[each.session].append(each)
-        server = Server(self.target.chats_url)
+        store = self.target.store()
         for user, agent in self.chat_users.chats:
             session = user.client.session
-            kept = [entry.cursor for entry in Inbox(server).since(session, "0-0")]
-            last = server.ask(lambda pipe, name=session: [pipe.hget(_key(name), "s")])[0]  # type: ignore[misc]
+            kept = [entry.cursor for entry in store.messages_since(session, "0-0")]
+            last = store.server.ask(lambda pipe, name=session: [pipe.hget(_key(name), "s")])[0]  # type: ignore[misc]
             found += [
                 f"{session} {what}"
                 for what in (
@@ -73,7 +72,7 @@ class Count:
                     *_last(by_session[session], last),
                 )
             ]
-        server.client.close()
+        store.server.client.close()
         return found
 
     def _heard(self, user: ChatUser, agent: ChatUser, kept: list[str]) -> Iterator[str]:

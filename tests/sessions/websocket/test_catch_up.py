@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import redis
 
-from sessions.store.inbox import Entry, Inbox, Post
-from sessions.store.inbox import live_inbox as inbox
+from sessions.store.inbox import Entry, Post
+from sessions.store.sessions import Store, live_store
 from sessions.websocket import hub
 from sessions.websocket.consumer import SessionConsumer
 from tests.sessions.websocket.web_processes import token
@@ -57,9 +57,9 @@ def scope(session: str) -> dict[str, Any]:
 
 def test_message_during_empty_inbox_read_is_delivered(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a ping: the read was empty, and another message was announced before the result arrived."""
-    since, empty, go_on = Inbox.since, threading.Event(), threading.Event()
+    since, empty, go_on = Store.messages_since, threading.Event(), threading.Event()
 
-    def held(self: Inbox, *args: Any) -> list[Entry]:
+    def held(self: Store, *args: Any) -> list[Entry]:
         found = since(self, *args)
         if not found and not empty.is_set():
             empty.set()
@@ -68,7 +68,7 @@ def test_message_during_empty_inbox_read_is_delivered(valkey: redis.Redis, monke
 
     async def send_frame(text: str) -> None:
         post = Post("s1", text, "agent", text)
-        (posted,) = await asyncio.to_thread(inbox().put, [post])
+        (posted,) = await asyncio.to_thread(live_store().put_messages, [post])
         await hub.hub().notify("s1", hub.message_notification(post, posted))
 
     async def look() -> list[str]:
@@ -88,5 +88,5 @@ def test_message_during_empty_inbox_read_is_delivered(valkey: redis.Redis, monke
             await running
             await close_hub()
 
-    monkeypatch.setattr(Inbox, "since", held)
+    monkeypatch.setattr(Store, "messages_since", held)
     assert asyncio.run(look()) == ["before", "meanwhile"]

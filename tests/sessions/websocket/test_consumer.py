@@ -16,7 +16,6 @@ from sessions.frames import Frame
 from sessions.store import client as keys
 from sessions.store import inbox as inbox_module
 from sessions.store import sessions, stats
-from sessions.store.inbox import live_inbox as inbox
 from tests.scheduling.api.serving import cloud_event, eventually
 from tests.sessions.websocket.web_processes import Page, token
 from tests.support.tables import each_row
@@ -46,7 +45,7 @@ def test_typing_reaches_only_other_side_and_is_not_stored(open_page: Open) -> No
     ann.send_frame("typing")
     assert bob.receive_until("typing") == {"type": "typing", "from": "user"}
     assert second.received_frames() == []
-    assert inbox().since("s1", "0-0") == []
+    assert sessions.live_store().messages_since("s1", "0-0") == []
 
 
 def test_ping_after_flush_arms_session_again(open_page: Open) -> None:
@@ -149,7 +148,7 @@ def test_ping_delivers_message_lost_by_layer(open_page: Open) -> None:
     ann = open_page()
     ann.send_frame("message", text="hi", id="m1")
     ann.receive_until("ack")
-    inbox().put([Post("s1", "lost", "system", "nobody told of it")])
+    sessions.live_store().put_messages([Post("s1", "lost", "system", "nobody told of it")])
     ann.send_frame("ping")
     assert ann.receive_until("message", id="lost")["text"] == "nobody told of it"
 
@@ -314,7 +313,7 @@ def test_frame_of_other_user_closes_and_is_not_stored(open_page: Open) -> None:
     sessions.live_store().note_activity([Frame("s1", "ann")])
     eve.send_frame("message", text="forged", id="m2")
     assert eve.close_code()[0] == 4403
-    assert inbox().since("s1", "0-0") == []
+    assert sessions.live_store().messages_since("s1", "0-0") == []
 
 
 @pytest.mark.parametrize("role", ["user", "agent"])

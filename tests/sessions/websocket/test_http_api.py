@@ -17,7 +17,7 @@ from sessions import tokens
 from sessions.detection import policies
 from sessions.models import SilencePolicy
 from sessions.store import client
-from sessions.store.inbox import live_inbox as inbox
+from sessions.store.sessions import live_store
 from tests.scheduling.api.serving import Client, eventually
 from tests.sessions.conftest import Chats
 from tests.sessions.refusing_server import REFUSALS, refuse_writes
@@ -265,7 +265,7 @@ def test_posted_message_of_agent_appears_and_counts(api: Client, open_page: Call
     assert answers == [{"id": "a1", "duplicate": False}, {"id": "a1", "duplicate": True}]
     assert ann.receive_until("message", **{"from": "agent"})["text"] == "hello"
     assert api("GET", "/sessions/s1").json()["awaited"] is None
-    assert len(inbox().since("s1", "0-0")) == 3
+    assert len(live_store().messages_since("s1", "0-0")) == 3
 
 
 @each_row(
@@ -296,7 +296,7 @@ def test_posted_message_to_unknown_or_closed_session_returns_404(api: Client) ->
     api("POST", "/sessions/s1/activity", ANN)
     api("DELETE", "/sessions/s1")
     assert api("POST", "/sessions/s1/messages", {"text": "hi"}).status_code == 404
-    assert inbox().since("s1", "0-0") == []
+    assert live_store().messages_since("s1", "0-0") == []
 
 
 def test_delete_session_closes_it_and_its_connections(api: Client, open_page: Callable[..., Page]) -> None:
@@ -306,7 +306,7 @@ def test_delete_session_closes_it_and_its_connections(api: Client, open_page: Ca
     assert api("DELETE", "/sessions/s1").status_code == 204
     assert ann.close_code()[0] == bob.close_code()[0] == 1000
     assert deadline() == 0
-    assert inbox().since("s1", "0-0") == []
+    assert live_store().messages_since("s1", "0-0") == []
     assert api("DELETE", "/sessions/s1").status_code == 204
 
 

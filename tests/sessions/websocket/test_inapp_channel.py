@@ -17,7 +17,6 @@ from sessions.frames import Frame
 from sessions.inapp_channel import InApp
 from sessions.store import sessions
 from sessions.store.inbox import MAX_MESSAGES, MOST_KEYS, Post
-from sessions.store.inbox import live_inbox as inbox
 from tests.scheduling.api.serving import NOWHERE
 from tests.scheduling.core.conftest import deliver_when_due
 from tests.sessions.websocket.web_processes import Page
@@ -49,7 +48,7 @@ def send(*messages: Message, seconds: float = 10) -> list[Any]:
 
 
 def texts(session: str = "s1") -> list[str]:
-    return [entry.frame() for entry in inbox().since(session, "0-0")]
+    return [entry.frame() for entry in sessions.live_store().messages_since(session, "0-0")]
 
 
 @pytest.fixture
@@ -149,22 +148,13 @@ def test_inapp_retry_after_change_of_owner_is_delivered(chat: Callable[..., None
 def test_inbox_is_bounded_and_expires(chat: Callable[..., None]) -> None:
     chat()
     posts = [Post("s1", f"m{number}", "system", "x" * 100, key=f"k{number}") for number in range(MOST_KEYS + 50)]
-    inbox().put(posts)
-    assert len(inbox().since("s1", "0-0", most=10_000)) == MAX_MESSAGES
+    sessions.live_store().put_messages(posts)
+    assert len(sessions.live_store().messages_since("s1", "0-0", most=10_000)) == MAX_MESSAGES
     client = sessions.live_store().server.client
     names = [name for name in client.keys("*s1*") if b":in:" in name or b":once:" in name]
     assert len(names) == 2
     assert all(0 < client.pttl(name) <= 24 * 3600 * 1000 for name in names)
     assert max(client.zcard(name) for name in names if b":once:" in name) == MOST_KEYS
-
-
-def test_inbox_keys_share_slot_of_session() -> None:
-    from sessions.store import client as keys
-    from sessions.store.inbox import build_put_call
-
-    names = build_put_call(Post("s1", "m1", "system", "x"))[1]
-    assert len({name[: name.index("}")] for name in names}) == 1
-    assert names[0] == keys.SESSION[keys.shard_of("s1")] + "s1"
 
 
 def test_inapp_send_without_redis_is_unknown(settings: Settings, initial_rows: None) -> None:

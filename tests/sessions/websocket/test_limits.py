@@ -15,9 +15,9 @@ from pytest_django import Settings
 from structlog.testing import capture_logs
 
 from sessions.store.inbox import Post
-from sessions.store.inbox import live_inbox as inbox
+from sessions.store.sessions import live_store
 from sessions.websocket import connection, consumer, hub
-from sessions.websocket.connection import MOST_WAITING, Close, FrameWriter, SendQueue
+from sessions.websocket.connection import MOST_WAITING, Close, SendQueue
 from sessions.websocket.consumer import SessionConsumer
 from sessions.websocket.hub import Hub
 from tests.sessions.websocket.test_catch_up import RecordedSocket, scope
@@ -68,14 +68,14 @@ class HeldWriter:
 
 @pytest.fixture
 def held_writer(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldWriter]:
-    held_writer, file = HeldWriter(), FrameWriter.write_batch
+    held_writer, write = HeldWriter(), connection.write_frames
 
-    def wait(self: FrameWriter, slips: Any) -> Any:
+    def wait(store: Any, slips: Any) -> Any:
         assert held_writer.go_on.wait(WAIT_LIMIT)
         held_writer.noted += len(slips)
-        return file(self, slips)
+        return write(store, slips)
 
-    monkeypatch.setattr(FrameWriter, "write_batch", wait)
+    monkeypatch.setattr(connection, "write_frames", wait)
     monkeypatch.setattr(connection, "BURST", 10_000.0)
     yield held_writer
     held_writer.go_on.set()
@@ -291,7 +291,7 @@ def test_connection_that_joins_in_an_outage_fails_or_is_notified(valkey: redis.R
 def test_consumer_reads_lost_messages_from_inbox(valkey: redis.Redis) -> None:
     async def scene() -> None:
         async with page() as (wire, serving):
-            await asyncio.to_thread(inbox().put, [Post("s1", "m1", "agent", "not told")])
+            await asyncio.to_thread(live_store().put_messages, [Post("s1", "m1", "agent", "not told")])
             serving.on_notification({"what": hub.LOST})
             assert await wire.texts(1) == ["not told"]
 

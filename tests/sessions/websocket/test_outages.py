@@ -15,7 +15,7 @@ from websockets.sync.client import connect
 
 from config.environment import environment
 from sessions.store.inbox import Post
-from sessions.store.inbox import live_inbox as inbox
+from sessions.store.sessions import live_store
 from sessions.websocket import hub
 from tests.scheduling.api.serving import Gate
 from tests.sessions.websocket.web_processes import Page, token, web
@@ -43,12 +43,11 @@ def push(count: int, session: str = "s1") -> None:
     async def tell() -> None:
         for number in range(count):
             post = Post(session, f"m{number}", "system", "x" * 15_000)
-            (posted,) = inbox().put([post])
+            (posted,) = live_store().put_messages([post])
             await hub.hub().notify(session, hub.message_notification(post, posted))
         await close_hub()
 
     from sessions.frames import Frame
-    from sessions.store.sessions import live_store
 
     live_store().note_activity([Frame(session, "ann")])
     asyncio.run(tell())
@@ -124,10 +123,10 @@ def test_redis_outage_reports_errors_and_loses_no_message(initial_rows: None, ga
         redis_gate.open()
         eventually_within(WAIT_LIMIT, lambda: is_acknowledged(ann))
         eventually_within(WAIT_LIMIT, lambda: is_received_by_ping(bob, "m1"))
-        assert [entry.cursor for entry in inbox().since("s1", "0-0")] == sorted(
-            {entry.cursor for entry in inbox().since("s1", "0-0")}
+        assert [entry.cursor for entry in live_store().messages_since("s1", "0-0")] == sorted(
+            {entry.cursor for entry in live_store().messages_since("s1", "0-0")}
         )
-        assert sum('"m1"' in entry.body for entry in inbox().since("s1", "0-0")) == 1
+        assert sum('"m1"' in entry.body for entry in live_store().messages_since("s1", "0-0")) == 1
 
 
 def is_acknowledged(page: Page) -> bool:
