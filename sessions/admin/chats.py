@@ -113,13 +113,15 @@ class ChatPages(OpsAdmin):
         Chats without a timer come last, those that lost it last first. A session id or a user finds each chat.
         """
         wanted = {name: request.GET.get(name, "").strip()[:ID_LENGTH] for name in ("q", "user", "state", "tag")}
+        store = sessions.live_store()
         try:
-            found = _find_chats(sessions.live_store(), **wanted)
+            found, watchers = _find_chats(store, **wanted), stats.running_watchers(store)
         except StoreUnavailable:
-            found = None
+            found, watchers = None, []
         return self.render_chats(
             request, "chat_sessions/chats.html", _("List of live chats"), away=found is None, wanted=wanted,
-            selected=any(wanted.values()), states=[(key, words) for key, (words, _tone) in STATES.items()],
+            watchers=watchers, selected=any(wanted.values()),
+            states=[(key, words) for key, (words, _tone) in STATES.items()],
             rows=[_chat_row(each) for each in (found or [])[:MOST_CHATS]], full=len(found or []) >= MOST_CHATS,
         )  # fmt: skip
 
@@ -127,11 +129,12 @@ class ChatPages(OpsAdmin):
     def chat(self, request: HttpRequest) -> HttpResponse:
         """Render the chat whose session id is `session`, with its messages, silences and touches."""
         session_id = request.GET.get("session", "")[:ID_LENGTH]
+        store = sessions.live_store()
         try:
-            found = stats.session_snapshot(sessions.live_store(), session_id)
+            found, watchers = stats.session_snapshot(store, session_id), stats.running_watchers(store)
             moments = _message_moments(session_id)
         except StoreUnavailable:
-            found, moments = None, []
+            found, watchers, moments = None, [], []
         if found:
             moments += _silence_moments(found)
         moments.sort(key=lambda each: each.at, reverse=True)
@@ -143,7 +146,8 @@ class ChatPages(OpsAdmin):
         ]
         return self.render_chats(
             request, "chat_sessions/chat.html", _("Live chat"), away=found is None, chat=row, moments=moments,
-            session_id=session_id, policies=policies, awaited=SIDES.get(found.awaited, "") if found else "",
+            watchers=watchers, session_id=session_id, policies=policies,
+            awaited=SIDES.get(found.awaited, "") if found else "",
         )  # fmt: skip
 
     @table_page("silences/", "view", *VIEW_CHATS)

@@ -13,7 +13,7 @@ from scheduling.models import Touch
 from scheduling.planning.ingest import record_events
 from sessions.detection.silence_events import silence_event
 from sessions.policy import AGENT, CUSTOMER, Policy
-from sessions.store import sessions
+from sessions.store import sessions, stats
 from sessions.store.inbox import Post
 from tests.sessions.admin.conftest import text, url
 from tests.sessions.conftest import Chats
@@ -43,6 +43,13 @@ def test_list_shows_each_live_chat_with_its_reason(editor: Client, chats: Chats)
     found = text(editor.get(url("silencepolicy_chats"), {"q": "armed-chat"}))
     assert "the chat is closed" in found
     assert "There is no such chat." in text(editor.get(url("silencepolicy_chats"), {"q": "unknown"}))
+
+
+def test_chat_pages_name_a_missing_watcher(editor: Client, chats: Chats) -> None:
+    pages = url("silencepolicy_chats"), chat_url("s1")
+    assert all("No watcher has reported" in text(editor.get(page)) for page in pages)
+    stats.send_report(chats.store, stats.WatcherReport(), waits=False)
+    assert not any("No watcher has reported" in text(editor.get(page)) for page in pages)
 
 
 def test_chat_page_explains_policy_and_shows_timeline(editor: Client, chats: Chats, matrix: MatrixBuilder) -> None:
