@@ -5,21 +5,17 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Callable
-
-Clock = Callable[[], float]
 
 
 class Every:
     """Due at the first call, then once per period."""
 
-    def __init__(self, seconds: float, clock: Clock = time.monotonic) -> None:
+    def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._clock = clock
         self._next = float("-inf")
 
     def is_due(self) -> bool:
-        now = self._clock()
+        now = time.monotonic()
         if now < self._next:
             return False
         self._next = now + self._seconds
@@ -29,17 +25,16 @@ class Every:
 class Bucket:
     """Token bucket. Without `burst` it holds the tokens of a quarter of a second, at least one."""
 
-    __slots__ = ("_clock", "_level", "_most", "_rate", "_seen_at")  # each connection has one
+    __slots__ = ("_level", "_most", "_rate", "_seen_at")  # each connection has one
 
-    def __init__(self, rate: float, burst: float | None = None, clock: Clock = time.monotonic) -> None:
+    def __init__(self, rate: float, burst: float | None = None) -> None:
         self._rate = rate
-        self._clock = clock
         self._level = self._most = max(rate / 4, 1.0) if burst is None else burst
-        self._seen_at = clock()
+        self._seen_at = time.monotonic()
 
     def left(self, most: int) -> int:
         """Return how many tokens are available, at most `most`."""
-        now = self._clock()
+        now = time.monotonic()
         self._level = min(self._level + (now - self._seen_at) * self._rate, self._most)
         self._seen_at = now
         return min(most, int(self._level))
@@ -60,12 +55,11 @@ class Recent:
 
     SECONDS = 60
 
-    def __init__(self, clock: Clock = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._counts: deque[tuple[int, int]] = deque()  #: second, count
 
     def add(self, count: int) -> None:
-        self._counts.append((int(self._clock()), count))
+        self._counts.append((int(time.monotonic()), count))
         self._drop_old()
 
     def total(self) -> int:
@@ -73,7 +67,7 @@ class Recent:
         return sum(count for _, count in self._counts)
 
     def _drop_old(self) -> None:
-        now = int(self._clock())
+        now = int(time.monotonic())
         while self._counts and self._counts[0][0] <= now - self.SECONDS:
             self._counts.popleft()
 
