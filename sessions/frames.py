@@ -97,6 +97,13 @@ class Frame:
         )
 
     @property
+    def order(self) -> int | str:
+        """Return what the scripts compare: empty, `seq` or `seq@epoch`."""
+        if self.seq is None:
+            return ""
+        return f"{self.seq}@{self.epoch}" if self.epoch else self.seq
+
+    @property
     def joined_tags(self) -> str:
         """Return all tags, sorted and separated by newlines, as the store keeps them."""
         return "\n".join(sorted({self.tag, *self.tags} - {""})) if self.tags else self.tag

@@ -45,10 +45,6 @@ class Override:
     threshold: timedelta
 
 
-class PoliciesUnknown(Exception):
-    """The policy tables cannot be read."""
-
-
 SHIPPED_DEFAULT = Policy(jitter=timedelta(seconds=5))
 
 

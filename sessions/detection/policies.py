@@ -14,7 +14,7 @@ from django.utils.timezone import now
 from scheduling.configuration.snapshot import current
 from scheduling.policy.send_times import TimingSpec, compile_windows, open_spans
 from sessions.models import Campaign, SilencePolicy
-from sessions.policy import PoliciesUnknown, PolicySet
+from sessions.policy import PolicySet
 from sessions.store.client import StoreUnavailable
 from sessions.store.sessions import live_store
 
@@ -24,12 +24,12 @@ log = structlog.get_logger(__name__)
 
 
 def current_policies() -> PolicySet:
-    """Return the policies. Raises `PoliciesUnknown` without the database: the store then uses those it last held."""
+    """Return the policies for a store that lost them. Raises `StoreUnavailable` without the database."""
     try:
         return read_policies()
     except Error as error:
         log.warning("policies_not_read", error=str(error))
-        raise PoliciesUnknown from error
+        raise StoreUnavailable("the silence policies are lost, and the database cannot be reached") from error
 
 
 def read_policies() -> PolicySet:

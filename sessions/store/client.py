@@ -428,13 +428,6 @@ def instant_of_ms(ms: int) -> datetime:
     return datetime.fromtimestamp(ms / 1000, UTC)
 
 
-def order_of(seq: int | None, epoch: str) -> int | str:
-    """Return the order argument of the scripts: empty, `seq` or `seq@epoch`."""
-    if seq is None:
-        return ""
-    return f"{seq}@{epoch}" if epoch else seq
-
-
 SHARDS = 16
 _SLOTS = 16_384  #: of a cluster
 

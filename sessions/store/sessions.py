@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from django.conf import settings
 
 from sessions.frames import KINDS, USER, Frame
-from sessions.policy import PoliciesUnknown, PolicySet
+from sessions.policy import PolicySet
 from sessions.rates import Every
 from sessions.store import client, inbox
 from sessions.store.client import (
@@ -33,7 +33,6 @@ from sessions.store.client import (
     decode_text,
     inbox_keys,
     instant_of_ms,
-    order_of,
     presence_key,
     session_key,
     to_milliseconds,
@@ -130,7 +129,7 @@ class Store:
     """Access to the live sessions of one server.
 
     Args:
-        policies: read when the server has lost its policies.
+        policies: read when the server has lost its policies. Raises `StoreUnavailable` if they cannot be read.
         clock_offset: µs added to the server's clock, for tests.
     """
 
@@ -166,8 +165,8 @@ class Store:
         words: list[tuple[Any, ...]] = []
         for number, frame in enumerate(frames):
             flags = frame.first_tag + 2 * frame.spoken + 4 * (number in posts)
-            code, order = f"{frame.sender[0]}{flags}{frame.kind}", order_of(frame.seq, frame.epoch)
-            words.append((code, frame.user_id, frame.chat_id, order, frame.joined_tags))
+            code = f"{frame.sender[0]}{flags}{frame.kind}"
+            words.append((code, frame.user_id, frame.chat_id, frame.order, frame.joined_tags))
         for number, post in posts.items():
             words[number] += post.key, post.body()
         keys = (
@@ -556,11 +555,13 @@ class Store:
         if not undone:
             return answers
         try:
-            self.push(self.policies())
-        except PoliciesUnknown as error:
+            policies = self.policies()
+        except StoreUnavailable:
             if not self._known:
-                raise StoreUnavailable("the silence policies are lost, and the database cannot be reached") from error
+                raise
             self._push(self._known)
+        else:
+            self.push(policies)
         try:
             anew = self.server.run([wanted[number] for number in undone], self.clock_offset, partly=partly)
         except StoreUnavailable:

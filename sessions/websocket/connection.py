@@ -199,18 +199,11 @@ class SendQueue:
             async with asyncio.timeout(END_WITHIN):
                 await self._send({"type": "websocket.close", "code": int(code), "reason": reason})
         except (TimeoutError, OSError):
-            abort_connection(self._send)
-
-
-def abort_connection(send: Send) -> None:
-    """Abort the transport of a client that does not even read the close frame.
-
-    ASGI has no operation for this. A plain return makes uvicorn wait until its buffer is empty, which such a client
-    can delay without limit.
-    """
-    transport = getattr(getattr(send, "__self__", None), "transport", None)
-    if transport is not None:
-        transport.abort()
+            # The client does not even read the close frame. ASGI has no operation that aborts the transport. A plain
+            # return makes uvicorn wait until its buffer is empty, which such a client can delay without limit.
+            transport = getattr(getattr(self._send, "__self__", None), "transport", None)
+            if transport is not None:
+                transport.abort()
 
 
 BATCH_WINDOW = 0.02  #: seconds
