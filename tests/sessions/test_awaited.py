@@ -8,7 +8,7 @@ import pytest
 
 from sessions.detection.presence import UNANSWERED, SessionPresence
 from sessions.detection.silence_events import silence_event
-from sessions.policy import AGENT, CUSTOMER, Override, Policy, PolicySet
+from sessions.policy import AGENT, CUSTOMER, Policy
 from sessions.store import stats
 from sessions.store.sessions import COUNTED, FrameEffect
 from tests.sessions import stopped_clock
@@ -58,11 +58,6 @@ def test_after_agent_arms_only_while_agent_wrote_last(after_agent: Chats) -> Non
     assert silence_event(claim, claim.deadline_ms).data["awaited"] == "customer"
 
 
-def test_after_agent_needs_a_message_of_the_user(after_agent: Chats) -> None:
-    assert after_agent.agent() == FrameEffect(COUNTED, 0)
-    assert look(after_agent).why == "no_message"
-
-
 @pytest.mark.parametrize("after", [AGENT, CUSTOMER])
 def test_lost_session_waits_for_next_message(chats: Chats, after: str) -> None:
     """After a loss a ping does not show who wrote last, so no one is accused of silence."""
@@ -72,48 +67,6 @@ def test_lost_session_waits_for_next_message(chats: Chats, after: str) -> None:
     assert chats.user(kind="ping", spoken=True) == FrameEffect(COUNTED, 0)
     assert look(chats).why == "unknown_writer"
     assert (chats.agent() if after == AGENT else chats.user()).deadline_ms > 0
-
-
-@pytest.mark.parametrize(
-    ("side", "kind"),
-    [("user", kind) for kind in ("message", "typing", "read", "ping")]
-    + [("agent", kind) for kind in ("typing", "tool", "transfer", "queue", "resume")],
-)
-def test_after_customer_only_answer_of_agent_ends_wait(after_customer: Chats, side: str, kind: str) -> None:
-    chats = after_customer
-    first = chats.user().deadline_ms
-    chats.pass_time(30)
-    assert (chats.user if side == "user" else chats.agent)(kind=kind) == FrameEffect(COUNTED, first)
-    assert (look(chats).state, look(chats).awaited) == ("armed", "agent")
-    chats.pass_time(31)
-    (claim,) = chats.claim()
-    (chats.user if side == "user" else chats.agent)(kind=kind)
-    assert chats.store.confirm([claim]) == 1
-    assert chats.is_current(claim, send_until=None)
-    assert chats.agent().deadline_ms == 0
-    assert not chats.is_current(claim, send_until=None)
-    chats.pass_time(600)
-    assert chats.claim() == []
-
-
-def test_after_customer_counts_steps_until_answer(after_customer: Chats) -> None:
-    chats = after_customer
-    chats.user()
-    steps = []
-    for _ in range(4):
-        chats.pass_time(61)
-        claims = chats.claim()
-        chats.user()
-        chats.store.confirm(claims)
-        steps += [silence_event(each, each.deadline_ms) for each in claims]
-    assert [(each.type, each.data["awaited"], each.data["step"]) for each in steps] == [
-        (UNANSWERED, "agent", 1), (UNANSWERED, "agent", 2), (UNANSWERED, "agent", 3),
-    ]  # fmt: skip
-    assert look(chats).state == "silent"
-    chats.agent()
-    chats.user()
-    chats.pass_time(61)
-    assert [claim.nudge for claim in chats.claim()] == [1]
 
 
 def test_step_reserves_no_guide_message_and_is_never_stale(after_customer: Chats) -> None:
@@ -127,14 +80,6 @@ def test_step_reserves_no_guide_message_and_is_never_stale(after_customer: Chats
     assert look(chats).nudges == 0
     chats.agent()
     assert live.presence_blocks([question]) == ["answered"]
-
-
-def test_campaign_keeps_time_for_answers(chats: Chats) -> None:
-    sale = Override(chats.now - MINUTE, chats.now + MINUTE, 5 * MINUTE)
-    chats.policies(default=Policy(MINUTE, after=CUSTOMER), any=Policy(MINUTE), campaigns=[sale])
-    assert chats.seconds_left(chats.user()) == pytest.approx(60, abs=0.001)
-    assert chats.seconds_left(chats.user("s2", tag="any")) == pytest.approx(60, abs=0.001)
-    assert chats.seconds_left(chats.agent("s2")) == pytest.approx(300, abs=0.001)
 
 
 def test_policy_switch_starts_the_other_timer(chats: Chats) -> None:
@@ -202,25 +147,6 @@ def test_counts_and_pauses_follow_the_awaited_side(both_sides: Chats) -> None:
     chats.user()
     counts = {each.policy: (each.armed, each.paused) for each in stats.read_overview(chats.store).policies}
     assert (look(chats).state, counts) == ("armed", {"help": (1, 0)})
-
-
-def test_lost_session_with_both_policies_waits_for_next_message(both_sides: Chats) -> None:
-    assert both_sides.user(kind="ping", tag="help", spoken=True) == FrameEffect(COUNTED, 0)
-    assert look(both_sides).why == "unknown_writer"
-
-
-def test_campaign_reaches_only_the_guide_policy(both_sides: Chats) -> None:
-    chats = both_sides
-    chats.user("s1", tag="help")
-    chats.user("s2", tag="help")
-    chats.agent("s2")
-    sale = Override(chats.now - MINUTE, chats.now + MINUTE, 5 * MINUTE)
-    chats.store.push(PolicySet(chats.plan.policies, (sale,)))
-    while chats.store.rearm_for_campaign():
-        pass
-    found = stats.session_snapshots(chats.store, ["s1", "s2"])
-    left = [(each.deadline - chats.now).total_seconds() for each in found if each.deadline]
-    assert left == pytest.approx([30, 300], abs=0.01)
 
 
 def at(chats: Chats, hours: float) -> datetime:

@@ -45,23 +45,6 @@ def test_shards_lie_in_equal_parts_of_the_slots(prefixes: tuple[str, ...]) -> No
     assert sorted(Counter(slot_of(each) * 3 // SLOTS for each in prefixes).values()) == [5, 5, 6]
 
 
-def test_all_keys_of_a_shard_share_a_slot() -> None:
-    kinds = (
-        client.DUE,
-        client.INFLIGHT,
-        client.POLICIES,
-        client.ACTIVE,
-        client.PAUSED,
-        client.COUNTS,
-        client.day_keys(),
-        client.IDLE,
-    )
-    for shard in range(client.SHARDS):
-        session = next(name for name in map(str, range(1000)) if client.shard_of(name) == shard)
-        keys = [*(kind[shard] for kind in kinds), client.session_key(session), *client.inbox_keys(session)]
-        assert len({slot_of(key) for key in keys}) == 1
-
-
 def test_check_refuses_address_of_the_other_mode(
     settings: Settings, cluster: ClusterUnderTest, valkey: redis.Redis
 ) -> None:

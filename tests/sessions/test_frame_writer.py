@@ -71,12 +71,6 @@ def test_message_is_stored_exactly_where_its_frame_counts(
     assert kept == [name for (name, _, _), each in zip(messages, expected, strict=True) if each == NEW]
 
 
-def test_order_of_messages_is_that_of_their_side_and_session(store: Store) -> None:
-    batch = [("s1", "user", 5), ("s1", "agent", 4), ("s2", "user", 4)]
-    slips = [message(f"m{number}", side, session=name, seq=seq) for number, (name, side, seq) in enumerate(batch)]
-    assert write(store, *slips) == [NEW] * 3
-
-
 def test_repeat_of_counted_message_is_not_counted(store: Store) -> None:
     write(store, message("m1"))
     write(store, message("a1", "agent"))
@@ -86,12 +80,6 @@ def test_repeat_of_counted_message_is_not_counted(store: Store) -> None:
     assert write(store, message("a1", "agent")) == [("duplicate", DROPPED)]
     assert write(store, message("a1", "agent", seq=7)) == [("duplicate", DROPPED)]
     assert awaited(store) == "agent"
-
-
-def test_repeat_in_one_batch_is_not_counted(store: Store) -> None:
-    found = write(store, message("m1"), message("a1", "agent"), message("m1"), message("m1", session="s2"))
-    assert found == [("stored", COUNTED), ("stored", COUNTED), ("duplicate", DROPPED), ("stored", COUNTED)]
-    assert awaited(store) == ""
 
 
 def test_repeat_of_counted_message_does_not_reopen_session(store: Store) -> None:

@@ -501,6 +501,8 @@ class Machine(RuleBasedStateMachine):
         for session, chat in self.chats.items():
             found = stats.session_snapshot(self.store, session)
             assert found.nudges == len(chat.guided)
+            left = found.deadline.timestamp() - chat.deadline if found.deadline and chat.deadline else 0
+            assert (bool(found.deadline), left) == (chat.deadline is not None, pytest.approx(0, abs=0.001))
             assert (session in without_timer) == (
                 chat.begun and not chat.closed and chat.deadline is None and not chat.paused
             )

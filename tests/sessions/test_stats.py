@@ -14,7 +14,7 @@ from sessions.models import SilencePolicy
 from sessions.policy import AGENT, Policy
 from sessions.store import client as keys
 from sessions.store import sessions, stats
-from sessions.store.sessions import PAUSE_COUNTS, ClaimedSilence
+from sessions.store.sessions import PAUSE_COUNTS
 from tests.sessions.conftest import Chats, count_nudges
 from tests.sessions.stopped_clock import chats_on_both as chats_on_both
 
@@ -167,21 +167,6 @@ def test_overview_lag_is_age_of_oldest_deadline(chats: Chats) -> None:
     assert 2_900 <= stats.read_overview(chats.store).lag_ms <= 60_000
     chats.claim()
     assert stats.read_overview(chats.store).lag_ms == 0
-
-
-def test_watcher_reports_count_silences_of_last_minute(chats: Chats) -> None:
-    report = stats.WatcherReport()
-    claims = [
-        ClaimedSilence(f"s{number}", "ann", "", (), tag, 1, 1, 0, 1)
-        for number, tag in enumerate(["vip"] * 4 + ["default"] * 2)
-    ]
-    report.count(claims, 25)
-    for _ in range(2):
-        stats.send_report(chats.store, report, waits=False)
-    assert stats.count_recorded_silences(chats.store) == {"vip": 4, "default": 2}
-    assert stats.read_overview(chats.store).a_second == pytest.approx(0.1)
-    (watcher,) = stats.read_overview(chats.store).watchers
-    assert (watcher.last_minute, watcher.handed_in) == (6, 6)
 
 
 def test_reports_of_ended_watchers_are_deleted(chats: Chats) -> None:

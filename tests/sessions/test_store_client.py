@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import redis
 from redis._parsers.base import BaseParser
 from redis.exceptions import ResponseError
 
 from sessions.store.client import StoreUnavailable, raise_first_error
-from tests.sessions.conftest import Chats
-from tests.sessions.refusing_server import REFUSALS, refuse_writes
 from tests.support.tables import each_row
-
-
-@each_row("code", REFUSALS)
-def test_store_on_read_only_server_is_unavailable(chats: Chats, valkey: redis.Redis, code: str) -> None:
-    with refuse_writes(valkey, code), pytest.raises(StoreUnavailable):
-        chats.user()
-    chats.user()
 
 
 @each_row(

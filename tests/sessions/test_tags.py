@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from scheduling.errors import InvalidInput
 from sessions import tokens
 from sessions.frames import Frame
 from sessions.policy import CUSTOMER, TYPING, Override, Policy
@@ -70,25 +69,6 @@ def test_tag_and_tags_replace_those_of_the_session(tagged: Chats) -> None:
     assert stats.session_snapshot(tagged.store, "s1").tags == ("new",)
 
 
-def test_counts_follow_the_policy_of_the_tags(tagged: Chats) -> None:
-    tagged.user(tags=("new", "vip"))
-    tagged.user("s2", tags=("vip",))
-    tagged.user("s3")
-    counts = {each.policy: each.armed for each in stats.read_overview(tagged.store).policies}
-    assert counts == {"new_vip": 1, "vip": 1, "default": 1}
-    tagged.user(tags=("new",))
-    for session in ("s2", "s3"):
-        tagged.store.close(session, "ann")
-    assert {each.policy: each.armed for each in stats.read_overview(tagged.store).policies} == {"new": 1}
-
-
-@each_row("tags", [["a"] * 9, ["x" * 65], [""], ["a\nb"], "vip"])
-def test_invalid_tags_name_the_field(tags: object) -> None:
-    with pytest.raises(InvalidInput) as refused:
-        Frame("s1", "ann", tags=tags)  # type: ignore[arg-type]
-    assert all(error.field.partition(".")[0] == "tags" for error in refused.value.errors)
-
-
 def test_token_keeps_tags() -> None:
     token, _ = tokens.issue_token(tokens.Admission("s1", "ann", "", "", "user", tags=("new", "vip")), SECOND * 60)
     assert tokens.verify_token(token, "s1").frame("ping").joined_tags == "new\nvip"
@@ -108,20 +88,6 @@ def apply_campaign(chats: Chats, limit: int = 200) -> int:
         passes += 1
         assert passes < 1000
     return passes
-
-
-def test_campaign_moves_running_timers_once(chats: Chats) -> None:
-    chats.user()
-    chats.pass_time(20)
-    chats.user("s2")
-    chats.pass_time(20)
-    begin_campaign(chats, 90)
-    assert apply_campaign(chats) == 1
-    assert (deadline(chats) - chats.now).total_seconds() == pytest.approx(50, abs=0.01)
-    assert (deadline(chats, "s2") - chats.now).total_seconds() == pytest.approx(70, abs=0.01)
-    assert apply_campaign(chats) == 0
-    chats.pass_time(51)
-    assert [claim.session_id for claim in chats.claim()] == ["s1"]
 
 
 def test_campaign_leaves_what_is_due_within_a_second(chats: Chats) -> None:

@@ -69,23 +69,17 @@ def test_activity_batch_size_is_limited(api: Client, count: int, status: int) ->
 @each_row(
     "change, field",
     [
-        ({"user_id": ""}, "user_id"),
-        ({"user_id": "x" * 201}, "user_id"),
         ({"user_id": ...}, "user_id"),
         ({"from": "robot"}, "from"),
-        ({"kind": "shout"}, "kind"),
         ({"kind": "transfer"}, "kind"),
-        ({"seq": -1}, "seq"),
         ({"seq": 1.5}, "seq"),
-        ({"seq": 2**53}, "seq"),
-        ({"tag": "x" * 65}, "tag"),
         ({"tags": ["a", ""]}, "tags.1"),
-        ({"tags": ["a"] * 9}, "tags"),
         ({"chat_id": "a\u0000"}, "activity.chat_id"),
         ({"at": "2026-01-01"}, "at"),
     ],
 )
 def test_activity_request_with_invalid_member_names_field(api: Client, change: dict[str, Any], field: str) -> None:
+    """`test_invalid_frame_names_field` has all limits of a frame."""
     body = {name: value for name, value in (ANN | change).items() if value is not ...}
     answer = api("POST", "/sessions/s1/activity", body)
     assert answer.status_code == 422
