@@ -113,6 +113,8 @@ PONG = '{"type":"pong"}'
 
 class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyped
     admission: tokens.Admission
+    side: str
+    ticket: int  #: equal for connections with the same token
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Replace the base class's channel and two tasks per connection; see `hub`."""

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from itertools import count
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from django.conf import settings
@@ -25,6 +25,9 @@ from sessions.rates import Backoff, Every
 from sessions.store import sessions
 from sessions.store.client import SHARDS, StoreUnavailable
 from sessions.store.inbox import Post, Posted
+
+if TYPE_CHECKING:
+    from sessions.websocket.consumer import SessionConsumer
 
 log = structlog.get_logger(__name__)
 
@@ -47,18 +50,6 @@ class TooManyConnections(Exception):
     """The session or the token has its maximum number of connections in this process."""
 
 
-class HubListener(Protocol):
-    """A connection, as the hub uses it. Its methods must not block."""
-
-    @property
-    def side(self) -> str: ...
-
-    @property
-    def ticket(self) -> int: ...  # equal for connections with the same token
-
-    def on_notification(self, notification: dict[str, Any]) -> None: ...
-
-
 class Hub:
     """Notifications of one event loop."""
 
@@ -66,14 +57,14 @@ class Hub:
         self._redis = connect_redis_async(settings.REDIS_URL)
         self._subscription: Any = None  #: a connection of its own; None: it must be opened
         self._changing = asyncio.Lock()  #: of the subscription
-        self._listeners: dict[str, set[HubListener]] = {}  #: by session
+        self._listeners: dict[str, set[SessionConsumer]] = {}  #: by session
         self._queued: deque[tuple[str, str, asyncio.Future[None]]] = deque()  #: channel, message
         self._readers: list[asyncio.Task[None]] = []
         self._publisher_task: asyncio.Task[None] | None = None
         self._complaints = Every(COMPLAINS_EVERY)
 
-    async def join(self, session_id: str, listener: HubListener) -> None:
-        """Subscribe a connection to its session.
+    async def join(self, session_id: str, listener: SessionConsumer) -> None:
+        """Subscribe a connection to its session. Its `on_notification` must not block.
 
         Raises:
             TooManyConnections: too many connections.
@@ -99,7 +90,7 @@ class Hub:
             loop = asyncio.get_running_loop()
             self._readers = [loop.create_task(self._listen()), loop.create_task(self._read_revocations())]
 
-    async def leave(self, session_id: str, listener: HubListener) -> None:
+    async def leave(self, session_id: str, listener: SessionConsumer) -> None:
         listeners = self._listeners.get(session_id, set())
         listeners.discard(listener)
         if listeners or session_id not in self._listeners:
