@@ -167,7 +167,7 @@ local function note(key, inbox, what, user, chat, seq, tags)
 
   local guide, answer = policies_of(policies, tags)
   local writer = held[9]
-  if by_user and (kind == 'message' or kind == 'typing') then count_pause(key, counting_policy(policies, tags)) end
+  if by_user and (kind == 'message' or kind == 'typing') then count_pause(key, counting_policy(guide, answer)) end
   local nudges, written = (held[3] or 0) + 0, writer or due > 0 or held[3]
   local switched = false
   -- Only the agent's message ends the wait for an agent. Frames of the user do not restart it.
@@ -196,7 +196,7 @@ local function note(key, inbox, what, user, chat, seq, tags)
       if reserved then
         -- By the tags before this frame, which may change them.
         local armed_at, at = reserved:match('^(%d+):(%d+):$')
-        local policy = counting_policy(policies, held[4] or 'default')
+        local policy = counting_policy(policies_of(policies, held[4] or 'default'))
         mark = build_mark(armed_at, at, '', OPEN, policy)
         call('HSET', key, 'z', mark)
         count_today(TODAY, 'sent', policy)

@@ -21,7 +21,7 @@ local function count(key, armed_at, held)
   local entry = entry_of(held[7], armed_at)
   local policy = entry and entry:match(':(.*)')
   if not entry then
-    policy = counting_policy(policies, held[9] or 'default')
+    policy = counting_policy(policies_of(policies, held[9] or 'default'))
     redis.call('HSET', key, 'h', (held[7] or '') .. armed_at .. ':' .. policy .. '\n')
     counted = counted + 1
     count_today(KEYS[1], 'sent', policy)

@@ -42,9 +42,8 @@ local function policies_of(policies, tags)
   return found[1], found[2]
 end
 
--- Return the key of the policy that counts the guide messages and pauses of a session with these tags.
-local function counting_policy(policies, tags)
-  local guide, answer = policies_of(policies, tags)
+-- Return the key of the policy that counts the guide messages and pauses of a session with these policies.
+local function counting_policy(guide, answer)
   return (guide or answer).key
 end
 
