@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -166,16 +165,24 @@ def put_config(request: HttpRequest, response: HttpResponse, wish: Query[Publica
     """
     given = _read_document(request)
     expected = _read_expected_version(request.headers.get("If-Match"), required=not wish.dry_run)
+    impact: dict[str, Any] | None = None
+    moved: MoveCounts | None = None
     try:
         if wish.dry_run:
-            version = apply.check_version(expected)
-            planned = _check_scopes(request, apply.plan_changes(given))
-            answer = {
-                "stored": False, "version": version, "changes": planned.changes, "notes": planned.notes,
-                "impact": _measure_impact(planned), "moved": None,
-            }  # fmt: skip
+            version = apply.compute_version()
+            if expected not in (None, version):
+                raise apply.OutdatedVersion
+            planned = apply.plan_changes(given)
+            _check_scopes(request, planned)
+            impact = _measure_impact(planned)
         else:
-            answer = _publish_given(request, given, wish, expected)
+            if not wish.reason.strip():
+                raise InvalidInput.of("reason", "is required; dry_run needs none")
+            stamp = Stamp(wish.reason, client=build_api_key_actor(request).name)
+            planned, version = apply.publish_document(
+                given, stamp, expected, partial(_check_scopes, request), may_repeat=wish.move_waiting
+            )
+            moved = _move_waiting(planned) if wish.move_waiting else None
     except apply.InvalidConfiguration as error:
         # A place is named as in all errors of the API: `nodes.2.template`.
         fields = [FieldError(_PLACE.sub(r".\1", each.field), each.message) for each in error.errors]
@@ -186,8 +193,11 @@ def put_config(request: HttpRequest, response: HttpResponse, wish: Query[Publica
         raise Problem(
             412, "The configuration changed after this version. Read it again; nothing was stored."
         ) from error
-    response["ETag"] = f'"{answer["version"]}"'
-    return answer
+    response["ETag"] = f'"{version}"'
+    return {
+        "stored": not wish.dry_run, "version": version, "changes": planned.changes, "notes": planned.notes,
+        "impact": impact, "moved": moved,
+    }  # fmt: skip
 
 
 def _read_document(request: HttpRequest) -> dict[str, Any]:
@@ -231,36 +241,18 @@ def _read_expected_version(given: str | None, *, required: bool) -> str | None:
     return found[1]
 
 
-def _publish_given(
-    request: HttpRequest, given: Mapping[str, Any], wish: Publication, expected: str | None
-) -> dict[str, Any]:
-    if not wish.reason.strip():
-        raise InvalidInput.of("reason", "is required; dry_run needs none")
-    stamp = Stamp(wish.reason, client=build_api_key_actor(request).name)
-    check = partial(_check_scopes, request)
-    planned, version = apply.publish_document(given, stamp, expected, check, may_repeat=wish.move_waiting)
-    moved: MoveCounts | None = None
-    if wish.move_waiting:
-        try:
-            moved = rescheduling.move_after_plan(planned, TIME_LIMIT)
-        except Error:  # the document is live in any case
-            log.exception("reschedule_failed")
-            moved = MoveCounts(broken=True)
-    return {
-        "stored": True, "version": version, "changes": planned.changes, "notes": planned.notes,
-        "impact": None, "moved": moved,
-    }  # fmt: skip
+def _move_waiting(planned: apply.ChangePlan) -> MoveCounts:
+    try:
+        return rescheduling.move_after_plan(planned, TIME_LIMIT)
+    except Error:  # the document is live in any case
+        log.exception("reschedule_failed")
+        return MoveCounts(broken=True)
 
 
-def _check_scopes(request: HttpRequest, planned: apply.ChangePlan) -> apply.ChangePlan:
-    """Return the plan.
-
-    Raises:
-        Problem: 403, it changes a section that needs a further scope.
-    """
+def _check_scopes(request: HttpRequest, planned: apply.ChangePlan) -> None:
+    """Refuse a change of a section that needs a further scope. Raises `Problem`, 403."""
     for scope in sorted({each.section.scope for each in planned.changes} - {""}):
         require_scope(request, scope)
-    return planned
 
 
 def _measure_impact(planned: apply.ChangePlan) -> dict[str, Any] | None:

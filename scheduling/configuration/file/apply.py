@@ -275,37 +275,31 @@ def compute_version() -> str:
     return salted_hmac("scheduling.configuration.version", text, algorithm="sha256").hexdigest()[:32]
 
 
-def check_version(expected: str | None) -> str:
-    """Return the version of the stored configuration, if it is the one that a client expects; None accepts any.
-
-    Raises:
-        OutdatedVersion: they differ.
-    """
-    version = compute_version()
-    if expected not in (None, version):
-        raise OutdatedVersion
-    return version
-
-
 def publish_document(
     document: Mapping[str, Any],
     stamp: Stamp,
     expected: str | None,
-    check: Callable[[ChangePlan], ChangePlan],
+    check: Callable[[ChangePlan], object],
     *,
     may_repeat: bool = False,
 ) -> tuple[ChangePlan, str]:
     """Store a document; return its changes and the new version.
 
-    `check` returns the plan, or raises what it has against it. With `may_repeat` a document that is stored already is
-    accepted with any version: the client repeats its publication.
+    `check` raises what it has against the plan. With `may_repeat` a document that is stored already is accepted with
+    any version: the client repeats its publication.
 
     Raises:
-        OutdatedVersion: the stored version is not `expected`. Nothing was stored.
+        OutdatedVersion: the stored version is not `expected`; None expects any. Nothing was stored.
         InvalidConfiguration: the document cannot be applied.
         Busy: another transaction holds a lock for 10 s.
     """
     with edit_sections(document):
-        if not may_repeat or plan_changes(document).changes:
-            check_version(expected)
-        return store_document(document, stamp, check), compute_version()
+        is_outdated = expected is not None and expected != compute_version()
+        if is_outdated and not may_repeat:  # it may also be invalid because of what it does not know
+            raise OutdatedVersion
+        planned = plan_changes(document)
+        if is_outdated and planned.changes:
+            raise OutdatedVersion
+        check(planned)
+        _write_changes(planned.changes, stamp)
+        return planned, compute_version()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import time, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.core.management import call_command
@@ -289,6 +290,26 @@ def test_queries_of_a_plan_and_of_unchanged_rows_do_not_grow_with_rows(db: None)
         assert plan.plan_changes(file).changes == plan.plan_changes(exported).changes == []
     assert counts[1] == counts[2]
     assert counts[1]["unchanged"] < 40
+
+
+def test_publication_plans_once_and_exports_what_it_compares(
+    db: None, base_config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document, spies = plan.parse_document(base_config.encode()), []
+    for name in ("plan_changes", "export_document"):
+        spies.append(Mock(wraps=getattr(plan, name)))
+        monkeypatch.setattr(plan, name, spies[-1])
+
+    def publish(expected: str | None, **options: Any) -> tuple[str, list[int]]:
+        _changes, version = plan.publish_document(document, Stamp("test"), expected, lambda _planned: None, **options)
+        counts = [spy.call_count for spy in spies]
+        for spy in spies:
+            spy.reset_mock()
+        return version, counts
+
+    version, counts = publish(None)
+    assert counts == [1, 1], "the export is for the new version"
+    assert publish(version) == publish(version, may_repeat=True) == (version, [1, 2])
 
 
 def test_null_group_or_optional_value_is_the_default(apply: Apply, base_config: str) -> None:
