@@ -290,7 +290,8 @@ class Section:
         row.retired_at = None
         restored, kept = self._restore_secrets(entry, stored)
         if kept:
-            values |= read_fields(restored, [each for each in fields if not each.related], ErrorCollector(), rest=True)
+            values |= read_fields(restored, [each for each in fields if not each.related], found, rest=True)
+            found.raise_if_any()
         put_values(row, fields, self.defaults(values, position, stored) | values)
         if self.settings:
             setattr(row, self.settings, {name: restored[name] for name in restored.keys() - self.own_keys})

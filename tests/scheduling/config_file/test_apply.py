@@ -17,6 +17,7 @@ from django.db import IntegrityError, connection
 from django.test.utils import CaptureQueriesContext
 
 import manage
+from rpa_tasks.models import Platform
 from scheduling.channels.base import channel_kinds
 from scheduling.configuration.file import apply as plan
 from scheduling.configuration.file.section import Stamp
@@ -400,6 +401,17 @@ def test_counted_conversations_are_read_only_if_listed(apply: Apply, export: App
     assert "  ~ c1\n" in apply("communities: [{chat_id: named, name: Regulars}, {chat_id: c1, name: New}]")
     assert dict(Community.objects.values_list("chat_id", "name")) == {"named": "Regulars", "c1": "New", "c2": ""}
     assert Community.objects.get(chat_id="c2").retired_at is None
+
+
+def test_kept_secret_that_does_not_fit_is_refused(apply: Apply, refusal_of: Callable[..., list[str]]) -> None:
+    """The mark itself was stored in its place."""
+    apply("platforms: [{key: pdd}]")
+    secret = {"username": "buyer", "password": "x" * 256}  # of an earlier version
+    Platform.objects.update(browser={"proxy_url": "http://p:1"}, proxy_secret=secret)
+    kept = "platforms: [{key: pdd, browser: {proxy: {url: 'http://p:1', username: (kept), password: (kept)}}}]"
+    problem = "platforms[0].browser.proxy.password: must not be longer than 255 characters"
+    assert refusal_of(kept) == [problem, "nothing was stored"]
+    assert Platform.objects.get().proxy_secret == secret
 
 
 @each_row("kind", ["log", "rpa"])
