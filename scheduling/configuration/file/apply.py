@@ -121,7 +121,7 @@ class Plan:
         if section.name not in self._stored:
             rows: dict[Key, Any] = {}
             for row in section.list_rows(self.document.get(section.name)):
-                rows[section.identify(row, rows)] = row
+                rows[section.key_of(row, rows)] = row
             self._stored[section.name] = rows
         return self._stored[section.name]
 

@@ -34,6 +34,7 @@ Key = tuple[Any, ...]
 Reference = tuple[str, type[models.Model], str]  #: place, model and key of a row that another one needs
 Place = tuple[str, ...]  #: the names that lead to a value of an entry: `("rollout", "percent")`
 KEPT = "(kept)"  #: in place of a secret in a file: keep the stored value
+NOTHING_KEPT = _("there is nothing stored to keep")
 HIDDEN = "(secret)"  #: in place of a secret in printed output
 ABSENT: Any = object()
 
@@ -224,7 +225,7 @@ class Section:
         return ()
 
     def check_kept_secrets(self, kept: Iterable[Place], stored: Any, row: Any) -> None:
-        """Check that secrets which the file keeps are not sent to another address.
+        """Check that the row may have the stored secrets which the file keeps: it sends them to the same address.
 
         Raises:
             InvalidInput: by place in the entry.
@@ -284,7 +285,7 @@ class Section:
         found.raise_if_any()
         new = self.new_row()
         put_values(new, fields, self.defaults(values, position) | values)
-        key = self.identify(new, earlier)
+        key = self.key_of(new, earlier)
         stored = plan.stored(self).get(key)
         row = copy(stored) if stored is not None else new
         row.retired_at = None
@@ -298,10 +299,6 @@ class Section:
         if kept:
             self.check_kept_secrets(kept, stored, row)
         return Listed(path, key, entry, row, stored)
-
-    def identify(self, row: Any, taken: Collection[Key]) -> Key:
-        """Return the key of a row. `taken` are those of the rows before it."""
-        return self.key_of(row)
 
     def new_row(self) -> Any:
         return self.model()
@@ -359,7 +356,8 @@ class Section:
     def _identity_fields(self) -> list[Field]:
         return [field for name in self.identity for field in self.fields if field.name == name]
 
-    def key_of(self, row: Any) -> Key:
+    def key_of(self, row: Any, taken: Collection[Key] = ()) -> Key:
+        """Return the key of a row. `taken` are those of the rows before it."""
         return tuple(field.get(row) for field in self._identity_fields)
 
     def label(self, row: Any) -> str:
@@ -442,21 +440,17 @@ class Section:
 
     # --- secrets ---
 
-    def entry_to_keep(self, stored: Any, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the entry of the stored row whose secrets this entry may keep."""
-        return self.write_entry(stored) if stored is not None else {}
-
     def _restore_secrets(self, entry: dict[str, Any], stored: Any) -> tuple[dict[str, Any], list[Place]]:
         """Replace the marks of kept secrets by the stored values. Return also the places of these."""
         kept = [place for place in self.find_secrets(entry) if find_value(entry, place) == KEPT]
         if not kept:
             return entry, kept
-        entry, former = deepcopy(entry), self.entry_to_keep(stored, entry)
+        entry, former = deepcopy(entry), self.write_entry(stored) if stored is not None else {}
         for place in kept:
             value = find_value(former, place)
             if not value or isinstance(value, Sealed):
                 sealed = any(isinstance(each, Sealed) for each in _list_leaves(former))
-                problem = _("what is stored cannot be read here") if sealed else _("there is nothing stored to keep")
+                problem = _("what is stored cannot be read here") if sealed else NOTHING_KEPT
                 raise InvalidInput.of(".".join(place), problem)
             put_value(entry, place, value)
         return entry, kept

@@ -34,6 +34,7 @@ from scheduling.configuration.file.notation import (
     text,
 )
 from scheduling.configuration.file.section import (
+    NOTHING_KEPT,
     Change,
     Field,
     Key,
@@ -97,11 +98,9 @@ class Channels(Section):
         secret = entry.keys() if kind is None else kind.secret_fields
         return [(name,) for name in entry if name in secret and name not in self.own_keys]
 
-    def entry_to_keep(self, stored: Any, entry: Mapping[str, Any]) -> dict[str, Any]:
-        of_kind = stored is not None and stored.kind == entry.get("kind")
-        return super().entry_to_keep(stored, entry) if of_kind else {}
-
     def check_kept_secrets(self, kept: Iterable[Place], stored: Any, row: Any) -> None:
+        if row.kind != stored.kind:
+            raise InvalidInput(*(FieldError(name, NOTHING_KEPT) for (name,) in kept))
         if ("secret",) in kept and redirects_secret(row.kind, stored.config, row.config):
             raise InvalidInput.of("secret", _("must be entered again for another host"))
 
@@ -401,11 +400,8 @@ class HarassmentRules(Section):
     def list_rows(self, given: Any = None) -> Iterable[Any]:
         return sorted(HarassmentRule.objects.all(), key=lambda row: (is_retired(row), row.pk))
 
-    def key_of(self, row: Any) -> Key:
-        return tuple(field.get(row) for field in self.choose_fields(row) if field.name in self.identity)
-
-    def identify(self, row: Any, taken: Collection[Key]) -> Key:
-        key = self.key_of(row)
+    def key_of(self, row: Any, taken: Collection[Key] = ()) -> Key:
+        key = tuple(field.get(row) for field in self.choose_fields(row) if field.name in self.identity)
         return (*key, sum(each[:-1] == key for each in taken))
 
     def read(self, given: Any, plan: Plan) -> dict[Key, Listed]:
