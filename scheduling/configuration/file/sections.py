@@ -405,20 +405,19 @@ class HarassmentRules(Section):
         return (*key, sum(each[:-1] == key for each in taken))
 
     def read(self, given: Any, plan: Plan) -> dict[Key, Listed]:
-        listed = super().read(given, plan)
-        left = [key for key, row in plan.stored(self).items() if key not in listed and not is_retired(row)]
-        for one in [each for each in listed.values() if each.stored is None or is_retired(each.stored)]:
+        listed, stored = super().read(given, plan), plan.stored(self)
+        left = [key for key, row in stored.items() if key not in listed and not is_retired(row)]
+        paired: dict[Key, Listed] = {}
+        for one in listed.values():
             same = (key for key in left if key[:2] == one.key[:2])
-            if (key := next(same, None)) is None:
-                continue
-            left.remove(key)
-            stored = plan.stored(self)[key]
-            row = copy(stored)
-            for field in self.choose_fields(one.row):
-                field.put(row, field.get(one.row))
-            del listed[one.key]
-            listed[key] = replace(one, key=key, row=row, stored=stored)
-        return listed
+            if (one.stored is None or is_retired(one.stored)) and (key := next(same, None)) is not None:
+                left.remove(key)
+                row = copy(stored[key])
+                for field in self.choose_fields(one.row):
+                    field.put(row, field.get(one.row))
+                one = replace(one, key=key, row=row, stored=stored[key])
+            paired[one.key] = one
+        return paired
 
     def label(self, row: Any) -> str:
         return f"{row.kind} ({row.scope})"

@@ -358,6 +358,17 @@ def test_rule_that_is_left_out_changes_no_other_rule(apply: Apply, export: Apply
     assert plan.store_document(given, Stamp("again"), plan.ChangePlan.without_existing).changes == []
 
 
+def test_edited_rule_keeps_its_place(apply: Apply, refusal_of: Callable[..., list[str]]) -> None:
+    """It has no key. Its row was found by kind and scope, and then counted as the last one of the file."""
+    apply("harassment_rules: [{kind: cap, limit: 1, window: 1d}, {kind: dedupe, window: 1d}]")
+    edited = "harassment_rules: [{kind: cap, limit: 1, window: 2d}, {kind: dedupe, window: 1d, enabled: false}]"
+    assert apply(edited, "--dry-run").splitlines()[1:5] == [
+        "  ~ cap (user)", "      window: 1d → 2d", "  ~ dedupe (user)", "      enabled: true → false",
+    ]  # fmt: skip
+    wrong = edited.replace("2d}", "2d, channel: fax}").replace("window: 1d,", "window: 1d, channel: fax,")
+    assert refusal_of(wrong)[0].startswith("harassment_rules[0].channel: there is no channel")
+
+
 def test_delay_rules_without_their_defaults_are_no_edit(apply: Apply, base_config: str) -> None:
     text = base_config.replace("delay: 15m", "dynamic: true, delay_rules: {default: 1h}")
     apply(text)
