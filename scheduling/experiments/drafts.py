@@ -98,12 +98,13 @@ def plan_edits(draft: ConfigDraft) -> ChangePlan:
 
 def _choose_edits(draft: ConfigDraft, planned: ChangePlan) -> ChangePlan:
     """Leave out the changes that would only take back what others edited since the draft was started."""
-    live = export_live_draft()
-    if live == draft.base:
+    live = apply.export_document(list_drafted())
+    if write_yaml(live) == draft.base:
         return planned
     # A section of which nothing was stored then gets its defaults.
-    sections_then: dict[str, Any] = {name: {} for name in apply.parse_document(live.encode())}
-    back = apply.plan_changes(sections_then | apply.parse_document(draft.base.encode())).changes
+    then: dict[str, Any] = {name: {} for name in live}
+    then |= apply.parse_document(draft.base.encode())
+    back = apply.plan_changes(then).changes
     signatures, rows = [each.signature for each in back], [_identify_row(each) for each in back]
     own = [each for each in planned.changes if each.signature not in signatures]
     if clashes := [each.label for each in own if _identify_row(each) in rows]:
