@@ -22,12 +22,7 @@ from scheduling.experiments.rollouts import withdrawn_canaries
 from scheduling.ledger import ends, partitions
 from scheduling.monitoring import multiprocess
 from scheduling.monitoring.complaint_stats import LEAST_TOUCHES, read_complaint_rates
-from scheduling.monitoring.queues import (
-    broker_accepts_messages,
-    list_known_queues,
-    read_queue_stats,
-    refresh_app_queues,
-)
+from scheduling.monitoring.queues import read_broker
 from scheduling.webhooks import FAILURES_TO_REST
 
 log = structlog.get_logger(__name__)
@@ -183,14 +178,10 @@ _REST = f"SELECT count(*) FROM (SELECT FROM {partitions.REST} LIMIT %(most)s) AS
 
 def read_broker_metrics(deadline: Deadline) -> Iterator[Metric]:
     """Read queue lengths and unacknowledged messages. RabbitMQ does not show the age of a waiting message."""
-    try:
-        with deadline.limit_queries(settings.TIMEOUTS.metrics_statement):
-            refresh_app_queues()
-    except Exception as error:  # the broker is needed most while PostgreSQL is unavailable
-        log.warning("queues_unknown", error=str(error))
-    queues = read_queue_stats(list_known_queues())
-    # Detect a blocked broker by publishing, because RabbitMQ notifies only publishers.
-    accepts = broker_accepts_messages()
+    reading = read_broker(deadline.limit_queries(settings.TIMEOUTS.metrics_statement))
+    if reading is None:
+        return
+    queues, accepts = reading.queues, reading.accepts_messages
     text = "Messages that wait in the queue."
     lengths = [(queue.name, queue.length) for queue in queues]
     yield from build_gauges(["queue_name"], {"celery_queue_length": text}, lengths)

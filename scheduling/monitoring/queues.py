@@ -10,7 +10,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from typing import Any
 import structlog
 from celery import current_app
 from django.conf import settings
-from django.db import DatabaseError
 
 from scheduling import broker_health
 from scheduling.app_integrations import integrations
@@ -41,71 +40,40 @@ class QueueStats:
     unacked: int | None = None  #: None while Redis does not answer
 
 
-def refresh_app_queues() -> None:
-    """Ask the other apps for their queue names. Their functions query the database."""
-    global _app_queues
-    _app_queues = frozenset(name for app in integrations() for list_names in app.queues for name in list_names())
-
-
-def list_known_queues() -> list[str]:
-    """Return all queues that receive messages: the declared ones, and those that other apps last named."""
-    return sorted({*current_app.amqp.queues, *_app_queues})
-
-
-def read_queue_stats(names: Sequence[str] | None = None) -> list[QueueStats]:
-    """Return statistics of the given queues; by default, of all known queues.
-
-    Raises:
-        Exception: whatever the broker's client raises if the broker does not answer in time.
-    """
-    if names is None:
-        try:
-            refresh_app_queues()
-        except DatabaseError as error:
-            log.warning("queues_unknown", error=str(error))
-        names = list_known_queues()
-    with _connect_broker() as connection:
-        channel = connection.default_channel
-        if hasattr(channel, "client"):
-            return _read_redis_stats(channel, names)
-        unacked: Counter[str] | None = None
-        try:
-            unacked = count_unacked_messages()
-        except RedisError as error:
-            log.warning("worker_reports_unavailable", error=str(error))
-        return [
-            QueueStats(name, length, unacked=None if unacked is None else unacked[name])
-            for name in names
-            if (length := _read_declared_length(connection, name)) is not None
-        ]
-
-
-def broker_accepts_messages() -> bool | None:
-    """Return whether the broker accepts messages; None if this cannot be determined.
-
-    Raises the same as `read_queue_stats`.
-    """
-    with _connect_broker() as connection:
-        return broker_health.accepts_messages(connection)
-
-
 @dataclass(frozen=True, slots=True)
 class BrokerReading:
-    queues: list[QueueStats]
-    accepts_messages: bool | None
+    queues: list[QueueStats]  #: all that receive messages: the declared ones, and those that other apps name
+    accepts_messages: bool | None  #: None: this broker or account does not show it
 
 
-def read_broker() -> BrokerReading | None:
-    """Return the state of the broker for a page; None while it does not respond."""
+def read_broker(limit_queries: AbstractContextManager[None] | None = None) -> BrokerReading | None:
+    """Return the state of the broker; None if it does not answer in time.
+
+    Apps name their queues by queries, within `limit_queries`. While PostgreSQL does not answer, the last names count.
+    """
+    global _app_queues
     try:
-        return BrokerReading(read_queue_stats(), broker_accepts_messages())
+        with limit_queries or nullcontext():
+            _app_queues = frozenset(
+                name for app in integrations() for list_names in app.queues for name in list_names()
+            )
+    except Exception as error:  # any exception of PostgreSQL: the broker is needed most while it is unavailable
+        log.warning("queues_unknown", error=str(error))
+    names = sorted({*current_app.amqp.queues, *_app_queues})
+    try:
+        with connect_broker() as connection:
+            channel = connection.default_channel
+            is_redis = hasattr(channel, "client")
+            stats = _read_redis_stats(channel, names) if is_redis else _read_rabbitmq_stats(connection, names)
+            # After the lengths: it publishes, because RabbitMQ tells only publishers that it is blocked.
+            return BrokerReading(stats, broker_health.accepts_messages(connection))
     except Exception as error:  # any exception of the broker's client
         log.warning("broker_stats_unavailable", error=str(error))
         return None
 
 
 @contextmanager
-def _connect_broker() -> Iterator[Any]:
+def connect_broker() -> Iterator[Any]:
     seconds = settings.TIMEOUTS.broker_stats
     with current_app.connection_for_read(connect_timeout=seconds) as connection:
         connection.transport_options = {**connection.transport_options, "socket_timeout": seconds}
@@ -132,18 +100,20 @@ def _read_redis_stats(channel: Any, names: Sequence[str]) -> list[QueueStats]:
     return stats
 
 
-def _read_declared_length(connection: Any, name: str) -> int | None:
-    """Return the length of a queue; None if it does not exist.
-
-    RabbitMQ closes the channel after a question about a missing queue, so each question has its own channel.
-    """
-    channel = connection.channel()
+def _read_rabbitmq_stats(connection: Any, names: Sequence[str]) -> list[QueueStats]:
+    unacked: Counter[str] | None = None
     try:
-        length = int(channel.queue_declare(name, passive=True).message_count)
-    except connection.channel_errors:
-        return None
-    channel.close()
-    return length
+        unacked = count_unacked_messages()
+    except RedisError as error:
+        log.warning("worker_reports_unavailable", error=str(error))
+    stats = []
+    for name in names:
+        channel = connection.channel()  # RabbitMQ closes the channel of a question about a missing queue
+        with suppress(*connection.channel_errors):
+            length = int(channel.queue_declare(name, passive=True).message_count)
+            stats.append(QueueStats(name, length, unacked=None if unacked is None else unacked[name]))
+            channel.close()
+    return stats
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------

@@ -78,9 +78,10 @@ async def connect_hub() -> None:
 
 
 def connect_broker() -> None:
-    from scheduling.monitoring.queues import read_queue_stats
+    from scheduling.monitoring import queues
 
-    read_queue_stats(["ticks"])
+    with queues.connect_broker() as connection:
+        assert connection.connected
 
 
 def publish() -> None:
