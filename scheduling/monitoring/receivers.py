@@ -161,22 +161,14 @@ def _count_waiting(rows: Sequence[ReceiverStatus]) -> list[ReceiverStatus]:
         for number, row in enumerate(rows)
         for node_id in row.nodes
     ]
-    counts: dict[int, tuple[int, datetime | None, bool]] = {}
     numbers, nodes, chats = zip(*parts, strict=True) if parts else ((), (), ())
-    parameters = {"numbers": list(numbers), "nodes": list(nodes), "chats": list(chats), "most": most + 1}
-    for number, count, latest in sql.rows(_COUNT_WAITING, parameters):
-        known, due, complete = counts.get(number, (0, rows[number].latest_due, True))
-        counts[number] = (
-            known + min(count, most),
-            max(filter(None, (due, latest)), default=None),
-            complete and count <= most,
-        )
-    return [
-        replace(row, waiting=row.waiting + count, latest_due=due, counted_all=complete)
-        for row, (count, due, complete) in (
-            (row, counts.get(number, (0, row.latest_due, True))) for number, row in enumerate(rows)
-        )
-    ]
+    parameters = {"numbers": list(numbers), "nodes": list(nodes), "chats": list(chats), "most": most}
+    counted = list(rows)
+    for number, count, latest_due, complete in sql.rows(_COUNT_WAITING, parameters):
+        row = rows[number]
+        due = max(filter(None, (row.latest_due, latest_due)), default=None)
+        counted[number] = replace(row, waiting=row.waiting + count, latest_due=due, counted_all=complete)
+    return counted
 
 
 # --- their plans --------------------------------------------------------------------------------------------------
@@ -275,19 +267,19 @@ SELECT node.id, '', touch.due_at FROM unnest(%(nodes)b::bigint[]) AS node(id) CR
 """
 
 _COUNT_WAITING = """
-SELECT part.number, touch.size, touch.latest_due
+SELECT part.number, sum(LEAST(touch.size, %(most)s))::bigint, max(touch.latest_due), bool_and(touch.size <= %(most)s)
 FROM unnest(%(numbers)b::int[], %(nodes)b::bigint[], %(chats)s::text[]) AS part(number, node_id, chat_id)
 CROSS JOIN LATERAL (
     SELECT count(*) AS size, max(due_at) AS latest_due FROM (
         (SELECT due_at FROM scheduling_touch_live
          WHERE state IN ('scheduled', 'queued') AND reason IN ('quota', 'target_busy', 'target_down')
            AND node_id = part.node_id AND chat_id = part.chat_id
-         LIMIT %(most)s)
+         LIMIT %(most)s + 1)
         UNION ALL
         (SELECT due_at FROM scheduling_touch_live
          WHERE state IN ('scheduled', 'queued') AND reason IN ('quota', 'target_busy', 'target_down')
            AND part.chat_id IS NULL AND node_id = part.node_id
-         LIMIT %(most)s)
+         LIMIT %(most)s + 1)
     ) AS counted
-) AS touch
+) AS touch GROUP BY part.number
 """
