@@ -233,7 +233,7 @@ def test_celery_finds_the_application_from_its_script(tmp_path: Path) -> None:
 
 
 def test_entry_point_without_settings_uses_production(tmp_path: Path) -> None:
-    for module in ("config.asgi", "config.wsgi", "config.celery.application"):
+    for module in ("config.asgi", "config.celery.application"):
         refused = load(module, AFTERTOUCH_STATE_DIR=str(tmp_path))
         assert refused.returncode == 1, module
         assert "DJANGO_SECRET_KEY: must be set in production" in refused.stderr, module
