@@ -1,4 +1,4 @@
-"""A run of tests, of the demo, of the benchmarks or of a stack leaves no process, however it ends."""
+"""A run of the demo, of the benchmarks or of a stack leaves no process, however it ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -19,31 +18,6 @@ from benchmarks.nginx import find_nginx
 from config.environment import ROOT
 from config.local.processes import is_alive, wait_until
 from tests.support.waiting import WAIT_LIMIT
-
-SAMPLE = """
-import subprocess
-import sys
-import time
-from pathlib import Path
-
-import pytest
-
-from tests.faults.brokers import redis_server
-
-def test_sample():
-    folder = Path(__file__).parent
-    apart = subprocess.Popen(["sleep", "3600"], start_new_session=True, env={"AFTERTOUCH_RUN": own_mark()})
-    with redis_server(folder) as server:
-        (folder / "pids").write_text(f"{apart.pid} {server.process.pid}")
-        (folder / "pids").rename(folder / "ready")
-        while (folder / "wait").exists():
-            time.sleep(0.05)
-    pytest.fail("as it should")
-
-def own_mark():
-    import os
-    return os.environ["AFTERTOUCH_RUN"]
-"""
 
 
 @pytest.fixture
@@ -96,26 +70,6 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
-def list_running(ready: Path) -> list[str]:
-    """Return the names of the programs that the sample has started."""
-    found = []
-    for word in ready.read_text().split():
-        with suppress(psutil.NoSuchProcess):
-            process = psutil.Process(int(word))
-            if is_alive(process):
-                found.append(process.name())
-    return found
-
-
-def pytest_words(folder: Path, *more: str) -> list[str]:
-    sample = folder / "test_sample.py"
-    sample.write_text(SAMPLE)
-    return [
-        "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"),
-        "--rootdir", str(folder), "--basetemp", str(folder / "base"), "-q", *more, str(sample),
-    ]  # fmt: skip
-
-
 def signal_run(run: subprocess.Popen[bytes], number: signal.Signals) -> None:
     """As Ctrl-C does: to the whole group. Any other signal goes to the process that `make` started."""
     if number == signal.SIGINT:
@@ -128,28 +82,6 @@ def check_all_ended(run: subprocess.Popen[bytes], folder: Path) -> None:
     run.wait(WAIT_LIMIT)
     wait_until(lambda: not processes_of(folder), WAIT_LIMIT, pause=0.2)
     assert processes_of(folder) == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_run_ended_by_signal_leaves_no_process(
-    folder: Path, start_run: Callable[..., subprocess.Popen[bytes]], number: signal.Signals
-) -> None:
-    (folder / "wait").touch()
-    run = start_run(*pytest_words(folder, "-n", "2"))
-    ready = folder / "ready"
-    assert wait_until(ready.exists, WAIT_LIMIT), (folder / "output").read_text()
-    assert len(processes_of(folder)) >= 3
-    assert list_running(ready) == ["sleep", "valkey-server"]
-    signal_run(run, number)
-    check_all_ended(run, folder)
-    assert list_running(ready) == []
-
-
-def test_failed_test_run_leaves_no_process(folder: Path, start_run: Callable[..., subprocess.Popen[bytes]]) -> None:
-    run = start_run(*pytest_words(folder))
-    assert run.wait(WAIT_LIMIT) == 1
-    assert processes_of(folder) == []  # at once: the run waits for its processes
-    assert "1 failed" in (folder / "output").read_text()
 
 
 DEMO = (["examples.demo"], "aftertouch-*/logs/core.log")
