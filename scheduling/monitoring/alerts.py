@@ -7,6 +7,7 @@ Prometheus rules (`deploy/prometheus`) cover the loss of beat and PostgreSQL, an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -23,9 +24,9 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from scheduling.channels.base import Channel, Delivered, Message, Outcome, Permanent, Transient
+from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient
 from scheduling.channels.http_client import send_once
-from scheduling.channels.quota import UNAVAILABLE_DELAY, QuotaGate, receiver_key
+from scheduling.channels.quota import UNAVAILABLE_DELAY, QuotaGate
 from scheduling.configuration import snapshot
 from scheduling.db_timeouts import Deadline
 from scheduling.delivery import routing
@@ -281,22 +282,22 @@ def settle_message(receiver: AlertReceiver, due: Sequence[Alert], outcome: Outco
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def resolve_target(receiver: AlertReceiver) -> tuple[Channel, dict[str, object]]:
-    """Return the channel of a receiver and its target there.
+def find_receiver_route(receiver: AlertReceiver) -> routing.Route:
+    """Return the route to a receiver.
 
     Raises:
-        routing.NoTarget: the receiver has no address.
+        routing.NoTarget: the receiver has no address, or its channel cannot be used.
         Unreadable: a secret cannot be decrypted on this server.
     """
-    spec = snapshot.channel_spec(receiver.channel)
-    channel = routing.channel_of(spec)
-    place = receiver.community
-    who = CustomerSpec(0, "", addresses={channel.address_key: receiver.address} if receiver.address else {})
+    spec, place, addresses = snapshot.channel_spec(receiver.channel), receiver.community, {}
+    with suppress(Exception):  # `find_route` tells what is wrong with the channel
+        addresses[routing.channel_of(spec).address_key] = receiver.address
     chat_id, communities = (place.chat_id, {place.chat_id: place.targets}) if place else ("", {})
-    target = routing.target_for(spec, channel, who, chat_id, communities, routing.TargetLookup())
-    if not target and not spec.config.get("url"):
+    who = CustomerSpec(0, "", addresses=addresses)
+    route = routing.find_route(spec, who, chat_id, communities, routing.TargetLookup())
+    if not route.target and not spec.config.get("url"):
         raise routing.NoTarget("no_target", f"no {spec.kind} target")
-    return channel, dict(target)
+    return route
 
 
 def send_alert_message(receiver: AlertReceiver, subject: str, body: str, now: datetime, key: UUID) -> Outcome:
@@ -306,24 +307,21 @@ def send_alert_message(receiver: AlertReceiver, subject: str, body: str, now: da
     target and a defect of the channel become `Permanent`.
     """
     try:
-        channel, target = resolve_target(receiver)
-        message = Message(
-            task_id=new_id(), delivery_key=key, user_id="", chat_id="", node="alerts", content_type="alert",
-            category="service", subject=subject, body=body, locale=settings.LANGUAGE_CODE, target=target,
-            event={"source": "aftertouch", "id": str(key), "type": "aftertouch.alert", "time": now.isoformat()},
-        )  # fmt: skip
-        slot = receiver_key(channel, message)
+        channel, target, _receiver, slot = find_receiver_route(receiver)
     except routing.NoTarget as error:
         return Permanent(error.reason, str(error))
     except Unreadable as error:
         return Permanent("secrets_unreadable", str(error))
-    except Exception as error:  # a defect of the channel; handled as in delivery
-        return Permanent("channel_error", f"{type(error).__name__}: {error}"[:500])
     gate = QuotaGate.connect(settings.REDIS_URL)
     grant = gate.acquire(channel.quotas, {slot: 1})[slot]
     # Without Redis no quota is known. One message a pass is within any quota.
     if not grant.granted and grant.next_in != UNAVAILABLE_DELAY:
         return Transient("quota", retry_after=grant.next_in)
+    message = Message(
+        task_id=new_id(), delivery_key=key, user_id="", chat_id="", node="alerts", content_type="alert",
+        category="service", subject=subject, body=body, locale=settings.LANGUAGE_CODE, target=target,
+        event={"source": "aftertouch", "id": str(key), "type": "aftertouch.alert", "time": now.isoformat()},
+    )  # fmt: skip
     outcome = send_once(channel, message)
     if channel.quotas and isinstance(outcome, Transient) and outcome.retry_after:
         gate.throttle(slot, outcome.retry_after)

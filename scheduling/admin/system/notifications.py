@@ -49,7 +49,7 @@ from scheduling.models import (
     WebhookSubscription,
 )
 from scheduling.models.encrypted import Sealed, Unreadable
-from scheduling.monitoring.alerts import BY_KEY, resolve_target, send_alert_message
+from scheduling.monitoring.alerts import BY_KEY, find_receiver_route, send_alert_message
 from scheduling.monitoring.collectors import read_webhook_backlogs
 from scheduling.webhooks import (
     MOST_REPLAYED,
@@ -86,7 +86,7 @@ class AlertReceiverForm(OptimisticLockForm):
         if not self.errors:
             row = AlertReceiver(**{name: cleaned[name] for name in ("channel", "community", "address")})
             try:
-                resolve_target(row)
+                find_receiver_route(row)
             except NoTarget as error:
                 kind = channel_kinds().get(row.channel.kind)
                 field = "address" if kind is not None and kind.address_key else "community"

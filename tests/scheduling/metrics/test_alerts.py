@@ -19,7 +19,7 @@ from django.utils.timezone import now
 from pytest_django import Settings
 
 from rpa_tasks.models import Platform, Shop
-from scheduling.channels.quota import QuotaGate, name_quota_keys, receiver_key
+from scheduling.channels.quota import QuotaGate, name_quota_keys
 from scheduling.models import Alert, AlertReceiver, AutomaticRollout, ChannelConfig, Community, FailedTask
 from scheduling.monitoring import alerts
 from scheduling.redis_client import connect_redis
@@ -157,22 +157,16 @@ def test_refused_message_is_repeated_later(robot: Robot, receiver: AlertReceiver
     assert (receiver.problem, receiver.notified_at) == ("", BEGAN + timedelta(hours=1))
 
 
-def slot_of(receiver: AlertReceiver) -> str:
-    channel, target = alerts.resolve_target(receiver)
-    message: Any = type("Message", (), {"target": target})
-    return receiver_key(channel, message)
-
-
 def clear_quota(receiver: AlertReceiver) -> None:
     """The time that the vendor named is over."""
-    for name in name_quota_keys(slot_of(receiver)):
+    for name in name_quota_keys(alerts.find_receiver_route(receiver).vendor_key):
         connect_redis(settings.REDIS_URL).delete(name)
 
 
 def test_quota_exhausted_robot_is_not_called(robot: Robot, receiver: AlertReceiver, failed: FailedTask) -> None:
     """The vendor counts all messages, whatever process sent them."""
-    slot, quotas = slot_of(receiver), alerts.resolve_target(receiver)[0].quotas
-    assert QuotaGate.connect(settings.REDIS_URL).acquire(quotas, {slot: 20})[slot].granted == 20
+    channel, _target, _receiver, slot = alerts.find_receiver_route(receiver)
+    assert QuotaGate.connect(settings.REDIS_URL).acquire(channel.quotas, {slot: 20})[slot].granted == 20
     evaluate_at(0, 60)
     receiver.refresh_from_db()
     assert (robot.headers, receiver.problem) == ([], "quota")
