@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, NamedTuple
@@ -34,13 +34,13 @@ MOST_RECEIVERS = 1_000  #: receivers with waiting touches that are listed, for e
 COUNTED_BY_PAGE = 200_000  #: waiting touches, the same share for each receiver
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReceiverStatus:
-    """The figures of one receiver. Times are PostgreSQL's."""
+    """The figures of one receiver, added up source by source. Times are PostgreSQL's."""
 
     channel: ChannelSpec
     chat_id: str = ""  #: a community with this target; empty: the address of the channel or of customers
-    nodes: tuple[int, ...] = ()
+    nodes: list[int] = field(default_factory=list)
     latest_due: datetime | None = None  #: of the touches that wait in the table
     waiting: int = 0  #: in the table and in processes
     counted_all: bool = True  #: False: more wait than were counted
@@ -52,6 +52,9 @@ class ReceiverStatus:
     ends_at: datetime | None = None  #: when the last waiting touch is planned to go
     uses: tuple[PeriodUse, ...] = ()
     route: Route | None = None
+
+    def add_due(self, due_at: datetime | None) -> None:
+        self.latest_due = max(filter(None, (self.latest_due, due_at)), default=None)
 
 
 class ReceiverPage(NamedTuple):
@@ -81,14 +84,12 @@ def list_receivers(offset: int, limit: int) -> ReceiverPage:
     _merge_loads(found, loads, config)
     ordered = sorted(found.values(), key=lambda each: each.channel.key)
     ordered.sort(key=lambda each: each.latest_due.timestamp() if each.latest_due else 0.0, reverse=True)
-    rows = _count_waiting(ordered[offset : offset + limit])
+    rows = ordered[offset : offset + limit]
+    _count_waiting(rows)
     states = _read_quota_states(rows)
-    incomplete |= states is None
-    return ReceiverPage(
-        [_add_plan(each, (states or {}).get(number), config, now) for number, each in enumerate(rows)],
-        len(ordered) > offset + limit,
-        incomplete,
-    )
+    for number, row in enumerate(rows):
+        _add_plan(row, (states or {}).get(number), config, now)
+    return ReceiverPage(rows, len(ordered) > offset + limit, incomplete or states is None)
 
 
 # --- the receivers ------------------------------------------------------------------------------------------------
@@ -113,9 +114,9 @@ def _find_waiting(config: Snapshot) -> dict[str, ReceiverStatus]:
         spec = by_node[node_id]
         route = _find_channel_route(spec, chat_id, communities)
         key = route.receiver if route else f"{spec.id}:{chat_id}"
-        known = found.get(key) or ReceiverStatus(spec, chat_id, route=route)
-        due = max(filter(None, (known.latest_due, latest_due)), default=None)
-        found[key] = replace(known, nodes=(*known.nodes, node_id), latest_due=due)
+        row = found.setdefault(key, ReceiverStatus(spec, chat_id, route=route))
+        row.nodes.append(node_id)
+        row.add_due(latest_due)
     return found
 
 
@@ -143,17 +144,14 @@ def _merge_loads(found: dict[str, ReceiverStatus], loads: Mapping[str, LaneLoad]
                 route = None
                 key = next((each for each, row in found.items() if row.channel is spec and not row.chat_id), key)
             found.setdefault(key, ReceiverStatus(spec, chat_id, route=route))
-        known = found[key]
-        found[key] = replace(
-            known,
-            in_flight=known.in_flight + load.in_flight,
-            waiting=known.waiting + load.held,
-            rate=(known.rate or 0.0) + load.rate,
-            rest=max(known.rest, load.rest),
-        )
+        row = found[key]
+        row.in_flight += load.in_flight
+        row.waiting += load.held
+        row.rate = (row.rate or 0.0) + load.rate
+        row.rest = max(row.rest, load.rest)
 
 
-def _count_waiting(rows: Sequence[ReceiverStatus]) -> list[ReceiverStatus]:
+def _count_waiting(rows: Sequence[ReceiverStatus]) -> None:
     """Count the touches that wait in the table for these receivers."""
     most = COUNTED_BY_PAGE // max(len(rows), 1)
     parts = [
@@ -163,12 +161,11 @@ def _count_waiting(rows: Sequence[ReceiverStatus]) -> list[ReceiverStatus]:
     ]
     numbers, nodes, chats = zip(*parts, strict=True) if parts else ((), (), ())
     parameters = {"numbers": list(numbers), "nodes": list(nodes), "chats": list(chats), "most": most}
-    counted = list(rows)
     for number, count, latest_due, complete in sql.rows(_COUNT_WAITING, parameters):
         row = rows[number]
-        due = max(filter(None, (row.latest_due, latest_due)), default=None)
-        counted[number] = replace(row, waiting=row.waiting + count, latest_due=due, counted_all=complete)
-    return counted
+        row.waiting += count
+        row.add_due(latest_due)
+        row.counted_all = complete
 
 
 # --- their plans --------------------------------------------------------------------------------------------------
@@ -197,21 +194,17 @@ def _connect_quotas(url: str) -> QuotaGate:
     return QuotaGate.connect(url)
 
 
-def _add_plan(row: ReceiverStatus, state: QuotaState | None, config: Snapshot, now: datetime) -> ReceiverStatus:
-    reason, until = _find_rest(row, state, config, now)
-    rate = row.rate
+def _add_plan(row: ReceiverStatus, state: QuotaState | None, config: Snapshot, now: datetime) -> None:
+    row.resting_reason, row.resting_until = _find_rest(row, state, config, now)
     windows = [each for each in _list_common_quotas(row.route) if isinstance(each, Quota)] if row.route else []
     if windows:
-        rate = min(each.limit / each.window.total_seconds() for each in windows)
-    ends_at = None
-    if row.waiting and reason != "paused":
+        row.rate = min(each.limit / each.window.total_seconds() for each in windows)
+    if row.waiting and row.resting_reason != "paused":
         limited = bool(row.route and row.route.channel.quotas)
-        by_pace = now + timedelta(seconds=row.rest + row.waiting / rate) if rate and not limited else now
+        by_pace = now + timedelta(seconds=row.rest + row.waiting / row.rate) if row.rate and not limited else now
         last_slot = now + state.last_slot if state and state.last_slot else now
-        ends_at = max(row.latest_due or now, by_pace, last_slot)
-    return replace(
-        row, rate=rate, resting_reason=reason, resting_until=until, ends_at=ends_at, uses=state.uses if state else ()
-    )
+        row.ends_at = max(row.latest_due or now, by_pace, last_slot)
+    row.uses = state.uses if state else ()
 
 
 def _find_rest(
