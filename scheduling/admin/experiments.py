@@ -34,7 +34,7 @@ from scheduling.admin.form_fields import DurationField, split_entries, write_num
 from scheduling.admin.labels import translate_error, translate_errors, translate_reason
 from scheduling.admin.matrix.preview import report_moved_touches
 from scheduling.admin.page_reads import count_within, read_for_page
-from scheduling.configuration.file.apply import ChangePlan, InvalidConfiguration
+from scheduling.configuration.file.apply import ChangePlan, InvalidConfiguration, plan_changes
 from scheduling.durations import from_seconds, to_seconds
 from scheduling.error_text import ErrorText
 from scheduling.errors import Conflict, InvalidInput
@@ -294,7 +294,7 @@ class DraftForm(forms.Form):
         """Validate the draft. Lists all errors, each with its place."""
         text: str = self.cleaned_data["draft"].replace("\r\n", "\n")
         try:
-            drafts.read_draft(text)
+            plan_changes(drafts.read_draft(text))
         except (InvalidText, InvalidConfiguration) as error:
             raise forms.ValidationError(translate_errors(error)) from None
         return text

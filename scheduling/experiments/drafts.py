@@ -68,19 +68,19 @@ def export_live_draft() -> str:
     return write_yaml(apply.export_document(list_drafted()))
 
 
-def read_draft(text: str) -> tuple[dict[str, Any], ChangePlan]:
-    """Return the draft and the changes from the live configuration to it.
+def read_draft(text: str) -> dict[str, Any]:
+    """Return the document of a draft, which is not compared with the live configuration yet.
 
     Raises:
         InvalidText: the text cannot be parsed.
-        InvalidConfiguration: with the problems of the first wrong entry.
+        InvalidConfiguration: it has sections that a draft cannot change.
     """
     given = apply.parse_document(text.encode())
     allowed = list_drafted()
     if foreign := [name for name in given if name not in (*allowed, "version") and name in sections()]:
         problem = _("a draft cannot change this; allowed: %(known)s", known=", ".join(allowed))
         raise InvalidConfiguration(*(FieldError(name, problem) for name in foreign))
-    return given, apply.plan_changes(given)
+    return given
 
 
 # --- the edits of a draft ---
@@ -93,7 +93,7 @@ def plan_edits(draft: ConfigDraft) -> ChangePlan:
         Conflict: another user edited the same rows since; the error names them.
         InvalidConfiguration: the draft does not fit the live configuration.
     """
-    return _choose_edits(draft, read_draft(draft.document)[1])
+    return _choose_edits(draft, apply.plan_changes(read_draft(draft.document)))
 
 
 def _choose_edits(draft: ConfigDraft, planned: ChangePlan) -> ChangePlan:
@@ -124,7 +124,7 @@ def _identify_row(change: Change) -> tuple[str, object]:
 
 def _store_edits(draft: ConfigDraft, stamp: Stamp) -> ChangePlan:
     """Store the edits of the draft over the live configuration. Raises the errors of `plan_edits`."""
-    return apply.store_document(read_draft(draft.document)[0], stamp, partial(_choose_edits, draft))
+    return apply.store_document(read_draft(draft.document), stamp, partial(_choose_edits, draft))
 
 
 @contextmanager

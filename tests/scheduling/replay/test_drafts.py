@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import time_machine
@@ -15,7 +16,7 @@ from django.test import override_settings
 from django.utils.timezone import now
 
 from scheduling.configuration import snapshot
-from scheduling.configuration.file.apply import InvalidConfiguration
+from scheduling.configuration.file.apply import InvalidConfiguration, plan_changes
 from scheduling.configuration.file.sections import sections
 from scheduling.error_text import ErrorText
 from scheduling.errors import Conflict
@@ -140,20 +141,26 @@ def test_draft_leaves_out_sections_of_apps_that_are_not_installed(two_customers_
     try:
         with override_settings(CONFIG_SECTIONS=[]):
             sections.cache_clear()
-            given, planned = drafts.read_draft(drafts.export_live_draft())
+            given = drafts.read_draft(drafts.export_live_draft())
+            changes = plan_changes(given).changes
             draftable = [drafts.is_draftable(model) for model in (Node, SilencePolicy)]
     finally:
         sections.cache_clear()
-    assert ("nodes" in given, "silence_policies" in given, planned.changes) == (True, False, [])
+    assert ("nodes" in given, "silence_policies" in given, changes) == (True, False, [])
     assert draftable == [True, False]
 
 
-def test_publication_stores_author_and_reason_once(two_customers_node: Node, ops: User) -> None:
+def test_publication_stores_author_and_reason_once(
+    two_customers_node: Node, ops: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draft = open_draft(ops, edited(delay="20m"))
     with pytest.raises(Conflict, match="not been replayed"):
         publish(draft, Actor("ops", ops, "quieter"))
     replay_draft(draft)
+    planning = Mock(wraps=plan_changes)
+    monkeypatch.setattr(drafts.apply, "plan_changes", planning)
     assert publish(draft, Actor("ops", ops, "quieter")) is None
+    assert planning.call_count == 1, "the plan under the lock is the only one"
     node = Node.objects.get()
     assert (node.delay, node.version) == (timedelta(minutes=20), 2)
     latest = node.history.latest()
