@@ -39,5 +39,5 @@ urlpatterns = [
     path("u/<str:token>", views.unsubscribe, name="unsubscribe"),
 ]
 
-if getattr(settings, "AFTERTOUCH_DEMO", False):
+if settings.AFTERTOUCH_DEMO:
     urlpatterns.append(path("demo/chat/", include("examples.demo_chat.urls")))

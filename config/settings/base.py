@@ -195,6 +195,8 @@ AFTERTOUCH_LINK_BASE_URL = ENV.aftertouch_link_base_url
 #: Where Flower is, and the first of its logins; "" hides the link.
 FLOWER_URL = "/flower/"
 FLOWER_LOGIN = ENV.flower_basic_auth.get_secret_value().partition(",")[0]
+#: Creates a login, and serves the demo chat.
+AFTERTOUCH_DEMO = False
 TIMEOUTS = Timeouts()
 AFTERTOUCH_EMAIL_URL = ENV.aftertouch_email_url
 DEFAULT_FROM_EMAIL = ENV.aftertouch_email_from

@@ -9,7 +9,6 @@ import sys
 from config.settings.base import *  # noqa: F403
 from config.settings.base import AFTERTOUCH_ROLE, AFTERTOUCH_RPA_SECRETS_KEYS, AFTERTOUCH_SECRETS_KEYS, ENV
 
-AFTERTOUCH_DEMO = False
 AFTERTOUCH_RPA_ISOLATION_REQUIRED = True
 
 SHORTEST_SECRET_KEY = 50  #: characters, at least 5 different ones, as Django's `check --deploy` requires

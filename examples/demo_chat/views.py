@@ -59,7 +59,7 @@ def in_demo_only(view: View) -> View:
 
     @wraps(view)
     def answer(request: HttpRequest) -> HttpResponse:
-        if not getattr(settings, "AFTERTOUCH_DEMO", False):
+        if not settings.AFTERTOUCH_DEMO:
             raise Http404
         return view(request)
 

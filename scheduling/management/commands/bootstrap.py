@@ -79,7 +79,7 @@ class Command(BaseCommand):
             if line := create():
                 self.stdout.write(line)
         self.grant_permissions()
-        if getattr(settings, "AFTERTOUCH_DEMO", False):
+        if settings.AFTERTOUCH_DEMO:
             self.stdout.write(f"Demo login: {DEMO_USER} / {create_demo_login()}")
 
     def describe_event_types(self) -> None:

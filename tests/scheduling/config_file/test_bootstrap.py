@@ -194,7 +194,6 @@ def test_bootstrap_in_production_makes_no_login(settings: Settings, state_dir: P
     assert bootstrap().splitlines() == [
         "Shipped matrix: 11 nodes", "Shipped platforms, not in use: pdd, temu, tiktok"
     ]  # fmt: skip
-    del settings.AFTERTOUCH_DEMO
     assert bootstrap() == ""
     assert not get_user_model().objects.exists()
     assert not state_dir.exists()
