@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from zoneinfo import available_timezones
 
 import jsonschema_rs
@@ -31,16 +31,12 @@ from rpa_tasks.models import DedupePeriod, Flow, Job, Platform, Shop
 from rpa_tasks.supervisor.command import MOST_FOLDERS, check_program, check_words
 from rpa_tasks.supervisor.runs import MARKERS
 from scheduling.configuration.file.notation import ANY_MAPPING, WHOLE, choice, list_of, map_of, text
-from scheduling.configuration.file.section import Change, Field, Listed, Place, Section, Stamp
+from scheduling.configuration.file.section import Change, Field, Listed, Place, Plan, Section, Stamp
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector, InvalidInput
 from scheduling.models import WAITING
 from scheduling.models.versioned import rules_of
 from scheduling.strict_text import find_unstorable_text
-
-if TYPE_CHECKING:
-    from scheduling.configuration.file.apply import Plan
-
 
 # Values have the names of the model's fields; absent ones are skipped. `platform` is always the platform's key.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scheduling.configuration.file.notation import SEND_WINDOWS
-from scheduling.configuration.file.section import Key, Listed, Section
+from scheduling.configuration.file.section import Key, Listed, Plan, Section
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector, InvalidInput
 from scheduling.models.versioned import rules_of
@@ -14,9 +14,6 @@ from scheduling.policy.send_times import check_windows
 from sessions.frames import MOST_TAGS, has_control_characters
 from sessions.models import Campaign, SilencePolicy
 from sessions.policy import CUSTOMER, DEFAULT_KEY, own_tags
-
-if TYPE_CHECKING:
-    from scheduling.configuration.file.apply import Plan
 
 
 @rules_of(SilencePolicy)

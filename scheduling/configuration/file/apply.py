@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db import OperationalError, connection, transaction
-from django.db.models import Model
 from django.utils.crypto import salted_hmac
 
 from scheduling import sql
 from scheduling.audit import record_action
-from scheduling.configuration.file.section import Change, Key, Listed, Section, Stamp, is_retired
+from scheduling.configuration.file.section import Change, Plan, Stamp
 from scheduling.configuration.file.sections import sections
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, ErrorCollector, FieldError, InvalidInput
@@ -96,60 +95,13 @@ class ChangePlan:
         return fresh
 
 
-class Plan:
-    """One file being read: the rows that it lists, and the stored rows."""
-
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        self.document = document
-        self.sections = sections()
-        self.section_of: dict[type[Model], Section] = {each.model: each for each in self.sections.values()}
-        self.listed: dict[str, dict[Key, Listed]] = {}
-        self.notes: list[str] = []
-        self._stored: dict[str, dict[Key, Any]] = {}
-        self._in_use: dict[str, dict[Key, Any]] = {}
-
-    def describe_missing(self, model: type[Model], key: str) -> str:
-        return _("there is no %(noun)s “%(name)s”", noun=_(self.section_of[model].noun), name=key)
-
-    def note(self, text: str) -> None:
-        """Add a remark about something that is allowed and may be a mistake."""
-        if text not in self.notes:
-            self.notes.append(text)
-
-    def stored(self, section: Section) -> dict[Key, Any]:
-        """Return the stored rows of a section by key, retired ones included. They are read once."""
-        if section.name not in self._stored:
-            rows: dict[Key, Any] = {}
-            for row in section.list_rows(self.document.get(section.name)):
-                rows[section.key_of(row, rows)] = row
-            self._stored[section.name] = rows
-        return self._stored[section.name]
-
-    def in_use(self, model: type[Model]) -> dict[Key, Any]:
-        """Return the rows as they will be after the file is applied, by key, without retired ones."""
-        section = self.section_of[model]
-        if section.name not in self._in_use:
-            self._in_use[section.name] = (
-                {key: one.row for key, one in self.listed[section.name].items()}
-                if section.name in self.listed
-                else {key: row for key, row in self.stored(section).items() if not is_retired(row)}
-            )
-        return self._in_use[section.name]
-
-    def unlisted(self, section: Section) -> list[Any]:
-        """Return the rows in use that the file does not list and that stay in use."""
-        listed = self.listed.get(section.name)
-        rows = [row for key, row in self.stored(section).items() if not (is_retired(row) or key in (listed or ()))]
-        return rows if listed is None else [row for row in rows if section.may_be_unlisted(row)]
-
-
 def plan_changes(document: Mapping[str, Any]) -> ChangePlan:
     """Compare a file with the stored configuration. Reads only, with a number of queries that rows do not change.
 
     Raises:
         InvalidConfiguration: with the errors of the first wrong entry.
     """
-    plan = Plan(document)
+    plan = Plan(document, sections())
     try:
         _check_top_level(plan)
         given = [section for name, section in plan.sections.items() if name in document]

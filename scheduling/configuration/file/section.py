@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from django.core.exceptions import ValidationError
 from django.db import models
@@ -25,9 +25,6 @@ from scheduling.models import Calendar
 from scheduling.models.encrypted import EncryptedJSONField, Sealed, Unreadable
 from scheduling.policy.send_times import list_calendars
 from scheduling.strict_text import is_same_json
-
-if TYPE_CHECKING:
-    from scheduling.configuration.file.apply import Plan
 
 Verb = Literal["added", "restored", "changed", "retired"]
 Key = tuple[Any, ...]
@@ -454,6 +451,52 @@ class Section:
                 raise InvalidInput.of(".".join(place), problem)
             put_value(entry, place, value)
         return entry, kept
+
+
+class Plan:
+    """One file being read: the rows that it lists, and the stored rows."""
+
+    def __init__(self, document: Mapping[str, Any], sections: Mapping[str, Section]) -> None:
+        self.document, self.sections = document, sections
+        self.section_of: dict[type[models.Model], Section] = {each.model: each for each in self.sections.values()}
+        self.listed: dict[str, dict[Key, Listed]] = {}
+        self.notes: list[str] = []
+        self._stored: dict[str, dict[Key, Any]] = {}
+        self._in_use: dict[str, dict[Key, Any]] = {}
+
+    def describe_missing(self, model: type[models.Model], key: str) -> str:
+        return _("there is no %(noun)s “%(name)s”", noun=_(self.section_of[model].noun), name=key)
+
+    def note(self, text: str) -> None:
+        """Add a remark about something that is allowed and may be a mistake."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def stored(self, section: Section) -> dict[Key, Any]:
+        """Return the stored rows of a section by key, retired ones included. They are read once."""
+        if section.name not in self._stored:
+            rows: dict[Key, Any] = {}
+            for row in section.list_rows(self.document.get(section.name)):
+                rows[section.key_of(row, rows)] = row
+            self._stored[section.name] = rows
+        return self._stored[section.name]
+
+    def in_use(self, model: type[models.Model]) -> dict[Key, Any]:
+        """Return the rows as they will be after the file is applied, by key, without retired ones."""
+        section = self.section_of[model]
+        if section.name not in self._in_use:
+            self._in_use[section.name] = (
+                {key: one.row for key, one in self.listed[section.name].items()}
+                if section.name in self.listed
+                else {key: row for key, row in self.stored(section).items() if not is_retired(row)}
+            )
+        return self._in_use[section.name]
+
+    def unlisted(self, section: Section) -> list[Any]:
+        """Return the rows in use that the file does not list and that stay in use."""
+        listed = self.listed.get(section.name)
+        rows = [row for key, row in self.stored(section).items() if not (is_retired(row) or key in (listed or ()))]
+        return rows if listed is None else [row for row in rows if section.may_be_unlisted(row)]
 
 
 def is_retired(row: Any) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.conf import settings
 from django.db.models import F
@@ -40,6 +40,7 @@ from scheduling.configuration.file.section import (
     Key,
     Listed,
     Place,
+    Plan,
     Reference,
     Section,
     SingleRow,
@@ -71,10 +72,6 @@ from scheduling.policy.matrix import find_follow_problem
 from scheduling.policy.node_conditions import JOINS
 from scheduling.policy.rollout import PLAN_DEFAULTS
 from scheduling.templating import MAX_SOURCE, read_locale
-
-if TYPE_CHECKING:
-    from scheduling.configuration.file.apply import Plan
-
 
 # --- what is sent, and where it goes ---
 
