@@ -179,9 +179,7 @@ def edit_sections(names: Collection[str]) -> Iterator[None]:
         ) from error
 
 
-def store_document(
-    document: Mapping[str, Any], stamp: Stamp, choose: Callable[[ChangePlan], ChangePlan] = lambda planned: planned
-) -> ChangePlan:
+def store_document(document: Mapping[str, Any], stamp: Stamp, choose: Callable[[ChangePlan], ChangePlan]) -> ChangePlan:
     """Store the part of a file's changes that `choose` returns, in one transaction. Return it.
 
     Raises:
