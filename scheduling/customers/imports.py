@@ -3,16 +3,14 @@
 The page sends a file in parts, because a request must not exceed 1 MB. The parts are rows, which every process reads.
 They are deleted when the import ends, or a day after an upload that was not started.
 
-A periodic pass checks and imports the file in batches. A batch is one transaction that holds the lock of the import's
-row. Its effects and its progress commit together: a batch whose worker dies has no effect, and the next pass repeats
-it. No lock is held between two batches. The customers are written by the function that the API calls.
+A periodic pass checks and imports the file in batches (`BatchJob`). The customers are written by the function that the
+API calls.
 """
 
 from __future__ import annotations
 
 import codecs
 import io
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -22,9 +20,7 @@ from typing import Any
 from uuid import UUID
 
 import structlog
-from django.conf import settings
-from django.db import OperationalError, close_old_connections, transaction
-from django.db.models import QuerySet
+from django.db import transaction
 from django.utils.timezone import now
 
 from scheduling import sql
@@ -35,6 +31,7 @@ from scheduling.error_text import ErrorText
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, FieldError, InvalidInput, NotFound
 from scheduling.models import CustomerErasure, CustomerImport, CustomerImportPart, RefusedLines
+from scheduling.models.batch_job import MAX_TRIES, lock_job, run_counted_batch, run_in_turn
 from scheduling.models.customer import digest_user_id
 
 log = structlog.get_logger(__name__)
@@ -43,12 +40,7 @@ MOST_BYTES = 256 * 1024 * 1024  #: of a file
 MOST_OPEN = 20  #: imports whose files are stored
 SAMPLE = 1024 * 1024  #: bytes that decide the encoding
 KEPT_UNSTARTED = timedelta(days=1)
-LOCK_WAIT = 3.0  #: seconds for the current batch
 BATCH_BYTES = 1_000_000  #: of the file; long records make a batch shorter
-PASS_SECONDS = 4.0  #: then other long work has its turn
-MAX_TRIES = 5  #: of one batch before the import fails
-#: From the first try of a batch to the second; n times as long after the n-th. Workers that restart are up by then.
-RETRY_AFTER = timedelta(seconds=10)
 NOT_ALLOWED = _("The state of the import does not allow this.")
 OPT_OUT_STAYS = _("the customer opted out in person; only a consent by the API or an operator lifts it")
 State = CustomerImport.State
@@ -201,7 +193,7 @@ def stop_import(import_id: UUID, *, actor: str) -> None:
     """Discard an import that has not started, or stop it before its next batch. Changes made before stay.
 
     Raises:
-        NotFound, Conflict: there is no such import, it has ended, or its current batch takes longer than `LOCK_WAIT`.
+        NotFound, Conflict: there is no such import, it has ended, or its current batch takes too long.
     """
     with _lock_in_state(import_id, *WITH_FILE) as row:
         row.state = State.STOPPED if row.state == State.RUNNING else State.DISCARDED
@@ -214,84 +206,38 @@ def stop_import(import_id: UUID, *, actor: str) -> None:
 @contextmanager
 def _lock_in_state(import_id: UUID, *states: str) -> Iterator[CustomerImport]:
     """Open a transaction that holds the lock of an import in one of the states."""
-    try:
-        with sql.brief_lock_waits(LOCK_WAIT):
-            row = CustomerImport.objects.select_for_update(of=("self",)).filter(pk=import_id).first()
-            if row is None:
-                raise NotFound(_("There is no import %(import_id)s.", import_id=import_id))
-            if row.state not in states:
-                raise Conflict(NOT_ALLOWED)
-            yield row
-    except OperationalError as error:
-        if not sql.is_lock_timeout(error):
-            raise
-        raise Conflict(_("A batch of this import is running. Try again in a moment.")) from None
+    with lock_job(CustomerImport.objects.filter(pk=import_id)) as row:
+        if row is None:
+            raise NotFound(_("There is no import %(import_id)s.", import_id=import_id))
+        if row.state not in states:
+            raise Conflict(NOT_ALLOWED)
+        yield row
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
 def continue_imports() -> None:
-    """Run batches of all imports in turn for `PASS_SECONDS`. One that fails stops no other."""
-    ends_at = time.monotonic() + PASS_SECONDS
-    working = list(CustomerImport.objects.filter(state__in=WORKING).order_by("pk").values_list("pk", flat=True))
-    while working and time.monotonic() < ends_at:
-        for import_id in list(working):
-            try:
-                has_more = run_import_batch(import_id)
-            except Exception:
-                log.exception("import_batch_failed", id=str(import_id))
-                close_old_connections()
-                has_more = False
-            if not has_more:
-                working.remove(import_id)
+    working = CustomerImport.objects.filter(state__in=WORKING).order_by("pk")
+    run_in_turn(working.values_list("pk", flat=True), run_import_batch)
 
 
 def run_import_batch(import_id: UUID) -> bool:
     """Run one batch. Return whether another one follows; false also if another worker has it."""
-    if not count_try(import_id):
-        return False
-    with sql.limit_statement_time(settings.TIMEOUTS.bulk_batch):
-        # Another worker can hold the row only while it asks whether a try is due: `count_try` skips a row that runs.
-        row = _working(import_id).select_for_update(of=("self",)).first()
-        if row is None:
-            return False
-        run_import_lines(row)
-        row.tries = 0
-        row.save()
-    if row.state not in WORKING:
+    working = CustomerImport.objects.filter(pk=import_id, state__in=WORKING)
+    row = run_counted_batch(working, run_import_lines, _abandon)
+    if row is not None and row.state not in WORKING:
         log.info("import_phase_done", id=str(row.pk), state=row.state, counts=row.counts)
-    return row.state in WORKING
+    return row is not None and row.state in WORKING
 
 
-@transaction.atomic
-def count_try(import_id: UUID) -> bool:
-    """Count a try before it starts, so that a batch that kills its worker is not repeated without end.
-
-    Return False if the import has failed with it, if another worker runs its batch, or if the next try is not due.
-    """
-    row = _working(import_id).select_for_update(skip_locked=True, of=("self",)).first()
-    at = sql.now()
-    if row is None or (row.tries and at < row.next_at):
-        return False
-    if row.tries < MAX_TRIES:
-        row.tries += 1
-        row.next_at = at + RETRY_AFTER * row.tries
-    else:
-        text = _("The batch at line %(place)s could not be finished %(count)s times.", place=row.line, count=MAX_TRIES)
-        _fail(row, [FieldError("", text)])
-        log.error("import_abandoned", id=str(row.pk), line=row.line)
-    row.save()
-    return row.state in WORKING
-
-
-def _working(import_id: UUID) -> QuerySet[CustomerImport]:
-    """Return the import if it has a next batch."""
-    return CustomerImport.objects.filter(pk=import_id, state__in=WORKING)
+def _abandon(row: CustomerImport) -> None:
+    text = _("The batch at line %(place)s could not be finished %(count)s times.", place=row.line, count=MAX_TRIES)
+    _fail(row, [FieldError("", text)])
 
 
 def run_import_lines(row: CustomerImport) -> None:
-    """Check or import the next lines, and note the progress. The caller saves the row in the same transaction."""
+    """Check or import the next lines, and note the progress. The caller saves the row."""
     records: list[CsvRecord] = []
     file = _open_file(row)
     file.seek(row.position)

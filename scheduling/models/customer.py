@@ -12,6 +12,7 @@ from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 
 from scheduling.ids import new_id, reveal_odd_characters
+from scheduling.models.batch_job import BatchJob
 from scheduling.models.encrypted import EncryptedJSONField, Sealed
 from scheduling.models.node import Addressed
 from scheduling.policy.profile import MAX_TAG, NO_PROFILE, Profile, read_profile
@@ -186,11 +187,8 @@ class CustomerErasure(models.Model):
         return f"…{str(self.pk)[-8:]}"
 
 
-class CustomerImport(models.Model):
+class CustomerImport(BatchJob):
     """An import of customers from a CSV file.
-
-    The row is the job. A worker holds its lock during a batch. The effect of a batch and the progress are stored
-    together.
 
     uploading → checking → ready → running → done
     running → stopped; uploading, checking, ready → discarded; uploading, checking, running → failed
@@ -206,7 +204,6 @@ class CustomerImport(models.Model):
         DISCARDED = "discarded", _("Discarded")
         FAILED = "failed", _("Failed")
 
-    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
     file_name = models.CharField(_("file"), max_length=200)
     size = models.BigIntegerField(_("size in bytes"))
     #: Bytes that have arrived.
@@ -214,11 +211,8 @@ class CustomerImport(models.Model):
     #: Of the text; empty until it is detected.
     encoding = models.CharField(_("encoding"), max_length=10, blank=True)
     empty_clears = models.BooleanField(_("empty cells clear values"), default=False)
-    actor_name = models.CharField(_("who"), max_length=150)
     created_at = models.DateTimeField(_("started at"), default=now)
     state = models.CharField(_("state"), max_length=10, choices=State, default=State.UPLOADING)
-    ended_at = models.DateTimeField(_("ended at"), null=True)
-    ended_by = models.CharField(_("ended by"), max_length=150, blank=True)
     #: The cells of the header.
     header = models.JSONField(default=list)
     delimiter = models.CharField(max_length=1, default=",")
@@ -227,10 +221,6 @@ class CustomerImport(models.Model):
     line = models.PositiveIntegerField(default=1)
     #: Numbers by outcome: of the check, and of the import once it has started.
     counts = models.JSONField(default=dict)
-    #: How often the current batch was started.
-    tries = models.PositiveSmallIntegerField(default=0)
-    #: The earliest start of its next try, by the database's clock.
-    next_at = models.DateTimeField(default=now)
     #: Why the file cannot be read: [[column, message]].
     problems = models.JSONField(default=list)
 

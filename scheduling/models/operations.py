@@ -11,14 +11,12 @@ from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 
 from scheduling.ids import new_id
+from scheduling.models.batch_job import BatchJob
 from scheduling.models.node import Node, Template
 
 
-class BulkAction(models.Model):
+class BulkAction(BatchJob):
     """One action on all rows that matched a filter when it started, applied in batches.
-
-    The row is the job. A worker holds its lock during a batch. The effect of a batch and the progress are stored
-    together.
 
     running → done | cancelled | failed
     """
@@ -29,7 +27,6 @@ class BulkAction(models.Model):
         CANCELLED = "cancelled", _("Cancelled")  #: finished batches stay done
         FAILED = "failed", _("Failed")  #: the same batch failed repeatedly
 
-    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
     #: A name of `scheduling.operations.bulk_actions.row_actions`.
     action = models.CharField(_("action"), max_length=20)
     #: What the user chose, to be shown: the parameters of the list or of the request.
@@ -43,21 +40,16 @@ class BulkAction(models.Model):
     actor = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+", verbose_name=_("who")
     )
-    actor_name = models.CharField(_("who"), max_length=150)
     reason = models.CharField(_("reason"), max_length=500, blank=True)
     per_second = models.FloatField(_("rate per second"))
     state = models.CharField(_("state"), max_length=10, choices=State, default=State.RUNNING)
     begun_at = models.DateTimeField(_("started at"), default=now)
-    ended_at = models.DateTimeField(_("ended at"), null=True)
-    ended_by = models.CharField(_("cancelled by"), max_length=150, blank=True)
     total = models.PositiveIntegerField(_("rows"), default=0)
     done = models.PositiveIntegerField(_("done"), default=0)
     skipped = models.PositiveIntegerField(_("skipped"), default=0)
     failed = models.PositiveIntegerField(_("could not be done"), default=0)
     #: The earliest start of the next batch, by the database's clock.
     next_at = models.DateTimeField(default=now)
-    #: How often the current batch failed.
-    tries = models.PositiveSmallIntegerField(default=0)
     note = models.TextField(_("note"), blank=True)
 
     class WithoutKeys(models.Manager["BulkAction"]):

@@ -1,9 +1,7 @@
 """Apply one action to all rows that match a list's filter, in batches of a periodic pass.
 
-The start stores the ids of the rows. Rows that match later stay unchanged. A batch is one transaction that holds the
-lock of the action's row. Its effects and its progress commit together: a batch whose worker dies has no effect, and the
-next pass repeats it. No lock is held between two batches. The ledger is the rate limiter: each row is published with
-its own due time, at most one pass ahead.
+The start stores the ids of the rows. Rows that match later stay unchanged. The ledger is the rate limiter: each row is
+published with its own due time, at most one pass ahead.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from uuid import UUID
 import structlog
 from django.conf import settings
 from django.contrib.auth.models import User
-from django.db import OperationalError, close_old_connections, connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.db.models import Model, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils.functional import Promise
@@ -36,6 +34,7 @@ from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, FieldError, InvalidInput, NotFound
 from scheduling.ledger import locks
 from scheduling.models import WAITING, BulkAction, FailedTask, Scope, Touch
+from scheduling.models.batch_job import MAX_TRIES, lock_job, run_counted_batch, run_in_turn
 from scheduling.operations import commands, failed_tasks
 from scheduling.operations.failed_tasks import Actor
 
@@ -241,7 +240,6 @@ BATCH = 100  #: most rows per transaction
 PASS_INTERVAL = timedelta(seconds=5)  #: of `continue_bulk_actions`
 SLOWEST, FASTEST = 0.1, 200.0  #: rows per second
 MOST_RUNNING = 20
-MAX_TRIES = 5  #: errors of one batch before the action fails
 START_LOCK_ID = 4_163_072  #: advisory lock for starting an action
 
 State = BulkAction.State
@@ -362,79 +360,49 @@ def undo_start(action_id: str, actor: Actor) -> None:
 
 
 def _stop_running(mine: QuerySet[BulkAction], actor: Actor) -> bool:
-    stopped = {"state": State.CANCELLED, "ended_at": now(), "ended_by": actor.name[:150]}
-    try:
-        with sql.brief_lock_waits(settings.TIMEOUTS.bulk_cancel):
-            stopped_rows = list(mine.filter(state=State.RUNNING).select_for_update())
-            for row in stopped_rows:
-                mine.update(**stopped)
-                record_action("cancelled", row, label=row.action, actor=actor.name)
-            return bool(stopped_rows)
-    except OperationalError as error:
-        if not sql.is_lock_timeout(error):
-            raise
-        raise Conflict(_("A batch of this bulk action is running. Try again in a moment.")) from None
+    with lock_job(mine.filter(state=State.RUNNING)) as row:
+        if row is None:
+            return False
+        row.state, row.ended_at, row.ended_by = State.CANCELLED, now(), actor.name[:150]
+        row.save()
+        record_action("cancelled", row, label=row.action, actor=actor.name)
+    return True
 
 
 # --- worker -------------------------------------------------------------------------------------------------------
 
 
 def continue_bulk_actions() -> None:
-    """Process the rows of all running actions that are due until the next pass. One that fails stops no other."""
+    """Process the rows of all running actions that are due until the next pass."""
     due = BulkAction.objects.filter(state=State.RUNNING, next_at__lte=Now()).order_by("next_at")
-    for action_id in list(due.values_list("pk", flat=True)):
-        try:
-            until = sql.now() + PASS_INTERVAL
-            while _count_try(action_id) and run_batch(action_id, until):
-                pass
-        except Exception:
-            log.exception("bulk_batch_failed", id=str(action_id))
-            close_old_connections()
-
-
-@transaction.atomic
-def _count_try(action_id: UUID) -> bool:
-    """Count a try before it starts, so that a batch that kills its worker is not repeated without end.
-
-    Return False if the action has failed with it, or if another worker runs its batch.
-    """
-    running = BulkAction.objects.select_for_update(skip_locked=True, of=("self",))
-    row = running.filter(pk=action_id, state=State.RUNNING).first()
-    if row is None:
-        return False
-    if row.tries >= MAX_TRIES:
-        row.state, row.ended_at = State.FAILED, now()
-        row.note = f"{row.note}\nthe same batch could not be finished {MAX_TRIES} times".strip()
-        log.error("bulk_action_abandoned", id=str(row.pk), processed=row.processed)
-    else:
-        row.tries += 1
-    row.save(update_fields=["tries", "state", "ended_at", "note"])
-    return row.state == State.RUNNING
+    run_in_turn(due.values_list("pk", flat=True), partial(run_batch, until=sql.now() + PASS_INTERVAL))
 
 
 def run_batch(action_id: UUID, until: datetime) -> bool:
     """Process at most `BATCH` of the rows due before `until`, each with its due time. Return whether more may be left.
 
-    Of two concurrent workers the second finds the row locked, and leaves the batch to the first.
+    Of two concurrent workers one runs the batch.
     """
-    with sql.limit_statement_time(settings.TIMEOUTS.bulk_batch):
-        running = BulkAction.objects.filter(pk=action_id, state=State.RUNNING, next_at__lt=until)
-        mine = running.select_for_update(skip_locked=True, of=("self",))
-        row = mine.select_related("actor").annotate(at=Now()).first()
-        if row is None:
-            return False
-        start = max(row.next_at, row.at)  # after an outage the rate holds too
-        size = max(1, min(BATCH, ceil((until - start).total_seconds() * row.per_second)))
-        batch = BulkAction.objects.filter(pk=row.pk).values_list(f"keys__{row.processed}_{row.processed + size}")
-        _process_batch(row, batch.get()[0], start)
-        row.save()
+    running = BulkAction.objects.filter(pk=action_id, state=State.RUNNING, next_at__lt=until)
+    row = run_counted_batch(running.select_related("actor"), partial(_process_batch, until=until), _abandon)
+    if row is None:
+        return False
     if row.state != State.RUNNING:
         log.info("bulk_action_done", id=str(row.pk), done=row.done, skipped=row.skipped, failed=row.failed)
     return row.state == State.RUNNING and row.next_at < until
 
 
-def _process_batch(row: BulkAction, keys: Sequence[UUID], start: datetime) -> None:
+def _abandon(row: BulkAction) -> None:
+    row.state = State.FAILED
+    row.note = f"{row.note}\nthe same batch could not be finished {MAX_TRIES} times".strip()
+
+
+def _process_batch(row: BulkAction, until: datetime) -> None:
     action = row_actions()[row.action]
+    start = max(row.next_at, sql.now())  # after an outage the rate holds too
+    size = max(1, min(BATCH, ceil((until - start).total_seconds() * row.per_second)))
+    mine = BulkAction.objects.filter(pk=row.pk)
+    keys: Sequence[UUID] = mine.values_list(f"keys__{row.processed}_{row.processed + size}").get()[0]
     actor = Actor(row.actor_name, row.actor, row.reason, is_bulk=True)
     ordered = action.lock(keys) if action.lock else keys
     # In a later statement than the locks: another user may have changed a row while this batch waited for it.
@@ -448,7 +416,6 @@ def _process_batch(row: BulkAction, keys: Sequence[UUID], start: datetime) -> No
     row.done += became["done"]
     row.failed += became["failed"]
     row.skipped += len(keys) - became["done"] - became["failed"]
-    row.tries = 0
     if not keys or row.processed >= row.total:
         row.state, row.ended_at = State.DONE, now()
     row.next_at = start + timedelta(seconds=len(keys) / row.per_second)

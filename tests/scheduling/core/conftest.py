@@ -64,8 +64,8 @@ SHIFTED = {
     "failedtask": "failed_at acted_at",
     "complaint": "complained_at",
     "automaticrollout": "step_at judged_at counted_until",
-    "bulkaction": "begun_at ended_at next_at",
-    "customerimport": "created_at ended_at next_at",
+    "bulkaction": "begun_at ended_at next_at retry_at",
+    "customerimport": "created_at ended_at retry_at",
     "endmark": "settled_at ceiling",
 }
 

@@ -6,7 +6,6 @@ import subprocess
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
-from uuid import UUID
 
 import pytest
 from django.db import transaction
@@ -27,6 +26,7 @@ from scheduling.models import (
     CustomerImportPart,
     CustomerProfile,
     RefusedLines,
+    batch_job,
 )
 from scheduling.operations import retention
 from tests.scheduling.core.conftest import pass_time
@@ -338,7 +338,7 @@ def test_import_fails_after_max_tries(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(imports, "run_import_lines", crash)
-    for number in range(imports.MAX_TRIES):
+    for number in range(batch_job.MAX_TRIES):
         with pytest.raises(ZeroDivisionError):
             run_import_batch(row.pk)
         pass_time(seconds=10 * number + 9)
@@ -377,15 +377,15 @@ def test_second_worker_neither_waits_for_a_batch_nor_counts_a_try(
     """Between the count of a try and the batch no lock is held."""
     row = check(make_lines(3))
     imports.start_import(row.pk, actor="ann")
-    run, count = imports.run_import_lines, imports.count_try
+    run, count = imports.run_import_lines, batch_job.count_try
     found = []
 
     def work() -> None:
         found.append((run_import_batch(row.pk), CustomerImport.objects.get(pk=row.pk).tries))
 
-    def count_and_be_overtaken(import_id: UUID) -> bool:
-        may_run = count(import_id)
-        monkeypatch.setattr(imports, "count_try", count)
+    def count_and_be_overtaken(*given: Any) -> bool:
+        may_run = count(*given)
+        monkeypatch.setattr(batch_job, "count_try", count)
         second_connection(work)
         return may_run
 
@@ -393,7 +393,7 @@ def test_second_worker_neither_waits_for_a_batch_nor_counts_a_try(
         second_connection(work)
         run(row)
 
-    monkeypatch.setattr(imports, "count_try", count_and_be_overtaken)
+    monkeypatch.setattr(batch_job, "count_try", count_and_be_overtaken)
     monkeypatch.setattr(imports, "run_import_lines", run_beside_a_worker)
     run_import_batch(row.pk)
     assert found == [(False, 1), (False, 1)]
