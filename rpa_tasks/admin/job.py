@@ -277,7 +277,6 @@ class JobAdmin(RowPage, LiveTable, MatchingRowsMixin, ListExportMixin, BigTable,
     search_help_text = _("Task id, shop id or dedupe key, in full")
     matching_actions = JOB_ACTIONS
     matching_forms: ClassVar[Any] = {"job.priority": PriorityForm, "job.move": NodeForm}
-    list_disable_select_all = True
     actions = ("cancel_selected",)
     actions_detail = ("cancel", "again")
     export_related = ("shop__platform", "flow")

@@ -40,10 +40,7 @@ def test_bulk_retry_of_all_matches_is_shown_and_stopped(
 
     page = ops("en")
     page.goto(f"{live_server.url}/admin/scheduling/failedtask/?failure=failed")
-    page.check("#action-toggle")
-    page.click(f"text=Select all {many_failed_tasks} failed tasks")
-    page.select_option("select[name=action]", "bulk_retry")
-    page.click("button[name=index]")
+    page.click("a[href*='/matching/retry/']")
     page.wait_for_selector(f"text=Applies to {many_failed_tasks} failed tasks.")
     page.fill("[name=reason]", "the receiver is back")
     page.fill("[name=per_second]", "4")

@@ -97,7 +97,8 @@ def test_failure_spike_is_retried_and_rule_is_edited(
     # Five first.
     for number in range(FEW):
         page.check(f"input[name=_selected_action] >> nth={number}")
-    ask_to_retry(page)
+    page.select_option("select[name=action]", "bulk_retry")
+    page.click("button[name=index]")
     page.fill("[name=reason]", "合作方已恢复")
     page.click("#content button[type=submit]:has-text('重试')")
     page.wait_for_selector("#action-toggle")
@@ -105,9 +106,7 @@ def test_failure_spike_is_retried_and_rule_is_edited(
     assert count_delivered_retries() == FEW
 
     # Then the rest, while a page shows how far they are.
-    page.check("#action-toggle")
-    page.click(".question a")
-    ask_to_retry(page)
+    page.click("a[href*='/matching/retry/']")
     page.fill("[name=reason]", "前五个正常")
     page.fill("[name=per_second]", "10")
     page.click("#content button[type=submit]:has-text('重试')")
@@ -128,12 +127,6 @@ def test_failure_spike_is_retried_and_rule_is_edited(
     draft = f"{live_server.url}/admin/scheduling/configdraft/add/"
     assert page.goto(draft).status == 403
     tighten_cap(ops(group="editor"), draft)
-
-
-def ask_to_retry(page: Page) -> None:
-    page.select_option("select[name=action]", "bulk_retry")
-    page.click("button[name=index]")
-    page.wait_for_selector("[name=reason]")
 
 
 def tighten_cap(page: Page, draft: str) -> None:

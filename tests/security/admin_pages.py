@@ -340,14 +340,6 @@ def store_import(state: str) -> CustomerImport:
     return row
 
 
-def many_failed(user: User) -> tuple[Any, ...]:
-    """More than a page does at once, so that workers are asked."""
-    FailedTask.objects.bulk_create(
-        FailedTask(origin="message", failure="unreadable", reason="not_json", fingerprint="many") for _ in range(60)
-    )
-    return tuple(FailedTask.objects.filter(fingerprint="many").values_list("pk", flat=True)[:1])
-
-
 def own_sign_in(user: User) -> tuple[Any, ...]:
     """A sign-in of the user in another browser."""
     session = SessionStore()
@@ -598,6 +590,7 @@ PAGES: dict[str, Page] = {
     "scheduling_failedtask_edit": Page(EDITOR, EDITOR, open_task(), data={**REASON, "subject": "", "body": "Hello"}),
     "scheduling_failedtask_assign": Page(NOBODY, OPERATOR, open_task(), form=False, data={"user": "viewer"}),
     "scheduling_failedtask_comment": Page(NOBODY, OPERATOR, open_task(), form=False, data={"text": "note"}),
+    "scheduling_failedtask_matching": Page(OPERATOR, OPERATOR, lambda user: ("ignore",), data=PACE),
     "scheduling_failedtask_export": Page(OPERATOR, args=lambda user: ("xlsx",), notes=True),
     "scheduling_bulkaction_cancel": Page(NOBODY, OPERATOR, first(BulkAction), form=False),
     "scheduling_auditentry_export": Page(ADMIN, args=lambda user: ("xlsx",), notes=True),
@@ -682,7 +675,6 @@ OPEN = {
 }  # fmt: skip
 
 CONFIRMED = {"confirmed": "1", **PACE}
-ACROSS = {**CONFIRMED, "select_across": "1"}
 
 
 def unknown_task(user: User) -> tuple[Any, ...]:
@@ -701,9 +693,7 @@ ACTIONS: dict[tuple[str, str], list[Action]] = {
     ("scheduling_failedtask", "bulk_again"): [Action(OPERATOR, open_task(), CONFIRMED)],
     ("scheduling_failedtask", "bulk_delivered"): [Action(OPERATOR, unknown_task, CONFIRMED)],
     ("scheduling_failedtask", "bulk_not_delivered"): [Action(OPERATOR, unknown_task, CONFIRMED)],
-    ("scheduling_failedtask", "bulk_ignore"): [
-        Action(OPERATOR, open_task(), CONFIRMED), Action(OPERATOR, many_failed, ACROSS, "fingerprint=many"),
-    ],
+    ("scheduling_failedtask", "bulk_ignore"): [Action(OPERATOR, open_task(), CONFIRMED)],
     ("scheduling_failedtask", "bulk_archive"): [Action(OPERATOR, open_task(), CONFIRMED)],
     ("django_celery_beat_periodictask", "enable_tasks"): [
         Action(ADMIN, with_values(PeriodicTask, {"name": "p1"}, enabled=False))

@@ -48,58 +48,14 @@ TONES = {"running": "warning", "done": "success", "cancelled": "default", "faile
 DISPLAY_PARAMETERS = frozenset({"o", "p", "all", "e", "_facets"})
 
 
-def confirm_bulk_action(
-    listed: Any, request: HttpRequest, name: str, action: RowAction, rows: QuerySet[Any], form: PaceForm, *,
-    hidden: Sequence[tuple[str, str]] = (),
-) -> HttpResponse:  # fmt: skip
-    """Confirm an action on all rows of the list that match its filter, and start it as a bulk action.
-
-    Fields of the form beside reason and rate are parameters of the action.
-    """
-
-    def act() -> HttpResponse:
-        shown = {key: str(value) for key, value in request.GET.items() if value and key not in DISPLAY_PARAMETERS}
-        try:
-            row = bulk_actions.start_bulk_action(
-                name, rows, build_user_actor(request, form.cleaned_data["reason"]), chosen=shown,
-                per_second=form.cleaned_data["per_second"], after=UNDO_WINDOW,
-                given={key: value for key, value in form.cleaned_data.items() if key not in PaceForm.base_fields},
-            )  # fmt: skip
-        except InvalidInput as error:  # of the list, whose filter is no field of this form
-            raise AftertouchError(error.errors[0].message) from None
-        link = create_undo_link(request, "bulk.start", [row.pk], label=str(action.title))
-        text = _("%(what)s: the first batch starts in ten seconds.")
-        messages.success(request, text % {"what": action.title}, extra_tags=link)
-        return redirect("admin:scheduling_bulkaction_change", row.pk)
-
-    facts, problem = [], ""
-    if not form.is_valid():  # otherwise the start finds the rows, and reports the same problems
-        try:
-            count = bulk_actions.count_rows(action, rows)
-            facts = [
-                action.applies % {"count": count},
-                _("Workers run the bulk action. A page shows its progress and can stop it."),
-            ]
-            problem = "" if count else _("No row matches.")
-        except InvalidInput as error:
-            problem = translate_error(error.errors[0].message)
-    return listed.confirm(  # type: ignore[no-any-return]
-        request,
-        Confirmation(
-            title=str(action.title), text=str(action.explains), warning=str(action.warning), danger=action.danger,
-            facts=facts, problem=problem, form=form, act=act,
-            hidden=[("asked_at", read_page_time(request).isoformat()), *hidden],
-            back=f"{listed.url('changelist')}?{request.GET.urlencode()}",
-        ),
-    )  # fmt: skip
-
-
 class MatchingRowsMixin:
     """Add actions on all rows that match the filter of a list, with links below it."""
 
     matching_actions: ClassVar[Mapping[str, RowAction]]
     matching_forms: ClassVar[Mapping[str, type[PaceForm]]] = {}  #: of actions that take parameters
+    matching_time = "created_at"  #: column; the page of an action leaves out rows that came after it was shown
     list_after_template = "ops/matching_below.html"
+    list_disable_select_all = True
 
     def changelist_view(self: Any, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         links = [
@@ -112,19 +68,69 @@ class MatchingRowsMixin:
 
     @table_page("matching/<str:name>/")
     def matching(self: Any, request: HttpRequest, name: str) -> HttpResponse:
-        """Confirm an action on the rows that the list would show, if it showed those of the time of this page."""
+        """Confirm an action on the rows that the list would show, if it showed those of the time of this page.
+
+        The action is started as a bulk action. Fields of the form beside reason and rate are its parameters.
+        """
         action = self.matching_actions.get(name)
         if action is None:
             raise Http404
         if not request.user.has_perm(action.permission):
             raise PermissionDenied
         request.acts_on_matches = True  # type: ignore[attr-defined]
+        page_time = read_page_time(request)
         try:
-            rows = self.get_changelist_instance(request).queryset.filter(created_at__lte=read_page_time(request))
+            listed = self.get_changelist_instance(request).queryset
         except IncorrectLookupParameters:
             return redirect(self.url("changelist"))
+        rows = listed.filter(**{f"{self.matching_time}__lte": page_time})
+        action = word_for(action, rows)
         form = self.matching_forms.get(name, PaceForm).for_action(action, request.POST or None)
-        return confirm_bulk_action(self, request, name, action, rows, form)
+
+        def act() -> HttpResponse:
+            shown = {key: str(value) for key, value in request.GET.items() if value and key not in DISPLAY_PARAMETERS}
+            try:
+                row = bulk_actions.start_bulk_action(
+                    name, rows, build_user_actor(request, form.cleaned_data["reason"]), chosen=shown,
+                    per_second=form.cleaned_data["per_second"], after=UNDO_WINDOW,
+                    given={key: value for key, value in form.cleaned_data.items() if key not in PaceForm.base_fields},
+                )  # fmt: skip
+            except InvalidInput as error:  # of the list, whose filter is no field of this form
+                raise AftertouchError(error.errors[0].message) from None
+            link = create_undo_link(request, "bulk.start", [row.pk], label=str(action.title))
+            text = _("%(what)s: the first batch starts in ten seconds.")
+            messages.success(request, text % {"what": action.title}, extra_tags=link)
+            return redirect("admin:scheduling_bulkaction_change", row.pk)
+
+        facts, problem = [], ""
+        if not form.is_valid():  # otherwise the start finds the rows, and reports the same problems
+            try:
+                count = bulk_actions.count_rows(action, rows)
+                facts = [
+                    action.applies % {"count": count},
+                    _("Workers run the bulk action. A page shows its progress and can stop it."),
+                ]
+                problem = "" if count else _("No row matches.")
+            except InvalidInput as error:
+                problem = translate_error(error.errors[0].message)
+        return self.confirm(  # type: ignore[no-any-return]
+            request,
+            Confirmation(
+                title=str(action.title), text=str(action.explains), warning=str(action.warning), danger=action.danger,
+                facts=facts, problem=problem, form=form, act=act, hidden=[("asked_at", page_time.isoformat())],
+                back=f"{self.url('changelist')}?{request.GET.urlencode()}",
+            ),
+        )  # fmt: skip
+
+
+def word_for(action: RowAction, rows: QuerySet[Any]) -> RowAction:
+    """Return the action with the texts for what these failed tasks come from."""
+    if action.of_job is None:
+        return action
+    origins = count_within(
+        lambda: list(action.allowed_rows(rows).order_by().values_list("origin", flat=True).distinct())
+    )
+    return action.for_origins(*(origins or ()))
 
 
 def read_page_time(request: HttpRequest) -> datetime:
@@ -216,34 +222,24 @@ PER_SECOND = 20  #: rate of publishing selected rows
 
 
 def make_list_action(name: str) -> Callable[[Any, HttpRequest, QuerySet[FailedTask]], HttpResponse]:
-    """Return a list action: ask for a reason, then apply it to the selected tasks.
-
-    "All that match" means tasks that had failed when the page was shown. Workers act on these.
-    """
+    """Return a list action: ask for a reason, then apply it to the selected tasks."""
     action = FAILED_TASK_ACTIONS[name]
 
     def act(tasks_admin: Any, request: HttpRequest, queryset: QuerySet[FailedTask]) -> HttpResponse:
         if not request.user.has_perm(HANDLE):
             raise PermissionDenied
+        worded = word_for(action, queryset)
+        form = ReasonForm(request.POST if "confirmed" in request.POST else None)
         rows = action.allowed_rows(queryset)
-        origins = count_within(lambda: list(rows.order_by().values_list("origin", flat=True).distinct()))
-        worded = action.for_origins(*(origins or ()))
-        given = request.POST if "confirmed" in request.POST else None
-        across = request.POST.get("select_across", "0")
-        hidden = [
-            ("action", f"bulk_{name}"), ("confirmed", "1"), ("select_across", across), ("index", "0"),
-            *((ACTION_CHECKBOX_NAME, pk) for pk in request.POST.getlist(ACTION_CHECKBOX_NAME)),
-        ]  # fmt: skip
-        if across == "1":
-            rows = rows.filter(failed_at__lte=read_page_time(request))
-            pace = PaceForm.for_action(action, given)
-            return confirm_bulk_action(tasks_admin, request, name, worded, rows, pace, hidden=hidden)
-        form = ReasonForm(given)
         chosen = list(rows.order_by("failed_at").values_list("pk", flat=True)[:MOST_CHOSEN])
         return tasks_admin.confirm(  # type: ignore[no-any-return]
             request,
             Confirmation(
-                title=str(worded.title), text=str(worded.explains), danger=worded.danger, form=form, hidden=hidden,
+                title=str(worded.title), text=str(worded.explains), danger=worded.danger, form=form,
+                hidden=[
+                    ("action", f"bulk_{name}"), ("confirmed", "1"), ("index", "0"),
+                    *((ACTION_CHECKBOX_NAME, pk) for pk in request.POST.getlist(ACTION_CHECKBOX_NAME)),
+                ],
                 facts=[action.applies % {"count": len(chosen)}], back=request.get_full_path(),
                 act=lambda: _act_on_chosen(request, action, chosen, form),
             ),

@@ -40,7 +40,7 @@ from scheduling.admin.base import (
     table_page,
 )
 from scheduling.admin.failed_tasks.actions import ReasonForm, offer_retry_undo, render_difference
-from scheduling.admin.failed_tasks.bulk_action import make_list_action
+from scheduling.admin.failed_tasks.bulk_action import MatchingRowsMixin, make_list_action
 from scheduling.admin.form_fields import DataField
 from scheduling.admin.labels import translate_error, translate_reason
 from scheduling.admin.lists import ChoicesFilter, ColumnFilter, ListExportMixin, ReasonFilter, SpanFilter
@@ -322,7 +322,7 @@ def find_task_with_link(origin: str, task_id: Any) -> dict[str, Any] | None:
 
 
 @admin.register(FailedTask)
-class FailedTaskAdmin(RowPage, ListExportMixin, ReadOnlyAdmin):
+class FailedTaskAdmin(RowPage, MatchingRowsMixin, ListExportMixin, ReadOnlyAdmin):
     list_display = (
         "failed", "state_label", "class_label", "why", "channel", "node_key", "user_key", "assigned_to", "origin",
     )  # fmt: skip
@@ -339,6 +339,8 @@ class FailedTaskAdmin(RowPage, ListExportMixin, ReadOnlyAdmin):
     search_help_text = _("Task, event, trace, user, shop or chat id in full, or words of the detail")
     actions = ()
     actions_detail = ("edit", "assign", "comment")
+    matching_actions = FAILED_TASK_ACTIONS
+    matching_time = "failed_at"
     export_columns = (
         (_("task id"), lambda row: row.task_id), (_("origin"), lambda row: row.get_origin_display()),
         (_("state"), lambda row: row.get_state_display()),

@@ -130,7 +130,6 @@ class TouchAdmin(RowPage, MatchingRowsMixin, ListExportMixin, BigTable, ReadOnly
     ordering = ("-task_id",)  # ids grow with time, so the newest come first by the primary key
     search_fields = ("task_id",)
     search_help_text = _("Full task, user, event or chat id, or words of a recently sent text")
-    list_disable_select_all = True
     actions = ("cancel_selected",)
     actions_detail = ("cancel",)
     matching_actions = TOUCH_ACTIONS

@@ -43,9 +43,9 @@ def rows(failed: Callable[..., Any]) -> list[FailedTask]:
     return [failed(f"user{number}") for number in range(3)]
 
 
-def ask(client: Client, url: str, action: str = "bulk_retry") -> Any:
-    some = str(FailedTask.objects.values_list("pk", flat=True)[0])
-    return client.post(url, {"action": action, "select_across": "1", "_selected_action": [some]})
+@pytest.fixture
+def retry_url(admin_url: Url) -> str:
+    return admin_url("failedtask_matching", "retry")
 
 
 def confirm(client: Client, url: str, page: Any, **given: Any) -> Any:
@@ -55,9 +55,11 @@ def confirm(client: Client, url: str, page: Any, **given: Any) -> Any:
 # --- failed tasks -------------------------------------------------------------------------------------------------
 
 
-def test_bulk_retry_shows_progress_until_done(rows: list[FailedTask], operator: Client, admin_url: Url) -> None:
-    url = f"{admin_url('failedtask_changelist')}?reason={rows[0].reason}"
-    page = ask(operator, url)
+def test_bulk_retry_shows_progress_until_done(
+    rows: list[FailedTask], operator: Client, admin_url: Url, retry_url: str
+) -> None:
+    url = f"{retry_url}?reason={rows[0].reason}"
+    page = operator.get(url)
     assert page.context["facts"][0] == "Applies to 3 failed tasks."
     assert page.context["form"]["per_second"].value() == 50
     assert not BulkAction.objects.exists()
@@ -82,8 +84,8 @@ def test_bulk_retry_shows_progress_until_done(rows: list[FailedTask], operator: 
 def test_bulk_action_skips_later_failures(
     rows: list[FailedTask], failed: Callable[..., Any], operator: Client, admin_url: Url
 ) -> None:
-    url = admin_url("failedtask_changelist")
-    page = ask(operator, url, "bulk_ignore")
+    url = admin_url("failedtask_matching", "ignore")
+    page = operator.get(url)
     late = failed("late")
     confirm(operator, url, page)
     bulk_actions.continue_bulk_actions()
@@ -95,10 +97,10 @@ def test_bulk_action_selects_by_the_clock_of_postgresql(
     rows: list[FailedTask], failed: Callable[..., Any], operator: Client, admin_url: Url
 ) -> None:
     """The clock of a web node may differ. One that is ahead would add later failures, one behind would miss some."""
-    url = admin_url("failedtask_changelist")
+    url = admin_url("failedtask_matching", "ignore")
     for minutes in (10, -10):
         with time_machine.travel(datetime.now(UTC) + timedelta(minutes=minutes), tick=True):
-            page = ask(operator, url, "bulk_ignore")
+            page = operator.get(url)
             assert page.context["facts"][0] == "Applies to 3 failed tasks."
             if minutes > 0:
                 late = failed("late")
@@ -111,7 +113,7 @@ def test_bulk_action_selects_by_the_clock_of_postgresql(
 
 
 def test_bulk_confirmation_counts_rows_without_reading_them(
-    rows: list[FailedTask], operator: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch
+    rows: list[FailedTask], operator: Client, retry_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The start reads them, once."""
     read: list[int] = []
@@ -123,30 +125,26 @@ def test_bulk_confirmation_counts_rows_without_reading_them(
         return found
 
     monkeypatch.setattr(bulk_actions, "select_rows", select)
-    page = ask(operator, admin_url("failedtask_changelist"))
+    page = operator.get(retry_url)
     assert (page.context["facts"][0], read) == ("Applies to 3 failed tasks.", [])
-    again = confirm(operator, admin_url("failedtask_changelist"), page, per_second="x")
+    again = confirm(operator, retry_url, page, per_second="x")
     assert (again.context["facts"][0], read) == ("Applies to 3 failed tasks.", [])
-    confirm(operator, admin_url("failedtask_changelist"), page)
+    confirm(operator, retry_url, page)
     assert read == [3]
 
 
-def test_bulk_action_refuses_unknown_filter(rows: list[FailedTask], operator: Client, admin_url: Url) -> None:
-    url = f"{admin_url('failedtask_changelist')}?detail__contains=order"
+def test_bulk_action_refuses_unknown_filter(rows: list[FailedTask], operator: Client, retry_url: str) -> None:
+    url = f"{retry_url}?detail__contains=order"
     FailedTask.objects.update(detail="order")
-    confirmed = {"confirmed": "1", "reason": "x", "per_second": "50"}
-    for given in ({}, confirmed):
-        answer = operator.post(url, {
-            "action": "bulk_retry", "select_across": "1", "_selected_action": [str(rows[0].pk)], **given
-        })  # fmt: skip
+    for answer in (operator.get(url), operator.post(url, {"reason": "x", "per_second": "50"})):
         assert answer.status_code == 400
     assert not BulkAction.objects.exists()
-    assert not FailedTask.objects.exclude(state="open").exists()
 
 
 def test_all_failures_of_one_cause_are_retried(rows: list[FailedTask], operator: Client, admin_url: Url) -> None:
     (group,) = operator.get(admin_url("failedtask_groups")).context["groups"]
-    answer = confirm(operator, group["link"], ask(operator, group["link"]), per_second="7")
+    (link, _title), *_others = read_context(operator, group["link"])["matching_links"]
+    answer = confirm(operator, link, operator.get(link), per_second="7")
     row = BulkAction.objects.get()
     assert answer["location"] == admin_url("bulkaction_change", row.pk)
     assert (row.filter["fingerprint"], row.per_second, row.total) == (rows[0].fingerprint, 7, 3)
@@ -233,12 +231,12 @@ def test_bulk_cancel_refuses_unknown_filter(matrix: MatrixBuilder, operator: Cli
 
 
 def test_bulk_action_with_too_many_rows_cannot_start(
-    rows: list[FailedTask], operator: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch
+    rows: list[FailedTask], operator: Client, retry_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulk_actions, "MOST_ROWS", 2)
-    page = ask(operator, admin_url("failedtask_changelist"))
+    page = operator.get(retry_url)
     assert page.context["problem"] == "More than 2 rows match. Narrow the list first."
-    answer = confirm(operator, admin_url("failedtask_changelist"), page)
+    answer = confirm(operator, retry_url, page)
     assert answer.context["form"].non_field_errors() == ["More than 2 rows match. Narrow the list first."]
     assert not BulkAction.objects.exists()
 
