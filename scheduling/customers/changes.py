@@ -48,8 +48,8 @@ class TooManyAddresses(InvalidValue):
 class CustomerInput:
     """Valid values for a customer. Absent fields stay unchanged.
 
-    `attributes` are merged by name, in stored form; None removes one. `tags` replace the stored ones, sorted.
-    `addresses` replace the stored ones; `address_kinds` are merged by kind, and None removes one.
+    `attributes`, in stored form, and `addresses` are merged by name; None removes one. `tags` replace the stored ones,
+    sorted.
 
     `objection` is true if the person opts out: by the link, or through an operator. `consent` has `given_at`,
     an aware time, and `source`.
@@ -87,7 +87,7 @@ class StoredCustomer:
                     self.before["attributes"] = {name: stored.get(name) for name in names}
                     self.after["attributes"] = {name: merged.get(name) for name in names}
                     self.values["attributes"] = merged
-            elif name == "address_kinds":
+            elif name == "addresses":
                 self._set("addresses", _merge_addresses(self.values["addresses"], value))
             elif name not in ("opted_out", "objection", "consent"):
                 self._set(name, value)

@@ -18,10 +18,9 @@ from datetime import datetime
 from typing import Any, BinaryIO, NamedTuple
 
 from django.utils.timezone import get_default_timezone
-from pydantic import ValidationError
 
 from scheduling.customers.changes import CustomerInput
-from scheduling.customers.inputs import ADDRESS_KIND, CustomerFields, UserId, describe_error
+from scheduling.customers.inputs import ADDRESS_KIND, CustomerFields, UserId
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.policy.profile import UNSTORABLE, InvalidValue, check_attribute_name, normalize_tags, store_value
@@ -228,30 +227,28 @@ class ColumnMap:
             raise InvalidInput.of(
                 "", _("has %(count)s cells; the header has %(most)s", count=len(cells), most=len(self.columns))
             )
-        problems: dict[tuple[str, ...], str] = {}
+        problems: dict[str, str] = {}  #: by target
         values: dict[str, Any] = {"user_id": ""}
-        for (_title, path, parse), cell in zip(self.columns, cells, strict=False):
-            text = cell.strip()
+        for column, cell in zip(self.columns, cells, strict=False):
+            text, path = cell.strip(), column.path
             if not path or not (text or empty_clears) or (not text and path == ("opted_out",)):
                 continue
             try:
                 if len(path) == 2:
-                    values.setdefault(path[0], {})[path[1]] = parse(text) if text else None
+                    values.setdefault(path[0], {})[path[1]] = column.parse(text) if text else None
                 else:
-                    values[path[0]] = parse(text)
+                    values[path[0]] = column.parse(text)
             except InvalidValue as error:
-                problems[path] = str(error)
+                problems[column.target] = str(error)
         try:
-            given = ImportedCustomer.model_validate(values)
-        except ValidationError as error:
-            for each in error.errors(include_url=False, include_input=False):
-                problems.setdefault(tuple(map(str, each["loc"][:2])), describe_error(each))
-        if problems:
-            titles = {each.path: each.title for each in self.columns}
-            places = [*titles]
-            wrong = sorted(problems, key=lambda path: places.index(path) if path in titles else len(places))
-            raise InvalidInput(*(FieldError(titles.get(path, ".".join(path)), problems[path]) for path in wrong))
-        return CustomerInput(given.user_id, given.list_given())
+            given = ImportedCustomer.read(values)
+            if not problems:
+                return CustomerInput(given.user_id, given.list_given())
+        except InvalidInput as error:
+            problems = {each.field: each.message for each in error.errors} | problems
+        titles = {each.target: each.title for each in self.columns if each.path}
+        ordered = [*(target for target in titles if target in problems), *(problems.keys() - titles.keys())]
+        raise InvalidInput(*(FieldError(titles.get(target, target), problems[target]) for target in ordered))
 
 
 def map_header(cells: Sequence[str]) -> ColumnMap:

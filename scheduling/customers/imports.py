@@ -291,7 +291,7 @@ def _read_inputs(
             continue
         earlier = inputs[given.user_id].fields if given.user_id in inputs else {}
         fields: dict[str, Any] = {**earlier, **given.fields}
-        for name in earlier.keys() & given.fields.keys() & {"address_kinds", "attributes"}:
+        for name in earlier.keys() & given.fields.keys() & {"addresses", "attributes"}:
             fields[name] = {**earlier[name], **given.fields[name]}
         inputs[given.user_id] = CustomerInput(given.user_id, fields)
         lines.setdefault(given.user_id, []).append(record.line)

@@ -1,9 +1,9 @@
-"""Validate the fields of a customer that a client or a file gives. The API and the import of files have one model."""
+"""Validate the fields of a customer that a client, a file or an operator gives, by one model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from django.core.exceptions import ValidationError as DjangoValidationError
 from django.core.validators import validate_email
@@ -12,6 +12,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
 from scheduling.customers.changes import MAX_ADDRESSES
 from scheduling.error_text import ErrorText as _
+from scheduling.errors import FieldError, InvalidInput
 from scheduling.ids import find_user_id_problem
 from scheduling.policy.profile import (
     MAX_ATTRIBUTES,
@@ -88,15 +89,27 @@ class CustomerFields(BaseModel):
     attributes: Annotated[dict[AttributeName, AttributeIn], Field(max_length=2 * MAX_ATTRIBUTES)] = {}
     tags: Tags = []
 
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        """Return the checked values.
+
+        Raises:
+            InvalidInput: fields are named like `addresses.email`.
+        """
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_input=False)
+            raise InvalidInput(
+                *(FieldError(".".join(map(str, each["loc"][:2])), _describe_error(each)) for each in found)
+            ) from None
+
     def list_given(self) -> dict[str, Any]:
-        """Return the given fields. Addresses are merged by kind."""
-        given = {name: getattr(self, name) for name in self.model_fields_set - {"user_id"}}
-        if "addresses" in given:
-            given["address_kinds"] = given.pop("addresses")
-        return given
+        """Return the given fields, as `CustomerInput` has them."""
+        return {name: getattr(self, name) for name in self.model_fields_set - {"user_id"}}
 
 
-def describe_error(error: Mapping[str, Any]) -> str:
+def _describe_error(error: Mapping[str, Any]) -> str:
     """Return the message of an error of the model, as a page can translate it."""
     context = error.get("ctx", {})
     match error["type"]:

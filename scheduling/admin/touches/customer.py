@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
@@ -33,13 +34,15 @@ from scheduling.admin.base import (
     table_page,
 )
 from scheduling.admin.dashboard.charts import read_requested_days
-from scheduling.admin.form_fields import NamesField, SettingsField
-from scheduling.admin.labels import translate_error, translate_reason
+from scheduling.admin.form_fields import NamesField, SettingsField, TextLikeField
+from scheduling.admin.labels import translate_reason
 from scheduling.admin.page_reads import count_within, read_for_page
 from scheduling.admin.shown_values import find_address, format_instant, render_link
 from scheduling.admin.touches.timeline import describe_counted_kinds, format_verdict_figure, list_disabled_addresses
 from scheduling.admin.touches.touch import STATE_TONES
-from scheduling.customers.changes import change_customer, match_term
+from scheduling.customers.changes import CustomerInput, change_customer, match_term, predict_changes
+from scheduling.customers.inputs import CustomerFields
+from scheduling.errors import FieldError, InvalidInput
 from scheduling.models import (
     WAITING,
     Complaint,
@@ -53,8 +56,6 @@ from scheduling.models import (
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations import preview, queries
 from scheduling.operations.preview import Eligibility, NodeVerdict
-from scheduling.policy.profile import InvalidValue, check_attribute_name, merge_attributes, normalize_tags, store_value
-from scheduling.policy.send_times import is_time_zone
 from scheduling.redaction import redact
 
 PERIODS = (7, 30, 90)  #: days
@@ -224,10 +225,34 @@ class CustomerTagFilter(DropdownFilter):  # type: ignore[misc]
         return queryset.filter(profile__tags__contains=[self.value()]) if self.value() else queryset
 
 
+class AddressesField(TextLikeField):
+    """One `kind: address` a line. An address is a text, also if it looks like a number."""
+
+    rows = 4
+
+    def write(self, value: Mapping[str, str]) -> str:
+        return "\n".join(f"{kind}: {address}" for kind, address in sorted(value.items()))
+
+    def to_python(self, value: Any) -> Any:
+        found: dict[str, str] = {}
+        for line in filter(str.strip, (super().to_python(value) or "").splitlines()):
+            kind, colon, address = (part.strip() for part in line.partition(":"))
+            if not colon:
+                raise forms.ValidationError(_("Write one “name: value” a line."))
+            if kind in found:
+                raise forms.ValidationError(_("“%(name)s” is there twice") % {"name": kind})
+            found[kind] = address
+        return found
+
+
+#: Fields that the API has too.
+CHECKED = ("name", "level", "locale", "timezone", "addresses", "attributes", "tags")
+
+
 class CustomerForm(CheckedForm):
     written_columns = ("objected_at",)
 
-    addresses = SettingsField(
+    addresses = AddressesField(
         label=_("addresses"), help_text=_("One a line: “email: ann@example.com”, “phone: 13800138000”.")
     )
 
@@ -289,29 +314,17 @@ class CustomerForm(CheckedForm):
             return {"opted_out": False, "consent": {"given_at": sql.now(), "source": source}}
         return {"opted_out": False} if "opted_out" in self.changed_data else {}
 
-    def clean_attributes(self) -> dict[str, Any]:
-        """Return the edited attributes. A removed one has the value None."""
-        given: dict[str, Any] = self.cleaned_data["attributes"]
+    def check(self, values: Mapping[str, Any], /) -> None:
+        """Check the values as the API does. An address or attribute that the form leaves out is removed."""
+        given = {name: values[name] for name in CHECKED if name in values}
+        stored = {"addresses": self.instance.addresses, "attributes": self._stored_profile()["attributes"]}
+        given |= {name: {**dict.fromkeys(stored[name]), **given[name]} for name in stored if name in given}
+        self.changes = CustomerFields.read(given).list_given()
         try:
-            for name in given:
-                check_attribute_name(name)
-            stored = {name: store_value(value) for name, value in given.items()}
-            merge_attributes({}, stored)
-        except InvalidValue as error:
-            raise forms.ValidationError(translate_error(str(error))) from None
-        return {**dict.fromkeys(self._stored_profile()["attributes"]), **stored}
-
-    def clean_tags(self) -> list[str]:
-        try:
-            return normalize_tags(self.cleaned_data["tags"])
-        except InvalidValue as error:
-            raise forms.ValidationError(translate_error(str(error))) from None
-
-    def clean_timezone(self) -> str:
-        zone = self.cleaned_data["timezone"]
-        if zone and not is_time_zone(zone):
-            raise forms.ValidationError(_("“%(given)s” is not an IANA time zone, like Asia/Shanghai") % {"given": zone})
-        return str(zone)
+            predict_changes([CustomerInput(self.instance.user_id, self.changes)])
+        except InvalidInput as error:
+            found = ((each.field.removeprefix("customers.0."), each.message) for each in error.errors)
+            raise InvalidInput(*(FieldError(*each) for each in found)) from None
 
 
 @admin.register(Customer)
@@ -352,10 +365,8 @@ class CustomerAdmin(BigTable, OpsAdmin):
         return match_term(queryset, search_term), False
 
     def save_model(self, request: HttpRequest, obj: Customer, form: Any, change: bool) -> None:
-        names = form.changed_data if change else [name for name in form.cleaned_data if name != "user_id"]
-        editable = {*CustomerForm.Meta.fields, "attributes", "tags"} - {"opted_out"}
-        changes = {name: form.cleaned_data[name] for name in names if name in editable} | form.read_opt_out()
-        stored = change_customer(obj.user_id, changes, actor=request.user.get_username())
+        changes = {name: value for name, value in form.changes.items() if not change or name in form.changed_data}
+        stored = change_customer(obj.user_id, changes | form.read_opt_out(), actor=request.user.get_username())
         obj.pk = stored.id
         if stored.ignored:
             text = gettext("The opt-out stays: the customer opted out after this consent. Reload the page.")
@@ -394,7 +405,7 @@ class CustomerAdmin(BigTable, OpsAdmin):
 
     @ops_display(description=_("addresses"))
     def masked_addresses(self, row: Customer) -> str:
-        return SettingsField().write(redact(row.addresses))
+        return AddressesField().write(redact(row.addresses))
 
     @ops_display(description=_("tags"))
     def tags_text(self, row: Customer) -> str:

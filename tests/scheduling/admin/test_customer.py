@@ -222,3 +222,22 @@ def test_editor_changes_attributes_and_tags_with_history(
     assert profile.attributes == {"city": "杭州", "paid": 12.5, "member": True}
     assert profile.tags == ["new", "vip"]
     assert "上海" in editor.get(page).content.decode()  # the value before, in the history
+
+
+def test_editor_writes_addresses_as_texts_by_the_rules_of_the_api(
+    editor: Client, admin_url: Url, list_form_errors: FormErrors, save_form: SaveForm
+) -> None:
+    """The number `+8613800138000` has no plus, and no vendor takes a number."""
+    ann = commands.update_customer("ann", {"addresses": {"email": "ann@example.com", "inapp": "ann"}})
+    page = admin_url("customer_change", ann.pk)
+    many = "\n".join(f"k{number}: x" for number in range(21))
+    for given in ("email: nobody", "Phone: 1", "phone:", "phone 1", "phone: 1\nphone: 2", many):
+        assert list(list_form_errors(page, {"addresses": given})[0]) == ["addresses"], given
+
+    save_form(page, addresses="phone: +8613800138000\nwecom_app: 007\nemail: ann@example.com")
+
+    ann.refresh_from_db()
+    assert ann.addresses == {"phone": "+8613800138000", "wecom_app": "007", "email": "ann@example.com"}
+    save_form(page, timezone="Asia/Tokyo")
+    assert CustomerChange.objects.latest("pk").after == {"timezone": "Asia/Tokyo"}
+    assert list(list_form_errors(page, {"timezone": "Mars"})[0]) == ["timezone"]
