@@ -62,8 +62,8 @@ from scheduling.admin.base import (
     row_action,
     table_page,
 )
-from scheduling.admin.failed_tasks.actions import PaceForm, render_difference
-from scheduling.admin.failed_tasks.bulk_action import MatchingRowsMixin, read_page_time
+from scheduling.admin.failed_tasks.bulk_action import MatchingRowsMixin, PaceForm, read_page_time
+from scheduling.admin.failed_tasks.failed_task import render_difference
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.lists import AlwaysOffered, ChoicesFilter, ListExportMixin, ReasonFilter, SpanFilter
 from scheduling.admin.shown_values import format_instant, insert_values, render_tag

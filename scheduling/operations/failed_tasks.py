@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -265,45 +264,6 @@ def ignore_failed_task(failed_id: UUID, actor: Actor) -> None:
 def archive_failed_task(failed_id: UUID, actor: Actor) -> None:
     with transaction.atomic():
         _change_state(failed_id, State.ARCHIVED, actor, (State.OPEN, State.IGNORED))
-
-
-@dataclass(frozen=True, slots=True)
-class BulkResult:
-    """The result of an action on many tasks.
-
-    A conflict is a task handled by another process, or one that cannot be handled so.
-    """
-
-    done: int
-    conflicts: int
-    #: What the action returned, by failed task: of a retry, the id of the new task.
-    returned: Mapping[UUID, Any] = field(default_factory=dict, compare=False)
-
-
-def retry_all(
-    failed_ids: Sequence[UUID], actor: Actor, *, as_new: bool = False, per_second: float = 20,
-    after: timedelta = timedelta(0),
-) -> BulkResult:  # fmt: skip
-    """Publish many tasks again at a limited rate, so that the receiver is not flooded. The first is due `after` now.
-
-    Conflicts use no share of the rate.
-    """
-    started_at = sql.now() + after
-
-    def again(failed_id: UUID, done: int) -> UUID:
-        due_at = started_at + timedelta(seconds=done / per_second)
-        return retry_failed_task(failed_id, actor, as_new=as_new, due_at=due_at)
-
-    return apply_to_each(failed_ids, again)
-
-
-def apply_to_each(failed_ids: Sequence[UUID], act: Callable[[UUID, int], object]) -> BulkResult:
-    """Apply `act` to each task in a separate transaction. Its second argument is the number done before."""
-    returned: dict[UUID, object] = {}
-    for failed_id in failed_ids:
-        with suppress(Conflict, NotFound):
-            returned[failed_id] = act(failed_id, len(returned))
-    return BulkResult(len(returned), len(failed_ids) - len(returned), returned)
 
 
 def _lock_failed_task(failed_id: UUID) -> FailedTask:

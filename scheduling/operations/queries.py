@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -222,21 +222,13 @@ def prefetch_notes(tasks: QuerySet[FailedTask]) -> QuerySet[FailedTask]:
 SEARCHED_ROWS = 50_000  #: latest failed tasks searched without an index; also most touches of one customer
 
 
-def filter_failed_by_term(term: str) -> Q:
+def filter_failed_by_term(term: str, *, for_users: bool = False) -> Q:
     """Return the filter for a search term.
 
     A complete id of a task, delivery key, event, trace or user matches at any age. Shop id, chat id, business key, and
-    words in detail or reason code match only the latest `SEARCHED_ROWS` failures.
+    words in detail or reason code match only the latest `SEARCHED_ROWS` failures. `for_users`: words of the detail
+    match only where `redact_text` does not hide them.
     """
-    return _filter_failed(term, lambda latest, words: latest & words)
-
-
-def filter_failed_by_shown_term(term: str) -> Q:
-    """As `filter_failed_by_term`, for users: words of the detail match only where `redact_text` does not hide them."""
-    return _filter_failed(term, lambda latest, words: _filter_shown(term.strip(), latest & words))
-
-
-def _filter_failed(term: str, filter_words: Callable[[Q, Q], Q]) -> Q:
     term = term.strip()
     if not term:
         return Q()
@@ -255,7 +247,8 @@ def _filter_failed(term: str, filter_words: Callable[[Q, Q], Q]) -> Q:
         matches |= Q(**{f"payload__{key}": term})
     if uuid:
         matches |= Q(root_id=uuid)
-    return named | latest & matches | filter_words(latest, Q(detail__icontains=term))
+    words = latest & Q(detail__icontains=term)
+    return named | latest & matches | (_filter_shown(term, words) if for_users else words)
 
 
 def _filter_shown(term: str, matches: Q) -> Q:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from math import ceil
 from typing import Any, ClassVar
 from uuid import UUID
 
+from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.options import IncorrectLookupParameters
@@ -21,6 +23,7 @@ from django.utils.http import urlencode
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
+from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextInputWidget
 
 from scheduling import sql
 from scheduling.admin.base import (
@@ -32,20 +35,53 @@ from scheduling.admin.base import (
     row_action,
     table_page,
 )
-from scheduling.admin.failed_tasks.actions import PaceForm, ReasonForm, offer_retry_undo
 from scheduling.admin.labels import translate_error
 from scheduling.admin.page_reads import count_within
 from scheduling.admin.undo import create_undo_link
-from scheduling.errors import AftertouchError, InvalidInput
+from scheduling.errors import AftertouchError, Conflict, InvalidInput, NotFound
 from scheduling.models import BulkAction, FailedTask
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.operations import bulk_actions, failed_tasks
-from scheduling.operations.bulk_actions import FAILED_TASK_ACTIONS, HANDLE, RowAction, row_actions
+from scheduling.operations import bulk_actions
+from scheduling.operations.bulk_actions import FAILED_TASK_ACTIONS, FASTEST, HANDLE, SLOWEST, RowAction, row_actions
 from scheduling.operations.undo import UNDO_WINDOW
 
 TONES = {"running": "warning", "done": "success", "cancelled": "default", "failed": "danger"}
 #: Parameters that affect only how a list is displayed.
 DISPLAY_PARAMETERS = frozenset({"o", "p", "all", "e", "_facets"})
+
+
+class ReasonForm(forms.Form):
+    reason = forms.CharField(
+        label=gettext_lazy("Reason"),
+        max_length=500,
+        widget=UnfoldAdminTextInputWidget,
+        help_text=gettext_lazy("Stored with your name for later review."),
+    )
+
+
+class PaceForm(ReasonForm):
+    """Ask for a reason and a rate per second."""
+
+    per_second = forms.FloatField(
+        label=gettext_lazy("Retries per second"), min_value=SLOWEST, max_value=FASTEST,
+        widget=UnfoldAdminDecimalFieldWidget, help_text=gettext_lazy("Choose a rate that the receiver can handle."),
+    )  # fmt: skip
+
+    @classmethod
+    def for_action(cls, action: RowAction, given: Any) -> PaceForm:
+        """Build the form with the action's default rate."""
+        form = cls(given, initial={"per_second": action.per_second})
+        if not action.publishes:
+            form.fields["per_second"].help_text = ""
+        return form
+
+
+def offer_retry_undo(request: HttpRequest, action: RowAction, retried: Mapping[UUID, Any], label: str = "") -> str:
+    """Return the address that takes these retries back; "" for other actions. `retried` holds the new task ids."""
+    if not action.publishes:
+        return ""
+    ids = {str(failed_id): str(task_id) for failed_id, task_id in retried.items()}
+    return create_undo_link(request, "failed_task.retry", list(ids), label=label, retried=ids, as_new=action.as_new)
 
 
 class MatchingRowsMixin:
@@ -250,20 +286,20 @@ def make_list_action(name: str) -> Callable[[Any, HttpRequest, QuerySet[FailedTa
 
 
 def _act_on_chosen(request: HttpRequest, action: RowAction, failed_ids: Sequence[UUID], form: ReasonForm) -> None:
-    actor = build_user_actor(request, form.cleaned_data["reason"])
-    if action.publishes:
-        tally = failed_tasks.retry_all(
-            failed_ids, actor, as_new=action.as_new, per_second=PER_SECOND, after=UNDO_WINDOW
-        )
-    else:
-        tally = failed_tasks.apply_to_each(failed_ids, lambda failed_id, done: action.act(failed_id, actor))
-    words = ngettext("%(what)s: %(count)s failed task.", "%(what)s: %(count)s failed tasks.", tally.done)
-    link = offer_retry_undo(request, action, tally.returned)
-    messages.success(request, words % {"what": action.title, "count": tally.done}, extra_tags=link)
-    if tally.conflicts:
+    """Act on each task in a separate transaction. What is published keeps its rate; a conflict uses no share of it."""
+    actor, start = build_user_actor(request, form.cleaned_data["reason"]), sql.now() + UNDO_WINDOW
+    returned: dict[UUID, Any] = {}
+    for failed_id in failed_ids:
+        due_at = start + timedelta(seconds=len(returned) / PER_SECOND)
+        with suppress(Conflict, NotFound):  # another user acted first, or the task cannot be handled so
+            returned[failed_id] = action.act(failed_id, actor, due_at)
+    words = ngettext("%(what)s: %(count)s failed task.", "%(what)s: %(count)s failed tasks.", len(returned))
+    link = offer_retry_undo(request, action, returned)
+    messages.success(request, words % {"what": action.title, "count": len(returned)}, extra_tags=link)
+    if conflicts := len(failed_ids) - len(returned):
         words = ngettext(
             "%(count)s failed task was skipped: another user acted first, or the task cannot be published again.",
             "%(count)s failed tasks were skipped: another user acted first, or the tasks cannot be published again.",
-            tally.conflicts,
+            conflicts,
         )
-        messages.warning(request, words % {"count": tally.conflicts})
+        messages.warning(request, words % {"count": conflicts})

@@ -1,10 +1,10 @@
-"""Pages of failed tasks: list, groups by cause, details with actions and notes, and the edit of a payload."""
+"""Pages of failed tasks: list, groups by cause, details with actions and notes, the edit of a payload."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -17,6 +17,7 @@ from django.db.models import Count, Max, Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.template.defaultfilters import linebreaksbr
+from django.template.loader import render_to_string
 from django.urls import reverse
 from django.utils.dateparse import parse_datetime
 from django.utils.html import Urlizer, format_html
@@ -39,8 +40,12 @@ from scheduling.admin.base import (
     row_action,
     table_page,
 )
-from scheduling.admin.failed_tasks.actions import ReasonForm, offer_retry_undo, render_difference
-from scheduling.admin.failed_tasks.bulk_action import MatchingRowsMixin, make_list_action
+from scheduling.admin.failed_tasks.bulk_action import (
+    MatchingRowsMixin,
+    ReasonForm,
+    make_list_action,
+    offer_retry_undo,
+)
 from scheduling.admin.form_fields import DataField
 from scheduling.admin.labels import translate_error, translate_reason
 from scheduling.admin.lists import ChoicesFilter, ColumnFilter, ListExportMixin, ReasonFilter, SpanFilter
@@ -53,9 +58,49 @@ from scheduling.models import ChannelConfig, FailedTask
 from scheduling.operations import failed_tasks
 from scheduling.operations.bulk_actions import FAILED_TASK_ACTIONS, HANDLE
 from scheduling.operations.failed_tasks import MAX_SUBJECT, find_origin
-from scheduling.operations.queries import filter_failed_by_shown_term
+from scheduling.operations.queries import filter_failed_by_term
 from scheduling.operations.undo import UNDO_WINDOW
 from scheduling.redaction import redact, redact_json, redact_text
+from scheduling.strict_text import is_same_json
+
+MOST_SHOWN = 50  #: changed values
+
+
+def list_changed_values(difference: Any) -> list[dict[str, Any]]:
+    """Return the edited values of a stored difference, masked by name and content, at most `MOST_SHOWN`.
+
+    Each has its path, and the texts before and after; an absent value is None.
+    """
+    sides = [(difference or {}).get(side) or {} for side in ("before", "after")]
+    before, after = (dict(_iterate_values(side)) for side in sides)
+    shown_before, shown_after = (
+        {
+            path: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            for path, value in _iterate_values(redact(side))
+        }
+        for side in sides
+    )
+    kept = {path for path in before.keys() & after.keys() if is_same_json(before[path], after[path])}
+    paths = [path for path in {**before, **after} if path not in kept]
+    return [
+        {"path": path, "before": shown_before.get(path), "after": shown_after.get(path)} for path in paths[:MOST_SHOWN]
+    ]
+
+
+def render_difference(row: FailedTask | None) -> SafeString:
+    """Return the HTML of the difference with its author; empty if the task was not edited."""
+    values = list_changed_values(row.difference) if row else []
+    return render_to_string("ops/difference.html", {"row": row, "values": values}) if values else SafeString("")
+
+
+def _iterate_values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values below an object by path. A list counts as one value."""
+    if isinstance(value, dict) and value:
+        for name, below in value.items():
+            yield from _iterate_values(below, f"{path}.{name}" if path else str(name))
+    elif path:
+        yield path, value
+
 
 HOURS = 24
 STEP, HEIGHT = 4, 20  #: of the drawing; the base line below the bars adds 1
@@ -363,7 +408,7 @@ class FailedTaskAdmin(RowPage, MatchingRowsMixin, ListExportMixin, ReadOnlyAdmin
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[FailedTask], search_term: str
     ) -> tuple[QuerySet[FailedTask], bool]:
-        return queryset.filter(filter_failed_by_shown_term(search_term)), False
+        return queryset.filter(filter_failed_by_term(search_term, for_users=True)), False
 
     def get_actions(self, request: HttpRequest) -> Any:
         if not request.user.has_perm(HANDLE):

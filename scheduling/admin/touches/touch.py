@@ -30,8 +30,8 @@ from scheduling.admin.base import (
     row_action,
     table_page,
 )
-from scheduling.admin.failed_tasks.actions import render_difference
 from scheduling.admin.failed_tasks.bulk_action import MatchingRowsMixin, read_page_time
+from scheduling.admin.failed_tasks.failed_task import render_difference
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.lists import ChoicesFilter, ColumnFilter, ListExportMixin, ReasonFilter, RelatedFilter, SpanFilter
 from scheduling.admin.matrix.preview import preview_page

@@ -9,7 +9,7 @@ import pytest
 
 from rpa_tasks.jobs.payloads import key_of_payload
 from rpa_tasks.models import DedupeWindow, Job
-from scheduling.admin.failed_tasks.actions import list_changed_values
+from scheduling.admin.failed_tasks.failed_task import list_changed_values
 from scheduling.errors import Conflict, InvalidInput
 from scheduling.models import FailedTask
 from scheduling.operations.failed_tasks import Actor, retry_failed_task

@@ -81,18 +81,6 @@ def test_bulk_retry_shows_progress_until_done(
     assert list(told) == [("retried", "operator", "it is back")]
 
 
-def test_bulk_action_skips_later_failures(
-    rows: list[FailedTask], failed: Callable[..., Any], operator: Client, admin_url: Url
-) -> None:
-    url = admin_url("failedtask_matching", "ignore")
-    page = operator.get(url)
-    late = failed("late")
-    confirm(operator, url, page)
-    bulk_actions.continue_bulk_actions()
-    late.refresh_from_db()
-    assert (late.state, FailedTask.objects.filter(state="ignored").count()) == ("open", 3)
-
-
 def test_bulk_action_selects_by_the_clock_of_postgresql(
     rows: list[FailedTask], failed: Callable[..., Any], operator: Client, admin_url: Url
 ) -> None:

@@ -5,12 +5,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import time_machine
 from django.test import Client
 from django.utils.timezone import now
 
 from scheduling.admin.failed_tasks import failed_task
 from scheduling.ledger.failures import record_unreadable_message
 from scheduling.models import FailedTask, Touch
+from scheduling.operations.undo import UNDO_WINDOW
 from tests.scheduling.admin.conftest import Url, read_messages
 from tests.support.tables import each_row
 from tests.support.undrawn import read_context, read_refusal
@@ -87,12 +89,19 @@ def test_second_action_reports_a_conflict(failed: Failed, operator: Client, admi
 def test_bulk_retry_spreads_selected_touches_and_bulk_resend_gives_new_delivery_keys(
     failed: Failed, operator: Client, admin_url: Url
 ) -> None:
+    """From the clock of PostgreSQL. What cannot be sent again is skipped."""
     rows = [failed(f"user{number}") for number in range(5)]
+    record_unreadable_message("not_json", "garbage", queue="ticks")
+    unreadable = FailedTask.objects.get(origin="message")
     url = admin_url("failedtask_changelist")
-    answer = confirm(operator, url, "bulk_retry", _selected_action=[str(row.pk) for row in rows[:2]])
+    before, chosen = now() + UNDO_WINDOW, [str(row.pk) for row in (rows[0], unreadable, rows[1])]
+    with time_machine.travel(now() + timedelta(minutes=10), tick=True):
+        answer = confirm(operator, url, "bulk_retry", _selected_action=chosen)
     assert "Retry: 2 failed tasks." in read_messages(answer)
+    assert "1 failed task was skipped" in read_messages(answer)
     first, second = Touch.objects.exclude(retry_of=None).order_by("due_at")
     assert second.due_at - first.due_at == timedelta(seconds=0.05)
+    assert before <= first.due_at <= now() + UNDO_WINDOW
     confirm(operator, url, "bulk_again", _selected_action=[str(row.pk) for row in rows[2:4]])
     resent = Touch.objects.filter(retry_of__in=[row.task_id for row in rows[2:]])
     assert {each.retry_of: each.root_id for each in resent} == {each.retry_of: each.task_id for each in resent}

@@ -13,9 +13,8 @@ from django.utils.timezone import now
 from scheduling import dispatch
 from scheduling.channels.base import Delivered, Unknown
 from scheduling.errors import Conflict
-from scheduling.ids import new_id
 from scheduling.ledger import failures
-from scheduling.models import ChannelConfig, Event, FailedTask, HarassmentRule, Node, Pause, Touch
+from scheduling.models import ChannelConfig, Event, FailedTask, HarassmentRule, Node, Pause
 from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import Actor
 from tests.scheduling.core.conftest import Shop, deliver_when_due, make_quiet_now, rows
@@ -194,28 +193,3 @@ def test_unreadable_message_is_archived_not_retried() -> None:
     row.refresh_from_db()
     assert (row.state, row.retried_as) == ("open", None)
     failed_tasks.archive_failed_task(row.pk, ANN)
-
-
-def test_retry_all_paces_from_the_database_clock_and_skips_handled_rows(create_failed_task: CreateFailedTask) -> None:
-    found = [create_failed_task(user=f"user-{number}").pk for number in range(4)]
-    failed_tasks.archive_failed_task(found[2], ANN)
-    before = now()
-
-    with time_machine.travel(now() + HOUR, tick=True):
-        result = failed_tasks.retry_all([*found, new_id()], ANN, per_second=2)
-
-    assert result == failed_tasks.BulkResult(done=3, conflicts=2)
-    due = sorted(Touch.objects.exclude(retry_of=None).values_list("due_at", flat=True))
-    assert before <= due[0] <= now()
-    assert [(later - due[0]).total_seconds() for later in due] == [0, 0.5, 1]
-    assert set(FailedTask.objects.filter(state="retried").values_list("actor_name", flat=True)) == {"ann"}
-
-
-def test_retry_all_as_new_gives_keys_of_their_own(create_failed_task: CreateFailedTask) -> None:
-    found = [create_failed_task(user=f"user-{number}") for number in range(4)]
-
-    failed_tasks.retry_all([row.pk for row in found[:2]], ANN, as_new=False)
-    failed_tasks.retry_all([row.pk for row in found[2:]], ANN, as_new=True)
-
-    again = [Touch.objects.get(retry_of=row.task_id) for row in found]
-    assert [each.root_id for each in again] == [*(row.root_id for row in found[:2]), *(each.pk for each in again[2:])]
