@@ -158,48 +158,31 @@ class ComplaintRate:
         return 100 * self.complaints / self.delivered
 
 
-@dataclass(frozen=True, slots=True)
-class ComplaintRates:
-    """Rates per dimension, at most `MOST_RATES` each, by highest rate, then by most deliveries."""
+def complaint_rates(since: datetime) -> list[list[ComplaintRate]]:
+    """Return the rates of touches delivered since then, including later complaints.
 
-    by_node: list[ComplaintRate]
-    by_template: list[ComplaintRate]
-    by_community: list[ComplaintRate]
-
-
-def complaint_rates(since: datetime) -> ComplaintRates:
-    """Return the rates of touches delivered since then, including later complaints. One statement per dimension."""
-    return ComplaintRates(
-        by_node=_query_rates(since, _BY_NODE),
-        by_template=_query_rates(since, _BY_TEMPLATE),
-        by_community=_query_rates(since, _BY_CHAT),
-    )
+    They are those by node, by template and by community, at most `MOST_RATES` each, by highest rate, then by most
+    deliveries.
+    """
+    given = {"since": since, "most": MOST_RATES}
+    return [
+        [ComplaintRate(*row) for row in rows(_RATES.format(names=names, condition=condition), given)]
+        for names, condition in (
+            ("n.key, NULL::int", "true"), ("m.key, t.template_version", "m.id IS NOT NULL"),
+            ("t.chat_id, NULL::int", "t.chat_id <> ''"),
+        )
+    ]  # fmt: skip
 
 
-def _query_rates(since: datetime, sql: str) -> list[ComplaintRate]:
-    return [ComplaintRate(*row) for row in rows(sql, {"since": since})]
-
-
-_COUNTS = "count(*), count(c.touch_id)"
-_DELIVERED = """
-scheduling_touch AS t
+_RATES = """
+SELECT {names}, count(*), count(c.touch_id)
+FROM scheduling_touch AS t
+LEFT JOIN scheduling_node AS n ON n.id = t.node_id
+LEFT JOIN scheduling_template AS m ON m.id = t.template_id
 LEFT JOIN (SELECT DISTINCT touch_id FROM scheduling_complaint WHERE touch_id IS NOT NULL) AS c ON c.touch_id = t.task_id
+WHERE t.state = 'delivered' AND t.settled_at >= %(since)s AND {condition}
+GROUP BY 1, 2 ORDER BY count(c.touch_id)::float / count(*) DESC, count(*) DESC, 1, 2 LIMIT %(most)s
 """
-_SINCE = "t.state = 'delivered' AND t.settled_at >= %(since)s"
-_WORST = f"ORDER BY count(c.touch_id)::float / count(*) DESC, count(*) DESC, 1, 2 LIMIT {MOST_RATES}"
-
-_BY_NODE = f"""
-SELECT n.key, NULL::int, {_COUNTS} FROM {_DELIVERED} JOIN scheduling_node AS n ON n.id = t.node_id
-WHERE {_SINCE} GROUP BY n.key {_WORST}
-"""  # noqa: S608 (made of constants)
-_BY_TEMPLATE = f"""
-SELECT m.key, t.template_version, {_COUNTS} FROM {_DELIVERED} JOIN scheduling_template AS m ON m.id = t.template_id
-WHERE {_SINCE} GROUP BY m.key, t.template_version {_WORST}
-"""  # noqa: S608 (made of constants)
-_BY_CHAT = f"""
-SELECT t.chat_id, NULL::int, {_COUNTS} FROM {_DELIVERED}
-WHERE {_SINCE} AND t.chat_id <> '' GROUP BY t.chat_id {_WORST}
-"""  # noqa: S608 (made of constants)
 
 
 # --- failed tasks -------------------------------------------------------------------------------------------------

@@ -92,11 +92,11 @@ class ComplaintAdmin(BigTable, ReadOnlyAdmin):
             request,
             lambda: count_within(lambda: queries.complaint_rates(since), settings.TIMEOUTS.complaint_rates),
         )
-        tables = found and [
-            (gettext("By node"), gettext("node"), found.by_node),
-            (gettext("By template version"), gettext("template"), found.by_template),
-            (gettext("By community"), gettext("community"), found.by_community),
-        ]
+        titles = [
+            (gettext("By node"), gettext("node")), (gettext("By template version"), gettext("template")),
+            (gettext("By community"), gettext("community")),
+        ]  # fmt: skip
+        tables = None if found is None else [(*title, rates) for title, rates in zip(titles, found, strict=True)]
         return self.page(
             request,
             "ops/complaint_rates.html",

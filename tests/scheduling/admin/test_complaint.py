@@ -48,19 +48,22 @@ def read_tables(page: Any) -> list[list[tuple[Any, ...]]]:
 
 
 def test_complaint_rates_are_sorted_worst_first(
-    delivered: Callable[..., Touch], viewer: Client, admin_url: Url
+    delivered: Callable[..., Touch], record_event: RecordEvent, viewer: Client, admin_url: Url
 ) -> None:
+    """Two complaints about one touch are one, and a touch of no community belongs to none."""
     delivered("ann", "order.paid")
-    delivered("bob")
-    delivered("cid", complaint=True)
+    outside = delivered("bob")
+    complained = delivered("cid", complaint=True)
+    Complaint.objects.filter(event_id=record_event("complaint.received", user="cid").id).update(touch=complained)
+    Touch.objects.filter(pk=outside.pk).update(chat_id="", template_version=2)
     page = viewer.get(admin_url("complaint_rates"))
     nodes, templates, communities = read_tables(page.context)
     assert nodes == [("guide", None, 2, 1, 50), ("paid", None, 1, 0, 0)]
-    assert templates == [("guide", 3, 2, 1, 50), ("paid", 3, 1, 0, 0)]
-    assert [row[:4] for row in communities] == [("c1", None, 3, 1)]
+    assert templates == [("guide", 3, 1, 1, 100), ("guide", 2, 1, 0, 0), ("paid", 3, 1, 0, 0)]
+    assert communities == [("c1", None, 2, 1, 50)]
     text = page.content.decode()
     assert "guide (v3)" in text
-    assert "33.33%" in text
+    assert "50.00%" in text
     assert admin_url("complaint_rates") in viewer.get(admin_url("complaint_changelist")).content.decode()
 
 
