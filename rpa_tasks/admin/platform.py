@@ -244,6 +244,10 @@ class PlatformAdmin(Pausing, HistoryAdmin, Retirable):
     def in_use(self, row: Platform) -> bool:
         return row.shops.exists() or row.flows.exists()
 
+    def explain_retirement_block(self, row: Platform) -> str:
+        """Return "": the shops and flows of a retired platform stop with it."""
+        return ""
+
     @ops_display(description=_("circuit breaker"))
     def breaker_state(self, row: Platform) -> str:
         tone, words = breaker_tag(row.breaker)

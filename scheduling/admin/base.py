@@ -42,7 +42,7 @@ from scheduling.admin.labels import translate_error
 from scheduling.admin.page_reads import count_within, render_from_replica
 from scheduling.admin.row_edits import VERSION_FIELD, DraftableAdmin, OptimisticLockForm, RestorableAdmin
 from scheduling.admin.shown_values import format_instant, render_tag
-from scheduling.configuration.file.sections import sections
+from scheduling.configuration.file.sections import list_users, sections
 from scheduling.durations import format_duration
 from scheduling.errors import AftertouchError, FieldError, InvalidInput, NotFound
 from scheduling.ids import reveal_odd_characters
@@ -629,8 +629,10 @@ class Retirable(OpsAdmin):
         raise NotImplementedError
 
     def explain_retirement_block(self, row: Any) -> str:
-        """Return why the row cannot be retired now, or ""."""
-        return ""
+        """Return why the row cannot be retired now, or "": other objects in use need it."""
+        users = ", ".join(f"{gettext(section.noun)} {section.label(user)}" for section, user in list_users(row)[:5])
+        text = gettext("Still used by: %(users)s. Change or retire these first.")
+        return text % {"users": users} if users else ""
 
     def explain_restoration_block(self, row: Any) -> str:
         """Return why the row cannot be restored now, or "": objects that it uses may have been retired since."""

@@ -163,15 +163,9 @@ class ChannelAdmin(HistoryAdmin, Retirable):
             row.paused_scopes = scopes
 
     def in_use(self, row: Any) -> bool:
-        return bool(row.nodes.exists()) or _filter_rules_of(row).exists()
-
-    def explain_retirement_block(self, row: ChannelConfig) -> str:
-        keys = ", ".join(row.nodes.filter(retired_at=None).values_list("key", flat=True)[:5])
-        if keys:
-            return gettext("Nodes still use it: %(nodes)s.") % {"nodes": keys}
-        if _filter_rules_of(row).filter(retired_at=None).exists():
-            return gettext("A rule still counts the messages of this channel. Edit or retire the rule first.")
-        return ""
+        """Return whether a node has it or a rule names it. The name of a kind stays valid without the channel."""
+        named = row.key not in channel_kinds() and HarassmentRule.objects.filter(channel=row.key).exists()
+        return named or bool(row.nodes.exists())
 
     @ops_display(description=_("kind"), ordering="kind")
     def kind_name(self, row: ChannelConfig) -> str:
@@ -218,12 +212,6 @@ class ChannelAdmin(HistoryAdmin, Retirable):
             next=number + 1 if found and found.more else 0,
             zone=settings.TIME_ZONE,
         )
-
-
-def _filter_rules_of(row: ChannelConfig) -> QuerySet[HarassmentRule]:
-    """Return the rules that name the channel. The name of a kind stays valid without it."""
-    rules = HarassmentRule.objects.filter(channel=row.key)
-    return rules.none() if row.key in channel_kinds() else rules
 
 
 def _describe_receiver(row: ReceiverStatus, names: dict[str, str]) -> dict[str, Any]:

@@ -322,7 +322,3 @@ class StageAdmin(Retirable):
 
     def in_use(self, row: Stage) -> bool:
         return row.nodes.exists()
-
-    def explain_retirement_block(self, row: Stage) -> str:
-        has_nodes = row.nodes.filter(retired_at=None).exists()
-        return _("Nodes still belong to this stage. Retire or move them first.") if has_nodes else ""

@@ -324,10 +324,6 @@ class NodeAdmin(HistoryAdmin, Retirable):
     def in_use(self, row: Node) -> bool:
         return row.touches.exists() or bool(grid.list_followers(row))
 
-    def explain_retirement_block(self, row: Node) -> str:
-        keys = ", ".join(grid.list_followers(row)[:5])
-        return gettext("Other nodes follow this node: %(nodes)s.") % {"nodes": keys} if keys else ""
-
     def describe_retirement_effects(self, row: Node) -> list[str]:
         waiting = grid.describe_waiting_touches(row)
         effect = gettext("They are suppressed when they fall due, unless the node is restored by then.")

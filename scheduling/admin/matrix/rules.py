@@ -23,6 +23,7 @@ from scheduling.admin.base import (
 )
 from scheduling.admin.form_fields import LevelsField, LimitsField, NamesField, SuggestingInput, WindowsField
 from scheduling.admin.matrix.channel import channels_by_key
+from scheduling.configuration.file.sections import list_users
 from scheduling.configuration.validation import check_rule_channel
 from scheduling.models import Calendar, DelayRule, EventType, HarassmentRule, Holdout, Node
 from scheduling.monitoring.duration_text import describe_duration
@@ -103,11 +104,7 @@ class CalendarAdmin(HistoryAdmin, Retirable):
     fixed_fields = ("key",)
 
     def in_use(self, row: Calendar) -> bool:
-        return bool(_list_users(row))
-
-    def explain_retirement_block(self, row: Calendar) -> str:
-        keys = ", ".join(_list_users(row)[:5])
-        return gettext("Send windows still name this calendar: %(nodes)s.") % {"nodes": keys} if keys else ""
+        return bool(list_users(row))
 
     def load_rows(self, rows: Iterable[Any]) -> None:
         first = Calendar.objects.filter(retired_at=None).first()
@@ -134,13 +131,6 @@ class CalendarAdmin(HistoryAdmin, Retirable):
         return format_html_join(
             "", "<div>{} {}</div>", ((date_format(each, "Y-m-d D"), words[each.weekday() > 4]) for each in moved)
         )
-
-
-def _list_users(row: Calendar) -> list[str]:
-    """Return the keys of the nodes and of the other calendars in use whose send windows name this calendar."""
-    naming = {"retired_at": None, "send_window__contains": [{"calendar": row.key}]}
-    nodes, calendars = Node.objects.filter(**naming), Calendar.objects.filter(**naming).exclude(pk=row.pk)
-    return [key for rows in (nodes, calendars) for key in rows.values_list("key", flat=True)]
 
 
 class HoldoutForm(CheckedForm):

@@ -204,12 +204,9 @@ class TemplateAdmin(HistoryAdmin, Retirable):
         return super().get_queryset(request).prefetch_related("texts")  # type: ignore[no-any-return]
 
     def in_use(self, row: Template) -> bool:
-        return row.touches.exists() or _filter_nodes_with(row).exists()
-
-    def explain_retirement_block(self, row: Template) -> str:
-        alive = _filter_nodes_with(row).filter(retired_at=None)
-        keys = ", ".join(alive.values_list("key", flat=True)[:5])
-        return gettext("Nodes still use this template: %(nodes)s.") % {"nodes": keys} if keys else ""
+        of_variant = Q(variants__contains=[{"template": row.key}])
+        nodes = Node.objects.filter(Q(template=row) | Q(canary_template=row) | of_variant)
+        return row.touches.exists() or nodes.exists()
 
     @ops_display(description=_("languages"))
     def locales(self, row: Template) -> str:
@@ -249,9 +246,3 @@ class TemplateAdmin(HistoryAdmin, Retirable):
             result=describe_outcome(outcome) if outcome is not None else None, body=body,
             back=self.url("change", row.pk), original=row,
         )  # fmt: skip
-
-
-def _filter_nodes_with(row: Template) -> QuerySet[Node]:
-    """Return the nodes whose touches may get this template."""
-    of_variant = Q(variants__contains=[{"template": row.key}])
-    return Node.objects.filter(Q(template=row) | Q(canary_template=row) | of_variant)

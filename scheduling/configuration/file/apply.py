@@ -131,9 +131,10 @@ def _check_top_level(plan: Plan) -> None:
 def _check_retirements(plan: Plan, changes: Sequence[Change]) -> None:
     """Refuse to retire a row to which a row refers that the file does not list."""
     retired = {(each.section.model, each.label) for each in changes if each.verb == "retired"}
+    models = {model for model, _label in retired}
     found: list[FieldError] = []
-    for section in plan.sections.values() if retired else ():
-        for row in plan.unlisted(section):
+    for section in plan.sections.values():
+        for row in plan.unlisted(section) if any(map(section.may_refer_to, models)) else ():
             for _place, model, key in section.list_references(row):
                 if (model, key) in retired:
                     owner = plan.section_of[model]

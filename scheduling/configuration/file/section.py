@@ -151,6 +151,7 @@ class Section:
     paths: ClassVar[Mapping[str, str]] = {}  #: by the column or its beginning
     notations: ClassVar[Mapping[str, Notation]] = {}  #: of columns whose type is not enough
     further: ClassVar[tuple[Field, ...]] = ()  #: keys that are no columns: members of a column, or words of the format
+    named: ClassVar[tuple[type[models.Model], ...]] = ()  #: of rows that a row names without a foreign key
     settings: ClassVar[str] = ""  #: encrypted column with all keys of an entry that no field has
     scope: ClassVar[str] = ""  #: that an API key needs beside `config.write` to change it
 
@@ -216,6 +217,12 @@ class Section:
                 for place, key in list_calendars(windows):
                     window = f"{field.path}[{place}]" if len(windows) > 1 else field.path
                     yield f"{window}.calendar", Calendar, key
+
+    def may_refer_to(self, model: type[models.Model]) -> bool:
+        """Return whether `list_references` may yield a row of the model."""
+        has_windows = any(field.notation is SEND_WINDOWS for field in self.fields)
+        named = {*self.named, *(field.related for field in self.fields), *((Calendar,) if has_windows else ())}
+        return model in named
 
     def find_secrets(self, entry: Mapping[str, Any]) -> Iterable[Place]:
         """Return the places of secrets in an entry."""

@@ -294,6 +294,7 @@ class Nodes(Section):
     name = "nodes"
     noun = "node"
     model = Node
+    named = (Node, Template)
     paths = {
         "rollout_": "rollout.", "canary_": "canary.", "goal_": "goal.", "guard_": "guards.",
         "holdout_percent": "holdout",
@@ -366,6 +367,7 @@ class HarassmentRules(Section):
     name = "harassment_rules"
     noun = "anti-harassment rule"
     model = HarassmentRule
+    named = (ChannelConfig,)
     identity = ("kind", "scope", "window", "channel", "category", "tag")
     required = frozenset({"limit", "window", "quiet_from", "quiet_to"})
     paths = {"quiet_": ""}
@@ -443,3 +445,13 @@ OWN: tuple[type[Section], ...] = (
 def sections() -> dict[str, Section]:
     """Return the sections by name."""
     return {section.name: section() for section in (*OWN, *map(import_string, settings.CONFIG_SECTIONS))}
+
+
+def list_users(row: Any) -> list[tuple[Section, Any]]:
+    """Return the other rows in use that are valid only with this one, with their sections."""
+    return [
+        (section, user)
+        for section in sections().values() if section.may_refer_to(type(row))
+        for user in section.list_rows() if user != row and not is_retired(user)
+        if any((model, key) == (type(row), row.key) for _place, model, key in section.list_references(user))
+    ]  # fmt: skip

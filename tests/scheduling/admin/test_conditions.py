@@ -217,9 +217,9 @@ def test_calendar_and_template_are_kept_while_a_row_names_them(
     window = {"days": ["working"], "from": "09:00", "to": "18:00", "calendar": "germany"}
     china = Calendar.objects.create(key="china", send_window=[window])
     retire = admin_url("calendar_retire", germany.pk)
-    assert "Send windows still name this calendar: guide, china" in editor.post(retire, follow=True).content.decode()
+    assert "Still used by: calendar china, node guide." in editor.post(retire, follow=True).content.decode()
     save_form(page, send_window="")
-    assert "Send windows still name this calendar: china" in editor.post(retire, follow=True).content.decode()
+    assert "Still used by: calendar china." in editor.post(retire, follow=True).content.decode()
     editor.post(admin_url("template_retire", gold.pk))
     for row in (germany, gold):
         row.refresh_from_db()

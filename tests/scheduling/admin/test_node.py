@@ -143,7 +143,7 @@ def test_channel_that_a_rule_names_is_neither_retired_nor_deleted(
     channel = ChannelConfig.objects.create(key="other", kind="log")
     HarassmentRule.objects.create(kind="cap", limit=3, window=timedelta(days=1), channel="other")
     page = editor.post(admin_url("channelconfig_retire", channel.pk), follow=True).content.decode()
-    assert "A rule still counts the messages of this channel." in page
+    assert "Still used by: anti-harassment rule cap (user)." in page
     assert editor.post(admin_url("channelconfig_delete", channel.pk), {"post": "yes"}).status_code == 403
     channel.refresh_from_db()
     assert channel.retired_at is None

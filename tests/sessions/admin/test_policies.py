@@ -7,8 +7,10 @@ from datetime import timedelta
 
 import pytest
 from django.test import Client
+from django.urls import reverse
 from django.utils.timezone import now
 
+from scheduling.models import Calendar
 from sessions.models import Campaign, SilencePolicy
 from tests.sessions.admin.conftest import text, url
 from tests.sessions.conftest import Chats
@@ -46,6 +48,17 @@ def test_policy_is_not_restored_beside_one_of_the_same_tags(editor: Client, chat
     editor.post(restore)
     old.refresh_from_db()
     assert old.retired_at is None
+
+
+def test_calendar_is_kept_while_the_hours_of_a_policy_name_it(editor: Client) -> None:
+    """The exported configuration was refused: its policy named no calendar."""
+    germany = Calendar.objects.create(key="germany", country="DE")
+    window = {"days": ["working"], "from": "09:00", "to": "18:00", "calendar": "germany"}
+    SilencePolicy.objects.create(key="vip", tags=["vip"], threshold=60 * SECOND, hours=[window])
+    page = text(editor.post(reverse("admin:scheduling_calendar_retire", args=[germany.pk]), follow=True))
+    assert "Still used by: silence policy vip." in page
+    germany.refresh_from_db()
+    assert germany.retired_at is None
 
 
 @each_row(
