@@ -20,7 +20,7 @@ from psycopg.types.json import Jsonb
 
 from scheduling import sql
 from scheduling.error_text import ErrorText as _
-from scheduling.errors import FieldError, InvalidInput
+from scheduling.errors import FieldError, InvalidInput, join_path
 from scheduling.ids import new_id
 from scheduling.ledger import locks
 from scheduling.models import Customer, CustomerChange
@@ -42,6 +42,15 @@ NO_VALUES: Mapping[str, Any] = {
 
 class TooManyAddresses(InvalidValue):
     """A customer would have more than `MAX_ADDRESSES`."""
+
+
+class CustomersRefused(InvalidInput):
+    """Customers of a batch are refused, each by one error. The errors name fields like `customers.3.attributes`."""
+
+    def __init__(self, by_position: Mapping[int, FieldError]) -> None:
+        named = ((join_path(f"customers.{place}", each.field), each.message) for place, each in by_position.items())
+        super().__init__(*(FieldError(*each) for each in named))
+        self.by_position = by_position
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +148,7 @@ def change_customers(inputs: Sequence[CustomerInput], *, actor: str) -> list[Sto
     Each user id occurs once. A customer that the inputs do not change gets no entry in its history.
 
     Raises:
-        InvalidInput: a customer would have too many attributes or addresses. Fields are named
-            `customers.<position>.attributes`.
+        CustomersRefused: a customer would have too many attributes or addresses.
     """
     while True:
         with suppress(_CustomersInserted), transaction.atomic():
@@ -162,17 +170,13 @@ def change_customer(user_id: str, fields: Mapping[str, Any], *, actor: str) -> S
     """Create or change one customer (see `change_customers`). Fields in errors have no position."""
     try:
         return change_customers([CustomerInput(user_id, fields)], actor=actor)[0]
-    except InvalidInput as error:
-        prefix = "customers.0."
-        raise InvalidInput(
-            *(FieldError(each.field.removeprefix(prefix), each.message) for each in error.errors)
-        ) from None
+    except CustomersRefused as error:
+        raise InvalidInput(*error.by_position.values()) from None
 
 
 def predict_changes(inputs: Sequence[CustomerInput]) -> list[StoredCustomer]:
     """Return what `change_customers` would return now, and raise what it would raise. Locks and writes nothing."""
-    rows = sql.rows(_STORED_USERS, {"user_ids": [each.user_id for each in inputs]})
-    stored = {row.user_id: row for row in map(_read_stored, rows)}
+    stored = _read_stored([each.user_id for each in inputs])
     for each in inputs:
         if each.user_id not in stored:
             stored[each.user_id] = StoredCustomer(0, each.user_id, dict(NO_VALUES), created=True)
@@ -185,33 +189,35 @@ class _CustomersInserted(Exception):
 
 
 def _lock_or_insert(user_ids: Sequence[str]) -> dict[str, StoredCustomer]:
-    ids = {user_id: spec.id for user_id, spec in locks.lock_customers_by_user_id(user_ids).items()}
-    unknown = [user_id for user_id in user_ids if user_id not in ids]
+    known = locks.lock_customers_by_user_id(user_ids)
+    unknown = [user_id for user_id in user_ids if user_id not in known]
     inserted = locks.insert_customers(dict.fromkeys(unknown, (None, None))) if unknown else {}
     if len(inserted) < len(unknown):
         raise _CustomersInserted
-    rows = sql.rows(_STORED, {"ids": [*ids.values(), *inserted.values()]})
-    stored = {row.user_id: row for row in map(_read_stored, rows)}
+    stored = _read_stored(user_ids)
     for user_id in inserted:
         stored[user_id].created = True
     return stored
 
 
-def _read_stored(row: Sequence[Any]) -> StoredCustomer:
+def _read_stored(user_ids: Sequence[str]) -> dict[str, StoredCustomer]:
     names = (*PLAIN_FIELDS, *CONSENT_FIELDS, "attributes", "tags")
-    return StoredCustomer(row[0], row[1], dict(zip(names, row[2:], strict=True)))
+    return {
+        row[1]: StoredCustomer(row[0], row[1], dict(zip(names, row[2:], strict=True)))
+        for row in sql.rows(_STORED, {"user_ids": user_ids})
+    }
 
 
 def _apply_inputs(inputs: Sequence[CustomerInput], stored: Mapping[str, StoredCustomer], at: datetime) -> None:
-    errors = []
+    errors: dict[int, FieldError] = {}
     for position, each in enumerate(inputs):
         try:
             stored[each.user_id].change(each.fields, at)
         except InvalidValue as error:
             field = "addresses" if isinstance(error, TooManyAddresses) else "attributes"
-            errors.append(FieldError(f"customers.{position}.{field}", str(error)))
+            errors[position] = FieldError(field, str(error))
     if errors:
-        raise InvalidInput(*errors)
+        raise CustomersRefused(errors)
 
 
 def _write_customers(changed: Sequence[StoredCustomer]) -> None:
@@ -238,15 +244,9 @@ def _write_customers(changed: Sequence[StoredCustomer]) -> None:
         )
 
 
-_VALUES = """
+_STORED = """
 SELECT c.id, c.user_id, c.name, c.level, c.locale, c.timezone, c.addresses, c.opted_out, c.opted_out_at,
        c.objected_at, c.consent, COALESCE(p.attributes, '{}'), COALESCE(p.tags, '{}')
-"""
-_STORED = f"""{_VALUES}
-FROM unnest(%(ids)b::bigint[]) AS v(id) JOIN scheduling_customer AS c ON c.id = v.id
-LEFT JOIN scheduling_customerprofile AS p ON p.customer_id = c.id
-"""
-_STORED_USERS = f"""{_VALUES}
 FROM unnest(%(user_ids)b::text[]) AS v(user_id) JOIN scheduling_customer AS c ON c.user_id = v.user_id
 LEFT JOIN scheduling_customerprofile AS p ON p.customer_id = c.id
 """

@@ -25,7 +25,14 @@ from django.utils.timezone import now
 
 from scheduling import sql
 from scheduling.customers import csv_files
-from scheduling.customers.changes import BATCH, CustomerInput, StoredCustomer, change_customers, predict_changes
+from scheduling.customers.changes import (
+    BATCH,
+    CustomerInput,
+    CustomersRefused,
+    StoredCustomer,
+    change_customers,
+    predict_changes,
+)
 from scheduling.customers.csv_files import ENCODINGS, CsvRecord, detect_encoding, find_delimiter, map_header
 from scheduling.error_text import ErrorText
 from scheduling.error_text import ErrorText as _
@@ -313,12 +320,9 @@ def _apply_inputs(
                 stored = act(rest)
                 _refuse_erased(row, rest)  # no erasure of these customers commits after their locks
                 return stored, wrong
-        except InvalidInput as error:
-            refused = set()
-            for each in error.errors:
-                _customers, position, *field = each.field.split(".", 2)
-                refused.add(int(position))
-                wrong.append((rest[int(position)].user_id, ".".join(field), each.message))
+        except CustomersRefused as error:
+            refused = error.by_position
+            wrong += [(rest[place].user_id, each.field, each.message) for place, each in refused.items()]
             rest = [each for place, each in enumerate(rest) if place not in refused]
     return [], wrong
 
@@ -327,17 +331,17 @@ def _refuse_erased(row: CustomerImport, inputs: Sequence[CustomerInput]) -> None
     """Refuse customers that were erased after the upload: the file must not bring them back.
 
     Raises:
-        InvalidInput: with the position of each.
+        CustomersRefused: there are some.
     """
     erasures = CustomerErasure.objects.filter(requested_at__gte=row.created_at)
-    if erased := set(erasures.values_list("digest", flat=True)):
-        errors = [
-            FieldError(f"customers.{position}", _("the customer was erased"))
-            for position, each in enumerate(inputs)
-            if digest_user_id(each.user_id) in erased
-        ]
-        if errors:
-            raise InvalidInput(*errors)
+    erased = set(erasures.values_list("digest", flat=True))
+    errors = {
+        position: FieldError("", _("the customer was erased"))
+        for position, each in enumerate(inputs)
+        if erased and digest_user_id(each.user_id) in erased
+    }
+    if errors:
+        raise CustomersRefused(errors)
 
 
 # --- end --------------------------------------------------------------------------------------------------------------

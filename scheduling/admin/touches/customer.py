@@ -40,9 +40,9 @@ from scheduling.admin.page_reads import count_within, read_for_page
 from scheduling.admin.shown_values import find_address, format_instant, render_link
 from scheduling.admin.touches.timeline import describe_counted_kinds, format_verdict_figure, list_disabled_addresses
 from scheduling.admin.touches.touch import STATE_TONES
-from scheduling.customers.changes import CustomerInput, change_customer, match_term, predict_changes
+from scheduling.customers.changes import CustomerInput, CustomersRefused, change_customer, match_term, predict_changes
 from scheduling.customers.inputs import CustomerFields
-from scheduling.errors import FieldError, InvalidInput
+from scheduling.errors import InvalidInput
 from scheduling.models import (
     WAITING,
     Complaint,
@@ -322,9 +322,8 @@ class CustomerForm(CheckedForm):
         self.changes = CustomerFields.read(given).list_given()
         try:
             predict_changes([CustomerInput(self.instance.user_id, self.changes)])
-        except InvalidInput as error:
-            found = ((each.field.removeprefix("customers.0."), each.message) for each in error.errors)
-            raise InvalidInput(*(FieldError(*each) for each in found)) from None
+        except CustomersRefused as error:
+            raise InvalidInput(*error.by_position.values()) from None
 
 
 @admin.register(Customer)
