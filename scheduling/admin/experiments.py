@@ -278,17 +278,12 @@ class DraftForm(forms.Form):
     draft = forms.CharField(
         label=gettext_lazy("Draft"),
         strip=False,
-        widget=UnfoldAdminTextareaWidget(attrs={"rows": 28, "spellcheck": "false", "wrap": "off"}),
+        widget=UnfoldAdminTextareaWidget(attrs={"rows": 28, "class": "at-mono", "spellcheck": "false", "wrap": "off"}),
         help_text=gettext_lazy(
             "Templates, stages, nodes, delay rules and limits in the format of a configuration file."
         ),
     )
     seen = forms.CharField(required=False, widget=forms.HiddenInput)
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        area = self.fields["draft"].widget
-        area.attrs["class"] = f"{area.attrs.get('class', '')} at-mono"
 
     def clean_draft(self) -> str:
         """Validate the draft. Lists all errors, each with its place."""

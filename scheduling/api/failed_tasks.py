@@ -46,14 +46,8 @@ def list_failed_tasks(request: HttpRequest, filters: Query[FailedTaskFilters]) -
     """List failed tasks, newest first. `q` is a full id (of the task, its event, trace, user, shop or chat), or words
     of the detail among the latest 50,000. A list that takes too long returns 503."""
     with limit_list_time():
-        found = queries.filter_failed_tasks(
-            filters.q,
-            state=filters.state or "",
-            reason=filters.reason,
-            fingerprint=filters.fingerprint,
-            origin=filters.origin or "",
-            channel=filters.channel,
-        )
+        equal = filters.model_dump(exclude={"limit", "cursor", "q"}, exclude_none=True)
+        found = queries.filter_failed_tasks(filters.q, **equal)
         if before := filters.before():
             found = found.filter(pk__lt=before)
         rows = list(queries.prefetch_notes(found).order_by("-pk")[: filters.limit + 1])

@@ -57,15 +57,8 @@ def list_touches(request: HttpRequest, filters: Query[TouchFilters]) -> dict[str
     `limit`, or none, and still a `next`. The list ends where `next` is null. A page that takes too long returns 503:
     filter by a user or an event then."""
     with limit_list_time():
-        rows, last = queries.query_touches(
-            user=filters.user,
-            event=filters.event,
-            source=filters.source,
-            node=filters.node,
-            state=filters.state or "",
-            before=filters.before(),
-            limit=filters.limit + 1,
-        )
+        chosen = filters.model_dump(exclude={"limit", "cursor"}, exclude_none=True)
+        rows, last = queries.query_touches(**chosen, before=filters.before(), limit=filters.limit + 1)
         return build_page(_add_references(rows), [row.task_id for row in rows], filters.limit, last)
 
 

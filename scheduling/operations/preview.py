@@ -14,11 +14,10 @@ from django.conf import settings
 from django.utils.timezone import now
 
 from scheduling.configuration import snapshot
+from scheduling.customers.inputs import CustomerFields
 from scheduling.delivery import due_batch
 from scheduling.delivery.due_batch import CustomerHistory
 from scheduling.delivery.routing import find_preview_escape
-from scheduling.error_text import ErrorText as _
-from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
 from scheduling.models import Customer
 from scheduling.planning.earlier_events import load_event_times
@@ -27,11 +26,9 @@ from scheduling.policy import guards, matrix
 from scheduling.policy.guards import SEND, Candidate, GuardContext, GuardVerdict
 from scheduling.policy.matrix import TOUCH_TYPES, is_followed
 from scheduling.policy.node_conditions import Facts, count_recent
-from scheduling.policy.profile import InvalidValue, check_attribute_name, normalize_tags, read_value, store_value
+from scheduling.policy.profile import read_value
 from scheduling.policy.specs import CustomerSpec, EventSpec, NodeSpec, RuleSpec, TemplateSpec, template_for
 from scheduling.templating import CannotRender, render_message
-
-MAX_LEVEL = 40  #: characters, as stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +88,10 @@ def imagine_customer(
         InvalidInput: `level`, `tags` or `attributes` are not accepted.
     """
     who = _load_customer(user_id)
-    if len(level) > MAX_LEVEL:
-        raise InvalidInput.of("level", _("must not be longer than %(most)s characters", most=MAX_LEVEL))
-    field = "tags"
-    try:
-        profile = who.profile._replace(tags=tuple(normalize_tags(tags)) if tags else who.profile.tags)
-        for name, value in (attributes or {}).items():
-            field = f"attributes.{name}"
-            check_attribute_name(name)
-            added = {} if value is None else {name: read_value(store_value(value))}
-            kept = {other: each for other, each in profile.attributes.items() if other != name}
-            profile = profile._replace(attributes=kept | added)
-    except InvalidValue as error:
-        raise InvalidInput.of(field, str(error)) from None
+    given = CustomerFields.read({"level": level, "tags": list(tags), "attributes": dict(attributes or {})})
+    added = {name: read_value(value) for name, value in given.attributes.items()}
+    merged = {name: value for name, value in {**who.profile.attributes, **added}.items() if value is not None}
+    profile = who.profile._replace(attributes=merged, tags=tuple(given.tags) or who.profile.tags)
     return who._replace(level=level or who.level, profile=profile)
 
 

@@ -28,7 +28,7 @@ from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
 from scheduling.models import AtDay, Event, Node
 from scheduling.monitoring.duration_text import describe_duration
-from scheduling.operations.preview import MAX_LEVEL, PreviewedTouch, imagine_customer, preview_event
+from scheduling.operations.preview import PreviewedTouch, imagine_customer, preview_event
 from scheduling.planning.ingest import NewEvent
 from scheduling.planning.rescheduling import MOST_LEFT, PAGE_TIME_LIMIT, MoveCounts, move_waiting
 from scheduling.redaction import redact_text
@@ -45,7 +45,7 @@ class EventForm(forms.Form):
     )
     event_data = DataField(label=gettext_lazy("event data (JSON)"))
     level = forms.CharField(
-        label=gettext_lazy("level"), max_length=MAX_LEVEL, required=False, widget=UnfoldAdminTextInputWidget,
+        label=gettext_lazy("level"), required=False, widget=UnfoldAdminTextInputWidget,
         help_text=gettext_lazy("What if the customer had these values? Empty fields keep the stored ones."),
     )  # fmt: skip
     tags = NamesField(
