@@ -107,7 +107,7 @@ def count_try(due: models.QuerySet[Job], abandon: Callable[[Job], None]) -> bool
     else:
         row.ended_at = now()
         abandon(row)
-        log.error("batches_abandoned", id=str(row.pk))
+        log.error("batches_abandoned", job=row._meta.label_lower, id=str(row.pk))
     row.save()
     return may_run
 

@@ -353,24 +353,6 @@ def test_import_fails_after_max_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not CustomerImportPart.objects.exists()
 
 
-def test_import_that_fails_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [upload(make_lines(3)), upload(make_lines(4))]
-    run = imports.run_import_lines
-
-    def crash_once(row: CustomerImport) -> None:
-        if row.pk == rows[0].pk:
-            raise ZeroDivisionError
-        run(row)
-
-    monkeypatch.setattr(imports, "run_import_lines", crash_once)
-    continue_imports()
-    assert [*CustomerImport.objects.order_by("pk").values_list("state", "tries")] == [("checking", 1), ("ready", 0)]
-    monkeypatch.setattr(imports, "run_import_lines", run)
-    pass_time(seconds=10)
-    continue_imports()
-    assert set(CustomerImport.objects.values_list("state", "tries")) == {("ready", 0)}
-
-
 def test_second_worker_neither_waits_for_a_batch_nor_counts_a_try(
     monkeypatch: pytest.MonkeyPatch, second_connection: SecondConnection
 ) -> None:
