@@ -5,34 +5,12 @@ See `scheduling.operations.retention`.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
-from uuid import UUID
+from datetime import timedelta
 
 from django.conf import settings
 
-from rpa_tasks.models import DedupeWindow, Job
 from scheduling import sql
-from scheduling.operations.retention import RetentionTable
-
-
-def _delete_jobs(batch: list[UUID], before: datetime) -> int:
-    over = [row[0] for row in sql.rows(_LOCK, {"ids": batch, "before": before})]
-    if not over:
-        return 0
-    for statement in (_DELETE_EVIDENCE, _DELETE_RUNS):
-        sql.execute(statement, {"ids": over})
-    return sql.execute(_DELETE_JOBS, {"ids": over})
-
-
-JOBS = RetentionTable(
-    Job._meta.db_table, "task_id", lambda: timedelta(days=settings.AFTERTOUCH_RPA_RETENTION_DAYS), _delete_jobs
-)
-WINDOWS = RetentionTable(
-    DedupeWindow._meta.db_table,
-    "task_id",
-    lambda: timedelta(days=1),
-    lambda batch, before: sql.execute(_DELETE_WINDOWS, {"ids": batch}),
-)
+from scheduling.operations.retention import RetentionTable, delete_locked
 
 # An ended window that a request takes over at this moment is locked: that request keeps it.
 _DELETE_WINDOWS = """
@@ -57,3 +35,16 @@ DELETE FROM rpa_tasks_evidence AS e USING rpa_tasks_run AS r WHERE e.run_id = r.
 """
 _DELETE_RUNS = "DELETE FROM rpa_tasks_run WHERE job_id = ANY(%(ids)b)"
 _DELETE_JOBS = "DELETE FROM rpa_tasks_job WHERE task_id = ANY(%(ids)b)"
+
+JOBS = RetentionTable(
+    "rpa_tasks_job",
+    lambda: timedelta(days=settings.AFTERTOUCH_RPA_RETENTION_DAYS),
+    delete_locked(_LOCK, _DELETE_EVIDENCE, _DELETE_RUNS, _DELETE_JOBS),
+    key="task_id",
+)
+WINDOWS = RetentionTable(
+    "rpa_tasks_dedupewindow",
+    lambda: timedelta(days=1),
+    lambda batch, before: sql.execute(_DELETE_WINDOWS, {"ids": batch}),
+    key="task_id",
+)

@@ -27,18 +27,7 @@ from scheduling.delivery import routing
 from scheduling.ids import first_id_at
 from scheduling.ledger import ends, partitions
 from scheduling.ledger.deletion import delete_ended
-from scheduling.models import (
-    AuditEntry,
-    BulkAction,
-    CustomerImport,
-    DeliveryReceipt,
-    Event,
-    FailedTask,
-    Node,
-    RefusedLines,
-    UndoableAct,
-    VendorMessage,
-)
+from scheduling.models import CustomerImport, Node, RefusedLines
 from scheduling.operations.undo import KEPT_FOR
 
 log = structlog.get_logger(__name__)
@@ -57,10 +46,10 @@ class RetentionTable:
     """A table with retention. Its key is a time-ordered UUID."""
 
     table: str
-    key: str
     kept: Callable[[], timedelta]  #: retention time after the end of a row
     #: Delete those of the given rows that ended before the instant, with their dependent rows. Return the number.
     delete: Callable[[list[UUID], datetime], int]
+    key: str = "id"
 
 
 def delete_expired_rows() -> dict[str, int]:
@@ -159,20 +148,14 @@ def _event_time() -> timedelta:
     return max(_retention_time(), EVENTS_KNOWN_FOR + max(waits))
 
 
-def _delete_failed_tasks(batch: list[UUID], before: datetime) -> int:
-    over = [row[0] for row in sql.rows(_LOCK_FAILED_TASKS, {"ids": batch, "before": before})]
-    if not over:
-        return 0
-    sql.execute(_DELETE_COMMENTS, {"ids": over})
-    return sql.execute(_DELETE_FAILED_TASKS, {"ids": over})
+def delete_locked(lock: str, *deletions: str) -> Callable[[list[UUID], datetime], int]:
+    """Return the deletion of rows that `lock` finds. The first `deletions` are those of rows that depend on them."""
 
+    def delete(batch: list[UUID], before: datetime) -> int:
+        over = [row[0] for row in sql.rows(lock, {"ids": batch, "before": before})]
+        return [sql.execute(each, {"ids": over}) for each in deletions][-1] if over else 0
 
-def _delete_events(batch: list[UUID], before: datetime) -> int:
-    over = [row[0] for row in sql.rows(_LOCK_EVENTS, {"ids": batch, "before": before})]
-    if not over:
-        return 0
-    sql.execute(_DELETE_COMPLAINTS, {"ids": over})
-    return sql.execute(_DELETE_EVENTS, {"ids": over})
+    return delete
 
 
 def _delete_ended_imports(batch: list[UUID], before: datetime) -> int:
@@ -181,51 +164,11 @@ def _delete_ended_imports(batch: list[UUID], before: datetime) -> int:
     return over.delete()[0]
 
 
-def _delete_by(statement: str) -> Callable[[list[UUID], datetime], int]:
-    """Return the deletion of rows that no other rows depend on."""
-    return lambda batch, before: sql.execute(statement, {"ids": batch, "before": before})
+def _delete_where(table: str, kept: Callable[[], timedelta], condition: str) -> RetentionTable:
+    """Return a table whose rows no other rows depend on. It loses the old rows that meet the condition."""
+    statement = f"DELETE FROM {table} WHERE id = ANY(%(ids)b) AND {condition}"  # noqa: S608 (made of constants)
+    return RetentionTable(table, kept, lambda batch, before: sql.execute(statement, {"ids": batch, "before": before}))
 
-
-FAILED_TASKS = RetentionTable(FailedTask._meta.db_table, "id", _retention_time, _delete_failed_tasks)
-#: Touches that a dropped partition left. Their failed task kept them, or the touch that repeats them.
-TOUCHES = RetentionTable(partitions.REST, "task_id", _retention_time, delete_ended)
-EVENTS = RetentionTable(Event._meta.db_table, "id", _event_time, _delete_events)
-RECEIPTS = RetentionTable(
-    DeliveryReceipt._meta.db_table,
-    "id",
-    _retention_time,
-    _delete_by("DELETE FROM scheduling_deliveryreceipt WHERE id = ANY(%(ids)b)"),
-)
-VENDOR_IDS = RetentionTable(
-    VendorMessage._meta.db_table,
-    "id",
-    lambda: timedelta(days=settings.AFTERTOUCH_VENDOR_IDS_DAYS),
-    routing.delete_vendor_ids,
-)
-BULK_ACTIONS = RetentionTable(
-    BulkAction._meta.db_table,
-    "id",
-    _retention_time,
-    _delete_by("""
-    DELETE FROM scheduling_bulkaction WHERE id = ANY(%(ids)b) AND state <> 'running' AND ended_at < %(before)s
-    """),
-)
-IMPORTS = RetentionTable(CustomerImport._meta.db_table, "id", _retention_time, _delete_ended_imports)
-
-AUDIT = RetentionTable(
-    AuditEntry._meta.db_table,
-    "id",
-    lambda: timedelta(days=settings.AFTERTOUCH_AUDIT_DAYS),
-    _delete_by("DELETE FROM scheduling_auditentry WHERE id = ANY(%(ids)b) AND at < %(before)s"),
-)
-UNDOABLE_ACTS = RetentionTable(
-    UndoableAct._meta.db_table,
-    "id",
-    lambda: KEPT_FOR,
-    _delete_by("DELETE FROM scheduling_undoableact WHERE id = ANY(%(ids)b) AND made_at < %(before)s"),
-)
-
-TABLES = (FAILED_TASKS, TOUCHES, EVENTS, BULK_ACTIONS, IMPORTS, RECEIPTS, VENDOR_IDS, AUDIT, UNDOABLE_ACTS)
 
 # An open failed task waits for an operator without limit. An ignored one may still be published again until it is
 # deleted; that action holds its lock, and so does a comment.
@@ -246,3 +189,27 @@ FOR UPDATE OF e SKIP LOCKED
 """
 _DELETE_COMPLAINTS = "DELETE FROM scheduling_complaint WHERE event_id = ANY(%(ids)b)"
 _DELETE_EVENTS = "DELETE FROM scheduling_event WHERE id = ANY(%(ids)b)"
+
+TOUCHES = RetentionTable(partitions.REST, _retention_time, delete_ended, key="task_id")
+EVENTS = RetentionTable(
+    "scheduling_event", _event_time, delete_locked(_LOCK_EVENTS, _DELETE_COMPLAINTS, _DELETE_EVENTS)
+)
+TABLES = (
+    RetentionTable(
+        "scheduling_failedtask",
+        _retention_time,
+        delete_locked(_LOCK_FAILED_TASKS, _DELETE_COMMENTS, _DELETE_FAILED_TASKS),
+    ),
+    TOUCHES,  # that a dropped partition left: their failed task kept them, or the touch that repeats them
+    EVENTS,
+    _delete_where("scheduling_bulkaction", _retention_time, "state <> 'running' AND ended_at < %(before)s"),
+    RetentionTable("scheduling_customerimport", _retention_time, _delete_ended_imports),
+    _delete_where("scheduling_deliveryreceipt", _retention_time, "TRUE"),
+    RetentionTable(
+        "scheduling_vendormessage",
+        lambda: timedelta(days=settings.AFTERTOUCH_VENDOR_IDS_DAYS),
+        routing.delete_vendor_ids,
+    ),
+    _delete_where("scheduling_auditentry", lambda: timedelta(days=settings.AFTERTOUCH_AUDIT_DAYS), "at < %(before)s"),
+    _delete_where("scheduling_undoableact", lambda: KEPT_FOR, "made_at < %(before)s"),
+)
