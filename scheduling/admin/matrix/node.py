@@ -270,9 +270,8 @@ class NodeAdmin(HistoryAdmin, Retirable):
     class Media:
         js = ("scheduling/node_preview.js",)
 
-    @table_page("conversion/", "view", "scheduling.view_touch")
-    def conversion(self, request: HttpRequest) -> HttpResponse:
-        return experiments.show_effects(self, request)
+    conversion = table_page("conversion/", "view", "scheduling.view_touch")(experiments.show_effects)
+    matrix = table_page("matrix/", "view")(grid.matrix_page)
 
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
         node = self.get_object(request, unquote(object_id))
@@ -353,10 +352,6 @@ class NodeAdmin(HistoryAdmin, Retirable):
         count = None if counts is None else counts[row.pk]
         link = f"{_build_touches_link(row)}&state__in=scheduled,queued"
         return render_link(link, format_capped_count(count, MOST_WAITING) or "–")
-
-    @table_page("matrix/", "view")
-    def matrix(self, request: HttpRequest) -> HttpResponse:
-        return grid.matrix_page(self, request)
 
     @row_action(_("Touches"), icon="send", permission="view")
     def open_waiting(self, request: HttpRequest, row: Node) -> HttpResponse:

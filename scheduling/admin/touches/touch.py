@@ -133,6 +133,7 @@ class TouchAdmin(RowPage, MatchingRowsMixin, ListExportMixin, BigTable, ReadOnly
     actions = ("cancel_selected",)
     actions_detail = ("cancel",)
     matching_actions = TOUCH_ACTIONS
+    workers = table_page("workers/", "scheduling.view_touch")(workers_page)
     export_related = ("node__channel", "customer", "event", "template")
     export_columns = (
         (_("task id"), lambda row: row.pk), (_("state"), lambda row: row.get_state_display()),
@@ -156,10 +157,6 @@ class TouchAdmin(RowPage, MatchingRowsMixin, ListExportMixin, BigTable, ReadOnly
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Allow cancellation. No other change is possible."""
         return bool(request.user.has_perm("scheduling.change_touch"))
-
-    @table_page("workers/", "scheduling.view_touch")
-    def workers(self, request: HttpRequest) -> HttpResponse:
-        return workers_page(self, request)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Touch], search_term: str
@@ -285,6 +282,7 @@ class EventAdmin(BigTable, ReadOnlyAdmin):
     fields = readonly_fields = (
         "type", "who", "chat_id", "occurred_at", "received_at", "source", "event_id", "shown_data", "touches_of",
     )  # fmt: skip
+    preview = table_page("preview/", "view", "scheduling.view_node")(preview_page)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Event], search_term: str
@@ -316,7 +314,3 @@ class EventAdmin(BigTable, ReadOnlyAdmin):
         ]
         html = '<div><a class="at-link" href="{}">{}</a> · {} <span class="at-quiet">{}</span></div>'
         return format_html_join("", html, lines) or mark_safe("–")
-
-    @table_page("preview/", "view")
-    def preview(self, request: HttpRequest) -> HttpResponse:
-        return preview_page(self, request)
