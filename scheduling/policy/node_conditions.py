@@ -334,7 +334,7 @@ def _find_field_problem(name: Any) -> str:
 
 def _find_value_problem(op: str, value: Any) -> str:
     if op in WITHOUT_VALUE:
-        return "" if value is None else "must be left out for this op"
+        return "" if value is None else _("must be left out for this op")
     if op in WITH_LIST:
         if not isinstance(value, list) or not 0 < len(value) <= MOST_VALUES:
             return _("must be a list of 1 to %(most)s values", most=MOST_VALUES)

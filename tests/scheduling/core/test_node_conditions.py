@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduling.error_text import ErrorText
 from scheduling.errors import ErrorCollector
 from scheduling.policy.node_conditions import (
     COMPARING,
@@ -123,6 +124,7 @@ def test_wrong_condition_names_each_wrong_place(given: Any, path: str) -> None:
     found = ErrorCollector()
     check_condition(given, found, "when")
     assert [each.field for each in found.errors] == [path]
+    assert all(isinstance(each.message, ErrorText) for each in found.errors), "a page translates it"
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["1", "1.5"])
