@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 from django.db.models.functions import Now
@@ -13,48 +13,42 @@ from scheduling.ledger.touches import touch_ledger
 from scheduling.ledger.transitions import WAKEUP_LEASE
 from scheduling.models import Touch
 from scheduling.policy.matrix import PlannedTouch
-from scheduling.policy.specs import EventSpec
 
 
-def insert_planned(rows: list[tuple[Any, ...]]) -> None:
-    """Insert rows of `planned_row` in one statement. Call it in the transaction of their events."""
-    sql.copy_rows(_COPY_TOUCHES, rows, list(_PLANNED_COLUMNS.values()))
+def insert_planned(planned: Sequence[PlannedTouch], dispatched: Set[UUID], *, at: datetime) -> None:
+    """Insert touches that are planned at `at`, in one statement. Call it in the transaction of their events.
 
-
-def planned_row(
-    event: EventSpec, planned: PlannedTouch, task_id: UUID, customer_id: int, *, at: datetime, dispatched: bool,
-    cancelled_as: str,
-) -> tuple[Any, ...]:  # fmt: skip
-    """Return the columns of a touch that is planned at `at`.
-
-    `cancelled_as` is the reason if a later event of the same batch cancels it.
+    Those whose ids are `dispatched` start as `queued`: their wake-ups are published after the commit.
     """
-    node, due_at = planned.node, planned.due_at
-    return (
-        task_id,
-        task_id,
-        "cancelled" if cancelled_as else "queued" if dispatched else "scheduled",
-        node.priority,
-        due_at,
-        due_at,
-        "",
-        0,
-        0,
-        max(due_at, at) + WAKEUP_LEASE if dispatched else None,
-        int(dispatched),
-        at if dispatched else None,
-        at if cancelled_as else None,
-        cancelled_as,
-        at,
-        event.id,
-        node.id,
-        node.version,
-        customer_id,
-        event.chat_id,
-        planned.expires_at,
-        "",
-        node.guard_cap != "ignore",
-    )
+    rows = []
+    for touch in planned:
+        node, due_at, is_dispatched = touch.node, touch.due_at, touch.task_id in dispatched
+        rows.append((
+            touch.task_id,
+            touch.task_id,
+            "cancelled" if touch.cancelled_as else "queued" if is_dispatched else "scheduled",
+            node.priority,
+            due_at,
+            due_at,
+            "",
+            0,
+            0,
+            max(due_at, at) + WAKEUP_LEASE if is_dispatched else None,
+            int(is_dispatched),
+            at if is_dispatched else None,
+            at if touch.cancelled_as else None,
+            touch.cancelled_as,
+            at,
+            touch.event.id,
+            node.id,
+            node.version,
+            touch.customer_id,
+            touch.event.chat_id,
+            touch.expires_at,
+            "",
+            node.guard_cap != "ignore",
+        ))  # fmt: skip
+    sql.copy_rows(_COPY_TOUCHES, rows, list(_PLANNED_COLUMNS.values()))
 
 
 def insert_retry(

@@ -14,11 +14,8 @@ from uuid import UUID
 from scheduling import sql
 from scheduling.configuration.snapshot import Snapshot
 from scheduling.ledger.touches import touch_ledger
-from scheduling.policy import matrix
+from scheduling.policy.matrix import PlannedTouch
 from scheduling.policy.specs import EventSpec, NodeSpec
-
-#: A planned touch: its event, the plan of the matrix and its future id.
-Planned = tuple[EventSpec, matrix.PlannedTouch, UUID]
 
 
 class Cancellation:
@@ -29,7 +26,6 @@ class Cancellation:
         self.config = config
         self.events = events
         self.customers = customers
-        self.reasons: dict[UUID, str] = {}  #: by planned touch: why it is stored as cancelled
         #: By event: the waiting touches because of which it planned nothing.
         self.kept_touches: dict[UUID, list[UUID]] = {}
 
@@ -54,24 +50,24 @@ class Cancellation:
             obsolete = [task_id for task_id, why in reasons.items() if why == kind]
             touch_ledger.cancel(obsolete, reason=f"event:{kind}", wait=False)
 
-    def apply_to_planned(self, planned: list[Planned]) -> list[Planned]:
-        """Return the planned touches to store. `reasons` names those to store as cancelled."""
+    def apply_to_planned(self, planned: list[PlannedTouch]) -> list[PlannedTouch]:
+        """Return the planned touches to store. Those that are stored as cancelled have `cancelled_as`."""
         self._find_obsolete(planned)
         return self._apply_on_repeat(planned)
 
-    def _find_obsolete(self, planned: list[Planned]) -> None:
+    def _find_obsolete(self, planned: list[PlannedTouch]) -> None:
         """Find planned touches that another event cancels before they are stored.
 
         That event is a stored one that occurred later, or a following one of the batch. This runs before `on_repeat`,
         so that a cancelled touch does not block its successor.
         """
-        revocable = [row for row in planned if row[1].node.cancel_on]
+        revocable = [touch for touch in planned if touch.node.cancel_on]
         if not revocable:
             return
         happened = _load_latest_events(
-            {self.customers[event.user_id] for event, _, _ in revocable},
-            {kind for _, each, _ in revocable for kind in each.node.cancel_on},
-            min(event.occurred_at for event, _, _ in revocable),
+            {touch.customer_id for touch in revocable},
+            {kind for touch in revocable for kind in touch.node.cancel_on},
+            min(touch.event.occurred_at for touch in revocable),
         )
         # For each event, the later events of the batch for the same customer that may cancel touches.
         following: dict[UUID, list[EventSpec]] = {}
@@ -80,53 +76,56 @@ class Cancellation:
             following[event.id] = list(rest[event.user_id])
             if event.type in self.config.cancelling:
                 rest[event.user_id].append(event)
-        for event, each, task_id in revocable:
-            for kind in sorted(each.node.cancel_on - {event.type}):
-                latest = happened.get((self.customers[event.user_id], kind))
-                if latest and latest > event.occurred_at:
-                    self.reasons.setdefault(task_id, f"event:{kind}")
-            for other in following[event.id]:
-                if other.type in each.node.cancel_on and other.occurred_at >= event.occurred_at:
-                    self.reasons.setdefault(task_id, f"event:{other.type}")
+        for touch in revocable:
+            event, cancel_on = touch.event, touch.node.cancel_on
+            kinds = [
+                kind
+                for kind in sorted(cancel_on - {event.type})
+                if happened.get((touch.customer_id, kind), event.occurred_at) > event.occurred_at
+            ]
+            kinds += [
+                other.type
+                for other in following[event.id]
+                if other.type in cancel_on and other.occurred_at >= event.occurred_at
+            ]
+            if kinds:
+                touch.cancelled_as = f"event:{kinds[0]}"
 
-    def _apply_on_repeat(self, planned: list[Planned]) -> list[Planned]:
+    def _apply_on_repeat(self, planned: list[PlannedTouch]) -> list[PlannedTouch]:
         """Apply `on_repeat`.
 
         `keep` leaves the waiting touch and plans nothing. `restart` cancels it and plans a new one. An event that
         occurred before that of the waiting touch restarts nothing: its own touch is stored as cancelled.
         """
-        repeating = [row for row in planned if row[1].node.on_repeat != "each" and row[2] not in self.reasons]
+        repeating = [touch for touch in planned if touch.node.on_repeat != "each" and not touch.cancelled_as]
         if not repeating:
             return planned
         unsent = _load_unsent_touches(
-            {self.customers[event.user_id] for event, _, _ in repeating}, {each.node.id for _, each, _ in repeating}
+            {touch.customer_id for touch in repeating}, {touch.node.id for touch in repeating}
         )
         dropped: set[UUID] = set()
         restarted: dict[str, list[UUID]] = defaultdict(list)  #: stored touches by the type of the new event
-        revoked = _find_revoked(unsent, [each.node for _, each, _ in repeating if each.node.on_repeat == "keep"])
-        for event, each, task_id in repeating:
-            key = (self.customers[event.user_id], each.node.id)
-            planned_now = _UnsentTouch(task_id, event.occurred_at, stored=False, running=False)
-            if each.node.on_repeat == "restart":
-                if any(other.happened_at > event.occurred_at for other in unsent.get(key, ())):
-                    self.reasons[task_id] = f"restarted:{event.type}"
+        revoked = _find_revoked(unsent, [touch.node for touch in repeating if touch.node.on_repeat == "keep"])
+        for touch in repeating:
+            event, key = touch.event, (touch.customer_id, touch.node.id)
+            earlier = unsent.get(key, ())
+            if touch.node.on_repeat == "restart":
+                if any(other.happened_at > event.occurred_at for other in earlier):
+                    touch.cancelled_as = f"restarted:{event.type}"
                     continue
-                for other in unsent.get(key, ()):
-                    if other.stored:
-                        restarted[event.type].append(other.task_id)
+                for other in earlier:
+                    if other.planned:
+                        other.planned.cancelled_as = f"restarted:{event.type}"
                     else:
-                        self.reasons[other.task_id] = f"restarted:{event.type}"
-                unsent[key] = [planned_now]
-            elif waiting := [
-                other.task_id for other in unsent.get(key, ()) if not (other.running or other.task_id in revoked)
-            ]:
-                dropped.add(task_id)
+                        restarted[event.type].append(other.task_id)
+            elif waiting := [other.task_id for other in earlier if not (other.running or other.task_id in revoked)]:
+                dropped.add(touch.task_id)
                 self.kept_touches.setdefault(event.id, []).extend(waiting)
-            else:
-                unsent[key] = [planned_now]
+                continue
+            unsent[key] = [_UnsentTouch(touch.task_id, event.occurred_at, planned=touch)]
         for kind, task_ids in restarted.items():
             touch_ledger.cancel(task_ids, reason=f"restarted:{kind}", wait=False)
-        return [row for row in planned if row[2] not in dropped]
+        return [touch for touch in planned if touch.task_id not in dropped]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +134,7 @@ class _UnsentTouch:
 
     task_id: UUID
     happened_at: datetime  #: when its event occurred
-    stored: bool = True  #: False: planned by this batch
+    planned: PlannedTouch | None = None  #: by this batch; None: a stored one
     running: bool = False  #: claimed by a worker
     released: bool = False  #: by a worker, for a retry or after a deferral
 

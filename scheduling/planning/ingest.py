@@ -42,9 +42,9 @@ from scheduling.ledger.locks import Activity, locked_users
 from scheduling.ledger.transitions import WakeUp
 from scheduling.models import CustomerChange, EventType
 from scheduling.planning import earlier_events, request_metrics
-from scheduling.planning.cancellation import Cancellation, Planned
+from scheduling.planning.cancellation import Cancellation
 from scheduling.policy import matrix
-from scheduling.policy.matrix import PASSIVE_TYPES
+from scheduling.policy.matrix import PASSIVE_TYPES, PlannedTouch
 from scheduling.policy.node_conditions import EventTimes, add_event_time, count_recent
 from scheduling.policy.specs import CustomerSpec, EventSpec
 
@@ -139,7 +139,7 @@ class _EventBatch:
         #: By customer id: times of events of counted types, with the events planned so far.
         self.event_times: dict[int, EventTimes] = {}
         self.duplicates: dict[UUID, EventSpec] = {}
-        self.rows: list[Planned] = []
+        self.touches: list[PlannedTouch] = []
         self.wakeups: list[WakeUp] = []
 
     def lock_customers(self) -> None:
@@ -222,15 +222,14 @@ class _EventBatch:
             if activity := self.activity.get(event.user_id):  # of the batch's earlier events
                 customer = customer._replace(last_active_at=activity[0], conversation_at=activity[1])
             earlier = count_recent(self.event_times.get(customer.id, {}), event.occurred_at)
-            planned = matrix.plan_touches(
+            self.touches += matrix.plan_touches(
                 event, customer, triggered[event.type], self.config.delay_rules, earlier=earlier,
                 time_scale=settings.AFTERTOUCH_TIME_SCALE,
             )  # fmt: skip
-            self.rows.extend((event, each, new_id()) for each in planned)
             self._update_activity(self.activity, event, customer)
             if self.config.counting_earlier:
                 add_event_time(self.event_times.setdefault(customer.id, {}), event.type, event.occurred_at)
-        self.rows = self.cancellation.apply_to_planned(self.rows)
+        self.touches = self.cancellation.apply_to_planned(self.touches)
 
     def _update_activity(self, activity: dict[str, Activity], event: EventSpec, customer: CustomerSpec) -> None:
         active_at, talking_at = activity.get(event.user_id, (customer.last_active_at, customer.conversation_at))
@@ -242,19 +241,12 @@ class _EventBatch:
         activity[event.user_id] = active_at, talking_at
 
     def insert_touches(self) -> None:
-        rows = []
-        for event, planned, task_id in self.rows:
-            node, due_at = planned.node, planned.due_at
-            reason = self.cancellation.reasons.get(task_id, "")
-            dispatched = not reason and early_dispatch.admit(node.priority, due_at, at=self.now)
-            if dispatched:
-                self.wakeups.append(WakeUp(task_id, due_at, node.priority, node.id))
-            customer_id = self.customers[event.user_id].id
-            row = new_touches.planned_row(
-                event, planned, task_id, customer_id, at=self.now, dispatched=dispatched, cancelled_as=reason
-            )
-            rows.append(row)
-        new_touches.insert_planned(rows)
+        self.wakeups = [
+            WakeUp(touch.task_id, touch.due_at, touch.node.priority, touch.node.id)
+            for touch in self.touches
+            if not touch.cancelled_as and early_dispatch.admit(touch.node.priority, touch.due_at, at=self.now)
+        ]
+        new_touches.insert_planned(self.touches, {wakeup.task_id for wakeup in self.wakeups}, at=self.now)
 
     def update_customers(self) -> None:
         """Advance the times of activity and conversation.
@@ -308,8 +300,8 @@ class _EventBatch:
     def log_touches(self) -> None:
         """Log each stored event, once for each touch it planned and at least once."""
         planned = defaultdict(list)
-        for event, _, task_id in self.rows:
-            planned[event.id].append(task_id)
+        for touch in self.touches:
+            planned[touch.event.id].append(touch.task_id)
         tracing.log_touches(
             "events_stored",
             (
@@ -321,8 +313,8 @@ class _EventBatch:
 
     def receipts(self) -> list[Receipt]:
         by_event: dict[UUID, list[UUID]] = {key: list(value) for key, value in self.cancellation.kept_touches.items()}
-        for event, _, task_id in self.rows:
-            by_event.setdefault(event.id, []).append(task_id)
+        for touch in self.touches:
+            by_event.setdefault(touch.event.id, []).append(touch.task_id)
         earlier = self._receipts_of_duplicates()
         return [
             Receipt(event.id, False, tuple(by_event.get(event.id, ())))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
 from scheduling.error_text import ErrorText as _
+from scheduling.ids import new_id
 from scheduling.policy.node_conditions import Facts
 from scheduling.policy.send_times import SendTime, find_send_time
 from scheduling.policy.specs import CustomerSpec, DelayRulesSpec, EventSpec, NodeSpec
@@ -63,11 +64,17 @@ def collect_facts(event: EventSpec, customer: CustomerSpec, earlier: Mapping[str
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PlannedTouch:
+    """A touch that an event plans, before it is stored."""
+
+    event: EventSpec
     node: NodeSpec
+    customer_id: int
     due_at: datetime
     expires_at: datetime
+    task_id: UUID = field(default_factory=new_id)
+    cancelled_as: str = ""  #: the reason if another event cancels it before it is stored
 
 
 def plan_touches(
@@ -89,7 +96,7 @@ def plan_touches(
             if node.condition and not node.condition.holds(collect_facts(event, customer, earlier)):
                 continue
             due_at = find_due_time(node, customer, rules, occurred_at=event.occurred_at, time_scale=time_scale).at
-            planned.append(PlannedTouch(node, due_at, due_at + node.expires_after))
+            planned.append(PlannedTouch(event, node, customer.id, due_at, due_at + node.expires_after))
     return planned
 
 
