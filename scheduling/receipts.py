@@ -187,7 +187,7 @@ def _record_consequences(config: Snapshot, new: Sequence[FoundReport]) -> None:
         sql.limit_lock_waits(settings.TIMEOUTS.event_lock)
         remaining = locks.lock_remaining(each.touch.customer_id for each in wanted)
         if events := _compose_events(config, [each for each in wanted if each.touch.customer_id in remaining]):
-            record_and_publish(events, settings.TIMEOUTS.event_lock)
+            record_and_publish(events)
 
 
 def _compose_events(config: Snapshot, new: Sequence[FoundReport]) -> list[NewEvent]:
@@ -386,7 +386,7 @@ def _record_messages(spec: ChannelSpec, messages: Sequence[CustomerMessage]) -> 
             for user_id, each in spoken
         ]  # fmt: skip
         if events:
-            record_and_publish(events, settings.TIMEOUTS.event_lock)
+            record_and_publish(events)
     latest: dict[str, datetime] = {}
     for user_id, each in spoken:
         latest[user_id] = max(each.at, latest.get(user_id, each.at))

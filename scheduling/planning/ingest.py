@@ -78,17 +78,13 @@ class Receipt:
 
 
 def record_events(
-    new_events: Sequence[NewEvent],
-    *,
-    publish_wakeups: Callable[[list[WakeUp]], None] | None = None,
-    lock_wait: float | None = None,
+    new_events: Sequence[NewEvent], *, publishes: bool = False, lock_wait: float | None = None
 ) -> list[Receipt]:
-    """Store events and plan their touches. Idempotent by source and id.
+    """Store events and plan their touches in one transaction. Idempotent by source and id.
 
-    Args:
-        new_events: the batch, stored in one transaction.
-        publish_wakeups: called after the commit with the touches that `early_dispatch` admits; stored as `queued`.
-        lock_wait: seconds; longest wait for one lock; default `TIMEOUTS.event_lock`.
+    Touches that `early_dispatch` admits are stored as `queued`. With `publishes` a background thread publishes their
+    wake-ups after the commit. Otherwise, and if it fails, they wait until their leases expire. `lock_wait` is the
+    longest wait for one lock in seconds; default `TIMEOUTS.event_lock`.
 
     Raises:
         InvalidInput: an event type exceeds the limit of the registry.
@@ -106,11 +102,17 @@ def record_events(
                 batch.insert_touches()
                 batch.update_customers()
                 transaction.on_commit(batch.log_touches)
-                if publish_wakeups and batch.wakeups:
-                    batch.publish_after_commit(publish_wakeups)
+                if publishes and batch.wakeups:
+                    # Robust: an error after the commit must not look like a failed commit.
+                    transaction.on_commit(batch.publish_wakeups, robust=True)
         except _CustomersChanged:
             continue
         return batch.receipts()
+
+
+def record_and_publish(events: Sequence[NewEvent], lock_wait: float | None = None) -> list[Receipt]:
+    """Store events as `record_events` does, and publish the wake-ups of touches that fall due soon."""
+    return record_events(events, publishes=True, lock_wait=lock_wait)
 
 
 class _CustomersChanged(Exception):
@@ -292,10 +294,8 @@ class _EventBatch:
             for event in complaints
         )  # fmt: skip
 
-    def publish_after_commit(self, publish: Callable[[list[WakeUp]], None]) -> None:
-        """Register the publication. An error after the commit must not look like a failed commit."""
-        # Django logs the name of a robust callback. A partial function has none, and would raise.
-        transaction.on_commit(lambda: publish(self.wakeups), robust=True)
+    def publish_wakeups(self) -> None:
+        background_publisher.submit(self.wakeups)
 
     def log_touches(self) -> None:
         """Log each stored event, once for each touch it planned and at least once."""
@@ -489,11 +489,6 @@ class _Submission:
     @property
     def users(self) -> set[str]:
         return {event.user_id for event in self.events}
-
-
-def record_and_publish(events: Sequence[NewEvent], lock_wait: float) -> list[Receipt]:
-    """Store the events. After the commit a background thread publishes the touches that fall due soon."""
-    return record_events(events, publish_wakeups=background_publisher.submit, lock_wait=lock_wait)
 
 
 class GroupCommit:

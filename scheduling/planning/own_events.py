@@ -25,12 +25,11 @@ from django.db import OperationalError, transaction
 from scheduling import sql
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
-from scheduling.dispatch import background_publisher
 from scheduling.ledger import ends, locks
 from scheduling.ledger.anonymization import read_erasure_times
 from scheduling.ledger.ends import EndedTouch
 from scheduling.models import Touch
-from scheduling.planning.ingest import NewEvent, record_events
+from scheduling.planning.ingest import NewEvent, record_and_publish
 from scheduling.policy.matrix import END_TYPES, LARGEST_ORIGIN, SOURCE, TOUCH_TYPES, compose_end_data, read_depth
 from scheduling.policy.specs import EventSpec
 
@@ -70,7 +69,7 @@ def _record_end_batch() -> tuple[int, bool]:
         found, more = ends.take_ends(READER, most=BATCH, since=config.changed_at)
         events = build_end_events([each for each in found if each.node_id in followed.get(each.state, ())], config)
         if events:
-            record_events(events, publish_wakeups=background_publisher.submit)
+            record_and_publish(events)
     return len(events), more
 
 
@@ -138,7 +137,7 @@ def _scan_batch() -> int:
         inactive = locks.lock_inactive(settings.AFTERTOUCH_INACTIVE_AFTER, BATCH)
         if not inactive:
             return 0
-        record_events(
+        record_and_publish(
             [
                 NewEvent(
                     source=SOURCE,
@@ -148,8 +147,7 @@ def _scan_batch() -> int:
                     data={"last_active_at": last_active_at.isoformat()},
                 )
                 for _, user_id, last_active_at in inactive
-            ],
-            publish_wakeups=background_publisher.submit,
+            ]
         )
         sql.execute(_NOTE, {"ids": [row[0] for row in inactive]})
     return len(inactive)

@@ -14,12 +14,11 @@ from django.db import DataError, IntegrityError, OperationalError, transaction
 from scheduling import sql
 from scheduling.batching import halve
 from scheduling.configuration.snapshot import current
-from scheduling.dispatch import background_publisher
 from scheduling.errors import InvalidInput
 from scheduling.ledger.anonymization import read_erasure_times
 from scheduling.ledger.locks import locked_users
 from scheduling.models import WebhookEvent, WebhookFact
-from scheduling.planning.ingest import NewEvent, record_events
+from scheduling.planning.ingest import NewEvent, record_and_publish
 from scheduling.webhooks import note_facts
 from sessions.detection.presence import SILENT, UNANSWERED
 from sessions.store.sessions import ClaimedSilence
@@ -102,9 +101,7 @@ def record_silences(
         return RecordedSilences([], [])
     try:
         with brief_transaction():
-            receipts = record_events(
-                [silence_event(each, now_ms) for each in silences], publish_wakeups=background_publisher.submit
-            )
+            receipts = record_and_publish([silence_event(each, now_ms) for each in silences])
             erasures = read_erasure_times(each.user_id for each in silences)
             if erased := [
                 each for each in silences if each.user_id in erasures and each.armed <= erasures[each.user_id]

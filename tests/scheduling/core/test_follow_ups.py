@@ -289,11 +289,11 @@ from scheduling.operations.failed_tasks import Actor
 from scheduling.planning import own_events
 connection.settings_dict["OPTIONS"]["application_name"] = "dying"
 ends.WRITE_LAG = timedelta(0)
-really = own_events.record_events
+really = own_events.record_and_publish
 def record_and_wait(*given, **named):
     really(*given, **named)
     sql.rows("SELECT pg_sleep(600)", {})
-own_events.record_events = record_and_wait
+own_events.record_and_publish = record_and_wait
 while True:
     own_events.record_ends()
 """

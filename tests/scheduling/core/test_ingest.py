@@ -24,7 +24,7 @@ from scheduling.ledger.transitions import WakeUp
 from scheduling.models import Complaint, Customer, CustomerChange, DelayRule, Event, EventType, Touch
 from scheduling.models.touch import WAITING
 from scheduling.planning import ingest
-from scheduling.planning.ingest import EarlyDispatch, NewEvent, Receipt, record_events
+from scheduling.planning.ingest import EarlyDispatch, NewEvent, Receipt, record_and_publish, record_events
 from tests.scheduling.core.conftest import deliver_when_due, pass_time, rows
 from tests.support.claims import claim_touches
 from tests.support.matrix import MatrixBuilder, RecordEvent
@@ -161,9 +161,17 @@ def test_touch_stores_event_node_and_expiry(matrix: MatrixBuilder) -> None:
 
 # --- wake-ups --------------------------------------------------------------------------------------------------------
 
+Publish = Callable[[Callable[[list[WakeUp]], None]], None]
+
+
+@pytest.fixture
+def publish(monkeypatch: pytest.MonkeyPatch) -> Publish:
+    """Let something else take the wake-ups than the thread that publishes them."""
+    return lambda act: monkeypatch.setattr(ingest.background_publisher, "submit", act)
+
 
 def test_wakeup_is_published_after_the_commit(
-    matrix: MatrixBuilder, second_connection: Callable[[Callable[[], Any]], Any]
+    matrix: MatrixBuilder, second_connection: Callable[[Callable[[], Any]], Any], publish: Publish
 ) -> None:
     """I1: the row is visible to all connections before any message about it."""
     matrix.node("soon", delay=timedelta(seconds=25))
@@ -174,7 +182,8 @@ def test_wakeup_is_published_after_the_commit(
         seen = second_connection(lambda: dict(Touch.objects.values_list("pk", "state")))
         announced.extend((wakeup.task_id, connection.in_atomic_block, seen[wakeup.task_id]) for wakeup in wakeups)
 
-    (receipt,) = record_events([new()], publish_wakeups=publish_recorded)
+    publish(publish_recorded)
+    (receipt,) = record_and_publish([new()])
 
     by_node = {row.node.key: row for row in rows(receipt.task_ids)}
     assert announced == [(by_node["soon"].pk, False, "queued")]
@@ -183,7 +192,7 @@ def test_wakeup_is_published_after_the_commit(
 
 
 def test_intake_dispatches_a_bounded_number_ahead(
-    matrix: MatrixBuilder, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    matrix: MatrixBuilder, settings: Settings, monkeypatch: pytest.MonkeyPatch, publish: Publish
 ) -> None:
     """A hundred thousand events with a delay of 20 s became as many messages in the memory of workers."""
     monkeypatch.setattr(ingest, "early_dispatch", EarlyDispatch())
@@ -193,7 +202,8 @@ def test_intake_dispatches_a_bounded_number_ahead(
     matrix.node("due", delay=timedelta(0))
     published: list[WakeUp] = []
 
-    receipts = record_events([new() for _ in range(8)], publish_wakeups=published.extend)
+    publish(published.extend)
+    receipts = record_and_publish([new() for _ in range(8)])
 
     found = rows([task_id for receipt in receipts for task_id in receipt.task_ids])
     counts = Counter((row.node.key, row.state) for row in found)
@@ -217,23 +227,25 @@ def test_early_dispatch_has_room_again_when_touches_fall_due(settings: Settings)
     assert [early.admit(1, at + timedelta(seconds=each), at=later) for each in (3, 4)] == [True, False]
 
 
-def test_wakeup_is_not_published_without_a_commit(matrix: MatrixBuilder) -> None:
+def test_wakeup_is_not_published_without_a_commit(matrix: MatrixBuilder, publish: Publish) -> None:
     matrix.node(delay=timedelta(0))
     announced: list[Any] = []
+    publish(announced.append)
     with transaction.atomic():
-        record_events([new()], publish_wakeups=announced.append)
+        record_and_publish([new()])
         assert announced == []
         transaction.set_rollback(True)
     assert announced == []
 
 
-def test_error_after_the_commit_looks_like_no_failed_commit(matrix: MatrixBuilder) -> None:
+def test_error_after_the_commit_looks_like_no_failed_commit(matrix: MatrixBuilder, publish: Publish) -> None:
     matrix.node(delay=timedelta(0))
 
-    def publish(wakeups: Any) -> None:
+    def fail(wakeups: Any) -> None:
         raise RuntimeError("no thread can start")
 
-    (receipt,) = record_events([new()], publish_wakeups=publish)
+    publish(fail)
+    (receipt,) = record_and_publish([new()])
 
     assert states(receipt) == [("waiting", "")]
 
@@ -244,18 +256,18 @@ def test_wakeup_is_published_by_a_background_thread(matrix: MatrixBuilder, monke
     published_by: list[str] = []
     both = threading.Event()
 
-    def publish(wakeups: Any, channels: Any) -> int:
+    def fail(wakeups: Any, nodes: Any) -> None:
         published_by.append(threading.current_thread().name)
         if len(published_by) == 2:
             both.set()
         raise OSError("the broker is away")
 
-    monkeypatch.setattr(dispatch, "publish_touches", publish)
-    bell = BackgroundBatcher(dispatch.publish_wakeups, name="wakeups")
-    record_events([new()], publish_wakeups=bell.submit)
+    monkeypatch.setattr(dispatch, "publish_touches", fail)
+    monkeypatch.setattr(ingest, "background_publisher", BackgroundBatcher(dispatch.publish_wakeups, name="wakeups"))
+    record_and_publish([new()])
     while not published_by:
         both.wait(0.01)
-    record_events([new()], publish_wakeups=bell.submit)
+    record_and_publish([new()])
 
     assert both.wait(WAIT_LIMIT), "the bell went dumb after a failure"
     assert set(published_by) == {"wakeups"}
