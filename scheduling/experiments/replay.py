@@ -32,7 +32,7 @@ from scheduling.models.encrypted import Unreadable
 from scheduling.planning.ingest import ACTIVITY_GRAIN
 from scheduling.policy import guards, matrix
 from scheduling.policy.guards import AwaitedTouch, Candidate, CapSlot, GuardContext
-from scheduling.policy.matrix import END_TYPES, PASSIVE_TYPES, SOURCE, compose_end_data
+from scheduling.policy.matrix import END_TYPES, SOURCE, compose_end_data
 from scheduling.policy.node_conditions import MOST_EARLIER, EventTimes, add_event_time, count_recent
 from scheduling.policy.profile import NO_PROFILE
 from scheduling.policy.specs import CustomerSpec, EventSpec, NodeSpec, TemplateSpec, template_for
@@ -314,12 +314,8 @@ class Simulation:
             yield SimulatedTouch(
                 self._built, each.node.id, event, person, each.due_at, each.expires_at, each.node.priority, earlier
             )
-        active_at, talking_at = person.spec.last_active_at, person.spec.conversation_at
-        is_activity = self.config.activity_types.get(event.type, event.type not in PASSIVE_TYPES)
-        if is_activity and (active_at is None or event.occurred_at > active_at):
-            active_at = event.occurred_at
-        if event.type == "conversation.started" and (talking_at is None or event.occurred_at > talking_at):
-            talking_at = event.occurred_at
+        before = person.spec.last_active_at, person.spec.conversation_at
+        active_at, talking_at = matrix.advance_activity(before, event, self.config.activity_types)
         person.spec = person.spec._replace(last_active_at=active_at, conversation_at=talking_at)
 
     def _find_obsolete(self, fresh: Sequence[SimulatedTouch], events: Sequence[EventSpec]) -> dict[int, str]:

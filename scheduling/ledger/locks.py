@@ -11,12 +11,11 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from scheduling import sql
+from scheduling.policy.matrix import Activity
 from scheduling.policy.profile import Profile, read_profile
 from scheduling.policy.specs import CustomerSpec
 
 POLL = 0.02  #: seconds
-#: The times of a customer's last activity and conversation.
-Activity = tuple[datetime | None, datetime | None]
 
 
 def insert_customers(activity: Mapping[str, Activity]) -> dict[str, int]:
@@ -69,8 +68,7 @@ def load_profiles(customer_ids: Iterable[int]) -> dict[int, Profile]:
 def lock_customers_by_user_id(user_ids: Sequence[str]) -> dict[str, CustomerSpec]:
     """Lock the stored customers with these user ids. Return them by user id."""
     rows = sql.rows(_LOCK_CUSTOMERS_BY_USER_ID, {"user_ids": user_ids})
-    columns = ("id", "user_id", "level", "locale", "timezone", "last_active_at", "conversation_at", "opted_out")
-    return {row[1]: CustomerSpec(**dict(zip(columns, row, strict=True))) for row in rows}
+    return {row[1]: CustomerSpec(*row) for row in rows}
 
 
 def lock_nodes(node_ids: Iterable[int]) -> set[int]:
@@ -154,7 +152,7 @@ SELECT customer_id, attributes, tags FROM scheduling_customerprofile WHERE custo
 
 # A join: if the plan was made while the table was small, `= ANY` would compare each row with each user id.
 _LOCK_CUSTOMERS_BY_USER_ID = """
-SELECT c.id, c.user_id, c.level, c.locale, c.timezone, c.last_active_at, c.conversation_at, c.opted_out
+SELECT c.id, c.user_id, c.name, c.level, c.locale, c.timezone, c.opted_out, c.last_active_at, c.conversation_at
 FROM unnest(%(user_ids)b::text[]) AS u(user_id) JOIN scheduling_customer AS c ON c.user_id = u.user_id
 ORDER BY c.id FOR NO KEY UPDATE OF c
 """

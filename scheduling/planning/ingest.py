@@ -38,13 +38,13 @@ from scheduling.dispatch import background_publisher
 from scheduling.errors import AftertouchError, InvalidInput
 from scheduling.ids import new_id
 from scheduling.ledger import locks, new_touches
-from scheduling.ledger.locks import Activity, locked_users
+from scheduling.ledger.locks import locked_users
 from scheduling.ledger.transitions import WakeUp
 from scheduling.models import CustomerChange, EventType
 from scheduling.planning import earlier_events, request_metrics
 from scheduling.planning.cancellation import Cancellation
 from scheduling.policy import matrix
-from scheduling.policy.matrix import PASSIVE_TYPES, PlannedTouch
+from scheduling.policy.matrix import PASSIVE_TYPES, Activity, PlannedTouch, advance_activity
 from scheduling.policy.node_conditions import EventTimes, add_event_time, count_recent
 from scheduling.policy.specs import CustomerSpec, EventSpec
 
@@ -152,7 +152,8 @@ class _EventBatch:
             return
         for event in self.events:
             if event.user_id in unknown:
-                self._update_activity(self.inserted, event, _UNKNOWN)
+                before = self.inserted.get(event.user_id, (None, None))
+                self.inserted[event.user_id] = advance_activity(before, event, self.config.activity_types)
         ids = locks.insert_customers(self.inserted)
         if len(ids) < len(unknown):
             raise _CustomersChanged
@@ -181,7 +182,7 @@ class _EventBatch:
             raise InvalidInput.of("type", f"{unseen[0]} is not known, and no more than {MAX_EVENT_TYPES} types can be")
         if unseen:
             EventType.objects.bulk_create(
-                [EventType(key=key, is_activity=_is_activity(key)) for key in unseen], ignore_conflicts=True
+                [EventType(key=key, is_activity=key not in PASSIVE_TYPES) for key in unseen], ignore_conflicts=True
             )
         ordered = sorted(self.events, key=lambda event: (event.source, event.event_id, event.id))
         ids = [event.id for event in ordered]
@@ -221,26 +222,20 @@ class _EventBatch:
         self.cancellation.cancel_waiting()
         for event in self.accepted_events:
             customer = self.customers[event.user_id]
-            if activity := self.activity.get(event.user_id):  # of the batch's earlier events
+            activity = self.activity.get(event.user_id)  # after the batch's earlier events
+            if activity:
                 customer = customer._replace(last_active_at=activity[0], conversation_at=activity[1])
+            else:
+                activity = customer.last_active_at, customer.conversation_at
             earlier = count_recent(self.event_times.get(customer.id, {}), event.occurred_at)
             self.touches += matrix.plan_touches(
                 event, customer, triggered[event.type], self.config.delay_rules, earlier=earlier,
                 time_scale=settings.AFTERTOUCH_TIME_SCALE,
             )  # fmt: skip
-            self._update_activity(self.activity, event, customer)
+            self.activity[event.user_id] = advance_activity(activity, event, self.config.activity_types)
             if self.config.counting_earlier:
                 add_event_time(self.event_times.setdefault(customer.id, {}), event.type, event.occurred_at)
         self.touches = self.cancellation.apply_to_planned(self.touches)
-
-    def _update_activity(self, activity: dict[str, Activity], event: EventSpec, customer: CustomerSpec) -> None:
-        active_at, talking_at = activity.get(event.user_id, (customer.last_active_at, customer.conversation_at))
-        is_activity = self.config.activity_types.get(event.type, _is_activity(event.type))
-        if is_activity and (active_at is None or event.occurred_at > active_at):
-            active_at = event.occurred_at
-        if event.type == "conversation.started" and (talking_at is None or event.occurred_at > talking_at):
-            talking_at = event.occurred_at
-        activity[event.user_id] = active_at, talking_at
 
     def insert_touches(self) -> None:
         self.wakeups = [
@@ -337,16 +332,6 @@ class _EventBatch:
             for source, event_id, key, task_ids in sql.rows(_EARLIER, parameters, replan=True)
         }
 
-
-def _is_activity(event_type: str) -> bool:
-    """Return whether an unconfigured event type counts as activity of the customer.
-
-    All types do, except Aftertouch's own.
-    """
-    return event_type not in PASSIVE_TYPES
-
-
-_UNKNOWN = CustomerSpec(id=0, user_id="")
 
 _INSERT_EVENTS = """
 WITH stored AS (

@@ -64,6 +64,21 @@ def collect_facts(event: EventSpec, customer: CustomerSpec, earlier: Mapping[str
     )
 
 
+#: The times of a customer's last activity and conversation.
+Activity = tuple[datetime | None, datetime | None]
+
+
+def advance_activity(activity: Activity, event: EventSpec, activity_types: Mapping[str, bool]) -> Activity:
+    """Return a customer's activity after an event. A type that `activity_types` lacks counts unless it is passive."""
+    active_at, talking_at = activity
+    is_activity = activity_types.get(event.type, event.type not in PASSIVE_TYPES)
+    if is_activity and (active_at is None or event.occurred_at > active_at):
+        active_at = event.occurred_at
+    if event.type == "conversation.started" and (talking_at is None or event.occurred_at > talking_at):
+        talking_at = event.occurred_at
+    return active_at, talking_at
+
+
 @dataclass(slots=True)
 class PlannedTouch:
     """A touch that an event plans, before it is stored."""
