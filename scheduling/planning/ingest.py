@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from heapq import heappop, heappush
 from time import monotonic
 from typing import Any
 from uuid import UUID
@@ -390,25 +391,11 @@ JOIN scheduling_event AS e ON e.source = v.source AND e.event_id = v.event_id
 # --- early dispatch ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Ahead:
-    """The dispatched touches of a priority by second of their due time, as far as they are not due."""
-
-    counts: Counter[int] = field(default_factory=Counter)
-    total: int = 0
-    since: int = 0  #: seconds before this one are forgotten
-
-    def forget_before(self, second: int) -> None:
-        for passed in [each for each in self.counts if each < second]:
-            self.total -= self.counts.pop(passed)
-        self.since = second
-
-
 class EarlyDispatch:
     """What this process dispatched ahead, by priority. Thread-safe."""
 
     def __init__(self) -> None:
-        self._ahead: defaultdict[int, _Ahead] = defaultdict(_Ahead)
+        self._ahead: defaultdict[int, list[datetime]] = defaultdict(list)  #: heaps of due times
         self._lock = threading.Lock()
 
     def admit(self, priority: int, due_at: datetime, *, at: datetime) -> bool:
@@ -421,15 +408,13 @@ class EarlyDispatch:
             return True
         if due_at > at + settings.AFTERTOUCH_HORIZON:
             return False
-        second, now = int(due_at.timestamp()), int(at.timestamp())
         with self._lock:
             ahead = self._ahead[priority]
-            if now > ahead.since:
-                ahead.forget_before(now)
-            if ahead.total >= settings.AFTERTOUCH_DISPATCH_WINDOW:
+            while ahead and ahead[0] <= at:
+                heappop(ahead)
+            if len(ahead) >= settings.AFTERTOUCH_DISPATCH_WINDOW:
                 return False
-            ahead.counts[second] += 1
-            ahead.total += 1
+            heappush(ahead, due_at)
             return True
 
 
