@@ -23,7 +23,7 @@ from scheduling.channels.base import Quotas
 from scheduling.channels.quota import SlotRequest
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
-from scheduling.delivery.due_batch import Due, DueBatch, FoundRoute
+from scheduling.delivery.due_batch import AnnouncedTouch, DueBatch, FoundRoute
 from scheduling.delivery.routing import (
     NoTarget,
     Route,
@@ -177,34 +177,34 @@ def admit_batch(batch: DueBatch, slots: QuotaSlots, waits: LaneWaits) -> tuple[D
     judging defers or ends them.
     """
     idle = batch.config.idle_nodes
-    admitted: list[Due] = []
+    admitted: list[AnnouncedTouch] = []
     routes: dict[UUID, FoundRoute] = {}
     deferred: Deferrals = {}
     taken: Counter[str] = Counter()
     total = 0
-    for row in sorted(batch.due, key=lambda row: (row.priority, row.due_at)):
-        task_id = row.task_id
-        if row.node_id not in idle and row.expires_at >= batch.locked_at:
+    for touch in sorted(batch.due, key=lambda touch: (touch.locked.priority, touch.locked.due_at)):
+        task_id, priority, expires_at = touch.task_id, touch.locked.priority, touch.locked.expires_at
+        if touch.node_id not in idle and expires_at >= batch.locked_at:
             if (slot := slots.get(task_id, batch.locked_at)) > batch.locked_at:
                 deferred[task_id] = (QUOTA, slot)
                 continue
-            spec, customer = batch.config.nodes[row.node_id].channel, batch.customers[row.customer_id]
-            route = _find_route(spec, customer, row.event.chat_id, batch.communities, batch.disabled)
+            spec, customer = batch.config.nodes[touch.node_id].channel, batch.customers[touch.customer_id]
+            route = _find_route(spec, customer, touch.event.chat_id, batch.communities, batch.disabled)
             wait = waits.get(task_id)
             if wait is None and isinstance(route, Route):
                 wait = sender().lanes.find_wait(
-                    route.receiver, route.channel, row.priority, own=taken[route.receiver], total=total
+                    route.receiver, route.channel, priority, own=taken[route.receiver], total=total
                 )
             if wait:
                 waits[task_id] = wait
                 steps = math.ceil(batch.clock.instant(wait[1]).timestamp() / LANE_STEP)
-                deferred[task_id] = (wait[0], min(datetime.fromtimestamp(steps * LANE_STEP, UTC), row.expires_at))
+                deferred[task_id] = (wait[0], min(datetime.fromtimestamp(steps * LANE_STEP, UTC), expires_at))
                 continue
             routes[task_id] = route
             if isinstance(route, Route):
                 taken[route.receiver] += 1
                 total += 1
-        admitted.append(row)
+        admitted.append(touch)
     return replace(batch, due=admitted, routes=routes), deferred
 
 
@@ -227,9 +227,9 @@ def _find_route(
 def report_deferrals(batch: DueBatch, deferred: Deferrals) -> None:
     """Log and measure the deferred touches of a batch. Call it after the commit."""
     found = Counter(
-        (batch.config.nodes[row.node_id].channel.kind, deferred[row.task_id][0])
-        for row in batch.due
-        if row.task_id in deferred
+        (batch.config.nodes[touch.node_id].channel.kind, deferred[touch.task_id][0])
+        for touch in batch.due
+        if touch.task_id in deferred
     )
     for (kind, reason), count in found.items():
         log.info("touches_deferred", kind=kind, reason=reason, count=count)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from json import JSONDecoder
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from django.conf import settings
@@ -28,10 +28,9 @@ from scheduling.delivery.presence import PresenceQuestion
 from scheduling.delivery.routing import NoTarget, Route, Target, find_disabled_targets, load_community_targets
 from scheduling.ledger import locks
 from scheduling.ledger.touches import LockedTouch, touch_ledger
-from scheduling.ledger.transitions import Claim, WakeUp
+from scheduling.ledger.transitions import WakeUp
 from scheduling.models.encrypted import Unreadable
 from scheduling.planning import earlier_events
-from scheduling.planning.earlier_events import CountedEvent
 from scheduling.policy.guards import AwaitedTouch, Candidate, CapSlot, GuardContext
 from scheduling.policy.matrix import collect_facts
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec, template_for
@@ -44,9 +43,11 @@ _parse = JSONDecoder().raw_decode  # psycopg's way through `json.loads` takes th
 FoundRoute = Route | NoTarget | Unreadable  #: or why there is none
 
 
-class AnnouncedTouch(NamedTuple):
-    """What never changes about a touch that has not ended."""
+@dataclass(eq=False, slots=True)
+class AnnouncedTouch:
+    """A touch of one message: what never changes about it, then what was read with its lock."""
 
+    task_id: UUID
     customer_id: int
     node_id: int
     root_id: UUID
@@ -54,23 +55,40 @@ class AnnouncedTouch(NamedTuple):
     planned_at: datetime  #: may change, but only Presence uses it
     readable: bool  #: False: its event data is too large for this batch and was left out
     event: EventSpec
+    question: PresenceQuestion | None = None  #: to the presence providers
+    presence_block: str = ""  #: why a provider blocks it
+    locked: LockedTouch = field(init=False, repr=False)  #: only of those that are due
+
+    @property
+    def is_retry(self) -> bool:
+        """Return whether it is a later attempt, or a retry of another touch."""
+        return self.republished or self.locked.attempt > 0
+
+    @property
+    def wakeup(self) -> WakeUp:
+        return WakeUp(self.task_id, self.locked.due_at, self.locked.priority, self.node_id)
 
 
-class Announcement(NamedTuple):
-    """The touches of one message that have not ended, and the answers of the presence providers."""
+def read_announced(task_ids: Sequence[UUID], config: Snapshot) -> dict[UUID, AnnouncedTouch]:
+    """Read the touches that have not ended with their events, and ask the presence providers about them.
 
-    touches: dict[UUID, AnnouncedTouch]
-    questions: dict[UUID, PresenceQuestion]
-    presence_blocks: dict[UUID, str]  #: why providers block some of them
-
-
-def read_announced(task_ids: Sequence[UUID], config: Snapshot) -> Announcement:
-    """Read the touches with their events and ask the presence providers about them."""
+    Asked are touches whose node respects conversations, and touches whose event belongs to a provider. The sender asks
+    again right before it sends them.
+    """
     touches = load_announced(task_ids, most_bytes=MOST_BYTES)
-    questions = presence_questions(touches, config)
-    answers = presence.presence_blocks(list(questions.values()))
-    blocks = {task_id: answer for task_id, answer in zip(questions, answers, strict=True) if answer}
-    return Announcement(touches, questions, blocks)
+    if presence.presence_providers():
+        asking, types = config.asking_presence, presence.provider_event_types()
+        questions = {}
+        for touch in touches.values():
+            event = touch.event
+            if touch.node_id in asking or event.type in types:
+                questions[touch.task_id] = touch.question = PresenceQuestion(
+                    event.user_id, event.chat_id, event.type, event.event_id, event.occurred_at, touch.planned_at
+                )
+        answers = presence.presence_blocks(list(questions.values()))
+        for task_id, answer in zip(questions, answers, strict=True):
+            touches[task_id].presence_block = answer
+    return touches
 
 
 def load_announced(task_ids: Sequence[UUID], *, most_bytes: int) -> dict[UUID, AnnouncedTouch]:
@@ -82,30 +100,12 @@ def load_announced(task_ids: Sequence[UUID], *, most_bytes: int) -> dict[UUID, A
     """
     rows = sql.rows(ANNOUNCE_STATEMENT, {"ids": sql.UuidArray(task_ids), "most_bytes": most_bytes})
     announced = {}
-    for row in rows:
-        *values, data, trace_id = row[7:]
+    for task_id, customer_id, node_id, root_id, republished, planned_at, readable, *values, data, trace_id in rows:
         event = EventSpec._make((*values, _parse(data)[0] if data else {}, trace_id))
-        announced[row[0]] = AnnouncedTouch._make((*row[1:7], event))
-    return announced
-
-
-def presence_questions(touches: dict[UUID, AnnouncedTouch], config: Snapshot) -> dict[UUID, PresenceQuestion]:
-    """Return the presence questions about these touches.
-
-    Asked are touches whose node respects conversations, and touches whose event belongs to a provider. The sender asks
-    again right before it sends them.
-    """
-    if not presence.presence_providers():
-        return {}
-    asking, types = config.asking_presence, presence.provider_event_types()
-    return {
-        task_id: PresenceQuestion(
-            event.user_id, event.chat_id, event.type, event.event_id, event.occurred_at, touch.planned_at
+        announced[task_id] = AnnouncedTouch(
+            task_id, customer_id, node_id, root_id, republished, planned_at, readable, event
         )
-        for task_id, touch in touches.items()
-        for event in (touch.event,)
-        if touch.node_id in asking or event.type in types
-    }
+    return announced
 
 
 # The size of compressed data is estimated from the stored size, because reading it costs as much as returning it. Text
@@ -170,15 +170,15 @@ class CustomerHistory:
     """What the guards consider about the customers and touches of a batch.
 
     `slots` and `community_slots` hold cap slots by customer and by community. `important` holds touches that soon fall
-    due for a customer, with their priority. `cancelled_by` holds the reason of an event that cancelled a touch while
-    a worker held it. `with_unknown_outcome` holds the touches with an earlier attempt of unknown outcome, and
-    `on_changed_channel` those of them whose channel cannot repeat it. `first_attempts` holds the content to repeat.
-    `earlier` counts the events before that of a touch.
+    due for a customer. `cancelled_by` holds the reason of an event that cancelled a touch while a worker held it.
+    `with_unknown_outcome` holds the touches with an earlier attempt of unknown outcome, and `on_changed_channel` those
+    of them whose channel cannot repeat it. `first_attempts` holds the content to repeat. `earlier` counts the events
+    before an event.
     """
 
     slots: dict[int, list[CapSlot]] = field(default_factory=dict)
     community_slots: dict[str, list[CapSlot]] = field(default_factory=dict)
-    important: dict[int, list[tuple[int, AwaitedTouch]]] = field(default_factory=dict)
+    important: dict[int, list[AwaitedTouch]] = field(default_factory=dict)
     cancelled_by: dict[UUID, str] = field(default_factory=dict)
     with_unknown_outcome: set[UUID] = field(default_factory=set)
     on_changed_channel: set[UUID] = field(default_factory=set)
@@ -186,40 +186,11 @@ class CustomerHistory:
     edited: Mapping[UUID, TextSpec] = field(default_factory=dict)  #: by delivery key
     earlier: Mapping[UUID, Mapping[str, int]] = field(default_factory=dict)
 
-    def add_cap_slot(self, row: Due, slot: CapSlot) -> None:
+    def add_cap_slot(self, touch: AnnouncedTouch, slot: CapSlot) -> None:
         """Add a cap slot that the rest of the batch counts."""
-        self.slots.setdefault(row.customer_id, []).append(slot)
-        if row.event.chat_id:
-            self.community_slots.setdefault(row.event.chat_id, []).append(slot)
-
-    def first_attempt(self, row: Due) -> FirstAttempt | None:
-        return self.first_attempts.get(row.task_id) if row.is_retry else None
-
-
-class Due(NamedTuple):
-    """A locked touch that will be claimed, with its event."""
-
-    task_id: UUID
-    lease_no: int  #: the number that the row gets when the verdict is written
-    attempt: int
-    priority: int
-    due_at: datetime
-    expires_at: datetime
-    reserved_at: datetime | None
-    template_id: int | None
-    customer_id: int
-    node_id: int
-    root_id: UUID
-    is_retry: bool  #: a later attempt, or a retry of another touch
-    event: EventSpec
-
-    @property
-    def claim(self) -> Claim:
-        return Claim(self.task_id, self.lease_no)
-
-    @property
-    def wakeup(self) -> WakeUp:
-        return WakeUp(self.task_id, self.due_at, self.priority, self.node_id)
+        self.slots.setdefault(touch.customer_id, []).append(slot)
+        if touch.event.chat_id:
+            self.community_slots.setdefault(touch.event.chat_id, []).append(slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +198,7 @@ class DueBatch:
     """The locked touches of one message, with all that judging needs."""
 
     config: Snapshot
-    announced: Announcement
-    due: list[Due]
+    due: list[AnnouncedTouch]
     rest: list[WakeUp]  #: left to the next batch, because their event data is too large for this one
     clock: ServerClock  #: at the lock
     customers: dict[int, CustomerSpec]
@@ -241,51 +211,52 @@ class DueBatch:
     def locked_at(self) -> datetime:
         return self.clock.at
 
-    def candidate(self, row: Due) -> Candidate:
-        node, customer = self.config.nodes[row.node_id], self.customers[row.customer_id]
+    def candidate(self, touch: AnnouncedTouch) -> Candidate:
+        event, locked = touch.event, touch.locked
+        node, customer = self.config.nodes[touch.node_id], self.customers[touch.customer_id]
         facts = None
-        if row.node_id in self.config.judging_facts:
-            facts = collect_facts(row.event, customer, self.history.earlier.get(row.task_id, {}))
-        first = self.history.first_attempt(row)
-        template_id = first.template_id if first else row.template_id
+        if touch.node_id in self.config.judging_facts:
+            facts = collect_facts(event, customer, self.history.earlier.get(event.id, {}))
+        first = self.history.first_attempts.get(touch.task_id)
+        template_id = first.template_id if first else locked.template_id
         kept = self.config.templates.get(template_id) if template_id else None
         if first and kept:
             kept = first.pin(kept)
         return Candidate(
-            row.task_id,
+            touch.task_id,
             node,
             customer,
-            kept or template_for(node, row.event.chat_id, row.event.user_id, facts),
-            row.event.chat_id,
-            row.event.occurred_at,
-            row.expires_at,
-            row.reserved_at is not None,
+            kept or template_for(node, event.chat_id, event.user_id, facts),
+            event.chat_id,
+            event.occurred_at,
+            locked.expires_at,
+            locked.reserved_at is not None,
             facts,
         )
 
-    def build_context(self, row: Due) -> GuardContext:
-        history, blocks = self.history, self.announced.presence_blocks
-        important = history.important.get(row.customer_id)
+    def build_context(self, touch: AnnouncedTouch) -> GuardContext:
+        history, priority = self.history, touch.locked.priority
+        important = history.important.get(touch.customer_id)
         return GuardContext(
             self.config.rules,
             self.config.paused,
-            history.slots.get(row.customer_id, ()),
-            history.community_slots.get(row.event.chat_id, ()),
-            [each for level, each in important if level < row.priority] if important else (),
-            history.cancelled_by.get(row.task_id, ""),
-            blocks.get(row.task_id, "") if blocks else "",
-            self.config.checks[row.node_id],
+            history.slots.get(touch.customer_id, ()),
+            history.community_slots.get(touch.event.chat_id, ()),
+            [each for each in important if each.priority < priority] if important else (),
+            history.cancelled_by.get(touch.task_id, ""),
+            touch.presence_block,
+            self.config.checks[touch.node_id],
         )
 
 
-def lock(announced: Announcement, config: Snapshot) -> DueBatch | None:
+def lock(announced: Mapping[UUID, AnnouncedTouch], config: Snapshot) -> DueBatch | None:
     """Lock customers, communities and due touches, then load their history. Return None if no touch is due.
 
     Call it in a transaction. It makes no external call.
     """
-    if not announced.touches:
+    if not announced:
         return None
-    task_ids = list(announced.touches)
+    task_ids = list(announced)
     customers = locks.lock_customers_of_touches(task_ids)
     if config.counts_communities:
         locks.lock_communities(task_ids)
@@ -293,50 +264,44 @@ def lock(announced: Announcement, config: Snapshot) -> DueBatch | None:
     locked, locked_at = touch_ledger.lock_due(task_ids)
     if locked_at is None:
         return None
-    due, rest = _join_events(locked, announced)
-    communities = load_community_targets(row.event.chat_id for row in due)
-    wanted = ((config.nodes[row.node_id].channel, customers[row.customer_id], row.event.chat_id) for row in due)
+    due: list[AnnouncedTouch] = []
+    rest: list[WakeUp] = []
+    for row in locked:
+        touch = announced[row.task_id]
+        touch.locked = row
+        if touch.readable:
+            due.append(touch)
+        else:
+            rest.append(touch.wakeup)
+    communities = load_community_targets(touch.event.chat_id for touch in due)
+    wanted = ((config.nodes[touch.node_id].channel, customers[touch.customer_id], touch.event.chat_id) for touch in due)
     disabled = find_disabled_targets(wanted, communities)
     history = load_history(due, config, locked_at)
     add_profiles(customers, due, history, config)
     clock = ServerClock(locked_at, monotonic)
-    return DueBatch(config, announced, due, rest, clock, customers, history, communities, disabled)
+    return DueBatch(config, due, rest, clock, customers, history, communities, disabled)
 
 
 def add_profiles(
-    customers: dict[int, CustomerSpec], due: Sequence[Due], history: CustomerHistory, config: Snapshot
+    customers: dict[int, CustomerSpec], due: Sequence[AnnouncedTouch], history: CustomerHistory, config: Snapshot
 ) -> None:
     """Add the profiles of those customers whose touches may need one. Most batches need none.
 
     A retry may repeat a text that the node no longer has.
     """
     reading = {
-        row.customer_id
-        for row in due
-        if row.node_id in config.profile_nodes
-        or row.template_id in config.profile_templates
-        or (history.first_attempts and row.task_id in history.first_attempts)
+        touch.customer_id
+        for touch in due
+        if touch.node_id in config.profile_nodes
+        or touch.locked.template_id in config.profile_templates
+        or (history.first_attempts and touch.task_id in history.first_attempts)
     }
     if reading:
         for customer_id, profile in locks.load_profiles(reading).items():
             customers[customer_id] = customers[customer_id]._replace(profile=profile)
 
 
-def _join_events(locked: Sequence[LockedTouch], announced: Announcement) -> tuple[list[Due], list[WakeUp]]:
-    """Return the locked touches with their events, and wake-ups for those whose event data was left out."""
-    due: list[Due] = []
-    rest: list[WakeUp] = []
-    for row in locked:
-        touch = announced.touches[row.task_id]
-        if touch.readable:
-            is_retry = touch.republished or row.attempt > 0
-            due.append(Due(*row, touch.customer_id, touch.node_id, touch.root_id, is_retry, touch.event))
-        else:
-            rest.append(WakeUp(row.task_id, row.due_at, row.priority, touch.node_id))
-    return due, rest
-
-
-def load_history(due: Sequence[Due], config: Snapshot, at: datetime) -> CustomerHistory:
+def load_history(due: Sequence[AnnouncedTouch], config: Snapshot, at: datetime) -> CustomerHistory:
     """Load the history of these customers and communities within the windows of the rules before `at`.
 
     Call it after the locks.
@@ -344,19 +309,19 @@ def load_history(due: Sequence[Due], config: Snapshot, at: datetime) -> Customer
     history = CustomerHistory()
     if not due:
         return history
-    customers = sorted({row.customer_id for row in due})
-    chats = sorted({row.event.chat_id for row in due if row.event.chat_id})
+    customers = sorted({touch.customer_id for touch in due})
+    chats = sorted({touch.event.chat_id for touch in due if touch.event.chat_id})
     _load_slots(history, customers, chats if config.counts_communities else [], config, at)
-    lowest = max(row.priority for row in due)
+    lowest = max(touch.locked.priority for touch in due)
     if lowest > 0 and settings.AFTERTOUCH_SLOT_HOLD and any(rule.kind == "cap" for rule in config.rules):
         _load_important(history, due, lowest, config)
     _load_cancellations(history, due, config)
     _load_retries(history, due, config)
     if config.counting_earlier:
         history.earlier = earlier_events.count_before(
-            CountedEvent(row.task_id, row.event.id, config.counting_earlier[row.node_id])
-            for row in due
-            if row.node_id in config.counting_earlier
+            (touch.event.id, config.counting_earlier[touch.node_id])
+            for touch in due
+            if touch.node_id in config.counting_earlier
         )
     return history
 
@@ -380,31 +345,33 @@ def _load_slots(
             history.community_slots.setdefault(chat_id, []).append(CapSlot(*slot))
 
 
-def _load_important(history: CustomerHistory, due: Sequence[Due], lowest: int, config: Snapshot) -> None:
+def _load_important(history: CustomerHistory, due: Sequence[AnnouncedTouch], lowest: int, config: Snapshot) -> None:
     """Load more important touches that soon fall due.
 
     Touches of this batch are left out: they are judged first and take their slots.
     """
-    judged = {row.task_id for row in due}
-    customers = sorted({row.customer_id for row in due})
+    judged = {touch.task_id for touch in due}
+    customers = sorted({touch.customer_id for touch in due})
     counting = [node.id for node in config.nodes.values() if node.enabled and node.guard_cap != "ignore"]
     waiting = sql.rows(
         _IMPORTANT,
         {"customers": customers, "lowest": lowest, "hold": settings.AFTERTOUCH_SLOT_HOLD, "nodes": counting},
     )
-    for task_id, customer_id, priority, *awaited in waiting:
+    for task_id, customer_id, *awaited in waiting:
         if task_id not in judged:
-            history.important.setdefault(customer_id, []).append((priority, AwaitedTouch(*awaited)))
+            history.important.setdefault(customer_id, []).append(AwaitedTouch(*awaited))
 
 
-def _load_cancellations(history: CustomerHistory, due: Sequence[Due], config: Snapshot) -> None:
+def _load_cancellations(history: CustomerHistory, due: Sequence[AnnouncedTouch], config: Snapshot) -> None:
     """Load cancellations that happened while a worker held the touch, or after the end of the one that it repeats.
 
     `cancel_on` and `on_repeat` cannot cancel a touch that a worker holds or that has ended. A touch that its worker
     released or that was published again is therefore checked here. Any other touch at its first claim needs no check:
     events could always cancel it.
     """
-    again = [(row.task_id, config.nodes[row.node_id]) for row in due if row.lease_no > 1 or row.is_retry]
+    again = [
+        (touch.task_id, config.nodes[touch.node_id]) for touch in due if touch.locked.lease_no > 1 or touch.is_retry
+    ]
     revoking = [(task_id, kind) for task_id, node in again for kind in sorted(node.cancel_on)]
     if revoking:
         parameters = {"ids": [task_id for task_id, _ in revoking], "types": [kind for _, kind in revoking]}
@@ -414,23 +381,23 @@ def _load_cancellations(history: CustomerHistory, due: Sequence[Due], config: Sn
         history.cancelled_by.update(sql.rows(_RESTARTED, {"ids": restarting}, replan=True))
 
 
-def _load_retries(history: CustomerHistory, due: Sequence[Due], config: Snapshot) -> None:
-    retries = [row for row in due if row.is_retry]
+def _load_retries(history: CustomerHistory, due: Sequence[AnnouncedTouch], config: Snapshot) -> None:
+    retries = [touch for touch in due if touch.is_retry]
     if retries:
-        repeated = [row.task_id for row in retries]
+        repeated = [touch.task_id for touch in retries]
         history.with_unknown_outcome = touch_ledger.with_unknown_outcome(repeated)
         if history.with_unknown_outcome:
-            doubtful = [row for row in retries if row.task_id in history.with_unknown_outcome]
-            channels = [config.nodes[row.node_id].channel for row in doubtful]
+            doubtful = [touch for touch in retries if touch.task_id in history.with_unknown_outcome]
+            channels = [config.nodes[touch.node_id].channel for touch in doubtful]
             parameters = {
-                "ids": [row.task_id for row in doubtful],
+                "ids": [touch.task_id for touch in doubtful],
                 "channels": [channel.id for channel in channels],
                 "idempotent": [channel.idempotent for channel in channels],
             }
             history.on_changed_channel.update(
                 task_id for (task_id,) in sql.rows(_ON_CHANGED_CHANNEL, parameters, replan=True)
             )
-        history.edited = load_edited_texts([row.root_id for row in retries])
+        history.edited = load_edited_texts([touch.root_id for touch in retries])
         for task_id, template_id, version, subject, body, *texts in sql.rows(
             _FIRST_ATTEMPTS, {"ids": repeated}, replan=True
         ):
@@ -490,7 +457,7 @@ GROUP BY t.task_id
 """
 
 _IMPORTANT = """
-SELECT task_id, customer_id, priority, due_at, node_id FROM scheduling_touch_live
+SELECT task_id, customer_id, due_at, node_id, priority FROM scheduling_touch_live
 WHERE customer_id = ANY(%(customers)b) AND state IN ('scheduled', 'queued') AND paused_by = ''
   AND priority < %(lowest)s AND due_at <= statement_timestamp() + %(hold)s
   AND reserved_at IS NULL AND COALESCE(node_id, 0) = ANY(%(nodes)b)

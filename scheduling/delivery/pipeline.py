@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import lru_cache, partial
@@ -18,7 +18,7 @@ from uuid import UUID
 import structlog
 from django.db import transaction
 
-from scheduling import batching, metrics, sql, tracing
+from scheduling import batching, sql, tracing
 from scheduling.channels.base import Message
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
@@ -32,7 +32,7 @@ from scheduling.delivery.admission import (
     report_deferrals,
     reserve_quota_slots,
 )
-from scheduling.delivery.due_batch import Announcement, Due, DueBatch, read_announced
+from scheduling.delivery.due_batch import AnnouncedTouch, DueBatch, read_announced
 from scheduling.delivery.links import tracks_links
 from scheduling.delivery.outgoing import LEASE, Delivery
 from scheduling.delivery.routing import NoTarget, Route
@@ -43,12 +43,11 @@ from scheduling.delivery.settling import (
     keep_outcome_unknown,
     log_failed,
     measure_ends,
-    measure_verdicts,
 )
 from scheduling.dispatch import publish_touches
 from scheduling.ledger.failures import record_failed_touches
-from scheduling.ledger.touches import TouchDecision, touch_ledger
-from scheduling.ledger.transitions import Content, Settlement, WakeUp
+from scheduling.ledger.touches import touch_ledger
+from scheduling.ledger.transitions import Claim, Content, Settlement, WakeUp
 from scheduling.models.encrypted import Unreadable
 from scheduling.policy import guards
 from scheduling.policy.guards import NODE_DISABLED, Candidate, CapSlot, GuardVerdict
@@ -99,7 +98,7 @@ def _give_up(task_id: UUID, error: Exception) -> None:
             end = keep_outcome_unknown(end)
         else:
             end = end._replace(releases_cap_slot=True)
-        touch_ledger.write_decisions({TouchDecision(end, None): [task_id]}, at=locked_at, lease=LEASE)
+        touch_ledger.write_decisions({end: [task_id]}, at=locked_at, lease=LEASE)
         if end.state in FAILED_ENDS:
             record_failed_touches([task_id], details={task_id: traceback.format_exc(limit=-5)})
 
@@ -118,7 +117,7 @@ def _deliver_batch(task_ids: Sequence[UUID], waits: LaneWaits) -> None:
             if deferred:
                 touch_ledger.defer(deferred)
             decisions = _write_decisions(batch, judge_batch(batch))
-            decided = {each.row.task_id for alike in decisions.values() for each in alike}
+            decided = {each.touch.task_id for alike in decisions.values() for each in alike}
             rest = [*batch.rest, *(each.wakeup for each in batch.due if each.task_id not in decided)]
     judged = [each for alike in decisions.values() for each in alike]
     keep = {task_id for task_id, (reason, _) in deferred.items() if reason != QUOTA}
@@ -128,11 +127,11 @@ def _deliver_batch(task_ids: Sequence[UUID], waits: LaneWaits) -> None:
     deliveries = [each.delivery for each in judged if each.delivery]
     if deliveries:
         sender().submit(deliveries)
-    presence.note_sending(_list_stopped_notes(judged, announced))
+    presence.note_sending(_list_stopped_notes(judged))
     _log_unsent(decisions, config)
     if locked and deferred:
         report_deferrals(locked, deferred)
-    _measure(decisions)
+    measure_ends({end: len(alike) for end, alike in decisions.items()})  # after the commit
     publish_touches(rest, config.nodes)  # at once, without waiting for its lease; the lease covers a lost message
     if len(judged) + len(rest) + len(deferred) < len(task_ids):
         # Premature wake-ups, which a node with a fast clock caused.
@@ -149,56 +148,49 @@ def _write_decisions(batch: DueBatch, judged: Sequence[Judged]) -> Decided:
     if not judged:
         return decisions
     for each in judged:
-        decisions.setdefault(TouchDecision(each.settlement, each.verdict), []).append(each)
+        decisions.setdefault(each.settlement, []).append(each)
     written = touch_ledger.write_decisions(
-        {decision: [each.row.task_id for each in alike] for decision, alike in decisions.items()},
+        {end: [each.touch.task_id for each in alike] for end, alike in decisions.items()},
         at=batch.locked_at,
         lease=LEASE,
         version=batch.config.version,
     )
     if written < len(judged):
-        decisions = {each: alike for each, alike in decisions.items() if each.settlement.reason != NODE_DISABLED}
-    failed = [each for alike in decisions.values() for each in alike if each.settlement.state in FAILED_ENDS]
-    details = {each.row.task_id: each.detail for each in failed}
+        decisions = {end: alike for end, alike in decisions.items() if end.reason != NODE_DISABLED}
+    failed = [each for end, alike in decisions.items() if end.state in FAILED_ENDS for each in alike]
+    details = {each.touch.task_id: each.detail for each in failed}
     record_failed_touches(list(details), details=details)
     return decisions
 
 
-def _list_stopped_notes(judged: Sequence[Judged], announced: Announcement) -> list[presence.SendingNote]:
+def _list_stopped_notes(judged: Sequence[Judged]) -> list[presence.SendingNote]:
     """Return the questions about events of presence providers whose touches stop here, after an earlier claim.
 
     A worker that was killed before the mark may have asked the last question. A touch that was marked before may have
     been sent, so it is left out.
     """
     types = presence.provider_event_types()
-    stopped = [each.row for each in judged if not each.delivery and each.row.attempt == 0 and each.row.lease_no > 1]
-    questions = [announced.questions.get(row.task_id) for row in stopped]
-    return [(question, False) for question in questions if question and question.event_type in types]
+    stopped = [each.touch for each in judged if not each.delivery]
+    return [
+        (touch.question, False)
+        for touch in stopped
+        if touch.locked.attempt == 0 and touch.locked.lease_no > 1
+        if touch.question and touch.event.type in types
+    ]
 
 
 def _log_unsent(decisions: Decided, config: Snapshot) -> None:
     """Log the touches that were not sent. The sender logs the others."""
     names: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for (end, _), alike in decisions.items():
+    for end, alike in decisions.items():
+        touches = [each.touch for each in alike]
         if end.state in FAILED_ENDS:
-            for row in (each.row for each in alike):
-                log_failed(row.task_id, row.event.trace, end, node=config.nodes[row.node_id].key)
-        elif not alike[0].delivery:
-            names[end.state, end.reason] += [
-                tracing.trace_label(each.row.event.trace, each.row.task_id) for each in alike
-            ]
+            for touch in touches:
+                log_failed(touch.task_id, touch.event.trace, end, node=config.nodes[touch.node_id].key)
+        elif end.state != "running":
+            names[end.state, end.reason] += [tracing.trace_label(touch.event.trace, touch.task_id) for touch in touches]
     for (state, reason), labels in names.items():
         tracing.log_touches("touches_settled", labels, state=state, reason=reason)
-
-
-@metrics.never_raises
-def _measure(decisions: Decided) -> None:
-    """Update the metrics, once per batch and after the commit."""
-    ends: Counter[tuple[str, str]] = Counter()
-    for (end, _), alike in decisions.items():
-        ends[end.state, end.reason] += len(alike)
-    measure_ends(ends)
-    measure_verdicts((verdict, len(alike)) for (_, verdict), alike in decisions.items() if verdict)
 
 
 # --- judging ----------------------------------------------------------------------------------------------------------
@@ -210,14 +202,13 @@ LONGEST_JUDGING = 3.0  #: seconds per batch, during which its customers are lock
 class Judged(NamedTuple):
     """A touch with its verdict and its next state."""
 
-    row: Due
-    verdict: GuardVerdict
+    touch: AnnouncedTouch
     settlement: Settlement
     delivery: Delivery | None = None  #: present if the touch is sent
     detail: str = ""  #: why no message could be prepared
 
 
-Decided = dict[TouchDecision, list[Judged]]  #: the touches of a batch by what is decided about them
+Decided = dict[Settlement, list[Judged]]  #: the touches of a batch by what is decided about them
 
 
 def judge_batch(batch: DueBatch) -> list[Judged]:
@@ -228,68 +219,65 @@ def judge_batch(batch: DueBatch) -> list[Judged]:
     """
     ends_at = time.monotonic() + LONGEST_JUDGING
     judged: list[Judged] = []
-    for row in batch.due:
+    for touch in batch.due:
         if judged and time.monotonic() > ends_at:
             break
-        judged.append(_judge(batch, row))
+        candidate = batch.candidate(touch)
+        verdict = guards.judge_touch(candidate, batch.build_context(touch), batch.locked_at)
+        if verdict.decision == guards.SEND:
+            judged.append(_prepare_send(batch, touch, candidate, verdict))
+        else:
+            judged.append(Judged(touch, _without_attempt(batch, touch, decision_for(verdict))))
     return judged
 
 
-def _judge(batch: DueBatch, row: Due) -> Judged:
-    candidate = batch.candidate(row)
-    verdict = guards.judge_touch(candidate, batch.build_context(row), batch.locked_at)
-    if verdict.decision == guards.SEND:
-        return _prepare_send(batch, row, candidate, verdict)
-    return Judged(row, verdict, _without_attempt(batch, row, decision_for(verdict)))
-
-
-def _prepare_send(batch: DueBatch, row: Due, candidate: Candidate, verdict: GuardVerdict) -> Judged:
+def _prepare_send(batch: DueBatch, touch: AnnouncedTouch, candidate: Candidate, verdict: GuardVerdict) -> Judged:
     """Render the message and find its target before it takes a cap slot.
 
     A failure after that would use a slot that other touches need.
     """
     template, counts = candidate.template, candidate.node.guard_cap != "ignore"
-    content = (template.content_type, template.id, template.version, counts)
+    content = Content(template.content_type, template.id, template.version, counts)
     try:
-        if row.task_id in batch.history.on_changed_channel:
+        if touch.task_id in batch.history.on_changed_channel:
             raise NoTarget("channel_changed", "the channel that may have sent it is another one, or not idempotent")
-        route = batch.routes[row.task_id]
+        route = batch.routes[touch.task_id]
         if isinstance(route, NoTarget):
             raise NoTarget(route.reason, str(route))
         if isinstance(route, Unreadable):
             raise Unreadable(str(route))
-        message = _build_message(batch, row, candidate, route)
+        message = _build_message(batch, touch, candidate, route)
     except (CannotRender, NoTarget) as error:
         reason = "template_data_missing" if isinstance(error, CannotRender) else error.reason
-        failed = Settlement("failed", reason, releases_cap_slot=True, content=Content(*content))
-        return Judged(row, verdict, _without_attempt(batch, row, failed), detail=storable_text(str(error)))
+        failed = Settlement("failed", reason, releases_cap_slot=True, content=content, verdict=verdict)
+        return Judged(touch, _without_attempt(batch, touch, failed), detail=storable_text(str(error)))
     if not candidate.has_cap_slot:
         until = batch.locked_at + LEASE
         slot = CapSlot(
-            row.task_id, batch.locked_at, template.content_type, counts, False, until, row.node_id, template.id
+            touch.task_id, batch.locked_at, template.content_type, counts, False, until, touch.node_id, template.id
         )
-        batch.history.add_cap_slot(row, slot)
+        batch.history.add_cap_slot(touch, slot)
     return Judged(
-        row, verdict, _build_send_settlement(*content), _build_delivery(batch, row, message, route, candidate)
+        touch, _build_send_settlement(content, verdict), _build_delivery(batch, touch, message, route, candidate)
     )
 
 
 @lru_cache(maxsize=1024)
-def _build_send_settlement(content_type: str, template_id: int, version: int, counts: bool) -> Settlement:
+def _build_send_settlement(content: Content, verdict: GuardVerdict) -> Settlement:
     """Return one object for all touches with the same content: they are compared when they are stored together."""
-    return Settlement("running", content=Content(content_type, template_id, version, counts))
+    return Settlement("running", content=content, verdict=verdict)
 
 
-def _without_attempt(batch: DueBatch, row: Due, ended: Settlement) -> Settlement:
-    return keep_outcome_unknown(ended) if row.task_id in batch.history.with_unknown_outcome else ended
+def _without_attempt(batch: DueBatch, touch: AnnouncedTouch, ended: Settlement) -> Settlement:
+    return keep_outcome_unknown(ended) if touch.task_id in batch.history.with_unknown_outcome else ended
 
 
-def _build_message(batch: DueBatch, row: Due, candidate: Candidate, route: Route) -> Message:
-    node, template, event = candidate.node, candidate.template, row.event
-    subject, body, locale = _render(batch, row, candidate, route)
+def _build_message(batch: DueBatch, touch: AnnouncedTouch, candidate: Candidate, route: Route) -> Message:
+    node, template, event = candidate.node, candidate.template, touch.event
+    subject, body, locale = _render(batch, touch, candidate, route)
     return Message(
-        task_id=row.task_id,
-        delivery_key=row.root_id,
+        task_id=touch.task_id,
+        delivery_key=touch.root_id,
         user_id=event.user_id,
         chat_id=event.chat_id,
         node=node.key,
@@ -306,29 +294,32 @@ def _build_message(batch: DueBatch, row: Due, candidate: Candidate, route: Route
     )
 
 
-def _build_delivery(batch: DueBatch, row: Due, message: Message, route: Route, candidate: Candidate) -> Delivery:
-    spec = candidate.node.channel
+def _build_delivery(
+    batch: DueBatch, touch: AnnouncedTouch, message: Message, route: Route, candidate: Candidate
+) -> Delivery:
+    spec, locked = candidate.node.channel, touch.locked
     return Delivery(
-        row.claim, message, route.channel, spec, row.attempt + 1, row.due_at, row.expires_at, batch.clock,
-        node_id=row.node_id,
-        priority=row.priority,
+        Claim(touch.task_id, locked.lease_no), message, route.channel, spec, locked.attempt + 1, locked.due_at,
+        locked.expires_at, batch.clock,
+        node_id=touch.node_id,
+        priority=locked.priority,
         receiver=route.receiver,
         vendor_key=route.vendor_key,
         tracks_links=tracks_links(candidate.template, route.channel),
-        event_at=row.event.occurred_at if row.node_id in batch.config.asking_presence else None,
-        question=batch.announced.questions.get(row.task_id),
-        with_unknown_outcome=row.task_id in batch.history.with_unknown_outcome,
+        event_at=touch.event.occurred_at if touch.node_id in batch.config.asking_presence else None,
+        question=touch.question,
+        with_unknown_outcome=touch.task_id in batch.history.with_unknown_outcome,
     )  # fmt: skip
 
 
-def _render(batch: DueBatch, row: Due, candidate: Candidate, route: Route) -> tuple[str, str, str]:
+def _render(batch: DueBatch, touch: AnnouncedTouch, candidate: Candidate, route: Route) -> tuple[str, str, str]:
     """Return subject, body and locale.
 
     A retry under the same delivery key repeats the content of the first attempt. A receiver that honours the key may
     keep either message. A text that an operator edited replaces the template's.
     """
-    first = batch.history.first_attempt(row)
-    known = first if first and first.body else batch.history.edited.get(row.root_id)
+    first = batch.history.first_attempts.get(touch.task_id)
+    known = first if first and first.body else batch.history.edited.get(touch.root_id)
     if known:
         return known.subject, known.body, choose_text(candidate.template, candidate.customer.locale).locale
-    return render_message(candidate.template, candidate.customer, row.event, route.channel.escape)
+    return render_message(candidate.template, candidate.customer, touch.event, route.channel.escape)

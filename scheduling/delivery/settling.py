@@ -57,9 +57,8 @@ def _settle_results(results: Sequence[DeliveryResult]) -> None:
     """Settle in one transaction with the attempts and the failed tasks. Drop results with an outdated `lease_no`."""
     with transaction.atomic():
         ends = {delivery.claim: settlement_of(delivery, result) for delivery, result in results}
-        refused = {delivery.claim: result for delivery, result in results if isinstance(result, GuardVerdict)}
         attempts = {each.claim: _attempt(each, result) for each, result in results if not isinstance(result, Untried)}
-        settled = touch_ledger.settle(ends, attempts=attempts, verdicts=refused)
+        settled = touch_ledger.settle(ends, attempts=attempts)
         valid = [each for each in results if each[0].claim in settled]
         record_failed_touches([each.claim.task_id for each, _ in valid if ends[each.claim].state in FAILED_ENDS])
         disable_targets(results)
@@ -72,8 +71,7 @@ def _settle_results(results: Sequence[DeliveryResult]) -> None:
     measure_deferrals(
         Counter((delivery.spec.kind, result.reason) for delivery, result in valid if isinstance(result, Deferred))
     )
-    measure_verdicts((verdict, 1) for claim, verdict in refused.items() if claim in settled)
-    measure_ends(Counter((ends[each.claim].state, ends[each.claim].reason) for each, _ in valid))
+    measure_ends(Counter(ends[delivery.claim] for delivery, _ in valid))
     _log_ends([delivery for delivery, _ in valid], ends)
     if len(valid) < len(results):
         log.warning("stale_results_dropped", count=len(results) - len(valid))
@@ -122,18 +120,19 @@ def decision_for(verdict: GuardVerdict) -> Settlement:
             due_at=verdict.next_eligible_at,
             paused_by=verdict.paused_by,
             releases_cap_slot=True,
+            verdict=verdict,
         )
-    if verdict.rule == "channel_retired":
-        return Settlement("failed", verdict.rule, releases_cap_slot=True)
     state = "cancelled" if verdict.rule.startswith(CANCEL_PREFIXES) else "suppressed"
-    return Settlement(state, verdict.rule, releases_cap_slot=True)
+    if verdict.rule == "channel_retired":
+        state = "failed"
+    return Settlement(state, verdict.rule, releases_cap_slot=True, verdict=verdict)
 
 
 def _settlement_by_result(delivery: Delivery, result: SendResult) -> Settlement:
     if isinstance(result, GuardVerdict):
         if result.rule == NODE_DISABLED:
             # The node may be on again. The next judgement decides, and its write checks the configuration version.
-            return Settlement("scheduled", result.rule, releases_cap_slot=True)
+            return Settlement("scheduled", result.rule, releases_cap_slot=True, verdict=result)
         return decision_for(result)
     if isinstance(result, Delivered):
         return Settlement("delivered")
@@ -220,18 +219,13 @@ def measure_deferrals(deferrals: Mapping[tuple[str, str], int]) -> None:
 
 
 @metrics.never_raises
-def measure_verdicts(verdicts: Iterable[tuple[GuardVerdict, int]]) -> None:
-    """Count verdicts, given with the number of touches that got them."""
-    for verdict, count in verdicts:
-        metrics.verdicts.labels(verdict.decision, metrics.reason_label(verdict.rule)).inc(count)
-
-
-@metrics.never_raises
-def measure_ends(ends: Mapping[tuple[str, str], int]) -> None:
-    """Count ended touches by state and reason."""
-    for (state, reason), count in ends.items():
-        if state not in ("scheduled", "running"):
-            metrics.ended.labels(state, metrics.reason_label(reason)).inc(count)
+def measure_ends(settlements: Mapping[Settlement, int]) -> None:
+    """Count the verdicts and the ended touches, given the number of touches with each settlement."""
+    for each, count in settlements.items():
+        if verdict := each.verdict:
+            metrics.verdicts.labels(verdict.decision, metrics.reason_label(verdict.rule)).inc(count)
+        if each.state not in ("scheduled", "running"):
+            metrics.ended.labels(each.state, metrics.reason_label(each.reason)).inc(count)
 
 
 def disable_targets(results: Sequence[DeliveryResult]) -> None:

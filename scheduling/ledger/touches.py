@@ -10,7 +10,7 @@ A touch that ends moves to the partition of its end.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -70,13 +70,6 @@ class LockedTouch(NamedTuple):
     expires_at: datetime
     reserved_at: datetime | None
     template_id: int | None
-
-
-class TouchDecision(NamedTuple):
-    """A verdict and the state that it gives to touches. A touch that cannot be judged has no verdict."""
-
-    settlement: Settlement
-    verdict: GuardVerdict | None
 
 
 class TouchLedger:
@@ -164,7 +157,7 @@ class TouchLedger:
 
     def write_decisions(
         self,
-        decisions: Mapping[TouchDecision, Sequence[UUID]],
+        decisions: Mapping[Settlement, Sequence[UUID]],
         *,
         at: datetime,
         lease: timedelta,
@@ -177,7 +170,7 @@ class TouchLedger:
         whose node is off stay unchanged. Return how many were written.
         """
         task_ids = [task_id for task_ids in decisions.values() for task_id in task_ids]
-        contents = [each.settlement.content for each in decisions]
+        contents = [each.content for each in decisions]
         written = sql.rows(
             WRITE_DECISIONS,
             {
@@ -187,12 +180,11 @@ class TouchLedger:
                 "changed_at": version and version[1],
                 "ids": sql.UuidArray(task_ids),
                 "numbers": [number for number, each in enumerate(decisions.values(), 1) for _ in each],
-                **_settlement_columns(each.settlement for each in decisions),
+                **_settlement_columns(decisions, at),
                 "types": [each and each.content_type for each in contents],
                 "templates": [each and each.template_id for each in contents],
                 "versions": [each and each.template_version for each in contents],
                 "counts": [each and each.counts for each in contents],
-                "verdicts": [each.verdict and _format_verdict(each.verdict, at) for each in decisions],
             },
         )
         return int(written[0][0])
@@ -202,7 +194,6 @@ class TouchLedger:
         settlements: Mapping[Claim, Settlement],
         *,
         attempts: Mapping[Claim, Attempt] | None = None,
-        verdicts: Mapping[Claim, GuardVerdict] | None = None,
     ) -> set[Claim]:
         """End these runs and add their attempts and verdicts. Return the claims that were still valid.
 
@@ -210,8 +201,8 @@ class TouchLedger:
         """
         if not settlements:
             return set()
-        attempts, verdicts = attempts or {}, verdicts or {}
-        at = sql.now() if verdicts else None
+        attempts = attempts or {}
+        at = sql.now() if any(each.verdict for each in settlements.values()) else None
         return {
             Claim(*row)
             for row in sql.rows(
@@ -219,11 +210,7 @@ class TouchLedger:
                 {
                     "ids": sql.UuidArray([claim.task_id for claim in settlements]),
                     "lease_nos": [claim.lease_no for claim in settlements],
-                    **_settlement_columns(settlements.values()),
-                    "verdicts": [
-                        _format_verdict(verdicts[claim], at) if at and claim in verdicts else None
-                        for claim in settlements
-                    ],
+                    **_settlement_columns(settlements.values(), at),
                     "attempts": [
                         json.dumps([encode_entry(attempts[claim])]) if claim in attempts else None
                         for claim in settlements
@@ -341,14 +328,15 @@ def _verdict_for_stop(stop: str, scope: str, node_version: int, conversation_at:
             return GuardVerdict(SUPPRESS, stop, node_version)
 
 
-def _settlement_columns(settlements: Iterable[Settlement]) -> dict[str, list[Any]]:
-    settlements = list(settlements)
+def _settlement_columns(settlements: Collection[Settlement], at: datetime | None) -> dict[str, list[Any]]:
+    """Return the columns that both statements set. `at` is the time of the verdicts."""
     return {
         "states": [each.state for each in settlements],
         "reasons": [each.reason[:64] for each in settlements],
         "due": [each.due_at for each in settlements],
         "paused_by": [each.paused_by for each in settlements],
         "frees": [each.releases_cap_slot for each in settlements],
+        "verdicts": [_format_verdict(each.verdict, at) if at and each.verdict else None for each in settlements],
     }
 
 

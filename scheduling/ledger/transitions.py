@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from scheduling import sql
+from scheduling.policy.guards import GuardVerdict
 
 WAKEUP_LEASE = timedelta(seconds=10)  #: how long past due a published wake-up is trusted; doubles with each wake-up
 
@@ -65,6 +66,7 @@ class Settlement(NamedTuple):
     paused_by: str = ""
     releases_cap_slot: bool = False  #: certainly not delivered, so it releases its cap slot
     content: Content | None = None  #: given by a verdict
+    verdict: GuardVerdict | None = None  #: added to those of the touch
 
 
 def lock_expired_runs(table: str, *, limit: int) -> list[tuple[Claim, bool]]:

@@ -5,19 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import NamedTuple
 from uuid import UUID
 
 from scheduling import sql
 from scheduling.policy.node_conditions import COUNTED_SPAN, MOST_EARLIER, EventTimes
-
-
-class CountedEvent(NamedTuple):
-    """An event whose customer's earlier events of some types are counted. `key` names the answer."""
-
-    key: UUID
-    event_id: UUID
-    types: Iterable[str]
 
 
 def load_event_times(customer_ids: Iterable[int], types: Iterable[str], occurred_at: datetime) -> dict[int, EventTimes]:
@@ -36,18 +27,15 @@ def load_event_times(customer_ids: Iterable[int], types: Iterable[str], occurred
     return found
 
 
-def count_before(events: Iterable[CountedEvent]) -> dict[UUID, Mapping[str, int]]:
-    """Return the number of events that each event's customer had before it, by the key of the question."""
-    asked = [(each.key, each.event_id, kind) for each in events for kind in sorted(each.types)]
+def count_before(events: Iterable[tuple[UUID, Iterable[str]]]) -> dict[UUID, Mapping[str, int]]:
+    """Return, by event, the number of events of some types that its customer had before it. Events may repeat."""
+    asked = sorted({(event_id, kind) for event_id, types in events for kind in types})
     found: dict[UUID, dict[str, int]] = defaultdict(dict)
     if asked:
-        keys, event_ids, types = zip(*asked, strict=True)
-        parameters = {
-            "keys": list(keys), "events": list(event_ids), "types": list(types), "most": MOST_EARLIER,
-            "span": COUNTED_SPAN,
-        }  # fmt: skip
-        for key, kind, count in sql.rows(_COUNT_BEFORE, parameters):
-            found[key][kind] = count
+        event_ids, kinds = zip(*asked, strict=True)
+        parameters = {"events": list(event_ids), "types": list(kinds), "most": MOST_EARLIER, "span": COUNTED_SPAN}
+        for event_id, kind, count in sql.rows(_COUNT_BEFORE, parameters):
+            found[event_id][kind] = count
     return dict(found)
 
 
@@ -66,8 +54,8 @@ WHERE latest.times IS NOT NULL
 
 # Events of one transaction have one time of receipt and ids in the order of the batch.
 _COUNT_BEFORE = """
-SELECT v.key, v.type, counted.number
-FROM unnest(%(keys)b::uuid[], %(events)b::uuid[], %(types)b::text[]) AS v(key, event_id, type)
+SELECT v.event_id, v.type, counted.number
+FROM unnest(%(events)b::uuid[], %(types)b::text[]) AS v(event_id, type)
 JOIN scheduling_event AS own ON own.id = v.event_id
 CROSS JOIN LATERAL (
     SELECT count(*) AS number FROM (

@@ -32,7 +32,7 @@ from scheduling.configuration.snapshot import (
 from scheduling.ledger import locks
 from scheduling.ledger.touches import touch_ledger
 from scheduling.models import WAITING, EventType, Node, Touch
-from scheduling.planning.earlier_events import CountedEvent, count_before
+from scheduling.planning.earlier_events import count_before
 from scheduling.policy.matrix import collect_facts, find_due_time
 from scheduling.policy.node_conditions import NodeCondition, compile_condition
 from scheduling.policy.profile import read_profile
@@ -99,12 +99,12 @@ def count_failing(node_id: int, condition: NodeCondition) -> FailingCount:
     """Judge waiting touches of a node by a condition, as if they were due now, at most `MOST_JUDGED`."""
     rows = sql.rows(_WAITING_FACTS, {"node": node_id, "most": MOST_JUDGED})
     counted = condition.counted
-    earlier = count_before(CountedEvent(row[0], row[1], counted) for row in rows) if counted else {}
+    earlier = count_before((row[0], counted) for row in rows) if counted else {}
     failing = 0
     for row in rows:
-        task_id, event = row[0], EventSpec(*row[1:9])
-        customer = CustomerSpec(*row[9:14])._replace(profile=read_profile(*row[14:]))
-        failing += not condition.holds(collect_facts(event, customer, earlier.get(task_id, {})))
+        event = EventSpec(*row[:8])
+        customer = CustomerSpec(*row[8:13])._replace(profile=read_profile(*row[13:]))
+        failing += not condition.holds(collect_facts(event, customer, earlier.get(event.id, {})))
     return FailingCount(len(rows), failing)
 
 
@@ -116,7 +116,7 @@ FROM scheduling_touch_live AS t
 WHERE t.state IN ('scheduled', 'queued') AND n.guard_holdout = 'apply'
 """
 _WAITING_FACTS = """
-SELECT t.task_id, e.id, e.source, e.event_id, e.type, e.occurred_at, e.user_id, e.chat_id, e.data,
+SELECT e.id, e.source, e.event_id, e.type, e.occurred_at, e.user_id, e.chat_id, e.data,
        c.id, c.user_id, c.name, c.level, c.locale, COALESCE(p.attributes, '{}'), COALESCE(p.tags, '{}')
 FROM scheduling_touch_live AS t
     JOIN scheduling_event AS e ON e.id = t.event_id

@@ -67,6 +67,7 @@ class AwaitedTouch(NamedTuple):
 
     due_at: datetime
     node_id: int = 0
+    priority: int = 0
 
 
 class Candidate(NamedTuple):

@@ -19,7 +19,7 @@ from rpa_tasks.models import Flow, Job, JobState, Lane, Platform, Shop
 from scheduling.errors import Conflict
 from scheduling.ids import new_id
 from scheduling.ledger.new_touches import insert_retry
-from scheduling.ledger.touches import TouchDecision, TouchLedger, touch_ledger
+from scheduling.ledger.touches import TouchLedger, touch_ledger
 from scheduling.ledger.transitions import Claim, Settlement
 from scheduling.models import FailedTask, LedgerRow, Touch, TouchState
 from scheduling.operations import failed_tasks
@@ -124,7 +124,7 @@ def test_write_decisions_moves_match_the_drawing(touch: UUID) -> None:
     arrows, _ends = read_drawing("A touch")
     for state in ("running", *(after for before, after in arrows if before == "running")):
         set_state(Touch, touch, "queued")
-        decision = TouchDecision(Settlement(state, due_at=now()), GuardVerdict("send"))
+        decision = Settlement(state, due_at=now(), verdict=GuardVerdict("send"))
         touch_ledger.write_decisions({decision: [touch]}, at=now(), lease=LEASE)
         row = Touch.objects.get(pk=touch)
         assert (row.state, row.lease_no) == (state, 8)

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from django.db import transaction
 
-from scheduling.ledger.touches import TouchDecision, touch_ledger
+from scheduling.ledger.touches import touch_ledger
 from scheduling.ledger.transitions import Claim, Settlement
 from scheduling.models import Touch
 
@@ -20,7 +20,7 @@ def claim_touches(task_ids: Sequence[UUID], *, lease: timedelta = LEASE) -> list
     with transaction.atomic():
         locked, at = touch_ledger.lock_due(task_ids)
         if at is not None:
-            running = TouchDecision(Settlement("running"), None)
-            touch_ledger.write_decisions({running: [row.task_id for row in locked]}, at=at, lease=lease)
+            decisions = {Settlement("running"): [row.task_id for row in locked]}
+            touch_ledger.write_decisions(decisions, at=at, lease=lease)
             Touch.objects.filter(pk__in=[row.task_id for row in locked if not row.reserved_at]).update(reserved_at=None)
     return [Claim(row.task_id, row.lease_no) for row in locked]

@@ -16,7 +16,7 @@ from scheduling.channels.base import Delivered, Permanent, Transient, Unknown
 from scheduling.delivery import pipeline
 from scheduling.delivery.outgoing import LEASE
 from scheduling.delivery.sender import sender
-from scheduling.ledger.touches import TouchDecision, touch_ledger
+from scheduling.ledger.touches import touch_ledger
 from scheduling.ledger.transitions import Claim, Content, Settlement
 from scheduling.models import Customer, FailedTask, HarassmentRule, Holdout, Pause, Touch
 from scheduling.operations import commands, failed_tasks
@@ -428,7 +428,7 @@ def make_outcome_unknown(task_id: UUID, shop: Shop, how: str) -> None:
         with transaction.atomic():
             ((due,), locked_at) = touch_ledger.lock_due([task_id])
             assert locked_at
-            decision = TouchDecision(Settlement("running", content=content), GuardVerdict("send"))
+            decision = Settlement("running", content=content, verdict=GuardVerdict("send"))
             touch_ledger.write_decisions({decision: [task_id]}, at=locked_at, lease=LEASE)
         touch_ledger.mark_sending(sendings(Claim(due.task_id, due.lease_no)))
         expire_lease(task_id)

@@ -15,7 +15,7 @@ from django.utils.timezone import now
 from scheduling import sql
 from scheduling.ledger import ends, partitions
 from scheduling.ledger.partitions import ENDED, REST, Partition
-from scheduling.ledger.touches import TouchDecision, touch_ledger
+from scheduling.ledger.touches import touch_ledger
 from scheduling.ledger.transitions import Claim, Settlement
 from scheduling.models import Complaint, EndMark, FailedTask, Touch
 from scheduling.models.touch_log import MOST_VERDICTS
@@ -123,7 +123,7 @@ def test_touch_keeps_first_and_latest_verdicts(matrix: MatrixBuilder, record_eve
         Touch.objects.filter(pk=task_id).update(due_at=now() - LEASE)
         (locked,), at = touch_ledger.lock_due([task_id])
         assert at is not None
-        decision = TouchDecision(Settlement("scheduled", verdict.rule), verdict)
+        decision = Settlement("scheduled", verdict.rule, verdict=verdict)
         touch_ledger.write_decisions({decision: [locked.task_id]}, at=at, lease=LEASE)
 
     kept = Touch.objects.get().verdicts

@@ -28,7 +28,7 @@ from scheduling.configuration import snapshot
 from scheduling.delivery import due_batch
 from scheduling.ids import first_id_at
 from scheduling.ledger import locks, partitions
-from scheduling.ledger.touches import AGE_UNKNOWN, Sending, TouchDecision, touch_ledger
+from scheduling.ledger.touches import AGE_UNKNOWN, Sending, touch_ledger
 from scheduling.ledger.transitions import Claim, Content, Settlement
 from scheduling.models import Customer, Event, Touch
 from scheduling.monitoring import collectors, complaint_stats, statistics
@@ -81,8 +81,8 @@ def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
     customers = _column("SELECT id FROM scheduling_customer ORDER BY id LIMIT 500")
     (node,) = snapshot.current().nodes.values()
     sendings = [Sending(claim, node.id, node.channel.id, True, now()) for claim in ids.claims]
-    claimed = Settlement("running", content=Content("guide", node.template.id, 1, True))
-    decisions = {TouchDecision(claimed, GuardVerdict("send")): ids.waiting}
+    claimed = Settlement("running", content=Content("guide", node.template.id, 1, True), verdict=GuardVerdict("send"))
+    decisions = {claimed: ids.waiting}
     since = now() - timedelta(hours=72)
     important = {"customers": customers, "lowest": 2, "hold": timedelta(minutes=1), "nodes": [node.id]}
 
