@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 import structlog
@@ -23,20 +23,12 @@ from scheduling.channels.base import Quotas
 from scheduling.channels.quota import SlotRequest
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
-from scheduling.delivery.due_batch import AnnouncedTouch, DueBatch, FoundRoute
-from scheduling.delivery.routing import (
-    NoTarget,
-    Route,
-    Target,
-    find_disabled_targets,
-    find_route,
-    load_community_targets,
-)
+from scheduling.delivery.due_batch import AnnouncedTouch, DueBatch
+from scheduling.delivery.routing import FoundRoute, Route, find_disabled_targets, find_route, load_community_targets
 from scheduling.delivery.sender import sender
 from scheduling.delivery.settling import measure_deferrals
 from scheduling.ledger.touches import FreedSlot
-from scheduling.models.encrypted import Unreadable
-from scheduling.policy.specs import ChannelSpec, CustomerSpec
+from scheduling.policy.specs import CustomerSpec
 
 log = structlog.get_logger(__name__)
 
@@ -137,7 +129,7 @@ def _group_by_receiver(
     groups: dict[Quotas, _Wanted] = {}
     lanes: dict[str, set[str]] = {}
     for row, touch in zip(found, asked, strict=True):
-        route = _find_route(*touch, communities, disabled)
+        route = find_route(*touch, communities, disabled)
         if isinstance(route, Route) and route.channel.quotas:
             wanted = groups.setdefault(route.channel.quotas, {}).setdefault((route.vendor_key, row.priority), [])
             wanted.append((row.task_id, SlotRequest(row.expires_at - row.at, slot_came=row.reason == QUOTA)))
@@ -189,7 +181,7 @@ def admit_batch(batch: DueBatch, slots: QuotaSlots, waits: LaneWaits) -> tuple[D
                 deferred[task_id] = (QUOTA, slot)
                 continue
             spec, customer = batch.config.nodes[touch.node_id].channel, batch.customers[touch.customer_id]
-            route = _find_route(spec, customer, touch.event.chat_id, batch.communities, batch.disabled)
+            route = find_route(spec, customer, touch.event.chat_id, batch.communities, batch.disabled)
             wait = waits.get(task_id)
             if wait is None and isinstance(route, Route):
                 wait = sender().lanes.find_wait(
@@ -206,22 +198,6 @@ def admit_batch(batch: DueBatch, slots: QuotaSlots, waits: LaneWaits) -> tuple[D
                 total += 1
         admitted.append(touch)
     return replace(batch, due=admitted, routes=routes), deferred
-
-
-def _find_route(
-    spec: ChannelSpec,
-    customer: CustomerSpec,
-    chat_id: str,
-    communities: Mapping[str, Mapping[str, Any]],
-    disabled: set[Target],
-) -> FoundRoute:
-    """Return the route, or a new error: the traceback of a raised one would keep the batch in memory."""
-    try:
-        return find_route(spec, customer, chat_id, communities, disabled)
-    except NoTarget as error:
-        return NoTarget(error.reason, str(error))
-    except Unreadable as error:
-        return Unreadable(str(error))
 
 
 def report_deferrals(batch: DueBatch, deferred: Deferrals) -> None:

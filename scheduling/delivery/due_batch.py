@@ -25,11 +25,10 @@ from scheduling.configuration.snapshot import Snapshot, sort_texts
 from scheduling.delivery import presence
 from scheduling.delivery.outgoing import ServerClock
 from scheduling.delivery.presence import PresenceQuestion
-from scheduling.delivery.routing import NoTarget, Route, Target, find_disabled_targets, load_community_targets
+from scheduling.delivery.routing import FoundRoute, Target, find_disabled_targets, load_community_targets
 from scheduling.ledger import locks
 from scheduling.ledger.touches import LockedTouch, touch_ledger
 from scheduling.ledger.transitions import WakeUp
-from scheduling.models.encrypted import Unreadable
 from scheduling.planning import earlier_events
 from scheduling.policy.guards import AwaitedTouch, Candidate, CapSlot, GuardContext
 from scheduling.policy.matrix import collect_facts
@@ -38,9 +37,6 @@ from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextS
 MOST_BYTES = 16 * 1024 * 1024  #: event data per batch
 
 _parse = JSONDecoder().raw_decode  # psycopg's way through `json.loads` takes three times as long
-
-
-FoundRoute = Route | NoTarget | Unreadable  #: or why there is none
 
 
 @dataclass(eq=False, slots=True)

@@ -47,6 +47,8 @@ class Route(NamedTuple):
     vendor_key: str  #: key by which the quotas of the channel count; empty without quotas
 
 
+FoundRoute = Route | NoTarget | Unreadable  #: or why there is none
+
 _NONE = UUID(int=0)
 _channels: dict[int, tuple[ChannelSpec, Channel]] = {}
 
@@ -118,12 +120,10 @@ def find_route(
     chat_id: str,
     communities: Mapping[str, Mapping[str, Any]],
     disabled: Container[Target],
-) -> Route:
-    """Return the route of a touch before its message exists.
+) -> FoundRoute:
+    """Return the route of a touch before its message exists, or an error of `target_for` and of the channel.
 
-    Raises:
-        NoTarget: the channel is retired or misconfigured, has no usable target, or cannot name the receiver.
-        Unreadable: this node lacks the encryption key of its settings.
+    The error is a new one: the traceback of a raised one would keep the batch in memory.
     """
     try:
         channel = channel_of(spec)
@@ -134,10 +134,12 @@ def find_route(
         )  # fmt: skip
         vendor_key = receiver_key(channel, blank) if channel.quotas else ""
         return Route(channel, target, f"{spec.id}:{channel.target_key(blank)}", vendor_key)
-    except (NoTarget, Unreadable):
-        raise
+    except NoTarget as error:
+        return NoTarget(error.reason, str(error))
+    except Unreadable as error:
+        return Unreadable(str(error))
     except Exception as error:  # a defect of the channel
-        raise NoTarget("channel_error", f"{type(error).__name__}: {error}"[:500]) from None
+        return NoTarget("channel_error", f"{type(error).__name__}: {error}"[:500])
 
 
 def target_digest(spec: ChannelSpec, target: Mapping[str, Any]) -> str:

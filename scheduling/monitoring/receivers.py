@@ -124,7 +124,8 @@ def _find_channel_route(spec: ChannelSpec, chat_id: str, communities: Mapping[st
     """Return the route of a channel's touches for a community. All addresses of customers count as one receiver."""
     with suppress(NoTarget, Unreadable):
         customer = CustomerSpec(0, "", addresses={channel_of(spec).address_key: "*"})
-        return find_route(spec, customer, chat_id, communities, ())
+        found = find_route(spec, customer, chat_id, communities, ())
+        return found if isinstance(found, Route) else None
     return None
 
 
