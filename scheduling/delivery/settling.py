@@ -21,7 +21,7 @@ from scheduling.ledger.failures import record_failed_touches
 from scheduling.ledger.touches import touch_ledger
 from scheduling.ledger.transitions import Claim, Settlement
 from scheduling.models import Attempt
-from scheduling.policy.guards import CANCEL_PREFIXES, HOLD, NODE_DISABLED, GuardVerdict
+from scheduling.policy.guards import CANCEL_PREFIXES, HOLD, NODE_DISABLED, PAUSED, GuardVerdict
 from scheduling.strict_text import storable_text
 
 log = structlog.get_logger(__name__)
@@ -118,7 +118,7 @@ def decision_for(verdict: GuardVerdict) -> Settlement:
             "scheduled",
             verdict.rule,
             due_at=verdict.next_eligible_at,
-            paused_by=verdict.paused_by,
+            paused_by=verdict.observed if verdict.rule == PAUSED else "",
             releases_cap_slot=True,
             verdict=verdict,
         )

@@ -23,7 +23,7 @@ from scheduling.ledger.transitions import WAKEUP_LEASE, Claim, Settlement, WakeU
 from scheduling.models import Attempt, Touch, Verdict
 from scheduling.models.touch import Priority
 from scheduling.models.touch_log import MOST_VERDICTS, encode_entry
-from scheduling.policy.guards import HOLD, NODE_DISABLED, SUPPRESS, GuardVerdict
+from scheduling.policy.guards import HOLD, NODE_DISABLED, PAUSED, SUPPRESS, GuardVerdict
 
 SLICE = timedelta(milliseconds=250)  #: of the future; what is dispatched ahead is bounded in each
 MIN_REPUBLISH_WAIT = timedelta(milliseconds=20)  #: minimum wait before a premature wake-up message is repeated
@@ -319,7 +319,7 @@ class TouchLedger:
 def _verdict_for_stop(stop: str, scope: str, node_version: int, conversation_at: datetime) -> GuardVerdict:
     match stop:
         case "paused":
-            return GuardVerdict(HOLD, "paused", observed=scope, paused_by=scope)
+            return GuardVerdict(HOLD, PAUSED, observed=scope)
         case "opted_out":
             return GuardVerdict(SUPPRESS, "opted_out", observed="marketing")
         case "conversation":

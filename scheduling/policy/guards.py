@@ -43,6 +43,7 @@ from scheduling.policy.specs import CustomerSpec, NodeSpec, RuleSpec, TemplateSp
 
 SEND, HOLD, SUPPRESS = "send", "hold", "suppress"
 NODE_DISABLED = "node_disabled"  #: a rule; also the reason of a touch that it ends
+PAUSED = "paused"  #: a rule, which observes the scope of the pause
 CANCEL_PREFIXES = ("event:", "restarted:")  #: prefix of the reason if an event cancelled the touch
 ALL_NODES = "all nodes"  #: observed of a customer in the global hold-out
 
@@ -104,7 +105,6 @@ class GuardVerdict(NamedTuple):
     observed: str = ""
     limit: str = ""
     next_eligible_at: datetime | None = None
-    paused_by: str = ""
 
 
 _SENT = GuardVerdict(SEND)
@@ -156,7 +156,7 @@ def _judge_paused(touch: Candidate, context: GuardContext, now: datetime) -> Gua
         return None
     for scope in pause_scopes(touch.node):
         if scope in context.paused:
-            return GuardVerdict(HOLD, "paused", observed=scope, paused_by=scope)
+            return GuardVerdict(HOLD, PAUSED, observed=scope)
     return None
 
 
