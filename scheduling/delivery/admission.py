@@ -27,7 +27,6 @@ from scheduling.delivery.due_batch import AnnouncedTouch, DueBatch
 from scheduling.delivery.routing import FoundRoute, Route, find_disabled_targets, find_route, load_community_targets
 from scheduling.delivery.sender import sender
 from scheduling.delivery.settling import measure_deferrals
-from scheduling.ledger.touches import FreedSlot
 from scheduling.policy.specs import CustomerSpec
 
 log = structlog.get_logger(__name__)
@@ -72,8 +71,10 @@ def reserve_quota_slots(task_ids: Sequence[UUID], config: Snapshot) -> QuotaSlot
     clock = time.monotonic()
     rows = sql.rows(_WANTING, {"ids": list(task_ids), "nodes": list(config.counting_quotas), "nearly": NEARLY_DUE})
     found = [_QuotaTouch(*row) for row in rows]
-    known = {
-        row.task_id: slot for row in found if row.reason != QUOTA and (slot := _recall_quota_slot(row.task_id, clock))
+    known = {  # slots that a lost batch reserved moments ago
+        row.task_id: recent[0]
+        for row in found
+        if row.reason != QUOTA and (recent := recent_quota_slots.get(row.task_id)) and clock - recent[1] <= SLOT_MEMORY
     }
     found = [row for row in found if row.task_id not in known]
     groups, lanes = _group_by_receiver(found, config)
@@ -95,12 +96,6 @@ def reserve_quota_slots(task_ids: Sequence[UUID], config: Snapshot) -> QuotaSlot
     recent_quota_slots.update({task_id: (slot, clock) for task_id, slot in fresh.items()})
     forget_quota_slots(list(islice(recent_quota_slots, max(len(recent_quota_slots) - MOST_REMEMBERED, 0))))
     return known | fresh
-
-
-def _recall_quota_slot(task_id: UUID, clock: float) -> datetime | None:
-    """Return the slot that a lost batch reserved moments ago."""
-    slot, reserved_at = recent_quota_slots.get(task_id, (None, 0.0))
-    return slot if clock - reserved_at <= SLOT_MEMORY else None
 
 
 def forget_quota_slots(task_ids: Iterable[UUID]) -> None:
@@ -138,20 +133,19 @@ def _group_by_receiver(
     return groups, lanes
 
 
-def return_quota_slots(slots: list[FreedSlot], **_: object) -> None:
+def return_quota_slots(task_ids: list[UUID], **_: object) -> None:
     """Give the slots of cancelled touches back, so that later touches need not wait behind them.
 
     A thread of its own does it: the commit of intake waits for neither PostgreSQL nor Redis. A return that is lost
     leaves its slot unused. None is repeated.
     """
-    freed_slots.submit(slots)
+    freed_slots.submit(task_ids)
 
 
-def _give_back(slots: Sequence[FreedSlot]) -> None:
+def _give_back(task_ids: Sequence[UUID]) -> None:
     config = snapshot.current()
-    wanted = {"nodes": list(config.counting_quotas)}
-    wanted |= {f"each_{name}": [getattr(each, name) for each in slots] for name in FreedSlot._fields}
-    groups, _lanes = _group_by_receiver([_QuotaTouch(*row) for row in sql.rows(_FREED, wanted)], config)
+    rows = sql.rows(_FREED, {"ids": list(task_ids), "nodes": list(config.counting_quotas)}, replan=True)
+    groups, _lanes = _group_by_receiver([_QuotaTouch(*row) for row in rows], config)
     for found in groups.values():
         sender().quotas.give_back({key: [(each, slot.longest) for each, slot in group] for key, group in found.items()})
 
@@ -212,14 +206,12 @@ def report_deferrals(batch: DueBatch, deferred: Deferrals) -> None:
     measure_deferrals(found)
 
 
-# Each touch ends its wait when its slot comes.
+# Each touch ended its wait at the instant of its slot. The hour names the latest partition.
 _FREED = """
-SELECT v.task_id, v.node_id, v.chat_id, c.addresses, v.priority, v.due_at, statement_timestamp(), '', c.conversation_at
-FROM unnest(%(each_task_id)b::uuid[], %(each_node_id)b::bigint[], %(each_customer_id)b::bigint[],
-            %(each_chat_id)b::text[], %(each_priority)b::int[], %(each_due_at)b::timestamptz[])
-    AS v(task_id, node_id, customer_id, chat_id, priority, due_at)
-JOIN scheduling_customer AS c ON c.id = v.customer_id
-WHERE v.node_id = ANY(%(nodes)b::bigint[]) AND v.due_at > statement_timestamp()
+SELECT t.task_id, t.node_id, t.chat_id, c.addresses, t.priority, t.due_at, statement_timestamp(), '', c.conversation_at
+FROM scheduling_touch_ended AS t JOIN scheduling_customer AS c ON c.id = t.customer_id
+WHERE t.task_id = ANY(%(ids)b) AND t.settled_at > statement_timestamp() - interval '1 hour'
+  AND t.node_id = ANY(%(nodes)b::bigint[]) AND t.due_at > statement_timestamp()
 """
 
 _WANTING = """

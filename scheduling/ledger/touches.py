@@ -45,18 +45,7 @@ class Sending(NamedTuple):
     event_at: datetime | None  #: a later conversation stops it; None: the node ignores conversations
 
 
-class FreedSlot(NamedTuple):
-    """The quota slot of a cancelled touch, at its due time."""
-
-    task_id: UUID
-    node_id: int
-    customer_id: int
-    chat_id: str
-    priority: int
-    due_at: datetime
-
-
-quota_slots_freed = Signal()  #: after the commit, with `slots`: a list of `FreedSlot`
+quota_slots_freed = Signal()  #: after the commit, with `task_ids`: cancelled touches that waited for their slots
 
 
 class LockedTouch(NamedTuple):
@@ -274,9 +263,9 @@ class TouchLedger:
         """
         locked = _CANCELLABLE if wait else _CANCELLABLE_AT_ONCE
         rows = sql.rows(CANCEL.format(locked=locked), {"ids": list(task_ids), "reason": reason[:64]})
-        cancelled = {row[1] for row in rows}
-        if slots := [FreedSlot(*row[1:]) for row in rows if row[0]]:
-            transaction.on_commit(lambda: quota_slots_freed.send_robust(TouchLedger, slots=slots))
+        cancelled = {task_id for task_id, _ in rows}
+        if freed := [task_id for task_id, has_quota_slot in rows if has_quota_slot]:
+            transaction.on_commit(lambda: quota_slots_freed.send_robust(TouchLedger, task_ids=freed))
         if cancelled:
             names = [tracing.trace_label(None, task_id) for task_id in cancelled]
             transaction.on_commit(
@@ -683,5 +672,5 @@ WITH locked AS MATERIALIZED ({{locked}}), moved AS (
 ), ended AS (
     INSERT INTO scheduling_touch_ended ({", ".join(_COLUMNS)}) SELECT {", ".join(_COLUMNS)} FROM moved
 )
-SELECT has_quota_slot, task_id, node_id, customer_id, chat_id, priority, due_at FROM moved
+SELECT task_id, has_quota_slot FROM moved
 """
