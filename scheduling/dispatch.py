@@ -50,8 +50,8 @@ LONGEST_DISPATCH = 4.8  #: seconds; the next pass begins soon after, so that a b
 def dispatch_due_touches() -> int:
     """Dispatch the touches that fall due within the horizon. Return their number.
 
-    What is dispatched is bounded (see `BoundedDispatch`). While touches are held back and fall due before the next
-    pass, the pass continues, and dispatches as many as workers have claimed. While the broker accepts no messages,
+    What is dispatched is bounded (see `TouchLedger.dispatch_due`). While touches are held back and fall due before the
+    next pass, the pass continues, and dispatches as many as workers have claimed. While the broker accepts no messages,
     touches stay in the table. There they do not count as lost wake-ups.
     """
     ends_at = time.monotonic() + LONGEST_DISPATCH

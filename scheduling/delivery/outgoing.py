@@ -50,8 +50,7 @@ class Delivery:
     question: PresenceQuestion | None = None  #: the presence question right before sending
     with_unknown_outcome: bool = False  #: an earlier attempt has an unknown outcome
     tracks_links: bool = False  #: links of the text become redirects
-    granted: bool = False  #: it has a grant of the vendor's quota
-    slot: HeldSlot | None = None  #: of that grant
+    slot: HeldSlot | None = None  #: its grant of the vendor's quota
     started_at: float = 0.0  #: monotonic time at which it left the queue of its lane
     sent_at: float = 0.0
     ended_at: float = 0.0

@@ -253,7 +253,6 @@ class Sender:
             wanted, asked_at = {key: len(found) for key, found in by_receiver.items()}, time.monotonic()
             for receiver, grant in self.quotas.acquire(quotas, wanted).items():
                 for delivery in by_receiver[receiver][: grant.granted]:
-                    delivery.granted = True
                     delivery.slot = HeldSlot(self.quotas, quotas, receiver, grant.slot, asked_at)
                     self.lanes.note_grant(delivery.receiver)
                 held |= self._plan_denied(receiver, by_receiver[receiver][grant.granted :], grant)
@@ -322,7 +321,7 @@ class Sender:
     # --- settling -------------------------------------------------------------------------------------------------
 
     def _report(self, delivery: Delivery, result: SendResult) -> None:
-        self.lanes.release(delivery.receiver, delivery.priority, granted=delivery.granted)
+        self.lanes.release(delivery.receiver, delivery.priority, granted=delivery.slot is not None)
         with self._changed:
             self._results.append((delivery, result))
             self._changed.notify_all()
