@@ -27,6 +27,7 @@ from scheduling.delivery.due_batch import AnnouncedTouch, DueBatch
 from scheduling.delivery.routing import FoundRoute, Route, find_disabled_targets, find_route, load_community_targets
 from scheduling.delivery.sender import sender
 from scheduling.delivery.settling import measure_deferrals
+from scheduling.ledger.transitions import Settlement
 from scheduling.policy.specs import CustomerSpec
 
 log = structlog.get_logger(__name__)
@@ -39,7 +40,6 @@ NEARLY_DUE = timedelta(milliseconds=50)  #: longer than from the question about 
 
 
 QuotaSlots = Mapping[UUID, datetime]  #: reserved slots ahead, by PostgreSQL's clock
-Deferrals = dict[UUID, tuple[str, datetime]]  #: reason and new due time
 LaneWaits = dict[UUID, tuple[str, float]]  #: reason and instant in monotonic time
 #: In the order of reservation: the slot, and when it was reserved in monotonic seconds.
 recent_quota_slots: dict[UUID, tuple[datetime, float]] = {}
@@ -153,7 +153,7 @@ def _give_back(task_ids: Sequence[UUID]) -> None:
 freed_slots = BackgroundBatcher(_give_back, name="freed_slots")
 
 
-def admit_batch(batch: DueBatch, slots: QuotaSlots, waits: LaneWaits) -> tuple[DueBatch, Deferrals]:
+def admit_batch(batch: DueBatch, slots: QuotaSlots, waits: LaneWaits) -> tuple[DueBatch, dict[UUID, Settlement]]:
     """Admit the touches that their receivers have room for, the most important first. Change no row.
 
     `waits` keeps the instants of lanes for the tries and halves of one batch: a second question takes a second instant.
@@ -165,14 +165,14 @@ def admit_batch(batch: DueBatch, slots: QuotaSlots, waits: LaneWaits) -> tuple[D
     idle = batch.config.idle_nodes
     admitted: list[AnnouncedTouch] = []
     routes: dict[UUID, FoundRoute] = {}
-    deferred: Deferrals = {}
+    deferred: dict[UUID, Settlement] = {}
     taken: Counter[str] = Counter()
     total = 0
     for touch in sorted(batch.due, key=lambda touch: (touch.locked.priority, touch.locked.due_at)):
         task_id, priority, expires_at = touch.task_id, touch.locked.priority, touch.locked.expires_at
         if touch.node_id not in idle and expires_at >= batch.locked_at:
             if (slot := slots.get(task_id, batch.locked_at)) > batch.locked_at:
-                deferred[task_id] = (QUOTA, slot)
+                deferred[task_id] = Settlement("scheduled", QUOTA, slot)
                 continue
             spec, customer = batch.config.nodes[touch.node_id].channel, batch.customers[touch.customer_id]
             route = find_route(spec, customer, touch.event.chat_id, batch.communities, batch.disabled)
@@ -184,7 +184,8 @@ def admit_batch(batch: DueBatch, slots: QuotaSlots, waits: LaneWaits) -> tuple[D
             if wait:
                 waits[task_id] = wait
                 steps = math.ceil(batch.clock.instant(wait[1]).timestamp() / LANE_STEP)
-                deferred[task_id] = (wait[0], min(datetime.fromtimestamp(steps * LANE_STEP, UTC), expires_at))
+                due_at = min(datetime.fromtimestamp(steps * LANE_STEP, UTC), expires_at)
+                deferred[task_id] = Settlement("scheduled", wait[0], due_at)
                 continue
             routes[task_id] = route
             if isinstance(route, Route):
@@ -194,10 +195,10 @@ def admit_batch(batch: DueBatch, slots: QuotaSlots, waits: LaneWaits) -> tuple[D
     return replace(batch, due=admitted, routes=routes), deferred
 
 
-def report_deferrals(batch: DueBatch, deferred: Deferrals) -> None:
+def report_deferrals(batch: DueBatch, deferred: Mapping[UUID, Settlement]) -> None:
     """Log and measure the deferred touches of a batch. Call it after the commit."""
     found = Counter(
-        (batch.config.nodes[touch.node_id].channel.kind, deferred[touch.task_id][0])
+        (batch.config.nodes[touch.node_id].channel.kind, deferred[touch.task_id].reason)
         for touch in batch.due
         if touch.task_id in deferred
     )

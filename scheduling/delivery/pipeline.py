@@ -25,7 +25,6 @@ from scheduling.configuration.snapshot import Snapshot
 from scheduling.delivery import due_batch, presence
 from scheduling.delivery.admission import (
     QUOTA,
-    Deferrals,
     LaneWaits,
     admit_batch,
     forget_quota_slots,
@@ -108,7 +107,7 @@ def _deliver_batch(task_ids: Sequence[UUID], waits: LaneWaits) -> None:
     announced = read_announced(task_ids, config)
     slots = reserve_quota_slots(task_ids, config)
     decisions: Decided = {}
-    deferred: Deferrals = {}
+    deferred: dict[UUID, Settlement] = {}
     rest: list[WakeUp] = []
     with transaction.atomic():
         locked = due_batch.lock(announced, config)
@@ -120,7 +119,7 @@ def _deliver_batch(task_ids: Sequence[UUID], waits: LaneWaits) -> None:
             decided = {each.touch.task_id for alike in decisions.values() for each in alike}
             rest = [*batch.rest, *(each.wakeup for each in batch.due if each.task_id not in decided)]
     judged = [each for alike in decisions.values() for each in alike]
-    keep = {task_id for task_id, (reason, _) in deferred.items() if reason != QUOTA}
+    keep = {task_id for task_id, end in deferred.items() if end.reason != QUOTA}
     keep |= {each.task_id for each in rest}  # they are published at once and use the slots that they have
     forget_quota_slots(set(task_ids) - keep)
     # Before any statement that may fail: the touches are claimed.

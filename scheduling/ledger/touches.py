@@ -211,8 +211,8 @@ class TouchLedger:
     def expired_runs(self, *, limit: int = 500) -> list[tuple[Claim, bool]]:
         return lock_expired_runs("scheduling_touch_live", limit=limit)
 
-    def defer(self, deferred: Mapping[UUID, tuple[str, datetime]]) -> None:
-        """Give locked touches a reason and a new due time, one write per row. They are not claimed.
+    def defer(self, deferred: Mapping[UUID, Settlement]) -> None:
+        """Give locked touches the reason and due time of a deferral, one write per row. They are not claimed.
 
         Call it in the transaction whose `lock_due` locked them.
         """
@@ -220,8 +220,8 @@ class TouchLedger:
             _DEFER,
             {
                 "ids": list(deferred),
-                "reasons": [reason for reason, _ in deferred.values()],
-                "due": [due_at for _, due_at in deferred.values()],
+                "reasons": [each.reason for each in deferred.values()],
+                "due": [each.due_at for each in deferred.values()],
             },
         )
 

@@ -98,7 +98,7 @@ def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
         "write_decisions": lambda: touch_ledger.write_decisions(decisions, at=now(), lease=LEASE),
         "in_doubt": lambda: touch_ledger.with_unknown_outcome(ids.waiting),
         "reschedule": lambda: touch_ledger.reschedule(ids.waiting, [now()] * len(ids.waiting), expires_after=LEASE),
-        "defer": lambda: touch_ledger.defer(dict.fromkeys(ids.waiting, ("quota", now()))),
+        "defer": lambda: touch_ledger.defer(dict.fromkeys(ids.waiting, Settlement("scheduled", "quota", now()))),
         "lock_due": lambda: touch_ledger.lock_due(ids.waiting),
         "lock_customers_of_touches": lambda: locks.lock_customers_of_touches(ids.waiting),
         "announced": lambda: due_batch.load_announced(ids.waiting, most_bytes=10_000),
