@@ -23,7 +23,7 @@ from scheduling.db_timeouts import Deadline
 from scheduling.errors import Conflict, FieldError, InvalidInput
 from scheduling.models.encrypted import Unreadable
 from scheduling.planning import rescheduling
-from scheduling.planning.rescheduling import CUSTOMERS, MoveCounts, RuleImpact, list_rule_impacts
+from scheduling.planning.rescheduling import MoveCounts, list_rule_impacts
 from scheduling.strict_text import MAX_SIZE, InvalidText, read_json, write_yaml
 
 log = structlog.get_logger(__name__)
@@ -101,10 +101,6 @@ class RuleImpactOut(Schema):
     verb: str
     waiting: int
     counted: str
-
-    @staticmethod
-    def resolve_counted(impact: RuleImpact) -> str:
-        return "customers" if impact.noun == CUSTOMERS else "touches"
 
 
 class ImpactOut(Schema):

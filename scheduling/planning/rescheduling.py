@@ -38,8 +38,6 @@ from scheduling.policy.node_conditions import NodeCondition, compile_condition
 from scheduling.policy.profile import read_profile
 from scheduling.policy.specs import CustomerSpec, DelayRulesSpec, EventSpec, NodeSpec, RuleSpec, hash_to_percent
 
-TOUCHES = ("waiting touch", "waiting touches")
-CUSTOMERS = ("waiting customer inside the share", "waiting customers inside the share")
 MOST_JUDGED = 5_000  #: waiting touches of a node, the first planned ones
 
 
@@ -49,8 +47,8 @@ class RuleImpact:
 
     rule: str
     verb: str
-    waiting: int  #: touches that it covers; of the hold-out customers with such touches inside the share
-    noun: tuple[str, str]  #: of one and of others
+    waiting: int
+    counted: str  #: "touches" that it covers; of the hold-out "customers" with such touches inside the share
 
 
 class FailingCount(NamedTuple):
@@ -69,11 +67,11 @@ def list_rule_impacts(planned: ChangePlan) -> list[RuleImpact]:
         rows = [row for row in (change.before, change.after) if row is not None and row.enabled]
         specs = [rule_spec(row, snapshot.nodes, snapshot.templates) for row in rows]
         waiting = count_limited_touches(specs, snapshot)
-        found.append(RuleImpact(f"rule {change.label}", change.verb, waiting, TOUCHES))
+        found.append(RuleImpact(f"rule {change.label}", change.verb, waiting, "touches"))
     for change in planned.of("holdout"):
         after = holdout_spec(change.after)
-        waiting = sum(after.includes(each) for each in list_waiting_users()) if after else 0
-        found.append(RuleImpact("global hold-out", change.verb, waiting, CUSTOMERS))
+        waiting = sum(after.includes(user_id) for (user_id,) in sql.rows(_WAITING_USERS, {})) if after else 0
+        found.append(RuleImpact("global hold-out", change.verb, waiting, "customers"))
     return [each for each in found if each.waiting]
 
 
@@ -90,11 +88,6 @@ def count_limited_touches(rules: Iterable[RuleSpec], snapshot: Snapshot) -> int:
     return (found.exclude(chat_id="") if in_chats else found).count()
 
 
-def list_waiting_users() -> list[str]:
-    """Return the user ids of customers with waiting touches that the hold-out concerns."""
-    return [row[0] for row in sql.rows(_WAITING_USERS, {})]
-
-
 def count_failing(node_id: int, condition: NodeCondition) -> FailingCount:
     """Judge waiting touches of a node by a condition, as if they were due now, at most `MOST_JUDGED`."""
     rows = sql.rows(_WAITING_FACTS, {"node": node_id, "most": MOST_JUDGED})
@@ -108,6 +101,7 @@ def count_failing(node_id: int, condition: NodeCondition) -> FailingCount:
     return FailingCount(len(rows), failing)
 
 
+# Customers with waiting touches that the hold-out concerns.
 _WAITING_USERS = """
 SELECT DISTINCT c.user_id
 FROM scheduling_touch_live AS t

@@ -20,6 +20,11 @@ from scheduling.strict_text import MAX_SIZE, InvalidText
 
 SIGNS = {"added": "+", "restored": "+", "changed": "~", "retired": "-"}
 WIDEST = 80  #: characters of one value
+#: Of what a rule covers: one, and others.
+NOUNS = {
+    "touches": ("waiting touch", "waiting touches"),
+    "customers": ("waiting customer inside the share", "waiting customers inside the share"),
+}
 
 
 class Command(BaseCommand):
@@ -87,7 +92,7 @@ def format_plan(planned: apply.ChangePlan, impact: Iterable[Impact], of_rules: I
             text += f"; {node.failing.failing} of {node.failing.judged} would not meet the condition now"
         yield text
     for rule in of_rules:
-        yield f"{rule.rule} ({rule.verb}): {rule.waiting} {rule.noun[rule.waiting != 1]}"
+        yield f"{rule.rule} ({rule.verb}): {rule.waiting} {NOUNS[rule.counted][rule.waiting != 1]}"
     for note in planned.notes:
         yield f"note: {note}"
 
