@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -434,10 +434,6 @@ REMEMBER_LOCKED = 2.0  #: seconds during which the events of a locked customer a
 SubmissionResult = list[Receipt] | Exception
 
 
-#: Stores events in one transaction that waits at most the given seconds for a lock.
-RecordEvents = Callable[[Sequence[NewEvent], float], list[Receipt]]
-
-
 class DatabaseUnavailable(AftertouchError):
     """The database cannot be reached. Nothing is lost by sending it again."""
 
@@ -467,11 +463,9 @@ class GroupCommit:
     `submit` works on any event loop; the result is set on that loop.
     """
 
-    def __init__(self, record: RecordEvents = record_and_publish, *, waiting_limit: int = WAITING_LIMIT) -> None:
-        self._record = record
+    def __init__(self) -> None:
         self._waiting: deque[_Submission] = deque()
         self._waiting_events = 0
-        self._waiting_limit = waiting_limit
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -492,7 +486,7 @@ class GroupCommit:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[Receipt]] = loop.create_future()
         with self._changed:
-            if self._waiting and self._waiting_events + len(events) > self._waiting_limit:
+            if self._waiting and self._waiting_events + len(events) > WAITING_LIMIT:
                 raise IngestOverloaded
             self._waiting.append(_Submission(events, loop, future))
             self._waiting_events += len(events)
@@ -594,12 +588,12 @@ class GroupCommit:
         """Store the group. Retry once after a lost connection or a deadlock; storing events is idempotent."""
         events = [event for submission in group for event in submission.events]
         try:
-            receipts = self._record(events, lock_wait)
+            receipts = record_and_publish(events, lock_wait)
         except sql.UNAVAILABLE_ERRORS as error:
             if sql.is_lock_timeout(error):
                 raise
             connection.close()
-            receipts = self._record(events, lock_wait)
+            receipts = record_and_publish(events, lock_wait)
         request_metrics.count_commit(len(events))
         outcomes, start = [], 0
         for submission in group:

@@ -13,7 +13,7 @@ from django.test import RequestFactory
 from scheduling import metrics as measures
 from scheduling.api import events
 from scheduling.ids import new_id
-from scheduling.planning import request_metrics
+from scheduling.planning import ingest, request_metrics
 from scheduling.planning.ingest import GroupCommit, NewEvent, Receipt
 from tests.support.waiting import WAIT_LIMIT
 
@@ -54,14 +54,15 @@ def test_stored_event_is_accepted_when_metrics_fail(monkeypatch: pytest.MonkeyPa
     assert json.loads(answer.content)["accepted"] == 2
 
 
-def test_committed_group_is_not_repeated_when_metrics_fail(db: None) -> None:
+def test_committed_group_is_not_repeated_when_metrics_fail(db: None, monkeypatch: pytest.MonkeyPatch) -> None:
     commits: list[int] = []
 
     def record(given: Sequence[NewEvent], lock_wait: float) -> list[Receipt]:
         commits.append(len(given))
         return receipts(given)
 
-    group_commit = GroupCommit(record)
+    monkeypatch.setattr(ingest, "record_and_publish", record)
+    group_commit = GroupCommit()
 
     async def story() -> None:
         async with asyncio.timeout(WAIT_LIMIT):

@@ -14,6 +14,7 @@ from django.db import OperationalError
 
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
+from scheduling.planning import ingest
 from scheduling.planning.ingest import DatabaseUnavailable, GroupCommit, IngestOverloaded, NewEvent, Receipt
 from tests.support.waiting import WAIT_LIMIT
 
@@ -43,8 +44,10 @@ def recorded_transactions() -> Book:
 
 
 @pytest.fixture
-def group_commit(recorded_transactions: Book, db: None) -> Iterator[GroupCommit]:
-    group_commit = GroupCommit(recorded_transactions.record, waiting_limit=1000)
+def group_commit(recorded_transactions: Book, db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[GroupCommit]:
+    monkeypatch.setattr(ingest, "record_and_publish", recorded_transactions.record)
+    monkeypatch.setattr(ingest, "WAITING_LIMIT", 1000)
+    group_commit = GroupCommit()
     yield group_commit
     recorded_transactions.may_commit.set()
     group_commit.close()

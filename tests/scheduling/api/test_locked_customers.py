@@ -84,7 +84,8 @@ def test_recently_locked_customer_waits_apart(
             assert isinstance(ann, CustomerLocked)
             assert len(bob) == 1  # type: ignore[arg-type]
 
-    group_commit = GroupCommit(record)
+    monkeypatch.setattr("scheduling.planning.ingest.record_and_publish", record)
+    group_commit = GroupCommit()
     try:
         asyncio.run(asyncio.wait_for(story(), WAIT_LIMIT))
     finally:
