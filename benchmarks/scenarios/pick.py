@@ -45,7 +45,7 @@ def pick(bench: Bench) -> None:
             took.append((time.perf_counter() - began_at) * 1000)
             if found is None:
                 break
-            job_ledger.settle({found.claim: Settlement("succeeded")})
+            job_ledger.settle(found.claim, Settlement("succeeded"))
         for share in (50, 99):
             bench.figures.add(
                 "pick", f"{waiting:,} waiting: p{share}", percentile(took, share), "ms",

@@ -74,7 +74,7 @@ def settle_run(job: Job, claim: Claim, ended: RunResult) -> bool:
             login_state=LoginState.NEEDED, login_lost_at=Now()
         ):
             log.warning("login_needed", shop=str(job.shop), platform=job.shop.platform.key)
-        job_ledger.settle({claim: settlement})
+        job_ledger.settle(claim, settlement)
         shops.record_checked_login(job, settlement)
         if settlement.state in ("failed", "unknown"):
             dead_letters.record_failed_job(job.pk)
@@ -205,7 +205,7 @@ def _rescue_run(claim: Claim, began: bool, at: datetime) -> bool:
                 outcome = RunOutcome.TRANSIENT if row.flow.idempotent else RunOutcome.UNKNOWN
             settlement, _ = _settlement_of(row, row.flow, Verdict(outcome, "worker_lost"), False, at)
             settlement = shops.settle_check(row, settlement)
-            job_ledger.settle({claim: settlement})
+            job_ledger.settle(claim, settlement)
             if began:
                 assert row.sending_at is not None
                 lost = RunResult(verdict=Verdict(RunOutcome.UNKNOWN, "worker_lost"), started_at=row.sending_at)

@@ -9,7 +9,7 @@ has a higher number.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -186,9 +186,9 @@ class JobLedger:
         sql.execute(
             """
             UPDATE rpa_tasks_lane SET home = %(node)s
-            WHERE shop_id = %(shop)s AND task_id = %(task)s AND lease_no = %(lease_no)s AND home <> %(node)s
+            WHERE shop_id = %(shop)s AND task_id = %(task_id)s AND lease_no = %(lease_no)s AND home <> %(node)s
             """,
-            {"node": node, "shop": pick.shop_id, "task": pick.claim.task_id, "lease_no": pick.claim.lease_no},
+            {**pick.claim._asdict(), "node": node, "shop": pick.shop_id},
         )
 
     def startable(self, *, ageing: timedelta) -> dict[str, int]:
@@ -237,36 +237,27 @@ class JobLedger:
         lanes: dict[int, int] = dict(found)
         return [lanes.get(tier, 0) for tier in TIERS]
 
-    def mark_sending(self, claims: Sequence[Claim]) -> set[UUID]:
-        """Record that the commands of these jobs start now, and return the ids that may start.
+    def mark_sending(self, claim: Claim) -> bool:
+        """Record that the command of a job starts now. Return False if it must not start.
 
-        A missing id has lost its claim, or its job was cancelled while it waited for a browser.
+        Then the claim is lost, or the job was cancelled while it waited for a browser.
         """
-        return {
-            row[0]
-            for row in sql.rows(
-                f"""
-                UPDATE rpa_tasks_job AS row SET sending_at = statement_timestamp(), attempt = row.attempt + 1
-                FROM {sql.parallel_rows(ids="uuid", lease_nos="int")} AS v(task_id, lease_no)
-                WHERE row.task_id = ANY(%(ids)b) AND row.task_id = v.task_id
-                  AND COALESCE(row.state, '') = 'running' AND row.lease_no = v.lease_no
-                  AND row.sending_at IS NULL AND row.lease_until > statement_timestamp()
-                  AND row.cancel_requested_at IS NULL
-                RETURNING row.task_id
-                """,
-                {
-                    "ids": [claim.task_id for claim in claims],
-                    "lease_nos": [claim.lease_no for claim in claims],
-                },
-            )
-        }
+        marked = sql.execute(
+            """
+            UPDATE rpa_tasks_job SET sending_at = statement_timestamp(), attempt = attempt + 1
+            WHERE task_id = %(task_id)s AND COALESCE(state, '') = 'running' AND lease_no = %(lease_no)s
+              AND sending_at IS NULL AND lease_until > statement_timestamp() AND cancel_requested_at IS NULL
+            """,
+            claim._asdict(),
+        )
+        return marked == 1
 
     def note_progress(self, claim: Claim, fraction: float | None = None, message: str | None = None) -> bool | None:
         """Store the progress of a run, if given, and return whether the run was cancelled.
 
         Return None if the claim is stale.
         """
-        where = "WHERE task_id = %(id)s AND COALESCE(state, '') = 'running' AND lease_no = %(lease_no)s"
+        where = "WHERE task_id = %(task_id)s AND COALESCE(state, '') = 'running' AND lease_no = %(lease_no)s"
         found = sql.rows(
             f"SELECT cancel_requested_at IS NOT NULL FROM rpa_tasks_job {where}"
             if message is None
@@ -274,7 +265,7 @@ class JobLedger:
             UPDATE rpa_tasks_job SET progress = %(progress)s, progress_message = %(message)s {where}
             RETURNING cancel_requested_at IS NOT NULL
             """,
-            {"id": claim.task_id, "lease_no": claim.lease_no, "progress": fraction, "message": message},
+            {**claim._asdict(), "progress": fraction, "message": message},
         )
         return bool(found[0][0]) if found else None
 
@@ -283,9 +274,9 @@ class JobLedger:
         renewed = sql.execute(
             """
             UPDATE rpa_tasks_job SET lease_until = statement_timestamp() + %(lease)s
-            WHERE task_id = %(id)s AND COALESCE(state, '') = 'running' AND lease_no = %(lease_no)s
+            WHERE task_id = %(task_id)s AND COALESCE(state, '') = 'running' AND lease_no = %(lease_no)s
             """,
-            {"id": claim.task_id, "lease_no": claim.lease_no, "lease": lease},
+            {**claim._asdict(), "lease": lease},
         )
         return renewed == 1
 
@@ -296,44 +287,14 @@ class JobLedger:
         """Cancel jobs that do not run yet. Return the ids of the cancelled jobs."""
         return {row[0] for row in sql.rows(_CANCEL, {"ids": list(task_ids), "reason": reason[:64]})}
 
-    def settle(self, settlements: Mapping[Claim, Settlement]) -> set[Claim]:
-        """End these runs and free their lanes, with the login check that ended. Return the claims that were valid."""
+    def settle(self, claim: Claim, settlement: Settlement) -> bool:
+        """End this run and free its lane, with the login check that ended. Return False if the claim is lost."""
+        given = {**claim._asdict(), "state": settlement.state, "reason": settlement.reason[:64]}
         with transaction.atomic():
-            ends = settlements.values()
-            settled = {
-                Claim(*row)
-                for row in sql.rows(
-                    _SETTLE,
-                    {
-                        "ids": [claim.task_id for claim in settlements],
-                        "lease_nos": [claim.lease_no for claim in settlements],
-                        "states": [each.state for each in ends],
-                        "reasons": [each.reason[:64] for each in ends],
-                        "due": [each.due_at for each in ends],
-                    },
-                )
-            }
-            if settled:
-                sql.execute(
-                    """
-                    UPDATE rpa_tasks_lane AS lane
-                    SET task_id = NULL,
-                        last_success_at = CASE WHEN v.state = 'succeeded' THEN statement_timestamp()
-                                               ELSE lane.last_success_at END,
-                        check_id = CASE WHEN lane.check_id = v.task_id AND v.state <> 'scheduled' THEN NULL
-                                        ELSE lane.check_id END,
-                        check_reason = CASE WHEN lane.check_id = v.task_id AND v.state = 'cancelled' THEN v.reason
-                                            ELSE lane.check_reason END
-                    FROM unnest(%(ids)b::uuid[], %(states)b::text[], %(reasons)b::text[]) AS v(task_id, state, reason)
-                    WHERE lane.task_id = v.task_id
-                    """,
-                    {
-                        "ids": [claim.task_id for claim in settled],
-                        "states": [settlements[claim].state for claim in settled],
-                        "reasons": [settlements[claim].reason[:64] for claim in settled],
-                    },
-                )
-        return settled
+            if not sql.execute(_SETTLE, given | {"due_at": settlement.due_at}):
+                return False
+            sql.execute(_FREE_LANE, given)
+        return True
 
 
 _DISPATCH_DUE = """
@@ -349,15 +310,21 @@ SET state = 'queued', queued_at = statement_timestamp(), wakeups = LEAST(row.wak
 WHERE row.task_id = ANY(ARRAY(SELECT task_id FROM due))
 RETURNING row.task_id, row.due_at, row.priority, row.shop_id
 """
-_SETTLED_JOBS = sql.parallel_rows(ids="uuid", lease_nos="int", states="text", reasons="text", due="timestamptz")
-_SETTLE = f"""
-UPDATE rpa_tasks_job AS row
-SET state = v.state, reason = v.reason, lease_until = NULL, wakeups = 0, due_at = COALESCE(v.due_at, row.due_at),
-    settled_at = CASE WHEN v.state <> 'scheduled' THEN statement_timestamp() END
-FROM {_SETTLED_JOBS} AS v(task_id, lease_no, state, reason, due_at)
-WHERE row.task_id = ANY(%(ids)b) AND row.task_id = v.task_id
-  AND COALESCE(row.state, '') = 'running' AND row.lease_no = v.lease_no
-RETURNING row.task_id, row.lease_no
+_SETTLE = """
+UPDATE rpa_tasks_job
+SET state = %(state)s::text, reason = %(reason)s::text, lease_until = NULL,
+    due_at = COALESCE(%(due_at)s::timestamptz, due_at),
+    settled_at = CASE WHEN %(state)s::text <> 'scheduled' THEN statement_timestamp() END
+WHERE task_id = %(task_id)s AND COALESCE(state, '') = 'running' AND lease_no = %(lease_no)s
+"""
+_FREE_LANE = """
+UPDATE rpa_tasks_lane
+SET task_id = NULL,
+    last_success_at = CASE WHEN %(state)s::text = 'succeeded' THEN statement_timestamp() ELSE last_success_at END,
+    check_id = CASE WHEN check_id = task_id AND %(state)s::text <> 'scheduled' THEN NULL ELSE check_id END,
+    check_reason = CASE WHEN check_id = task_id AND %(state)s::text = 'cancelled' THEN %(reason)s::text
+                        ELSE check_reason END
+WHERE task_id = %(task_id)s
 """
 _CANCEL = """
 WITH locked AS MATERIALIZED (

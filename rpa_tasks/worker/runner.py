@@ -242,7 +242,7 @@ class JobRun:
                 return self._result_without_start(Verdict(RunOutcome.DEFERRED, reason), detail=str(error))
             if self.browser and flow.clear_cookies:  # a run that cannot start keeps the login
                 self.browser.clear_cookies()
-            if not self.renew_lease() or self.job.pk not in job_ledger.mark_sending([claim]):
+            if not self.renew_lease() or not job_ledger.mark_sending(claim):
                 self.claim_valid = False
                 return self._result_without_start(Verdict(RunOutcome.DEFERRED, "stale"))
             self.may_have_started = True

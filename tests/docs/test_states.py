@@ -14,12 +14,12 @@ from django.db import transaction
 from django.utils.timezone import now
 
 from config.environment import ROOT
-from rpa_tasks.jobs.ledger import JobLedger, job_ledger
+from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.models import Flow, Job, JobState, Lane, Platform, Shop
 from scheduling.errors import Conflict
 from scheduling.ids import new_id
 from scheduling.ledger.new_touches import insert_retry
-from scheduling.ledger.touches import TouchLedger, touch_ledger
+from scheduling.ledger.touches import touch_ledger
 from scheduling.ledger.transitions import Claim, Settlement
 from scheduling.models import FailedTask, LedgerRow, Touch, TouchState
 from scheduling.operations import failed_tasks
@@ -76,11 +76,12 @@ def job_moves(task_id: UUID) -> list[Callable[[], object]]:
 
 
 def collect_moves(
-    ledger: TouchLedger | JobLedger, model: Any, task_id: UUID, states: list[str], acts: list[Callable[[], object]]
-) -> set[Arrow]:
+    settle: Callable[[Claim, Settlement], object], model: Any, task_id: UUID, states: list[str],
+    acts: list[Callable[[], object]],
+) -> set[Arrow]:  # fmt: skip
     """The arrows of all moves from all states."""
     ends = [state for state in states if state not in ("queued", "running")]
-    settles = [partial(ledger.settle, {Claim(task_id, 7): Settlement(state, due_at=now())}) for state in ends]
+    settles = [partial(settle, Claim(task_id, 7), Settlement(state, due_at=now())) for state in ends]
     found = set()
     for state in states:
         for act in [*acts, *settles]:
@@ -109,13 +110,17 @@ def job(db: None) -> UUID:
 
 def test_touch_moves_match_the_drawing(touch: UUID) -> None:
     ends = set(TouchState.values) - {"scheduled", "queued", "running"}
-    found = collect_moves(touch_ledger, Touch, touch, TouchState.values, touch_moves(touch))
+
+    def settle(claim: Claim, settlement: Settlement) -> object:
+        return touch_ledger.settle({claim: settlement})
+
+    found = collect_moves(settle, Touch, touch, TouchState.values, touch_moves(touch))
     assert read_drawing("A touch") == (found, ends)
 
 
 def test_job_moves_match_the_drawing(job: UUID) -> None:
     ends = set(JobState.values) - {"scheduled", "queued", "running"}
-    found = collect_moves(job_ledger, Job, job, JobState.values, job_moves(job))
+    found = collect_moves(job_ledger.settle, Job, job, JobState.values, job_moves(job))
     assert read_drawing("A job") == (found, ends)
 
 

@@ -99,7 +99,7 @@ def test_bulk_cancel_races_picks_and_settles(shops: Market, race: Race) -> None:
             return int(bulk_actions.run_batch(row.pk, LATER))
         settled = 0
         while pick := shops.pick(node=f"n{number}"):
-            settled += len(job_ledger.settle({pick.claim: Settlement("succeeded")}))
+            settled += job_ledger.settle(pick.claim, Settlement("succeeded"))
         return settled
 
     succeeded = sum(race(4, act)[1:])
@@ -236,7 +236,7 @@ def test_bulk_actions_settle_and_schedule_do_not_deadlock(shops: Market, race: R
         else:
             for _ in range(10):
                 if pick := shops.pick(node=f"n{number}"):
-                    job_ledger.settle({pick.claim: Settlement("succeeded")})
+                    job_ledger.settle(pick.claim, Settlement("succeeded"))
 
     race(6, act)  # a deadlock would raise an error of PostgreSQL
 

@@ -42,7 +42,7 @@ def shop(market: Market) -> None:
 def end_next_run(market: Market, outcome: RunOutcome = RunOutcome.SUCCEEDED) -> None:
     pick = market.pick()
     assert pick is not None
-    job_ledger.mark_sending([pick.claim])
+    job_ledger.mark_sending(pick.claim)
     assert market.settle(pick, outcome, "test")
 
 

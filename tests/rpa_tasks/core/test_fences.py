@@ -49,6 +49,6 @@ def test_mark_sending_after_cancel_starts_nothing(market: Market) -> None:
     task_id = market.publish().task_id
     pick = market.pick()
     publish.request_cancel(task_id, by="ann")
-    assert job_ledger.mark_sending([pick.claim]) == set()
+    assert not job_ledger.mark_sending(pick.claim)
     assert market.settle(pick, "held", "stale")
     assert Job.objects.get().state == "cancelled"

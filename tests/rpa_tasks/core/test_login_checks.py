@@ -153,7 +153,7 @@ def test_worker_lost_in_a_check_leaves_the_login_needed_or_repeats_it(market: Ma
     check_login(shop.pk, by="ann")
     pick = market.pick()
     if began:
-        assert job_ledger.mark_sending([pick.claim])
+        assert job_ledger.mark_sending(pick.claim)
     Job.objects.filter(pk=pick.claim.task_id).update(lease_until=now() - timedelta(seconds=1))
     assert dispatch.rescue_expired_runs() == 1
     assert not FailedTask.objects.exists()

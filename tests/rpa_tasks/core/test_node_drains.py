@@ -59,7 +59,7 @@ def test_drained_node_picks_nothing_and_ends_what_runs(market: Market) -> None:
     assert not drain_node("n1", by="bob")
     market.publish("s2")
     assert market.pick(node="n1") is None
-    assert job_ledger.settle({running.claim: Settlement("succeeded")})
+    assert job_ledger.settle(running.claim, Settlement("succeeded"))
     assert market.pick(node="n2") is not None
     row = ExecutionNode.objects.get(name="n1")
     assert (row.drained_by, row.draining_at is not None) == ("ann", True)
@@ -186,7 +186,7 @@ def test_job_picked_before_the_drain_is_committed_ends(market: Market, second_co
         first = second_connection(lambda: market.pick(node="n1"))
     assert first is not None
     assert market.pick(node="n1") is None
-    assert job_ledger.settle({first.claim: Settlement("succeeded")})
+    assert job_ledger.settle(first.claim, Settlement("succeeded"))
 
 
 @pytest.mark.django_db(transaction=True)

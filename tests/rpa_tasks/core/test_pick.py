@@ -36,7 +36,7 @@ def flow(market: Market) -> None:
 
 
 def end_run(pick: Any, state: str = "succeeded") -> None:
-    assert job_ledger.settle({pick.claim: Settlement(state)})
+    assert job_ledger.settle(pick.claim, Settlement(state))
 
 
 def pick_shop_id(market: Market, *queues: str, **options: Any) -> str | None:
@@ -307,7 +307,7 @@ def test_pick_rechecks_due_time_after_lock(market: Market) -> None:
     market.shop()
     receipt = market.publish()
     pick = market.pick()
-    assert job_ledger.settle({pick.claim: Settlement("scheduled", due_at=now() + timedelta(minutes=2))})
+    assert job_ledger.settle(pick.claim, Settlement("scheduled", due_at=now() + timedelta(minutes=2)))
 
     assert market.pick() is None
     assert Job.objects.get(pk=receipt.task_id).state == "scheduled"
@@ -413,9 +413,9 @@ def test_late_settlement_keeps_lane_of_current_holder(market: Market) -> None:
     with transaction.atomic():
         Job.objects.update(lease_until=now() - timedelta(seconds=1))
         ((claim, sent),) = job_ledger.expired_runs()
-        job_ledger.settle({claim: Settlement("scheduled", due_at=now())})
+        job_ledger.settle(claim, Settlement("scheduled", due_at=now()))
     assert not sent
     holder = market.pick()
 
-    assert not job_ledger.settle({stale.claim: Settlement("succeeded")})
+    assert not job_ledger.settle(stale.claim, Settlement("succeeded"))
     assert Lane.objects.get().task_id == holder.claim.task_id

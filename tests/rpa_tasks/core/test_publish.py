@@ -186,9 +186,9 @@ def test_publish_without_a_window_releases_none(market: Market) -> None:
 def test_publish_during_retry_delay_merges_and_advances_job(market: Market) -> None:
     first = market.publish(payload={"page": 1})
     pick = market.pick()
-    job_ledger.mark_sending([pick.claim])
+    job_ledger.mark_sending(pick.claim)
     retry_at = now() + timedelta(seconds=120)
-    job_ledger.settle({pick.claim: Settlement("scheduled", "exit_1", due_at=retry_at)})
+    job_ledger.settle(pick.claim, Settlement("scheduled", "exit_1", due_at=retry_at))
 
     second = market.publish(payload={"page": 1}, priority=0)
 
@@ -205,7 +205,7 @@ def test_publish_beside_retry_merges_into_unstarted_job(market: Market) -> None:
     pick = market.pick()
     second = market.publish()
     earlier = now() - timedelta(minutes=1)
-    job_ledger.settle({pick.claim: Settlement("scheduled", "exit_1", due_at=earlier)})
+    job_ledger.settle(pick.claim, Settlement("scheduled", "exit_1", due_at=earlier))
 
     third = market.publish()
 
@@ -219,8 +219,8 @@ def test_publish_other_payload_into_started_retry_renews_key(market: Market, beg
     first = market.publish(payload={"text": "a"})
     pick = market.pick()
     if began:
-        job_ledger.mark_sending([pick.claim])
-    job_ledger.settle({pick.claim: Settlement("scheduled", "x", due_at=now())})
+        job_ledger.mark_sending(pick.claim)
+    job_ledger.settle(pick.claim, Settlement("scheduled", "x", due_at=now()))
 
     market.publish(payload={"text": "b"})
 
@@ -236,7 +236,7 @@ def test_concurrent_publishes_create_one_job_and_merge_into_its_retry(market: Ma
     assert Job.objects.get().requests == 16
 
     pick = market.pick()
-    job_ledger.settle({pick.claim: Settlement("scheduled", "x", due_at=now())})
+    job_ledger.settle(pick.claim, Settlement("scheduled", "x", due_at=now()))
     assert all(each.duplicate for each in race(16, lambda _: market.publish()))
     assert Job.objects.get().requests == 32
 

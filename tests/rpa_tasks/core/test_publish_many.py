@@ -212,7 +212,7 @@ def test_racing_batches_and_runs_keep_one_run_a_window(
             return publish_many(pdd(number))
         for _ in range(20):
             if pick := market.pick(node=f"n{number}"):
-                job_ledger.settle({pick.claim: Settlement("succeeded")})
+                job_ledger.settle(pick.claim, Settlement("succeeded"))
         return []
 
     answers = race(16, act)

@@ -238,7 +238,7 @@ def test_job_of_a_lost_worker_is_repeated_only_where_that_is_safe(
     Job.objects.update(failures=failures)
     pick = market.pick()
     if began:
-        job_ledger.mark_sending([pick.claim])
+        job_ledger.mark_sending(pick.claim)
     Job.objects.update(lease_until=now() - timedelta(seconds=1))
 
     assert dispatch.rescue_expired_runs() == 1
@@ -315,7 +315,7 @@ def test_rescue_failure_of_one_job_keeps_the_others(
     market.shop("s2")
     fine = market.publish("s2", "act")
     for pick in (market.pick(), market.pick()):
-        job_ledger.mark_sending([pick.claim])
+        job_ledger.mark_sending(pick.claim)
     Job.objects.update(lease_until=now() - timedelta(seconds=1))
     record_run = dispatch.record_run
 

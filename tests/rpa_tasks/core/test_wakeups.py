@@ -73,8 +73,8 @@ def test_publish_wakeups_with_busy_slots_sends_nothing(market: Market, queue: Qu
 
 def test_publish_wakeups_refills_slots_of_ended_runs(market: Market, queue: Queue, node: ExecutionNode) -> None:
     publish(market, 3)
-    claims = [market.pick(QUEUE, node="n1").claim for _ in range(3)]
-    job_ledger.settle(dict.fromkeys(claims, Settlement("succeeded")))
+    for claim in [market.pick(QUEUE, node="n1").claim for _ in range(3)]:
+        job_ledger.settle(claim, Settlement("succeeded"))
     wakeups.publish_wakeups(publish(market, 5, first=3))
 
     assert len(queue) == 3

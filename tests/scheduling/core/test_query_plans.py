@@ -286,12 +286,12 @@ def test_job_statements_use_their_indexes(matrix: MatrixBuilder) -> None:
             wanted: dict[str, tuple[Callable[[], Any], set[str]]] = {
                 "dispatch_due": (lambda: job_ledger.dispatch_due(horizon=LEASE), {"rpa_job_due", JOB_KEY}),
                 "expired_runs": (job_ledger.expired_runs, {"rpa_job_leased"}),
-                "settle": (partial(job_ledger.settle, ids.ended), {JOB_KEY}),
+                "settle": (partial(job_ledger.settle, ids.claims[0], Settlement("succeeded")), {JOB_KEY}),
                 "renew": (partial(job_ledger.renew, ids.claims[0], lease=LEASE), {JOB_KEY}),
                 "cancel": (partial(job_ledger.cancel, ids.waiting, reason="by:ann"), {JOB_KEY}),
             }
             wanted["expired_runs"][1].add("rpa_one_run_a_shop")
-            wanted["mark_sending"] = (partial(job_ledger.mark_sending, ids.claims), {JOB_KEY})
+            wanted["mark_sending"] = (partial(job_ledger.mark_sending, ids.claims[0]), {JOB_KEY})
             wrong = wrong_plans("rpa_tasks_job", wanted)
             assert not wrong, _format_plans(statistics, wrong)
 
