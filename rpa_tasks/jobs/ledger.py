@@ -135,7 +135,7 @@ WITH head AS MATERIALIZED (
     SET task_id = claimed.task_id, lease_no = claimed.lease_no, last_served_at = statement_timestamp()
     FROM claimed WHERE lane.shop_id = claimed.shop_id
 )
-SELECT claimed.task_id, claimed.lease_no, head.shop_id, head.platform_id, head.queue, head.probes, head.task_id
+SELECT claimed.task_id, claimed.lease_no, head.shop_id, head.platform_id, head.probes, head.task_id
 FROM head LEFT JOIN claimed USING (task_id)
 """
 _AWAIT = "SELECT FROM rpa_tasks_job WHERE task_id = %(id)s FOR NO KEY UPDATE"
@@ -147,9 +147,6 @@ class Pick:
 
     claim: Claim
     shop_id: int  #: the shop's primary key
-    platform_id: int
-    queue: str
-    probes: bool  #: whether this run is the half-open trial of its platform
 
 
 class JobLedger:
@@ -172,9 +169,9 @@ class JobLedger:
                 found = sql.rows(_PICK, parameters)
                 if not found:
                     return None
-                task_id, lease_no, shop_id, platform_id, queue, probes, head = found[0]
+                task_id, lease_no, shop_id, platform_id, probes, head = found[0]
                 if task_id and (not probes or _claim_half_open_trial(task_id, platform_id)):
-                    return Pick(Claim(task_id, lease_no), shop_id, platform_id, queue, probes)
+                    return Pick(Claim(task_id, lease_no), shop_id)
                 # The rollback frees the lane, and those that another pick took since the look: they stay locked.
                 transaction.set_rollback(True)
             if task_id is None:
