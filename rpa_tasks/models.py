@@ -384,7 +384,8 @@ class Job(LedgerRow):
             models.Index(fields=["-created_at"], name="rpa_job_latest"),
         ]
         constraints = [
-            *LedgerRow.constraints_for("rpa_job"),
+            # A wake-up of a job has no lease: it names no job, and the next pass repeats a lost one.
+            LedgerRow.lease_constraint("rpa_job", ("running",)),
             # Enforces the lane in PostgreSQL, whatever the code does.
             models.UniqueConstraint(fields=["shop"], name="rpa_one_run_a_shop", condition=Q(state="running")),
             models.UniqueConstraint(

@@ -59,11 +59,11 @@ def _fill_jobs(flow: int, count: int) -> None:
         cursor.execute(
             """
             INSERT INTO rpa_tasks_job (
-                task_id, root_id, state, priority, due_at, planned_at, attempt, lease_no, wakeups, reason,
+                task_id, root_id, state, priority, due_at, planned_at, attempt, lease_no, reason,
                 created_at, shop_id, flow_id, payload, dedupe_key, fresh, requests, failures, source, node,
                 progress_message)
             SELECT gen_random_uuid(), gen_random_uuid(), 'scheduled', n %% 3, now() - random() * interval '20 minutes',
-                   now(), 0, 0, 0, '', now(), shop.id, %s, '{}', n::text, true, 1, 0, '', '', ''
+                   now(), 0, 0, '', now(), shop.id, %s, '{}', n::text, true, 1, 0, '', '', ''
             FROM generate_series(1, %s) AS n
             JOIN (SELECT id, row_number() OVER (ORDER BY id) - 1 AS place FROM rpa_tasks_shop) AS shop
                 ON shop.place = n %% 500

@@ -20,7 +20,6 @@ from django.db import connection, transaction
 
 from scheduling import sql
 from scheduling.ledger.transitions import (
-    WAKEUP_LEASE,
     Claim,
     Settlement,
     WakeUp,
@@ -155,7 +154,7 @@ class JobLedger:
 
         Safe to run concurrently on any node: only one caller gets a job.
         """
-        return fetch_wakeups(_DISPATCH_DUE, {"horizon": horizon, "limit": limit, "lease": WAKEUP_LEASE})
+        return fetch_wakeups(_DISPATCH_DUE, {"horizon": horizon, "limit": limit})
 
     def pick(self, queues: Sequence[str], *, node: str, lease: timedelta, ageing: timedelta) -> Pick | None:
         """Claim the best startable job of these queues together with its lane. Returns None if no job can start.
@@ -302,8 +301,7 @@ WITH due AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED
 )
 UPDATE rpa_tasks_job AS row
-SET state = 'queued', queued_at = statement_timestamp(), wakeups = LEAST(row.wakeups + 1, 30),
-    lease_until = GREATEST(row.due_at, statement_timestamp()) + %(lease)s * power(2, LEAST(row.wakeups, 6))
+SET state = 'queued'
 WHERE row.task_id = ANY(ARRAY(SELECT task_id FROM due))
 RETURNING row.task_id, row.due_at, row.priority, row.shop_id
 """
@@ -330,7 +328,7 @@ WITH locked AS MATERIALIZED (
     ORDER BY task_id FOR UPDATE
 )
 UPDATE rpa_tasks_job AS row
-SET state = 'cancelled', reason = %(reason)s, lease_until = NULL, settled_at = statement_timestamp()
+SET state = 'cancelled', reason = %(reason)s, settled_at = statement_timestamp()
 WHERE row.task_id = ANY(ARRAY(SELECT task_id FROM locked))
 RETURNING row.task_id
 """

@@ -42,7 +42,7 @@ from scheduling import sql
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import AftertouchError, Conflict, FieldError, InvalidInput, NotFound
 from scheduling.ids import new_id
-from scheduling.ledger.transitions import WAKEUP_LEASE, WakeUp
+from scheduling.ledger.transitions import WakeUp
 from scheduling.models import WAITING, Priority
 from scheduling.strict_text import find_unstorable_text
 
@@ -54,16 +54,13 @@ MAX_TIME_TO_DUE = timedelta(days=366)
 # Rows are ordered by shop, flow and key, so that two concurrent statements cannot deadlock.
 _INSERT_JOBS = """
 INSERT INTO rpa_tasks_job (
-    task_id, root_id, state, priority, due_at, planned_at, queued_at, lease_until, wakeups, attempt,
-    lease_no, reason, created_at, shop_id, flow_id, payload, dedupe_key, fresh, requests, failures, touch_key, deadline,
-    source, node, progress_message
+    task_id, root_id, state, priority, due_at, planned_at, attempt, lease_no, reason, created_at, shop_id, flow_id,
+    payload, dedupe_key, fresh, requests, failures, touch_key, deadline, source, node, progress_message
 )
 SELECT tried.task_id, tried.task_id, CASE WHEN tried.soon THEN 'queued' ELSE 'scheduled' END, {priority},
-       statement_timestamp() + tried.delay, statement_timestamp() + tried.delay,
-       CASE WHEN tried.soon THEN statement_timestamp() END,
-       CASE WHEN tried.soon THEN statement_timestamp() + tried.delay + %(lease)s END, tried.soon::int, 0, 0, '',
-       statement_timestamp(), tried.shop_id, {flow}, {payload}::jsonb, {key}, true, 1, 0, {touch}::uuid,
-       {deadline}::timestamptz, {source}, '', ''
+       statement_timestamp() + tried.delay, statement_timestamp() + tried.delay, 0, 0, '', statement_timestamp(),
+       tried.shop_id, {flow}, {payload}::jsonb, {key}, true, 1, 0, {touch}::uuid, {deadline}::timestamptz, {source},
+       '', ''
 FROM tried ORDER BY tried.shop_id{order}
 ON CONFLICT DO NOTHING
 RETURNING task_id, shop_id, state, due_at
@@ -499,7 +496,7 @@ def _insert(entries: Sequence[Publication]) -> list[WakeUp]:
     if not fitting:
         return []
     by_id, wakeups = {entry.task_id: entry for entry in fitting}, []
-    for task_id, shop, state, due_at in sql.rows(_INSERT, _columns(fitting) | {"lease": WAKEUP_LEASE}):
+    for task_id, shop, state, due_at in sql.rows(_INSERT, _columns(fitting)):
         entry = by_id[task_id]
         entry.result = Receipt(task_id, False, state)
         if state == "queued":

@@ -31,7 +31,7 @@ from scheduling import sql
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector, InvalidInput, check_number, check_texts
 from scheduling.ids import derive_id
-from scheduling.ledger.transitions import WAKEUP_LEASE, WakeUp
+from scheduling.ledger.transitions import WakeUp
 from scheduling.models import Priority
 from scheduling.policy.specs import hash_to_percent
 
@@ -85,7 +85,7 @@ def publish_round(schedule_id: int, due_at: datetime, args: Any, kwargs: Any) ->
     common = {
         "flow": flow.pk, "platform": flow.platform_id, "payload": json.dumps(payload),
         "priority": PRIORITIES[arguments.priority], "key": add_period(key, period), "window": lasts,
-        "by_clock": bool(period), "horizon": settings.AFTERTOUCH_HORIZON, "lease": WAKEUP_LEASE, "source": "schedule",
+        "by_clock": bool(period), "horizon": settings.AFTERTOUCH_HORIZON, "source": "schedule",
         "deadline": due_at + timedelta(seconds=arguments.due_seconds) if arguments.due_seconds else None, "touch": None,
     }  # fmt: skip
     shops = _active_shops(arguments.platform)

@@ -23,7 +23,7 @@ from scheduling.audit import record_action
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, InvalidInput, NotFound
 from scheduling.ids import new_id
-from scheduling.ledger.transitions import WAKEUP_LEASE, Settlement, WakeUp
+from scheduling.ledger.transitions import Settlement, WakeUp
 from scheduling.models import WAITING, Priority
 
 log = structlog.get_logger(__name__)
@@ -230,7 +230,6 @@ def _insert_check(lane: Lane, flow: Flow, by: str) -> None:
     given = {
         "id": task_id, "shop": lane.shop_id, "flow": flow.pk, "payload": "{}", "priority": Priority.HIGH,
         "key": f"{CHECK_KEY}{task_id}", "touch": None, "deadline": None, "source": f"login check by {by}"[:100],
-        "lease": WAKEUP_LEASE,
     }  # fmt: skip
     ((_, _, _, due_at),) = sql.rows(_TRY_CHECK + INSERT_JOBS, given)
     Lane.objects.filter(pk=lane.pk).update(check_id=task_id, check_reason="")

@@ -355,8 +355,6 @@ class Migration(migrations.Migration):
                     ('attempt', models.SmallIntegerField(default=0, verbose_name='attempts')),
                     ('lease_no', models.IntegerField(default=0, verbose_name='lease number')),
                     ('lease_until', models.DateTimeField(null=True, verbose_name='lease until')),
-                    ('wakeups', models.SmallIntegerField(default=0, verbose_name='wake-ups')),
-                    ('queued_at', models.DateTimeField(null=True, verbose_name='dispatched at')),
                     ('sending_at', models.DateTimeField(null=True, verbose_name='sending at')),
                     ('settled_at', models.DateTimeField(null=True, verbose_name='settled at')),
                     ('reason', models.CharField(blank=True, default='', max_length=64, verbose_name='reason')),
@@ -384,7 +382,7 @@ class Migration(migrations.Migration):
                     'ordering': ['-created_at'],
                     'permissions': [('run_job', 'Can publish jobs'), ('cancel_job', 'Can cancel jobs')],
                     'indexes': [models.Index(condition=models.Q(('state', 'scheduled')), fields=['due_at'], name='rpa_job_due'), models.Index(condition=models.Q(('state__in', ('queued', 'running'))), fields=['lease_until'], name='rpa_job_leased'), models.Index(condition=models.Q(('state__in', ('failed', 'unknown', 'cancelled'))), fields=['task_id', 'state'], name='rpa_job_rare'), models.Index(condition=models.Q(('state__in', ('scheduled', 'queued'))), fields=['shop', 'priority', 'due_at'], name='rpa_job_heads'), models.Index(condition=models.Q(('state__in', ('scheduled', 'queued'))), fields=['flow', 'shop', 'dedupe_key'], name='rpa_job_keys'), models.Index(condition=models.Q(('deadline__isnull', False), ('state__in', ('scheduled', 'queued', 'running'))), fields=['deadline'], name='rpa_job_deadline'), models.Index(fields=['-created_at'], name='rpa_job_latest')],
-                    'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('state__in', ('queued', 'running')), ('lease_until__isnull', False)), models.Q(models.Q(('state__in', ('queued', 'running')), _negated=True), ('lease_until__isnull', True)), _connector='OR'), name='rpa_job_leased_iff_lease'), models.UniqueConstraint(condition=models.Q(('state', 'running')), fields=('shop',), name='rpa_one_run_a_shop'), models.UniqueConstraint(condition=models.Q(('fresh', True), ('state__in', ('scheduled', 'queued'))), fields=('shop', 'flow', 'dedupe_key'), name='rpa_one_waits'), models.UniqueConstraint(condition=models.Q(('retry_of__isnull', False)), fields=('retry_of',), name='rpa_retried_once')],
+                    'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('state__in', ('running',)), ('lease_until__isnull', False)), models.Q(models.Q(('state__in', ('running',)), _negated=True), ('lease_until__isnull', True)), _connector='OR'), name='rpa_job_leased_iff_lease'), models.UniqueConstraint(condition=models.Q(('state', 'running')), fields=('shop',), name='rpa_one_run_a_shop'), models.UniqueConstraint(condition=models.Q(('fresh', True), ('state__in', ('scheduled', 'queued'))), fields=('shop', 'flow', 'dedupe_key'), name='rpa_one_waits'), models.UniqueConstraint(condition=models.Q(('retry_of__isnull', False)), fields=('retry_of',), name='rpa_retried_once')],
                 },
             ),
             migrations.CreateModel(

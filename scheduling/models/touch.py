@@ -5,6 +5,7 @@ Only `scheduling.ledger` and `rpa_tasks.jobs` write them. A claim increments `le
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.conf import settings
@@ -48,9 +49,6 @@ class LedgerRow(models.Model):
     #: The fence: every claim increments it, every later write of the claimant names it.
     lease_no = models.IntegerField(_("lease number"), default=0)
     lease_until = models.DateTimeField(_("lease until"), null=True)
-    #: Wake-ups published for the current `due_at`; each doubles the wait for the next.
-    wakeups = models.SmallIntegerField(_("wake-ups"), default=0)
-    queued_at = models.DateTimeField(_("dispatched at"), null=True)
     #: From now on the receiver may have seen it. An end without a response is `unknown`.
     sending_at = models.DateTimeField(_("sending at"), null=True)
     settled_at = models.DateTimeField(_("settled at"), null=True)
@@ -72,15 +70,13 @@ class LedgerRow(models.Model):
         ]
 
     @staticmethod
-    def constraints_for(table: str) -> list[models.BaseConstraint]:
-        """Return the constraint that a row has a lease exactly while it is queued or running."""
-        leased = Q(state__in=LEASED)
-        return [
-            models.CheckConstraint(
-                name=f"{table}_leased_iff_lease",
-                condition=(leased & Q(lease_until__isnull=False)) | (~leased & Q(lease_until__isnull=True)),
-            )
-        ]
+    def lease_constraint(table: str, states: Sequence[str]) -> models.CheckConstraint:
+        """Return the constraint that a row has a lease exactly while it is in one of these states."""
+        leased = Q(state__in=states)
+        return models.CheckConstraint(
+            name=f"{table}_leased_iff_lease",
+            condition=(leased & Q(lease_until__isnull=False)) | (~leased & Q(lease_until__isnull=True)),
+        )
 
 
 class TouchState(models.TextChoices):
@@ -109,6 +105,9 @@ class Touch(LedgerRow):
     state = models.CharField(
         _("state"), max_length=10, choices=TouchState, default=TouchState.SCHEDULED, editable=False
     )
+    #: Wake-ups published for the current `due_at`; each doubles the wait for the next.
+    wakeups = models.SmallIntegerField(_("wake-ups"), default=0)
+    queued_at = models.DateTimeField(_("dispatched at"), null=True)
     #: The pause that keeps this touch from dispatch ("" for none): "all", "channel:hook" or "node:x".
     paused_by = models.CharField(_("paused by"), max_length=120, default="", blank=True)
     # The keys below have no index if no frequent query needs one: each index costs every update a write. Queries for
@@ -192,7 +191,7 @@ class Touch(LedgerRow):
             ),
         ]
         constraints = [
-            *LedgerRow.constraints_for("touch"),
+            LedgerRow.lease_constraint("touch", LEASED),
             # Read by queries for the touches of an event.
             models.UniqueConstraint(
                 fields=["event", "node", "retry_of"], name="touch_once_an_event", nulls_distinct=False

@@ -44,11 +44,12 @@ def read_drawing(title: str) -> tuple[set[Arrow], set[str]]:
 
 def set_state(model: type[LedgerRow], task_id: UUID, state: str) -> None:
     """In this state, as the ledger would have left it, with a lease that has run out."""
-    leased = state in ("queued", "running")
+    leased = state == "running" or (state == "queued" and model is Touch)
+    dispatched = {"queued_at": None} if model is Touch else {}
     Lane.objects.update(task_id=None)
     model.objects.filter(pk=task_id).update(
-        state=state, due_at=now() - timedelta(seconds=1), lease_no=7, sending_at=None, queued_at=None,
-        lease_until=now() - timedelta(seconds=1) if leased else None,
+        state=state, due_at=now() - timedelta(seconds=1), lease_no=7, sending_at=None,
+        lease_until=now() - timedelta(seconds=1) if leased else None, **dispatched,
     )  # fmt: skip
 
 

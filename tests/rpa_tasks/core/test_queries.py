@@ -156,10 +156,10 @@ def explain(statement: str, parameters: Any) -> Iterator[dict[str, Any]]:
 
 
 _MANY = """
-INSERT INTO rpa_tasks_job (task_id, root_id, state, priority, due_at, planned_at, attempt, lease_no, wakeups,
-    reason, created_at, shop_id, flow_id, payload, dedupe_key, fresh, requests, failures, source, node,
+INSERT INTO rpa_tasks_job (task_id, root_id, state, priority, due_at, planned_at, attempt, lease_no, reason,
+    created_at, shop_id, flow_id, payload, dedupe_key, fresh, requests, failures, source, node,
     progress_message, settled_at)
-SELECT id, id, COALESCE((%(rare)s::text[])[1 + n / 5], 'succeeded'), 1, now(), now(), 1, 1, 0, '', now(),
+SELECT id, id, COALESCE((%(rare)s::text[])[1 + n / 5], 'succeeded'), 1, now(), now(), 1, 1, '', now(),
     shop_id, flow_id, '{}', '', false, 1, 0, '', '', '', now()
 FROM (SELECT shop_id, flow_id FROM rpa_tasks_job LIMIT 1) AS model,
     (SELECT gen_random_uuid() AS id, n FROM generate_series(0, 4000) AS n) AS made

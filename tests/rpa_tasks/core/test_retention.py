@@ -47,7 +47,7 @@ def make_ended_job(market: Market) -> Any:
 def test_retention_deletes_ended_jobs_with_runs_and_evidence(make_ended_job: Any) -> None:
     make_ended_job()
     make_ended_job("cancelled")
-    make_ended_job("queued", lease_until=now())
+    make_ended_job("queued")
 
     assert retention.delete_expired_rows()["rpa_tasks_job"] == 2
     assert (Job.objects.count(), Run.objects.count(), Evidence.objects.count()) == (1, 1, 1)

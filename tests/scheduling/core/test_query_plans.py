@@ -411,12 +411,13 @@ def fill(table: str, like: UUID, own: Mapping[str, str], *, scale: int = 1) -> I
     queued = {
         **{name: value for name, value in ended.items() if name in ("customer_id", "fresh")},
         "state": "'queued'", "lease_until": "now() + n * interval '1 millisecond'", "due_at": "now()",
-        "queued_at": "now()", "lease_no": "0",
+        "lease_no": "0", **({"queued_at": "now()"} if table == "scheduling_touch" else {}),
     }  # fmt: skip
     scheduled = queued | {"state": "'scheduled'", "lease_until": "NULL"}
     running = queued | {"state": "'running'", "lease_no": "1"}
     if table == "rpa_tasks_job":
         running["shop_id"] = "1000000 + n"  # a shop runs one job at a time
+        queued["lease_until"] = "NULL"
     for changes, count in ((ended, ENDED), (queued, WAITING // 2), (scheduled, WAITING // 2), (running, RUNNING)):
         _insert(table, like, own | changes, count // scale)
     yield NEVER
