@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -34,6 +34,7 @@ from rpa_tasks.jobs.payloads import (
     flow_key_of,
     name_touch_key,
     payload_errors,
+    split_period,
     unstorable_reason,
 )
 from rpa_tasks.jobs.wakeups import wakeup_publisher
@@ -90,8 +91,6 @@ class PublishRequest:
     merges_into_any: bool = False  #: into the waiting job of any payload; of a requester who cannot choose one
     not_before: datetime | None = None  #: the earliest start, beside `delay`
     deadline: datetime | None = None  #: when the job is to be done; later it counts as late
-    period: str = ""  #: of the flow's clock, set by `check_request`; requests of different ones never merge
-    window: timedelta | None = None  #: how long the job holds its key, set by `check_request`
     merges: bool = True  #: whether the waiting job takes over payload, priority and time; a schedule leaves them
 
 
@@ -120,14 +119,18 @@ PublishResult = Receipt | InvalidInput | BacklogFull | Exception
 
 @dataclass(slots=True)
 class Publication:
-    """A valid request on its way to a job, with its place in the batch."""
+    """A request on its way to a job, as the job stores it, with its place in the batch."""
 
-    place: int
     request: PublishRequest
     shop: Shop
     flow: Flow
-    key: str | None  #: None: it merges with nothing
-    task_id: UUID  #: of the job that it may become
+    payload: Mapping[str, Any]
+    unfit: list[FieldError]  #: errors of the payload
+    delay: timedelta
+    key: str | None = None  #: within the period of the flow's clock; None: it merges with nothing
+    window: timedelta | None = None  #: how long the job holds its key; None: it holds none
+    place: int = 0
+    task_id: UUID = field(default_factory=new_id)  #: of the job that it may become
     result: PublishResult | None = None
 
     @property
@@ -135,9 +138,12 @@ class Publication:
         return self.shop.pk, self.flow.pk, self.key or ""
 
     @property
-    def window(self) -> timedelta | None:
-        """Return how long the job holds its key; None if it holds none."""
-        return self.request.window if self.key is not None and _shares_window(self.request, self.flow) else None
+    def keeps_payload(self) -> bool:
+        """Return whether the waiting job keeps its payload.
+
+        The data of a customer stays in jobs of their own touches, where an erasure finds it.
+        """
+        return self.request.keeps_payload or self.request.touch_key is not None
 
 
 def publish_job(request: PublishRequest) -> Receipt:
@@ -145,26 +151,21 @@ def publish_job(request: PublishRequest) -> Receipt:
 
     Raises: `InvalidInput` with the field; `BacklogFull` if too many jobs are waiting.
     """
-    shop, flow = _find_shop_and_flow(request)
-    request, unfit = check_request(request, flow)
-    if unfit and not request.keeps_payload:
-        raise InvalidInput(*unfit)
-    key = choose_dedupe_key(request, flow)
-    entry = Publication(0, request, shop, flow, key, new_id())
-    wakeups: list[WakeUp] = []
+    entry = _prepare(request, *_find_shop_and_flow(request))
+    key, wakeups = entry.key, list[WakeUp]()
     if request.merges_into_any and key is not None:
         # A run may take the found job before the merge. Then another one may wait.
-        while entry.result is None and (found := _find_waiting_key(entry)) is not None:
+        while entry.result is None and (found := _find_waiting_key(entry, key)) is not None:
             entry.key = found
             wakeups = _merge([entry])
-            entry.key = key
-    if entry.result is None and not unfit:
+        entry.key = key
+    if entry.result is None and not entry.unfit:
         wakeups = _store(entry)
     elif entry.result is None and key is not None:
         # A request that keeps the waiting job's payload need not bring a valid one.
         wakeups = _merge([entry])
     if entry.result is None:
-        raise InvalidInput(*unfit)
+        raise InvalidInput(*entry.unfit)
     if not isinstance(entry.result, Receipt):
         raise entry.result
     if wakeups:
@@ -192,12 +193,11 @@ def _store(entry: Publication) -> list[WakeUp]:
             transaction.set_rollback(True)
 
 
-def _find_waiting_key(entry: Publication) -> str | None:
-    """Return the key of a waiting job of any payload."""
-    period = entry.request.period
+def _find_waiting_key(entry: Publication, key: str) -> str | None:
+    """Return the key of a waiting job of any payload, in the period of this key."""
+    period, _key = split_period(key)
     waiting = Job.objects.filter(shop_id=entry.shop.pk, flow_id=entry.flow.pk, state__in=WAITING).filter(
-        Q(dedupe_key__in=[entry.key, add_period("", period)])
-        | Q(dedupe_key__startswith=add_period(PAYLOAD_KEY, period))
+        Q(dedupe_key__in=[key, period]) | Q(dedupe_key__startswith=period + PAYLOAD_KEY)
     )
     return waiting.order_by("-fresh", "due_at").values_list("dedupe_key", flat=True).first()
 
@@ -208,7 +208,7 @@ def publish_many(requests: Sequence[PublishRequest]) -> list[PublishResult]:
     Duplicates within the batch resolve in order. Waits for each lock at most 1 s.
     """
     results: dict[int, PublishResult] = {}
-    left = _prepare(requests)
+    left = _prepare_batch(requests)
     while left:
         chosen, left = _split_first_of_each_key(left)
         waiting = _refuse_in_window(chosen)
@@ -255,80 +255,64 @@ def _find_shop_and_flow(request: PublishRequest) -> tuple[Shop, Flow]:
     return shop, flow
 
 
-def check_request(
-    request: PublishRequest, flow: Flow, at: datetime | None = None
-) -> tuple[PublishRequest, list[FieldError]]:
-    """Return the request as it is stored, and the errors of its payload. `at` is PostgreSQL's time, if known.
+def _prepare(request: PublishRequest, shop: Shop, flow: Flow, at: datetime | None = None) -> Publication:
+    """Return the request as its job stores it. `at` is PostgreSQL's time, if known.
 
-    Raises: `InvalidInput` for every other error.
+    Raises: `InvalidInput`. A payload that does not fit the flow is no error while a waiting job may keep its own.
     """
     if at is None and (request.not_before or request.deadline or flow.dedupe_period):
         at = sql.now()
+    delay = request.delay
     if request.not_before is not None and at is not None:
         # It becomes the delay, by PostgreSQL's clock. The past means at once.
-        delay = max(request.delay, request.not_before - at)
+        delay = max(delay, request.not_before - at)
         if delay > MAX_DELAY:
             raise InvalidInput.of("not_before", _("within %(days)s days", days=MAX_DELAY.days))
-        request = replace(request, delay=delay, not_before=None)
-    _check_members(request, at)
-    if flow.has_window:
-        period, lasts = payloads.find_window(flow, at, request.delay)
-        longest = LONGEST_KEY - len(add_period("", period))
-        if len(request.dedupe_key or "") > longest:
-            raise InvalidInput.of("dedupe_key", _("at most %(most)s characters in a flow with a period", most=longest))
-        request = replace(request, period=period, window=lasts)
-    if not unstorable_reason(request.payload):
-        request = replace(request, payload=as_stored(request.payload))
-    if request.touch_key:
-        # The data of a customer stays in jobs of their own touches, where an erasure finds it.
-        request = replace(request, keeps_payload=True)
-    return request, payload_errors(request.payload, flow)
+    _check_members(request, delay, at)
+    period, lasts = payloads.find_window(flow, at, delay) if flow.has_window else ("", None)
+    longest = LONGEST_KEY - len(add_period("", period))
+    if len(request.dedupe_key or "") > longest:
+        raise InvalidInput.of("dedupe_key", _("at most %(most)s characters in a flow with a period", most=longest))
+    if problem := unstorable_reason(request.payload):
+        raise InvalidInput.of("payload", problem)
+    payload = as_stored(request.payload)
+    entry = Publication(request, shop, flow, payload, payload_errors(payload, flow), delay)
+    if entry.unfit and not entry.keeps_payload:
+        raise InvalidInput(*entry.unfit)
+    # Outside a window a touch has a key of its own. In one it has none of a flow that merges nothing.
+    if request.touch_key and not (flow.has_window and (flow.dedupe_by != DedupeBy.NONE or request.dedupe_key)):
+        entry.key = name_touch_key(request.touch_key)
+        return entry
+    key = flow_key_of(flow, payload) if request.dedupe_key is None else request.dedupe_key or None
+    if key is not None:
+        entry.key, entry.window = add_period(key, period), lasts
+    return entry
 
 
-def _check_members(request: PublishRequest, at: datetime | None) -> None:
+def _check_members(request: PublishRequest, delay: timedelta, at: datetime | None) -> None:
     errors = []
     if request.priority not in Priority.values:
         errors.append(FieldError("priority", _("high, normal or low")))
-    if not timedelta(0) <= request.delay <= MAX_DELAY:
+    if not timedelta(0) <= delay <= MAX_DELAY:
         errors.append(FieldError("delay_seconds", _("between 0 and %(most)s", most=int(MAX_DELAY.total_seconds()))))
     key = request.dedupe_key or ""
-    if request.deadline and at and not timedelta(0) < request.deadline - at - request.delay <= MAX_TIME_TO_DUE:
-        errors.append(
-            FieldError("due_at", _("within %(days)s days after the earliest start", days=MAX_TIME_TO_DUE.days))
-        )
+    if request.deadline and at and not timedelta(0) < request.deadline - at - delay <= MAX_TIME_TO_DUE:
+        problem = _("within %(days)s days after the earliest start", days=MAX_TIME_TO_DUE.days)
+        errors.append(FieldError("due_at", problem))
     if len(key) > LONGEST_KEY:
         errors.append(FieldError("dedupe_key", _("at most %(most)s characters", most=LONGEST_KEY)))
     if key.startswith(RESERVED_KEY_PREFIX):
-        errors.append(
-            FieldError(
-                "dedupe_key",
-                _("must not start with “%(prefix)s”", prefix=RESERVED_KEY_PREFIX),
-            )
-        )
+        errors.append(FieldError("dedupe_key", _("must not start with “%(prefix)s”", prefix=RESERVED_KEY_PREFIX)))
     if problem := find_unstorable_text(key):
         errors.append(FieldError("dedupe_key", problem))
     if errors:
         raise InvalidInput(*errors)
 
 
-def choose_dedupe_key(request: PublishRequest, flow: Flow) -> str | None:
-    """Return the key under which the request merges. None: it merges with nothing."""
-    if request.touch_key and not _shares_window(request, flow):
-        return name_touch_key(request.touch_key)
-    key = flow_key_of(flow, request.payload) if request.dedupe_key is None else request.dedupe_key or None
-    return None if key is None else add_period(key, request.period)
-
-
-def _shares_window(request: PublishRequest, flow: Flow) -> bool:
-    """Return whether the window of the flow covers the request. A flow that merges nothing gives a touch no key."""
-    has_key = not request.touch_key or flow.dedupe_by != DedupeBy.NONE or bool(request.dedupe_key)
-    return flow.has_window and has_key
-
-
 # --- batches ---------------------------------------------------------------------------------------------------------
 
 
-def _prepare(requests: Sequence[PublishRequest]) -> list[Publication]:
+def _prepare_batch(requests: Sequence[PublishRequest]) -> list[Publication]:
     """Return the valid requests that the statements serve, with their shops and flows."""
     platforms, shop_ids = {each.platform for each in requests}, {each.shop_id for each in requests}
     found_shops = (
@@ -353,11 +337,12 @@ def _prepare(requests: Sequence[PublishRequest]) -> list[Publication]:
         if shop is None or flow is None or request.touch_key or request.merges_into_any:
             continue
         try:
-            stored, unfit = check_request(request, flow, at)
+            entry = _prepare(request, shop, flow, at)
         except InvalidInput:
             continue
-        if not unfit:
-            entries.append(Publication(place, stored, shop, flow, choose_dedupe_key(stored, flow), new_id()))
+        if not entry.unfit:
+            entry.place = place
+            entries.append(entry)
     return entries
 
 
@@ -583,10 +568,10 @@ def _columns(entries: Sequence[Publication]) -> dict[str, Any]:
         "windows": [entry.window for entry in entries],
         "touches": [each.touch_key for each in requests],
         "merges": [each.merges for each in requests],
-        "renews": [each.merges and not each.keeps_payload for each in requests],
+        "renews": [entry.request.merges and not entry.keeps_payload for entry in entries],
         "priorities": [each.priority for each in requests],
-        "delays": [each.delay for each in requests],
-        "payloads": [json.dumps(each.payload) for each in requests],
+        "delays": [entry.delay for entry in entries],
+        "payloads": [json.dumps(entry.payload) for entry in entries],
         "deadlines": deadlines,
         "sources": [each.source[:100] for each in requests],
         "horizon": settings.AFTERTOUCH_HORIZON,
