@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 from simple_history.models import HistoricalRecords
 
-from rpa_tasks.outcomes import DEFAULT_DELAYS
+from rpa_tasks.outcomes import DEFAULT_DELAYS, RunOutcome
 from scheduling.errors import check_number, check_retry_delays, check_span, check_texts
 from scheduling.ids import reveal_odd_characters
 from scheduling.models import WAITING, LedgerRow
@@ -422,15 +422,16 @@ class DedupeWindow(models.Model):
 class Run(models.Model):
     """One attempt of a job on a node, and its outcome. Append-only, except for repeated deferrals."""
 
-    class Outcome(models.TextChoices):
-        SUCCEEDED = "succeeded", _("Succeeded")
-        TRANSIENT = "transient", _("Failed, may succeed later")
-        BUSINESS = "business", _("Failed for good")
-        SESSION = "session", _("Login needed")
-        PLATFORM = "platform", _("Blocked by the platform")
-        DEFERRED = "held", _("Did not start")  #: no browser in time, or the node was stopping
-        CANCELLED = "cancelled", _("Cancelled")
-        UNKNOWN = "unknown", _("Unknown")
+    OUTCOMES = {
+        RunOutcome.SUCCEEDED.value: _("Succeeded"),
+        RunOutcome.TRANSIENT.value: _("Failed, may succeed later"),
+        RunOutcome.BUSINESS.value: _("Failed for good"),
+        RunOutcome.SESSION.value: _("Login needed"),
+        RunOutcome.PLATFORM.value: _("Blocked by the platform"),
+        RunOutcome.DEFERRED.value: _("Did not start"),
+        RunOutcome.CANCELLED.value: _("Cancelled"),
+        RunOutcome.UNKNOWN.value: _("Unknown"),
+    }
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="runs", verbose_name=_("job"))
     number = models.IntegerField(_("number"))
@@ -442,7 +443,7 @@ class Run(models.Model):
     pool_wait = models.DurationField(_("wait for a browser"), null=True)
     #: Whether its browser was already running; empty: it got none.
     warm = models.BooleanField(_("warm browser"), null=True)
-    outcome = models.CharField(_("outcome"), max_length=10, choices=Outcome)
+    outcome = models.CharField(_("outcome"), max_length=10, choices=OUTCOMES)
     reason = models.CharField(_("reason"), max_length=64, blank=True)
     exit_code = models.IntegerField(_("exit code"), null=True)
     #: End of the command's output, at most 10,000 characters, secrets masked.

@@ -15,14 +15,14 @@ JITTER = 0.1
 
 
 class RunOutcome(StrEnum):
-    """Values of `Run.Outcome` for modules that may not import Django."""
+    """What one run of a job came to."""
 
     SUCCEEDED = "succeeded"
     TRANSIENT = "transient"
     BUSINESS = "business"
     SESSION = "session"
     PLATFORM = "platform"
-    DEFERRED = "held"
+    DEFERRED = "held"  #: no browser in time, or the node was stopping
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"
 
@@ -54,8 +54,6 @@ class CommandResult:
     #: End of its output, at most 8,000 characters, secrets masked.
     tail: str = ""
     result: dict[str, Any] | None = None
-    #: The program was entered: it may have had its effect.
-    started: bool = False
 
 
 @dataclass(frozen=True, slots=True)

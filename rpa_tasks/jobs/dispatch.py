@@ -110,7 +110,7 @@ def _settlement_of(fresh: Job, flow: Flow, verdict: Verdict, rests: bool, at: da
 
 def record_run(fresh: Job, settlement: Settlement, burns: bool, ended: RunResult, at: datetime) -> None:
     last = fresh.runs.order_by("-id").first()
-    if last and ended.verdict.outcome == last.outcome == Run.Outcome.DEFERRED and last.reason == ended.verdict.reason:
+    if last and ended.verdict.outcome == last.outcome == RunOutcome.DEFERRED and last.reason == ended.verdict.reason:
         # A job may be deferred every few seconds for days. One run row records the whole period.
         Run.objects.filter(pk=last.pk).update(ended_at=at, lease_no=fresh.lease_no, node=fresh.node)
         return

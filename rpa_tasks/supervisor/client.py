@@ -209,7 +209,7 @@ class SupervisedCommand:
 
     def _end(self, ended: ExitCause, **details: Any) -> None:
         adopt_orphans(self._adopted_before)
-        self._ending = CommandResult(ended, result=self._result, started=self._pid is not None, **details)
+        self._ending = CommandResult(ended, result=self._result, **details)
         self._events.append(self._ending)
         try:
             self._process.wait(timeout=5)

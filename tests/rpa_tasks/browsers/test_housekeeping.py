@@ -138,7 +138,7 @@ def evidence(job: Job, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(cleaning, "BATCH", 2)
     settings.AFTERTOUCH_RPA_EVIDENCE_KEPT = timedelta(days=14)
     for days in (15, 15, 20, 16, 17, 13, 0):
-        run = Run.objects.create(job=job, number=1, lease_no=1, started_at=now(), outcome=Run.Outcome.BUSINESS)
+        run = Run.objects.create(job=job, number=1, lease_no=1, started_at=now(), outcome="business")
         Evidence.objects.create(run=run, kind="log", content=b"x", created_at=now() - timedelta(days=days))
 
 

@@ -23,7 +23,7 @@ def test_command_with_expired_lease_is_not_started(task: TaskCommands) -> None:
         while not isinstance(ending := supervised.next_event(timeout=5), CommandResult):
             pass
 
-    assert (ending.ended, ending.error, ending.started) == (ExitCause.NOT_STARTED, "lease_lost", False)
+    assert (ending.ended, ending.error) == (ExitCause.NOT_STARTED, "lease_lost")
     assert not began.exists()
     verdict = judge(ending, exit_codes={}, idempotent=False, needs_result=False)
     assert (verdict.outcome, verdict.reason) == (RunOutcome.TRANSIENT, "lease_lost")  # no doubt: nothing of it ran

@@ -4,13 +4,11 @@ from datetime import timedelta
 from itertools import product
 from typing import Any
 
-from rpa_tasks.models import Run
 from rpa_tasks.outcomes import (
     DEFAULT_DELAYS,
     PERMANENT_START_ERRORS,
     CommandResult,
     ExitCause,
-    RunOutcome,
     judge,
     retry_delay,
 )
@@ -19,7 +17,7 @@ TABLE = {"transient": [1, 2], "business": [65, 66], "session": [77], "platform":
 
 
 def run(ended: ExitCause, code: int | None = None, **changes: Any) -> CommandResult:
-    return CommandResult(ended, exit=code, started=True, **changes)
+    return CommandResult(ended, exit=code, **changes)
 
 
 def exited(code: int | None = None, **changes: Any) -> CommandResult:
@@ -48,8 +46,6 @@ VERDICTS: list[tuple[CommandResult, str, str]] = [
     (run(ExitCause.LEASE_LOST, signal=9), "transient lease_lost", "unknown lease_lost"),
     (run(ExitCause.RUNNER_LOST, signal=15), "transient runner_lost", "unknown runner_lost"),
     (run(ExitCause.SUPERVISOR_LOST), "transient supervisor_lost", "unknown supervisor_lost"),
-    # It may have died between the start and the news of it.
-    (CommandResult(ExitCause.SUPERVISOR_LOST), "transient supervisor_lost", "unknown supervisor_lost"),
     (run(ExitCause.NODE_STOPPING, signal=15), "held node_stopping", "unknown node_stopping"),
     (run(ExitCause.CANCELLED, 75), "cancelled cancelled", ""),
     # A result, and a listed exit status, count although the command was asked to end.
@@ -64,10 +60,6 @@ VERDICTS: list[tuple[CommandResult, str, str]] = [
 def verdict(ending: CommandResult, *, idempotent: bool = False, needs_result: bool = False) -> str:
     told = judge(ending, exit_codes=TABLE, idempotent=idempotent, needs_result=needs_result)
     return f"{told.outcome.value} {told.reason}".strip()
-
-
-def test_run_outcomes_match_model_choices() -> None:
-    assert {outcome.value for outcome in RunOutcome} == set(Run.Outcome.values)
 
 
 def test_end_of_a_command_has_its_verdict() -> None:

@@ -39,7 +39,7 @@ def test_command_reports_start_progress_result_and_end(task: TaskCommands) -> No
     heard, ending = run_to_end(task.shell(script))
     assert isinstance(heard[0], Started)
     assert Progress(0.4, "page 2") in heard
-    assert ending == CommandResult(ExitCause.EXITED, exit=0, result={"read": 12}, started=True, tail=ending.tail)
+    assert ending == CommandResult(ExitCause.EXITED, exit=0, result={"read": 12}, tail=ending.tail)
     assert "hello\n" in ending.tail
     assert '{"result": {}} careful\n' in task.log.read_text()
 
@@ -100,7 +100,7 @@ def test_failed_command_start_has_a_reason(task: TaskCommands) -> None:
             program.chmod(mode)
         heard, ending = run_to_end(task.order(str(program)))
         assert heard == []
-        assert (ending.ended, ending.error, ending.started) == (ExitCause.NOT_STARTED, reason, False)
+        assert (ending.ended, ending.error) == (ExitCause.NOT_STARTED, reason)
         assert str(program) in ending.tail
 
 
