@@ -6,6 +6,7 @@ import subprocess
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from rpa_tasks.jobs.publish import BacklogFull, Receipt
 from rpa_tasks.models import Flow, Job
 from rpa_tasks.supervisor import command
 from scheduling.errors import InvalidInput
+from scheduling.ids import new_id
 from scheduling.ledger.transitions import Settlement
 from tests.rpa_tasks.core.conftest import Market
 from tests.support.second_connection import Race, SecondConnection
@@ -160,10 +162,10 @@ def test_publish_into_any_waiting_job_finds_the_one_behind_a_new_run(
 
 
 def test_publish_refuses_unstorable_payload_before_its_key(market: Market) -> None:
-    market.flow("reply", dedupe_by="payload")
-    for payload in ({"to": "\ud800"}, {"to": {"a", "set"}}):
+    market.flow("reply", dedupe_by="payload", dedupe_window=timedelta(hours=1))
+    for payload, touch in product(({"to": "\ud800"}, {"to": {"a", "set"}}), (None, new_id())):
         with pytest.raises(InvalidInput):
-            market.publish(task_type="reply", payload=payload)
+            market.publish(task_type="reply", payload=payload, touch_key=touch)
 
 
 def test_publish_with_its_own_payload_merges_no_invalid_one_into_any(market: Market) -> None:
