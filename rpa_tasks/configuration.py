@@ -365,10 +365,12 @@ class Platforms(Pausable):
 
     def check_among(self, rows: Sequence[Listed], plan: Plan) -> None:
         super().check_among(rows, plan)
+        task_types: dict[str, list[str]] = {}
+        for platform, task_type in plan.in_use(Flow):
+            task_types.setdefault(platform, []).append(task_type)
         for one in rows:
-            task_types = {task_type for platform, task_type in plan.in_use(Flow) if (platform,) == one.key}
             with self.errors_at(one):
-                check_platform(self.read_values(one.row), task_types, one.stored)
+                check_platform(self.read_values(one.row), task_types.get(one.row.key, ()), one.stored)
         if "shops" in plan.document:
             return  # their section compares the browsers
         paths = {one.row.key: one.path for one in rows}
