@@ -461,9 +461,10 @@ def list_shops(request: HttpRequest, filters: Query[ShopFilters]) -> dict[str, A
 def rebalance(request: HttpRequest, wish: RebalanceIn) -> shops.UnpinCounts:
     """Release the preferred node of many shops. Nodes with free slots take the shops with a new browser profile, so
     platforms may ask for a login again. Shops with a running job keep their node and count as `running`."""
-    return shops.unpin_matching_shops(
-        by=build_api_key_actor(request).name, platform=wish.platform, shop_ids=wish.shop_ids, node=wish.node
-    )
+    with sql.brief_lock_waits():
+        return shops.unpin_matching_shops(
+            by=build_api_key_actor(request).name, platform=wish.platform, shop_ids=wish.shop_ids, node=wish.node
+        )
 
 
 @router.post("/rpa/shops/{platform}/{shop_id}/logged-in", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})

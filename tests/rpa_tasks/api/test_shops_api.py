@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import psycopg
 import pytest
 from django.db import transaction
 from django.utils.timezone import now
@@ -15,7 +16,7 @@ from rpa_tasks.models import Breaker, ExecutionNode, Job, Lane, Platform, Shop
 from scheduling.errors import NotFound
 from scheduling.ids import new_id
 from tests.rpa_tasks.api.conftest import Market, send_until_free
-from tests.scheduling.api.serving import Client, run_concurrently
+from tests.scheduling.api.serving import Client, database_url, run_concurrently
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -129,6 +130,13 @@ def test_rebalance_releases_shops_without_running_job(api: Client, market: Marke
     wish = {"platform": "pdd", "shop_ids": ["s1", "s2"], "node": "n1"}
     assert api("POST", "/rpa/shops/rebalance", wish).json() == {"released": 1, "running": 1}
     assert [lane.home for lane in Lane.objects.order_by("shop_id")] == ["", "n1"]
+
+
+def test_rebalance_waits_for_a_locked_lane_as_briefly_as_other_actions(api: Client, market: Market) -> None:
+    Lane.objects.update(home="n1")
+    with psycopg.connect(database_url()) as other:
+        other.execute("SELECT FROM rpa_tasks_lane FOR NO KEY UPDATE")
+        assert api("POST", "/rpa/shops/rebalance", {"node": "n1"}).status_code == 503
 
 
 @each_row(
