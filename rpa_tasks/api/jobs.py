@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from django.db.models import Prefetch, Q, prefetch_related_objects
+from django.db.models import Count, OuterRef, Prefetch, Q, QuerySet, Subquery
+from django.db.models.functions import Coalesce
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.timezone import now
@@ -48,7 +49,7 @@ from scheduling.api.schemas import (
 )
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import InvalidInput, NotFound
-from scheduling.models import Priority, Scope
+from scheduling.models import WAITING, Priority, Scope
 from scheduling.operations import bulk_actions
 from scheduling.operations.bulk_actions import FASTEST, SLOWEST
 
@@ -215,23 +216,23 @@ class ShopFilters(Page):
 
 
 class ShopOut(Schema):
-    platform: str = Field(alias="shop.platform.key")
-    shop_id: str = Field(alias="shop.shop_id")
-    name: str = Field(alias="shop.name")
+    platform: str = Field(alias="platform.key")
+    shop_id: str
+    name: str
     login: str
-    login_lost_at: datetime | None = Field(alias="shop.login_lost_at")
-    paused: bool = Field(alias="shop.paused")
-    platform_paused: bool = Field(alias="shop.platform.paused")
-    breaker_open_until: datetime | None
-    dedicated_queue: bool = Field(alias="shop.dedicated_queue")
+    login_lost_at: datetime | None
+    paused: bool
+    platform_paused: bool = Field(alias="platform.paused")
+    breaker_open_until: datetime | None = Field(alias="platform.breaker.open_until")
+    dedicated_queue: bool
     waiting: int
-    running: UUID | None
-    last_served_at: datetime | None
-    last_success_at: datetime | None
+    running: UUID | None = Field(alias="lane.task_id")
+    last_served_at: datetime | None = Field(alias="lane.last_served_at")
+    last_success_at: datetime | None = Field(alias="lane.last_success_at")
 
     @staticmethod
-    def resolve_login(state: queries.ShopState) -> str:
-        return "checking" if state.checking else state.shop.login_state
+    def resolve_login(shop: Any) -> str:
+        return "checking" if shop.checked and shop.login_state == LoginState.NEEDED else shop.login_state
 
 
 class ShopsOut(Schema):
@@ -362,15 +363,13 @@ def list_jobs(request: HttpRequest, filters: Query[JobFilters]) -> dict[str, Any
     """List jobs, newest first. `shop` is a shop id; `platform` makes it unique. A list that takes too long returns
     503: filter by a shop then."""
     with limit_list_time():
-        rows = queries.jobs_page(
-            platform=filters.platform,
-            shop=filters.shop,
-            task_type=filters.task_type,
-            state=filters.state or "",
-            before=filters.before(),
-            limit=filters.limit + 1,
+        found = select_jobs().defer("payload", "result")  # each may be as long as a page
+        found = found.filter(
+            queries.filter_jobs(filters.platform, filters.shop, filters.task_type, state=filters.state)
         )
-        _add_retries(rows)
+        if before := filters.before():
+            found = found.filter(pk__lt=before)
+        rows = list(found.order_by("-pk")[: filters.limit + 1])
         return build_page(rows, [row.task_id for row in rows], filters.limit)
 
 
@@ -395,20 +394,18 @@ def cancel_job(request: HttpRequest, task_id: UUID) -> Any:
 
 def _find_job(task_id: UUID) -> Any:
     """Return a job with its retry, runs and evidence."""
-    row: Any = queries.find_job(task_id)
+    evidence = Prefetch("runs__evidence", Evidence.objects.defer("content").order_by("pk"))
+    row = select_jobs().prefetch_related(evidence).filter(pk=task_id).first()
     if row is None:
         raise NotFound(f"There is no job {task_id}.")
-    prefetch_related_objects([row], Prefetch("runs__evidence", Evidence.objects.defer("content").order_by("pk")))
-    _add_retries([row])
     row.shown_runs = row.runs.all()
     return row
 
 
-def _add_retries(rows: list[Job]) -> None:
-    """Note at each job the one that was published as its retry."""
-    again = queries.map_to_retries(row.task_id for row in rows)
-    for row in rows:
-        row.retried_as = again.get(row.task_id)  # type: ignore[attr-defined]
+def select_jobs() -> QuerySet[Any]:
+    """Return jobs, each with the one that was published as its retry."""
+    again = Job.objects.filter(retry_of=OuterRef("pk")).values("pk")[:1]
+    return Job.objects.select_related("shop__platform", "flow").annotate(retried_as=Subquery(again))
 
 
 @router.get("/rpa/jobs/{task_id}/evidence/{evidence_id}", url_name="rpa_evidence", response={PROBLEMS: ProblemOut})
@@ -448,13 +445,21 @@ def list_shops(request: HttpRequest, filters: Query[ShopFilters]) -> dict[str, A
         before = filters.before()
         if before is not None and before.int > LARGEST_KEY:
             raise InvalidInput.of("cursor", "is not one that this list has given out")
-        states = queries.shops_page(
-            platform=filters.platform,
-            login=filters.login or "",
-            after=before.int if before else 0,
-            limit=filters.limit + 1,
-        )
-        return build_page(states, [UUID(int=each.shop.pk) for each in states], filters.limit)
+        found = select_shops().filter(platform__retired_at=None, pk__gt=before.int if before else 0)
+        if filters.platform:
+            found = found.filter(platform__key=filters.platform)
+        if filters.login:
+            found = found.filter(login_state=filters.login)
+        rows = list(found.order_by("pk")[: filters.limit + 1])
+        return build_page(rows, [UUID(int=row.pk) for row in rows], filters.limit)
+
+
+def select_shops() -> QuerySet[Any]:
+    """Return active shops, each with its `waiting` jobs, and `checked`: whether a check of its login waits or runs."""
+    jobs = Job.objects.filter(shop=OuterRef("pk"), state__in=WAITING).order_by().values("shop")
+    waiting = Coalesce(Subquery(jobs.annotate(count=Count("pk")).values("count")), 0)
+    found = Shop.objects.filter(retired_at=None).select_related("platform__breaker", "lane")
+    return found.annotate(waiting=waiting, checked=shops.is_being_checked())
 
 
 @router.post("/rpa/shops/rebalance", auth=OPERATE, response={200: RebalancedOut, PROBLEMS: ProblemOut})
@@ -468,30 +473,29 @@ def rebalance(request: HttpRequest, wish: RebalanceIn) -> shops.UnpinCounts:
 
 
 @router.post("/rpa/shops/{platform}/{shop_id}/logged-in", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
-def logged_in(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> queries.ShopState:
+def logged_in(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> Shop:
     """Confirm that an operator logged the shop in. Its jobs continue. If the platform has a login check, it runs first,
     and `login` is `checking` until it has ended."""
     return _act_on_shop(request, platform, shop_id, shops.check_login)
 
 
 @router.post("/rpa/shops/{platform}/{shop_id}/pause", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
-def pause(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> queries.ShopState:
+def pause(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> Shop:
     """Start no more jobs of this shop. A running job continues. Idempotent."""
     return _act_on_shop(request, platform, shop_id, shops.pause_shop)
 
 
 @router.post("/rpa/shops/{platform}/{shop_id}/resume", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
-def resume(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> queries.ShopState:
+def resume(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> Shop:
     """End the pause of the shop."""
     return _act_on_shop(request, platform, shop_id, shops.resume_shop)
 
 
-def _act_on_shop(request: HttpRequest, platform: str, shop_id: str, act: Callable[..., bool]) -> queries.ShopState:
-    found = Shop.objects.filter(platform__key=platform, shop_id=shop_id, retired_at=None)
+def _act_on_shop(request: HttpRequest, platform: str, shop_id: str, act: Callable[..., bool]) -> Any:
+    found = select_shops().filter(platform__key=platform, shop_id=shop_id)
     row = found.first()
     if row is None:
         raise NotFound(f"There is no shop {platform}/{shop_id}.")
     with sql.brief_lock_waits():
         act(row.pk, by=build_api_key_actor(request).name)
-    (state,) = queries.shop_states(found)
-    return state
+    return found.get()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -12,16 +10,15 @@ from uuid import UUID
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import transaction
-from django.db.models import Count, Q, QuerySet, TextField
+from django.db.models import Count, Q, TextField
 from django.db.models.functions import Cast
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from rpa_tasks.jobs import publish, shops
 from rpa_tasks.jobs.dead_letters import sort_in_lock_order
 from rpa_tasks.jobs.payloads import refuse_erased_job, requested_key_of
-from rpa_tasks.jobs.shops import is_being_checked
 from rpa_tasks.jobs.wakeups import queue_of, wakeup_publisher
-from rpa_tasks.models import CANCEL_JOBS, RUN_JOBS, ExecutionNode, Flow, Job, LoginState, Shop
+from rpa_tasks.models import CANCEL_JOBS, RUN_JOBS, ExecutionNode, Flow, Job, Shop
 from scheduling import sql
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, InvalidInput, NotFound
@@ -31,99 +28,17 @@ from scheduling.operations import failed_tasks
 from scheduling.operations.bulk_actions import RETRY_RATE, Given, RowAction, refuse_parameters
 from scheduling.operations.failed_tasks import Actor
 
-# --- jobs ---------------------------------------------------------------------------------------------------------
-
-
-def jobs_page(
-    *,
-    platform: str = "",
-    shop: str = "",
-    task_type: str = "",
-    state: str = "",
-    before: UUID | None = None,
-    limit: int = 50,
-) -> list[Job]:
-    """Return at most `limit` jobs created before the job `before`, newest first.
-
-    Payloads and results are not loaded, because each may be as long as a page.
-    """
-    found = Job.objects.select_related("shop__platform", "flow").defer("payload", "result")
-    found = found.filter(filter_jobs(platform=platform, shop=shop, task_type=task_type, state=state))
-    if before:
-        found = found.filter(pk__lt=before)
-    return list(found.order_by("-pk")[:limit])
-
 
 def filter_jobs(platform: str = "", shop: str = "", task_type: str = "", **equal: Any) -> Q:
     """Filter by the ids of shops and flows, which use an index, and by equal columns. "" and None match any value."""
     wanted = Q(**{name: value for name, value in equal.items() if value not in ("", None)})
     if platform or shop:
-        wanted &= Q(shop_id__in=list(_select_shops(platform, shop).values_list("pk", flat=True)))
+        named = {"platform__key": platform, "shop_id": shop}
+        found = Shop.objects.filter(**{name: value for name, value in named.items() if value})
+        wanted &= Q(shop_id__in=list(found.values_list("pk", flat=True)))
     if task_type:
         wanted &= Q(flow_id__in=list(Flow.objects.filter(task_type=task_type).values_list("pk", flat=True)))
     return wanted
-
-
-def find_job(task_id: UUID) -> Job | None:
-    """Return a job with its shop, platform, flow and runs."""
-    found = Job.objects.select_related("shop__platform", "flow").prefetch_related("runs")
-    return found.filter(pk=task_id).first()
-
-
-def map_to_retries(task_ids: Iterable[UUID]) -> dict[UUID, UUID]:
-    """Map each task id to the task that was published as its retry."""
-    again = Job.objects.filter(retry_of__in=list(task_ids)).values_list("retry_of", "task_id")
-    return {old: new for old, new in again if old}
-
-
-def _select_shops(platform: str, shop: str) -> QuerySet[Shop]:
-    found = Shop.objects.all()
-    if platform:
-        found = found.filter(platform__key=platform)
-    return found.filter(shop_id=shop) if shop else found
-
-
-# --- shops --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ShopState:
-    """State of a shop for lists."""
-
-    shop: Shop
-    waiting: int
-    running: UUID | None
-    last_served_at: datetime | None
-    last_success_at: datetime | None
-    breaker_open_until: datetime | None
-    checking: bool  #: its login is needed, and a check of it waits or runs
-
-
-def shops_page(*, platform: str = "", login: str = "", after: int = 0, limit: int = 50) -> list[ShopState]:
-    """Return active shops by primary key, starting behind the primary key `after`."""
-    found = _select_shops(platform, "").filter(retired_at=None, platform__retired_at=None, pk__gt=after)
-    if login:
-        found = found.filter(login_state=login)
-    return shop_states(found.order_by("pk")[:limit])
-
-
-def shop_states(shops: QuerySet[Shop]) -> list[ShopState]:
-    """Return the state of each shop. Uses two queries for any number of shops."""
-    rows = list(shops.select_related("platform__breaker", "lane").annotate(checked=is_being_checked()))
-    jobs = Job.objects.filter(shop__in=[row.pk for row in rows], state__in=WAITING)
-    waiting: Counter[int] = Counter(dict(jobs.values_list("shop_id").annotate(Count("pk")).order_by()))
-    return [
-        ShopState(
-            shop=row,
-            waiting=waiting[row.pk],
-            running=row.lane.task_id,
-            last_served_at=row.lane.last_served_at,
-            last_success_at=row.lane.last_success_at,
-            breaker_open_until=row.platform.breaker.open_until,
-            checking=row.login_state == LoginState.NEEDED and row.checked,
-        )
-        for row in rows
-    ]
 
 
 def count_platform_backlogs() -> dict[int, int]:

@@ -9,10 +9,10 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils.timezone import now
 
+from rpa_tasks.api.jobs import ShopOut, select_shops
 from rpa_tasks.jobs import dispatch
 from rpa_tasks.jobs.ledger import Pick, job_ledger
 from rpa_tasks.jobs.publish import request_cancel
-from rpa_tasks.jobs.queries import shop_states
 from rpa_tasks.jobs.shops import check_login, clear_ended_checks
 from rpa_tasks.models import Flow, Job, Lane, LoginState, Shop, TakeOverEnd
 from rpa_tasks.takeover import leases
@@ -52,8 +52,7 @@ def state_of(shop: Shop) -> tuple[str, Any, str]:
 
 
 def is_shown_as_checking(shop: Shop) -> bool:
-    (state,) = shop_states(Shop.objects.filter(pk=shop.pk))
-    return state.checking
+    return ShopOut.resolve_login(select_shops().get(pk=shop.pk)) == "checking"
 
 
 @pytest.mark.django_db(transaction=True)
