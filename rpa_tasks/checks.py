@@ -12,7 +12,7 @@ from django.db import connections
 from rpa_tasks import isolation
 from rpa_tasks.browsers.launch import NoBrowser, NoProgram, OnlySnap, find_program
 from rpa_tasks.models import Flow
-from rpa_tasks.supervisor.command import validate_command
+from rpa_tasks.supervisor.command import check_program, check_words
 
 
 @register
@@ -108,12 +108,12 @@ def check_flow_programs(databases: Sequence[str] | None = None, **_: Any) -> lis
     flows = Flow.objects.filter(retired_at=None, platform__retired_at=None).select_related("platform")
     return [
         Warning(
-            f"The command of flow {flow.name} does not work here: {'; '.join(problems)}.",
+            f"The command of flow {flow.name} does not work here: {problem}.",
             hint="Correct the flow's command, or install the program on this machine.",
             id="rpa_tasks.W001",
         )
         for flow in flows
-        if (problems := validate_command(flow.command, flow.path))
+        if (problem := "; ".join(check_words(flow.command)) or check_program(flow.command[0], flow.path, flow.cwd))
     ]
 
 

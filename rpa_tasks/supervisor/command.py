@@ -133,17 +133,8 @@ def secrets_in(environment: Mapping[str, str]) -> list[str]:
     return sorted((secret_values | passwords | {unquote(password) for password in passwords}) - {""})
 
 
-def validate_command(command: object, path: Sequence[str] = ()) -> list[str]:
-    """Return the errors of a flow's command as sentences, including a missing program on this machine."""
-    problems = check_words(command)
-    if problems or not isinstance(command, list):
-        return problems
-    problem = check_program(command[0], path)
-    return [problem] if problem else []
-
-
 def check_words(command: object) -> list[str]:
-    """Return the errors of the words, independent of the machine."""
+    """Return the errors of a flow's command as sentences, independent of the machine."""
     if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
         return [_("must be a list of strings, one for each word")]
     if not command or not command[0].strip() or (_PLACEHOLDER.search(command[0]) and command[0] != "{python}"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from django.core.checks import run_checks
@@ -33,6 +34,14 @@ def test_check_warns_of_missing_flow_program(market: Market) -> None:
     assert id == "rpa_tasks.W001"
     assert "pdd_sync_order" in message
     assert "/nowhere/rpa-cli" in message
+
+
+def test_check_searches_the_program_in_the_folder_of_its_flow(market: Market, tmp_path: Path) -> None:
+    tool = tmp_path / "tool"
+    Flow.objects.update(command=["./tool", "{param}"], cwd=str(tmp_path))
+    assert [id for id, _ in found("default")] == ["rpa_tasks.W001"]
+    tool.touch(0o755)
+    assert found("default") == []
 
 
 def test_check_without_database_runs_no_query(

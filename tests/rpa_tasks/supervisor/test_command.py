@@ -21,7 +21,6 @@ from rpa_tasks.supervisor.command import (
     check_words,
     environment_for,
     secrets_in,
-    validate_command,
 )
 from tests.rpa_tasks.supervisor.task_commands import TaskCommands, run_to_end
 
@@ -166,7 +165,7 @@ def test_secrets_in_finds_secret_names_and_url_passwords() -> None:
 # --- validation ---------------------------------------------------------------------------------------------------
 
 
-PROBLEMS: list[tuple[object, str]] = [
+PROBLEMS: list[tuple[Any, str]] = [
     ("rpa-cli run {param}", "must be a list of strings, one for each word"),
     (["sh", 5, "{param}"], "must be a list of strings, one for each word"),
     (None, "must be a list of strings, one for each word"),
@@ -189,9 +188,8 @@ PROBLEMS: list[tuple[object, str]] = [
 
 
 def test_command_that_cannot_work_is_refused_with_the_problem() -> None:
-    assert [(command, validate_command(command)) for command, _ in PROBLEMS] == [
-        (command, [problem]) for command, problem in PROBLEMS
-    ]
+    found = [(command, check_words(command) or [check_program(command[0])]) for command, _ in PROBLEMS]
+    assert found == [(command, [problem]) for command, problem in PROBLEMS]
 
 
 def test_check_words_does_not_look_for_program() -> None:
@@ -201,7 +199,7 @@ def test_check_words_does_not_look_for_program() -> None:
 
 
 def test_validated_command_can_be_started(task: TaskCommands) -> None:
-    assert validate_command(TEMPLATE) == validate_command(["python", "-c", "print(1)", "{param}"]) == []
+    assert check_words(TEMPLATE) == check_words(["python", "-c", "print(1)", "{param}"]) == []
     _, ending = run_to_end(task.order(*argv(["python", "-c", "print(1)", "{param}"]), env=environment(), cwd="/"))
     assert (ending.exit, ending.tail) == (0, "1\n")
     assert json.loads(argv(["{param}"])[0]) == {}
