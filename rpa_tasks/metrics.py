@@ -228,7 +228,7 @@ def measure_execution_nodes(deadline: Deadline) -> tuple[int, int]:
     """
     with deadline.limit_queries(settings.TIMEOUTS.metrics_statement):
         ((running, slots, queues, busy, seconds),) = sql.rows(_NODES, {"silent": NODE_SILENT})
-        startable = job_ledger.count_startable([*RPA_QUEUES, *queues], ageing=settings.AFTERTOUCH_RPA_AGEING)
+        startable = job_ledger.count_startable([*RPA_QUEUES, *queues])
     slots = slots if running else settings.AFTERTOUCH_RPA_SLOTS
     work = sum(count * (seconds or ASSUMED_RUN) / span for count, span in zip(startable, DRAIN_SECONDS, strict=True))
     needed = max(busy / BUSY_GOAL, busy + min(work, sum(startable)))

@@ -33,15 +33,11 @@ def pick(bench: Bench) -> None:
         _fill_jobs(flow.pk, waiting)
         Shop.objects.filter(pk__in=[shop.pk for shop in shops[: BLOCKED // 2]]).update(paused=True)
         for _ in range(BLOCKED // 2):
-            job_ledger.pick(
-                ["high", "normal", "low"], node="busy", lease=timedelta(hours=1), ageing=timedelta(minutes=10)
-            )
+            job_ledger.pick(["high", "normal", "low"], node="busy", lease=timedelta(hours=1))
         took = []
         for _ in range(PICKS):
             began_at = time.perf_counter()
-            found = job_ledger.pick(
-                ["high", "normal", "low"], node="bench", lease=timedelta(minutes=1), ageing=timedelta(minutes=10)
-            )
+            found = job_ledger.pick(["high", "normal", "low"], node="bench", lease=timedelta(minutes=1))
             took.append((time.perf_counter() - began_at) * 1000)
             if found is None:
                 break

@@ -169,7 +169,7 @@ def wake_queues() -> dict[str, int]:
     This repairs a lost message, an opened gate or a node that came back. Returns the number of messages by queue.
     """
     woken: dict[str, int] = {}
-    for queue, lanes in job_ledger.startable(ageing=settings.AFTERTOUCH_RPA_AGEING).items():
+    for queue, lanes in job_ledger.startable().items():
         try:
             if oldest_message_at(queue) is not None:
                 continue

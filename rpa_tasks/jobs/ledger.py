@@ -45,8 +45,8 @@ QUEUE_PREFIX = """
 #: whose queue the shop's preferred node serves, if that is another node. Only jobs without a browser start here in
 #: that case. Such a tier costs a walk over its jobs if the platform has flows without a browser, and nothing
 #: otherwise. A draining node gets no lane. A logged-out shop has only the job that checks its login. `COALESCE` hides
-#: the heads of its backlog from PostgreSQL, which would look for the check among them. Each `ageing` of waiting
-#: raises a job by one tier, at most to the highest. `chosen` can keep one tier of each lane.
+#: the heads of its backlog from PostgreSQL, which would look for the check among them. Each `AFTERTOUCH_RPA_AGEING`
+#: of waiting raises a job by one tier, at most to the highest. `chosen` can keep one tier of each lane.
 _HEADS = f"""
     SELECT lane.shop_id, lane.lease_no, home.name AS home, home.queues AS home_queues, home.drains AS home_drains,
            platform.id AS platform_id, platform.probes, head.*
@@ -106,7 +106,6 @@ _HEADS = f"""
       )
 """
 HEADS = _HEADS.format(chosen="")
-_ANYWHERE = "queue"
 _AT_PREFERRED_NODE = """
     CASE WHEN NOT home_drains AND home_queues ? queue THEN 'n.' || replace(home, '.', ':') || '.' || queue END
 """
@@ -156,16 +155,15 @@ class JobLedger:
         """
         return fetch_wakeups(_DISPATCH_DUE, {"horizon": horizon, "limit": limit})
 
-    def pick(self, queues: Sequence[str], *, node: str, lease: timedelta, ageing: timedelta) -> Pick | None:
+    def pick(self, queues: Sequence[str], *, node: str, lease: timedelta) -> Pick | None:
         """Claim the best startable job of these queues together with its lane. Returns None if no job can start.
 
-        The best job has the lowest tier after ageing: each `ageing` of waiting raises it by one tier. Among equals the
-        shop that was served longest ago wins. Concurrent picks get different lanes.
+        The best job has the lowest tier after ageing. Among equals the shop that was served longest ago wins.
+        Concurrent picks get different lanes.
         """
         while True:
             with transaction.atomic():
-                parameters = {"queues": list(queues), "node": node, "lease": lease} | _lane_parameters(ageing)
-                found = sql.rows(_PICK, parameters)
+                found = sql.rows(_PICK, _lane_parameters(queues, node) | {"lease": lease})
                 if not found:
                     return None
                 task_id, lease_no, shop_id, platform_id, probes, head = found[0]
@@ -187,21 +185,17 @@ class JobLedger:
             {**pick.claim._asdict(), "node": node, "shop": pick.shop_id},
         )
 
-    def startable(self, *, ageing: timedelta) -> dict[str, int]:
+    def startable(self) -> dict[str, int]:
         """Count the lanes on which a job could start now, by queue.
 
         A lane that waits for its preferred node counts for that node's queue, unless the node drains. It counts for the
         shared queue with its jobs that need no browser.
         """
-        anywhere = self._startable(_ANYWHERE, {"node": ""} | _lane_parameters(ageing))
-        return anywhere | self._startable(_AT_PREFERRED_NODE, {"node": None} | _lane_parameters(ageing))
-
-    def _startable(self, queue: str, parameters: dict[str, object]) -> dict[str, int]:
-        found = sql.rows(
-            f"SELECT {queue}, count(*) FROM ({HEADS}) AS heads GROUP BY 1",
-            {"queues": None} | parameters,
-        )
-        return {name: lanes for name, lanes in found if name}
+        lanes: dict[str, int] = {}
+        for queue, node in (("queue", ""), (_AT_PREFERRED_NODE, None)):
+            counts = f"SELECT {queue}, count(*) FROM ({HEADS}) AS heads GROUP BY 1"
+            lanes |= dict(sql.rows(counts, _lane_parameters(None, node)))
+        return {name: count for name, count in lanes.items() if name}
 
     def next_shops(self, queues: Sequence[str], *, node: str, within: timedelta, most: int) -> list[int]:
         """Return the shops with a job that needs a browser and may start on this node `within` this time, the earliest
@@ -213,12 +207,11 @@ class JobLedger:
             JOIN rpa_tasks_job AS job USING (task_id) JOIN rpa_tasks_flow AS flow ON flow.id = job.flow_id
             WHERE flow.needs_browser GROUP BY heads.shop_id ORDER BY min(heads.due_at) LIMIT %(most)s
             """,
-            _lane_parameters(settings.AFTERTOUCH_RPA_AGEING)
-            | {"queues": list(queues), "node": node, "ahead": within, "most": most},
+            _lane_parameters(queues, node) | {"ahead": within, "most": most},
         )
         return [shop for (shop,) in found]
 
-    def count_startable(self, queues: Sequence[str], *, ageing: timedelta) -> list[int]:
+    def count_startable(self, queues: Sequence[str]) -> list[int]:
         """Return for each priority the lanes of these queues whose most urgent due job has it. A lane that waits for
         its preferred node counts only without a browser.
         """
@@ -228,7 +221,7 @@ class JobLedger:
                 SELECT min(priority) AS priority FROM ({HEADS}) AS heads GROUP BY shop_id
             ) AS lanes GROUP BY 1
             """,
-            {"queues": list(queues), "node": ""} | _lane_parameters(ageing),
+            _lane_parameters(queues, ""),
         )
         lanes: dict[int, int] = dict(found)
         return [lanes.get(tier, 0) for tier in TIERS]
@@ -345,9 +338,12 @@ def _claim_half_open_trial(task_id: UUID, platform_id: int) -> bool:
     )
 
 
-def _lane_parameters(ageing: timedelta) -> dict[str, object]:
-    home_lease = settings.AFTERTOUCH_RPA_HOME_LEASE
-    return {"ageing": ageing.total_seconds(), "home_lease": home_lease, "ahead": timedelta(0)}
+def _lane_parameters(queues: Sequence[str] | None, node: str | None) -> dict[str, object]:
+    """Return the parameters of `HEADS`. No queues: all. No node: the shops count at their preferred nodes."""
+    return {
+        "queues": None if queues is None else list(queues), "node": node, "ahead": timedelta(0),
+        "ageing": settings.AFTERTOUCH_RPA_AGEING.total_seconds(), "home_lease": settings.AFTERTOUCH_RPA_HOME_LEASE,
+    }  # fmt: skip
 
 
 job_ledger = JobLedger()

@@ -123,9 +123,7 @@ def run_startable_jobs(queues: Sequence[str]) -> int:
     ran = 0
     with acquire_run_slot() as number:
         while number is not None and not stopping[0]:
-            pick = job_ledger.pick(
-                queues, node=settings.AFTERTOUCH_NODE, lease=LEASE, ageing=settings.AFTERTOUCH_RPA_AGEING
-            )
+            pick = job_ledger.pick(queues, node=settings.AFTERTOUCH_NODE, lease=LEASE)
             if pick is None:
                 break
             JobRun(pick).execute()

@@ -70,7 +70,7 @@ def job_moves(task_id: UUID) -> list[Callable[[], object]]:
     """Return every operation on a job but its ends."""
     return [
         lambda: job_ledger.dispatch_due(horizon=SOON),
-        lambda: job_ledger.pick(["normal"], node="n1", lease=LEASE, ageing=LEASE),
+        lambda: job_ledger.pick(["normal"], node="n1", lease=LEASE),
         job_ledger.expired_runs,
         lambda: job_ledger.cancel([task_id], reason="test"),
     ]

@@ -49,9 +49,7 @@ class Market(conftest.Market):
         """Return a job claimed by node n1 that reported progress."""
         self.publish(shop_id, **changes)
         Lane.objects.exclude(shop__shop_id=shop_id).update(last_served_at=now())
-        pick = job_ledger.pick(
-            ("high", "normal", "low"), node="n1", lease=timedelta(minutes=5), ageing=timedelta(hours=1)
-        )
+        pick = job_ledger.pick(("high", "normal", "low"), node="n1", lease=timedelta(minutes=5))
         assert pick is not None
         Job.objects.filter(pk=pick.claim.task_id).update(
             progress=progress, progress_message=message, sending_at=now() - timedelta(seconds=65)

@@ -39,8 +39,8 @@ class Market:
         platform = changes.pop("platform", "pdd")
         return publish_job(PublishRequest(platform=platform, shop_id=shop_id, task_type=task_type, **changes))
 
-    def pick(self, *queues: str, node: str = "n1", ageing: timedelta = timedelta(minutes=10)) -> Pick | None:
-        return job_ledger.pick(queues or EVERY, node=node, lease=timedelta(seconds=60), ageing=ageing)
+    def pick(self, *queues: str, node: str = "n1") -> Pick | None:
+        return job_ledger.pick(queues or EVERY, node=node, lease=timedelta(seconds=60))
 
     def node(self, name: str = "n1", *queues: str, slots: int = 2, **changes: Any) -> ExecutionNode:
         """Report an execution node. Without other words it serves all shared queues."""

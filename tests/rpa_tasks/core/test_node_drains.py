@@ -28,8 +28,6 @@ from scheduling.ledger.transitions import Settlement, WakeUp
 from tests.rpa_tasks.core.conftest import EVERY, Market
 from tests.support.second_connection import Race, SecondConnection
 
-AGEING = timedelta(minutes=10)
-
 
 @pytest.fixture
 def nodes(market: Market) -> None:
@@ -101,11 +99,11 @@ def test_no_message_goes_to_the_queue_of_a_drained_node(market: Market, monkeypa
     wakeup = WakeUp(receipt.task_id, now(), 1, shop.pk)
     wakeups.publish_wakeups([wakeup])
     assert sent == ["n.n1.normal"]
-    assert job_ledger.startable(ageing=AGEING) == {"n.n1.normal": 1}
+    assert job_ledger.startable() == {"n.n1.normal": 1}
     drain_node("n1", by="ann")
     wakeups.publish_wakeups([wakeup])
     assert sent == ["n.n1.normal"]
-    assert job_ledger.startable(ageing=AGEING) == {}
+    assert job_ledger.startable() == {}
     found = wakeups.node_capacities()
     assert [wakeups.queue_capacity(queue, found) for queue in ("n.n1.normal", "normal")] == [0, 2]
 

@@ -44,10 +44,6 @@ def pick_shop_id(market: Market, *queues: str, **options: Any) -> str | None:
     return Shop.objects.get(pk=pick.shop_id).shop_id if pick else None
 
 
-def startable() -> dict[str, int]:
-    return job_ledger.startable(ageing=timedelta(minutes=10))
-
-
 def test_pick_returns_one_job_per_shop(market: Market) -> None:
     market.shop()
     market.publish(dedupe_key="a")
@@ -70,9 +66,9 @@ def test_pick_orders_jobs_of_its_queues_by_priority(market: Market) -> None:
         for key in range(3):
             market.publish(name, priority=priority, dedupe_key=str(key))
 
-    assert startable() == {"high": 1, "normal": 1, "low": 2}
+    assert job_ledger.startable() == {"high": 1, "normal": 1, "low": 2}
     assert pick_shop_id(market, "low") == "low"
-    assert startable() == {"high": 1, "normal": 1, "low": 1}
+    assert job_ledger.startable() == {"high": 1, "normal": 1, "low": 1}
     assert [pick_shop_id(market) for _ in range(3)] == ["high", "normal", "lower"]
 
 
@@ -170,7 +166,7 @@ def test_ids_with_dots_share_no_queue(market: Market) -> None:
         named[wakeups.queue_of(shop, 0)] = shop.shop_id
     assert sorted(named) == ["p.p.high", "p.p:d.high", "s.a.b-c", "s.a.b:c", "s.a:b.c"]
 
-    assert set(startable()) == set(named) == {
+    assert set(job_ledger.startable()) == set(named) == {
         name for name in wakeups.list_extra_queues() if not name.endswith((".normal", ".low"))
     }  # fmt: skip
     assert {queue: pick_shop_id(market, queue) for queue in named} == named
@@ -212,7 +208,7 @@ def test_silent_preferred_node_keeps_shops_for_home_lease(
 ) -> None:
     settings.AFTERTOUCH_RPA_HOME_LEASE = timedelta(hours=1)
     market.publish(task_type="browse", priority=0)
-    assert startable() == {"n.n1.high": 1}
+    assert job_ledger.startable() == {"n.n1.high": 1}
     ExecutionNode.objects.filter(name="n1").update(seen_at=now() - timedelta(minutes=50))
 
     assert market.pick(node="n2") is None
@@ -225,7 +221,7 @@ def test_plain_job_starts_on_any_node(market: Market, preferred_node: ExecutionN
     market.publish(task_type="browse", priority=0)
     free = market.publish(priority=0)
 
-    assert startable() == {"n.n1.high": 1, "high": 1}
+    assert job_ledger.startable() == {"n.n1.high": 1, "high": 1}
     pick = market.pick(node="n2")
     assert pick.claim.task_id == free.task_id
     end_run(pick)
@@ -245,7 +241,7 @@ def test_browser_job_without_wait_starts_on_first_node(market: Market, preferred
     Platform.objects.update(waits_for_home=False)
     market.publish(task_type="browse", priority=0)
 
-    assert startable() == {"high": 1}
+    assert job_ledger.startable() == {"high": 1}
     pick = market.pick(node="n2")
     job_ledger.pin_to_node(pick, node="n2")
     assert Lane.objects.get().home == "n2"
@@ -255,7 +251,7 @@ def test_preferred_node_keeps_only_jobs_of_its_queues(market: Market, preferred_
     market.publish(task_type="browse", priority=2)
 
     assert market.pick("high", node="n1") is None
-    assert startable() == {"low": 1}
+    assert job_ledger.startable() == {"low": 1}
     assert market.pick(node="n2")
 
 

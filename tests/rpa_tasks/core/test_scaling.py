@@ -74,4 +74,4 @@ def test_only_jobs_that_a_new_node_could_start_count(market: Market) -> None:
 
 
 def startable(*queues: str) -> list[int]:
-    return job_ledger.count_startable(["high", "normal", "low", *queues], ageing=timedelta(days=1))
+    return job_ledger.count_startable(["high", "normal", "low", *queues])
