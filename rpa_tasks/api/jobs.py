@@ -473,20 +473,20 @@ def rebalance(request: HttpRequest, wish: RebalanceIn) -> shops.UnpinCounts:
 
 
 @router.post("/rpa/shops/{platform}/{shop_id}/logged-in", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
-def logged_in(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> Shop:
+def logged_in(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> Any:
     """Confirm that an operator logged the shop in. Its jobs continue. If the platform has a login check, it runs first,
     and `login` is `checking` until it has ended."""
     return _act_on_shop(request, platform, shop_id, shops.check_login)
 
 
 @router.post("/rpa/shops/{platform}/{shop_id}/pause", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
-def pause(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> Shop:
+def pause(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> Any:
     """Start no more jobs of this shop. A running job continues. Idempotent."""
     return _act_on_shop(request, platform, shop_id, shops.pause_shop)
 
 
 @router.post("/rpa/shops/{platform}/{shop_id}/resume", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
-def resume(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> Shop:
+def resume(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> Any:
     """End the pause of the shop."""
     return _act_on_shop(request, platform, shop_id, shops.resume_shop)
 

@@ -297,8 +297,9 @@ def _check_members(request: PublishRequest, delay: timedelta, at: datetime | Non
         errors.append(FieldError("delay_seconds", _("between 0 and %(most)s", most=int(MAX_DELAY.total_seconds()))))
     key = request.dedupe_key or ""
     if request.deadline and at and not timedelta(0) < request.deadline - at - delay <= MAX_TIME_TO_DUE:
-        problem = _("within %(days)s days after the earliest start", days=MAX_TIME_TO_DUE.days)
-        errors.append(FieldError("due_at", problem))
+        errors.append(
+            FieldError("due_at", _("within %(days)s days after the earliest start", days=MAX_TIME_TO_DUE.days))
+        )
     if len(key) > LONGEST_KEY:
         errors.append(FieldError("dedupe_key", _("at most %(most)s characters", most=LONGEST_KEY)))
     if key.startswith(RESERVED_KEY_PREFIX):

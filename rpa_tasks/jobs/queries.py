@@ -1,4 +1,4 @@
-"""Queries and filters of jobs and shops, and the bulk actions on listed jobs."""
+"""Filters of jobs, and the bulk actions on listed jobs."""
 
 from __future__ import annotations
 
