@@ -30,7 +30,7 @@ from rpa_tasks.admin.flow import JsonField
 from rpa_tasks.jobs.dead_letters import read_job_payload
 from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish_job
 from rpa_tasks.jobs.queries import repeat_request
-from rpa_tasks.jobs.schedules import ALL_SHOPS, MAX_SPREAD, PRIORITIES, parse_arguments
+from rpa_tasks.jobs.schedules import ALL_SHOPS, MAX_SPREAD, PRIORITIES, check_arguments
 from rpa_tasks.models import EDIT_PAYLOADS, RUN_JOBS, Flow, Job, JobState, Platform, Shop
 from scheduling.admin.base import Confirmation, OpsAdmin, build_user_actor, table_page
 from scheduling.admin.form_fields import NamesField
@@ -268,7 +268,7 @@ class ScheduleForm(OptimisticLockForm):
         if self.errors:
             return given
         try:
-            parse_arguments(self.order())
+            check_arguments([], self.order())
         except InvalidInput as error:
             for each in error.errors:
                 place = each.field.partition(".")[0]
@@ -317,7 +317,7 @@ def _record_edit(request: HttpRequest, action: str, row: PeriodicTask, before: P
 def _list_entry(row: PeriodicTask, platforms: Mapping[str, Platform]) -> dict[str, Any]:
     order, problem = _arguments_of(row), ""
     try:
-        parse_arguments(order)
+        check_arguments([], order)
     except InvalidInput as error:
         problem = "; ".join(translate_errors(error))
     key = str(order.get("platform", "?"))

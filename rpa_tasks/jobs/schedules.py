@@ -131,22 +131,17 @@ def _publish_batch(given: Mapping[str, Any], counts: RoundCounts) -> None:
 
 
 def check_arguments(args: Any, kwargs: Any) -> ScheduleArguments:
-    """Parse the arguments of a periodic task as its row has them. Raises `InvalidInput`."""
+    """Parse and check the arguments of a periodic task as its row has them.
+
+    Raises: `InvalidInput` with all errors, including an unknown platform, task type or shop.
+    """
     if args:
         raise InvalidInput.of("args", _("must be empty; name every argument"))
     if not isinstance(kwargs, Mapping):
         raise InvalidInput.of("kwargs", _("must be a mapping"))
-    return parse_arguments(kwargs)
-
-
-def parse_arguments(given: Mapping[str, Any]) -> ScheduleArguments:
-    """Parse and check the arguments of a periodic task.
-
-    Raises: `InvalidInput` with all errors, including an unknown platform, task type or shop.
-    """
-    _check_shape(given)
-    shops = given.get("shops", ALL_SHOPS)
-    arguments = ScheduleArguments(**{**given, "shops": None if shops == ALL_SHOPS else tuple(shops)})
+    _check_shape(kwargs)
+    shops = kwargs.get("shops", ALL_SHOPS)
+    arguments = ScheduleArguments(**{**kwargs, "shops": None if shops == ALL_SHOPS else tuple(shops)})
     _check_references(arguments)
     return arguments
 
