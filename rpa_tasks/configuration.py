@@ -239,7 +239,7 @@ def _find_name_problem(name: Any) -> str:
 
 
 def _check_fixed_variables(values: Mapping[str, Any], found: ErrorCollector) -> None:
-    fixed = values.get("env", {})
+    fixed, named = values.get("env", {}), values.get("environment", [])
     if not isinstance(fixed, dict):
         found.add("env", _("must be a mapping of names to texts"))
         return
@@ -250,7 +250,7 @@ def _check_fixed_variables(values: Mapping[str, Any], found: ErrorCollector) -> 
             found.add("env", problem)
         elif name == MOUNTED_VARIABLE or name.startswith(LOADER_VARIABLES):
             found.add("env", _("%(name)s is never given to a command", name=name))
-        elif name in values.get("environment", []):
+        elif isinstance(named, list) and name in named:
             found.add("env", _("%(name)s is named in environment already", name=name))
         elif not isinstance(value, str) or len(value) > MAX_VALUE or find_unstorable_text(value):
             found.add(

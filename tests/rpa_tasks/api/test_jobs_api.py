@@ -9,13 +9,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from requests import Response
 
 from rpa_tasks.models import Evidence, Flow, Job, Run, Shop
 from rpa_tasks.worker.runner import UNPACKED_LIMIT
 from scheduling.ids import new_id
-from tests.rpa_tasks.api.conftest import Market, send_until_free
-from tests.scheduling.api.serving import Client, run_concurrently
+from tests.rpa_tasks.api.conftest import Market
+from tests.scheduling.api.serving import Client
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -80,17 +79,6 @@ def test_publish_within_window_names_its_job_and_end(api: Client, market: Market
     ends_at = datetime.fromisoformat(told.pop("window_ends_at"))
     assert told == {"task_id": first, "duplicate": True, "state": "succeeded", "because": "window"}
     assert timedelta(hours=23) < ends_at - datetime.now(UTC) < timedelta(days=1)
-
-
-def test_64_publish_requests_within_window_create_one_job(api: Client, market: Market) -> None:
-    Flow.objects.update(dedupe_window=timedelta(days=1))
-
-    def send(number: int) -> Response:
-        return send_until_free(lambda: api("POST", "/rpa/jobs", job_request(payload={"n": number})))
-
-    answers = run_concurrently(64, send)
-    assert sorted(answer.status_code for answer in answers) == [200] * 63 + [202]
-    assert {answer.json()["task_id"] for answer in answers} == {str(Job.objects.get().task_id)}
 
 
 def test_publish_stores_earliest_start_and_due_date(api: Client) -> None:
