@@ -164,11 +164,12 @@ def dispatch_due_jobs() -> int:
 
 
 def wake_queues() -> dict[str, int]:
-    """Publish wake-up messages to queues that have startable work and no message.
+    """Publish wake-up messages to queues that have startable work and no message: one, or as many as slots are free.
 
     This repairs a lost message, an opened gate or a node that came back. Returns the number of messages by queue.
     """
     woken: dict[str, int] = {}
+    nodes = wakeups.node_capacities()
     for queue, lanes in job_ledger.startable().items():
         try:
             if oldest_message_at(queue) is not None:
@@ -176,7 +177,10 @@ def wake_queues() -> dict[str, int]:
         except (OperationalError, OSError) as error:
             log.warning("broker_unreachable", error=str(error))
             return woken
-        woken[queue] = wakeups.publish_wakeups_to(queue, lanes)
+        count = max(1, min(lanes, wakeups.queue_capacity(queue, nodes)))
+        messages = [wakeups.WakeUpMessage(queue, "any")] * count
+        wakeups.publish_within_capacity(messages, {} if count == 1 else nodes)
+        woken[queue] = count
     return woken
 
 

@@ -195,14 +195,6 @@ def count_queue_messages(producer: Any, queue: str) -> int:
     return int(channel.client.llen(queue)) if hasattr(channel, "client") else 0
 
 
-def publish_wakeups_to(queue: str, count: int) -> int:
-    """Publish 1 to `count` messages to a queue, limited by the free slots of nodes. Returns their number."""
-    nodes = node_capacities()
-    count = max(1, min(count, queue_capacity(queue, nodes)))
-    publish_within_capacity([WakeUpMessage(queue, "any")] * count, {} if count == 1 else nodes)
-    return count
-
-
 def wake_for_shops(shop_pks: Iterable[int]) -> None:
     """Publish a wake-up message for each of these shops that has due work."""
     found = sql.rows(
