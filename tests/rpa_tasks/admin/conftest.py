@@ -11,7 +11,6 @@ from django.contrib.messages import get_messages
 from django.urls import reverse
 from django.utils.timezone import now
 
-from rpa_tasks.jobs import wakeups
 from rpa_tasks.jobs.dead_letters import record_failed_job
 from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.jobs.publish import PublishRequest, Receipt, publish_job
@@ -25,11 +24,8 @@ PNG = (
 
 
 @pytest.fixture(autouse=True)
-def sent_wakeups(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Collect the wake-ups; nothing is published."""
-    published: list[Any] = []
-    monkeypatch.setattr(wakeups.wakeup_publisher, "submit", published.extend)
-    return published
+def _no_message(sent_wakeups: list[Any]) -> None:
+    """Nothing is published."""
 
 
 class Market(conftest.Market):

@@ -37,16 +37,6 @@ def market(db: None) -> Market:
     return Market()
 
 
-@pytest.fixture
-def sent_wakeups(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Collect the wake-ups; nothing is published."""
-    from rpa_tasks.jobs import wakeups
-
-    published: list[Any] = []
-    monkeypatch.setattr(wakeups.wakeup_publisher, "submit", published.extend)
-    return published
-
-
 # --- over HTTP ------------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,6 @@ from uuid import UUID
 import pytest
 from django.utils.timezone import now
 
-from rpa_tasks.jobs import wakeups
 from rpa_tasks.jobs.dead_letters import record_failed_job
 from rpa_tasks.jobs.dispatch import RunResult, settle_run
 from rpa_tasks.jobs.ledger import Pick, job_ledger
@@ -68,8 +67,5 @@ def market(db: None) -> Market:
 
 
 @pytest.fixture(autouse=True)
-def sent_wakeups(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Collect the wake-ups; nothing is published."""
-    published: list[Any] = []
-    monkeypatch.setattr(wakeups.wakeup_publisher, "submit", published.extend)
-    return published
+def _no_message(sent_wakeups: list[Any]) -> None:
+    """Nothing is published."""
