@@ -295,6 +295,8 @@ def find_receiver_route(receiver: AlertReceiver) -> routing.Route:
     chat_id, communities = (place.chat_id, {place.chat_id: place.targets}) if place else ("", {})
     who = CustomerSpec(0, "", addresses=addresses)
     route = routing.find_route(spec, who, chat_id, communities, routing.TargetLookup())
+    if not isinstance(route, routing.Route):
+        raise route
     if not route.target and not spec.config.get("url"):
         raise routing.NoTarget("no_target", f"no {spec.kind} target")
     return route
