@@ -15,7 +15,7 @@ from kombu import Connection
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import wait_until
 from scheduling.queue_names import CORE_QUEUES, RPA_QUEUES
-from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
+from tests.faults.brokers import rabbitmq
 from tests.support.waiting import WAIT_LIMIT
 
 WAITING = 40  #: touches that wait in the worker; two processes would have room for four by Celery's own count
@@ -43,8 +43,6 @@ CONFIG: dict[str, Any] = {
 
 
 @pytest.mark.campaign
-@pytest.mark.rabbitmq
-@pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
 def test_quorum_queues_deliver_due_touches_before_waiting_ones() -> None:
     with (
         tempfile.TemporaryDirectory(prefix="quorum-", ignore_cleanup_errors=True) as name,

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 import redis
 from kombu import Connection
 
@@ -173,15 +174,6 @@ def _sentinel(folder: Path, primary: int) -> Iterator[RedisServer]:
 # --- RabbitMQ ---------------------------------------------------------------------------------------------------------
 
 
-def missing_for_rabbitmq() -> str:
-    """What is not installed, "" where a node can be started."""
-    if not RABBITMQ.exists():
-        return "RabbitMQ (Debian: rabbitmq-server)"
-    if shutil.which("epmd") is None:
-        return "epmd, the port mapper of Erlang"
-    return ""
-
-
 @dataclass
 class RabbitNode(Server):
     port: int = 0
@@ -214,7 +206,11 @@ class RabbitNode(Server):
 
 @contextmanager
 def rabbitmq(folder: Path, *lines: str) -> Iterator[RabbitNode]:
-    """A node with its own port mapper, cookie and data. `lines` are its configuration."""
+    """A node with its own port mapper, cookie and data. `lines` are its configuration. Skip the test where none is
+    installed.
+    """
+    if not RABBITMQ.exists() or shutil.which("epmd") is None:
+        pytest.skip("missing service: RabbitMQ with epmd, the port mapper of Erlang (Debian: rabbitmq-server)")
     home = folder / "rabbitmq"
     home.mkdir(parents=True)
     (home / "rabbitmq.conf").write_text("\n".join([*lines, ""]))

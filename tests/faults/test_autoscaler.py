@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from scheduling.queue_names import CORE_QUEUES
-from tests.faults.brokers import missing_for_rabbitmq, rabbitmq, redis_server
+from tests.faults.brokers import rabbitmq, redis_server
 from tests.faults.fault_injection import living_children
 from tests.faults.fault_stack import FaultStack, Run, run_fault_stack
 from tests.faults.test_celery_guards import envelope, push
@@ -44,16 +44,7 @@ def test_pool_grows_with_backlog_and_shrinks_after(
 @pytest.mark.campaign
 @pytest.mark.parametrize(
     "kind",
-    [
-        "Redis",
-        pytest.param(
-            "RabbitMQ",
-            marks=[
-                pytest.mark.rabbitmq,
-                pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}"),
-            ],
-        ),
-    ],
+    ["Redis", "RabbitMQ"],
 )
 def test_elastic_pool_child_killed_is_replaced(
     kind: str, state_folder: Callable[[str], Path], under_load: Callable[..., AbstractContextManager[Run]]

@@ -24,7 +24,7 @@ from scheduling import dispatch
 from scheduling.dispatch import oldest_message_at, publication_headers
 from scheduling.ledger.touches import AGE_UNKNOWN
 from scheduling.models import Touch
-from tests.faults.brokers import RabbitNode, missing_for_rabbitmq
+from tests.faults.brokers import RabbitNode
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.waiting import WAIT_LIMIT
 
@@ -127,9 +127,6 @@ def _states() -> dict[UUID, str]:
     return dict(Touch.objects.values_list("pk", "state"))
 
 
-needs_rabbitmq = pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
-
-
 @pytest.fixture
 def connected_rabbit(rabbit: RabbitNode, monkeypatch: pytest.MonkeyPatch) -> str:
     """A RabbitMQ that this process talks to."""
@@ -138,8 +135,6 @@ def connected_rabbit(rabbit: RabbitNode, monkeypatch: pytest.MonkeyPatch) -> str
     return rabbit.url
 
 
-@pytest.mark.rabbitmq
-@needs_rabbitmq
 @pytest.mark.django_db(transaction=True)
 def test_rescue_does_not_wait_for_empty_rabbitmq_queue(
     matrix: MatrixBuilder, record_event: RecordEvent, connected_rabbit: str
@@ -161,8 +156,6 @@ def test_rescue_does_not_wait_for_empty_rabbitmq_queue(
         assert Touch.objects.get().state == state
 
 
-@pytest.mark.rabbitmq
-@needs_rabbitmq
 def test_tick_backlog_on_rabbitmq_is_full_above_limit(rabbit: RabbitNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TickBacklog, "ASK_EVERY", -1.0)  # at each question
     with Connection(rabbit.url) as connection:

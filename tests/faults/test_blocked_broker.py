@@ -14,14 +14,10 @@ from kombu import Connection
 
 from config.local.processes import wait_until
 from scheduling.broker_health import accepts_messages, broker_alarm
-from tests.faults.brokers import RabbitNode, missing_for_rabbitmq, rabbitmq
+from tests.faults.brokers import RabbitNode, rabbitmq
 from tests.faults.fault_stack import FaultStack, Run, run_fault_stack
 from tests.support.waiting import WAIT_LIMIT
 
-pytestmark = [
-    pytest.mark.rabbitmq,
-    pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}"),
-]
 SENDS = "Sending due task"  #: the message of beat
 
 

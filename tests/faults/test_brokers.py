@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from config.settings.connections import Timeouts
-from tests.faults.brokers import missing_for_rabbitmq, rabbitmq, sentinels
+from tests.faults.brokers import rabbitmq, sentinels
 from tests.faults.fault_stack import FaultStack, Run, run_fault_stack
 from tests.faults.workers import Program, worker
 
@@ -85,8 +85,6 @@ def test_failover_with_node_killed_and_joined_loses_nothing(
         run.notes.append(f"batches of the two nodes: {shares[0]} and {shares[1]}")
 
 
-@pytest.mark.rabbitmq
-@pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
 def test_rabbitmq_restart_loses_nothing(state_folder: Callable[[str], Path], under_load: UnderLoad) -> None:
     """Events are accepted during the outage; their touches are delivered after it."""
     folder = state_folder("rabbitmq")

@@ -19,7 +19,7 @@ from kombu import Connection, Exchange
 
 from config.celery.queues import TopicQueues, declared_queues, queue_of_routing_key
 from scheduling.queue_names import CORE_QUEUES, RPA_QUEUES
-from tests.faults.brokers import RabbitNode, RedisServer, missing_for_rabbitmq, redis_server
+from tests.faults.brokers import RabbitNode, RedisServer, redis_server
 from tests.faults.fault_stack import FaultStack
 from tests.faults.workers import Program, worker
 from tests.support.waiting import WAIT_LIMIT
@@ -227,8 +227,6 @@ def test_mixed_worker_needs_more_processes_than_slots(worker_environment: dict[s
         enough.await_ready()
 
 
-@pytest.mark.rabbitmq
-@pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
 def test_dedicated_queues_hang_on_the_topic_exchange(rabbit: RabbitNode) -> None:
     """One key reaches one queue, and names it again where only the key is known."""
     dedicated = [*(f"p.td.{tier}" for tier in RPA_QUEUES), "s.pdd.flag:1", "s.pdd.other", "n.n:1.p.td.high"]
@@ -251,8 +249,6 @@ def test_dedicated_queues_hang_on_the_topic_exchange(rabbit: RabbitNode) -> None
             channel.queue_purge(queue)
 
 
-@pytest.mark.rabbitmq
-@pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
 def test_topic_exchange_routes_by_priority(
     fault_stack: FaultStack, worker_environment: dict[str, str], rabbit: RabbitNode
 ) -> None:

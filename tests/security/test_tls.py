@@ -21,7 +21,6 @@ from config.environment import ROOT
 from config.local.processes import wait_until
 from config.settings.connections import build_broker
 from sessions.store.client import Server, StoreUnavailable
-from tests.faults.brokers import missing_for_rabbitmq
 from tests.faults.workers import worker
 from tests.security.tls_servers import Authority, tls_rabbitmq, tls_redis, tls_sentinel
 from tests.support.waiting import WAIT_LIMIT
@@ -143,8 +142,6 @@ def test_nodes_of_a_cluster_are_verified(
         assert "without cluster mode" in refuse(right.replace(str(port), str(redis_port)))[0]
 
 
-@pytest.mark.rabbitmq
-@pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
 def test_clients_of_rabbitmq_verify_authority_and_name(
     authorities: tuple[Authority, Authority], state_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

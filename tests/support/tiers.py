@@ -38,8 +38,6 @@ PROCESSES = (
     "tests/sessions/test_cluster.py", "tests/sessions/test_lost_primary.py",
     "tests/sessions/websocket/test_chat_page.py",
 )  # fmt: skip
-#: The tier of a test that needs such a part, unless its folder or file names one.
-BY_NEED = {"rabbitmq": "faults", "browser": "processes"}
 
 #: Files of ledger, fences, races, rights, redaction and consent. A wrong result of one is a defect, however rare.
 PROOFS = (
@@ -89,4 +87,4 @@ def choose_tier(item: pytest.Item) -> str | None:
         return "faults"
     if path.startswith(PROCESSES) or item.get_closest_marker("processes"):
         return "processes"
-    return next((tier for need, tier in BY_NEED.items() if item.get_closest_marker(need)), None)
+    return None

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 import redis
 from kombu import Connection, Exchange, Queue
 
-from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
+from tests.faults.brokers import rabbitmq
 from tests.rpa_tasks.faults.effect_log import find_overlaps
 from tests.rpa_tasks.faults.rpa_cluster import PATIENT, TIERS, Market, RpaCluster, run_rpa_cluster
 
@@ -63,8 +62,6 @@ def _kill(cluster: RpaCluster) -> None:
     cluster.wait(lambda: cluster.stack.server_pids.get("Valkey", killed) != killed, "Valkey runs again")
 
 
-@pytest.mark.rabbitmq
-@pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
 def test_rabbitmq_delivers_wakeups_to_shared_and_own_queues(
     state_folder: Callable[[str], Path], report_line: Callable[[str], None]
 ) -> None:

@@ -14,7 +14,7 @@ from kombu import Connection
 from config.environment import environment
 from config.local.processes import wait_until
 from scheduling.monitoring.queues import WorkerReport, count_unacked_messages, list_worker_reports
-from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
+from tests.faults.brokers import rabbitmq
 from tests.faults.test_celery_guards import envelope
 from tests.faults.workers import Program, worker
 from tests.scheduling.api.serving import database_url
@@ -66,8 +66,6 @@ def test_worker_reports_its_load_until_it_stops(
 
 
 @pytest.mark.processes
-@pytest.mark.rabbitmq
-@pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
 @pytest.mark.django_db(transaction=True)
 def test_workers_on_rabbitmq_report_what_they_did_not_acknowledge(
     valkey: redis.Redis, worker_environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
