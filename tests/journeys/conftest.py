@@ -44,7 +44,7 @@ def site_url(live_server: LiveServer) -> str:
 
 
 @pytest.fixture
-def ops(chromium: Browser, site_url: str) -> Iterator[OpenPage]:
+def ops(chromium: Browser, site_url: str, transactional_db: None) -> Iterator[OpenPage]:
     """Open empty pages, logged in as a member of `group` or as `ops`, who may do everything.
 
     No page may violate the content security policy (`scheduling.web.middleware`).
@@ -53,7 +53,7 @@ def ops(chromium: Browser, site_url: str) -> Iterator[OpenPage]:
     violations: list[str] = []
 
     def ops(language: str = "zh-hans", scheme: str = "light", width: int = 1400, group: str = "") -> Page:
-        context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+        context = chromium.new_context(base_url=site_url, color_scheme=scheme, viewport={"width": width, "height": 900})
         contexts.append(context)
         add_cookies(context, site_url, language, get_member(group))
         context.set_default_timeout(WAIT_LIMIT_MS)

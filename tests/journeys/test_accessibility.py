@@ -23,7 +23,6 @@ from tests.support.waiting import WAIT_LIMIT_MS
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 #: Rules of less than serious impact that hold too: one main, one h1, landmarks that a reader can tell apart.
 STRUCTURE = (

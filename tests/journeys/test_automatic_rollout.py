@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
 from django.utils.timezone import now
-from pytest_django.live_server_helper import LiveServer
 
 from tests.journeys.conftest import visit_layouts
 from tests.support.chromium import OpenPage
 from tests.support.matrix import MatrixBuilder
 from tests.support.screenshots import save_screenshot
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
-
-def test_automatic_rollout_starts_and_shows_a_withdrawn_canary(
-    ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder
-) -> None:
+def test_automatic_rollout_starts_and_shows_a_withdrawn_canary(ops: OpenPage, matrix: MatrixBuilder) -> None:
     from scheduling.models import AutomaticRollout, Node
 
     node = matrix.node("presale-download", canary_template=matrix.template("guide-v2"))
     page = ops()
-    page.goto(f"{live_server.url}/admin/scheduling/node/{node.pk}/change/")
+    page.goto(f"/admin/scheduling/node/{node.pk}/change/")
     page.click("#automatic-rollout a.at-primary")
     page.fill("[name=steps]", "10, 30, 100")
     save_screenshot(page, "automatic-rollout-start", full_page=True)
@@ -34,7 +28,7 @@ def test_automatic_rollout_starts_and_shows_a_withdrawn_canary(
     )
     Node.objects.update(canary_percent=0)
     page = ops()
-    for look in visit_layouts(page, f"{live_server.url}/admin/scheduling/node/{node.pk}/change/"):
+    for look in visit_layouts(page, f"/admin/scheduling/node/{node.pk}/change/"):
         section = page.locator("#automatic-rollout")
         assert section.locator(".at-note.bad").count() == 1
         save_screenshot(section, f"automatic-rollout{look}")

@@ -5,15 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from pytest_django.live_server_helper import LiveServer
 
 from scheduling.admin.failed_tasks import bulk_action
 from tests.journeys.conftest import check_width
 from tests.support.chromium import OpenPage
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.screenshots import save_screenshot
-
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture(autouse=True)
@@ -32,14 +29,12 @@ def many_failed_tasks(matrix: MatrixBuilder, record_event: RecordEvent) -> int:
     return FailedTask.objects.count()
 
 
-def test_bulk_retry_of_all_matches_is_shown_and_stopped(
-    ops: OpenPage, live_server: LiveServer, many_failed_tasks: int
-) -> None:
+def test_bulk_retry_of_all_matches_is_shown_and_stopped(ops: OpenPage, many_failed_tasks: int) -> None:
     from scheduling.models import BulkAction, FailedTask
     from scheduling.operations import bulk_actions
 
     page = ops("en")
-    page.goto(f"{live_server.url}/admin/scheduling/failedtask/?failure=failed")
+    page.goto("/admin/scheduling/failedtask/?failure=failed")
     page.click("a[href*='/matching/retry/']")
     page.wait_for_selector(f"text=Applies to {many_failed_tasks} failed tasks.")
     page.fill("[name=reason]", "the receiver is back")

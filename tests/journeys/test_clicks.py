@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
-from pytest_django.live_server_helper import LiveServer
 
 from config.environment import ROOT
 from scheduling.operations import undo as undo_window
@@ -20,10 +19,6 @@ from tests.support.screenshots import save_screenshot
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.django_db(transaction=True),
-]
 MENU = "#nav-sidebar-apps >> text="
 UNDO = "button:has-text('Undo now')"
 SUBMIT = "#content-main button[type=submit]"
@@ -64,7 +59,7 @@ def read_documented_counts() -> dict[str, str]:
 
 
 @pytest.fixture
-def count(ops: OpenPage, live_server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
+def count(ops: OpenPage, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
     """Run journeys one after the other, each from the overview unless it follows another one."""
     monkeypatch.setattr(undo_window, "UNDO_WINDOW", timedelta(hours=1))  # a slow machine takes longer than ten seconds
     page = ops("en")
@@ -73,7 +68,7 @@ def count(ops: OpenPage, live_server: LiveServer, monkeypatch: pytest.MonkeyPatc
         found = {}
         for name, journey in journeys.items():
             if not name.endswith("undo it"):
-                page.goto(f"{live_server.url}/admin/")
+                page.goto("/admin/")
             counter = ClickCounter(page)
             journey(counter)
             found[name] = str(counter.clicks)

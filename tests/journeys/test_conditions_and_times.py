@@ -8,17 +8,11 @@ from typing import Any
 
 import pytest
 from django.utils.timezone import localtime
-from pytest_django.live_server_helper import LiveServer
 
 from tests.journeys.conftest import check_width
 from tests.support.chromium import open_sections
 from tests.support.matrix import MatrixBuilder
 from tests.support.screenshots import save_screenshot
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.django_db(transaction=True),
-]
 
 FIRST_BIG_ORDER = {
     "all": [
@@ -51,10 +45,10 @@ def thanks(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> Any:
 
 
 def test_editor_sets_conditions_variants_and_times(
-    ops: Callable[..., Any], live_server: LiveServer, thanks: Any, record_event: Callable[..., Any]
+    ops: Callable[..., Any], thanks: Any, record_event: Callable[..., Any]
 ) -> None:
-    address = f"{live_server.url}/admin/scheduling/node/{thanks.pk}/change/"
-    preview = f"{live_server.url}/admin/scheduling/event/preview/"
+    address = f"/admin/scheduling/node/{thanks.pk}/change/"
+    preview = "/admin/scheduling/event/preview/"
     page = ops(group="editor")
     page.goto(address)
     open_sections(page)
@@ -114,13 +108,11 @@ def test_editor_sets_conditions_variants_and_times(
     check_width(page)
 
 
-def test_editor_adds_own_day_and_default_windows_to_the_calendar(
-    ops: Callable[..., Any], live_server: LiveServer, thanks: Any
-) -> None:
+def test_editor_adds_own_day_and_default_windows_to_the_calendar(ops: Callable[..., Any], thanks: Any) -> None:
     from scheduling.models import Calendar
 
     page = ops(group="editor")
-    page.goto(f"{live_server.url}/admin/scheduling/calendar/1/change/")
+    page.goto("/admin/scheduling/calendar/1/change/")
     page.fill("[name=closed]", "2026-12-25 也许")
     page.click("[name=_save]")
     page.wait_for_selector(".field-closed .errorlist :text('2026-12-25 也许')")
@@ -133,5 +125,5 @@ def test_editor_adds_own_day_and_default_windows_to_the_calendar(
     day = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")[weekday]
     assert (row.closed, row.send_window) == (["2026-12-25"], [{"days": [day], "from": "09:00", "to": "21:00"}])
     save_screenshot(page, "calendar")
-    page.goto(f"{live_server.url}/admin/scheduling/event/preview/?type=order.paid&user_id=ann")
+    page.goto("/admin/scheduling/event/preview/?type=order.paid&user_id=ann")
     page.wait_for_selector(".at-outcome:has-text('09:00')")

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-import pytest
-from pytest_django.live_server_helper import LiveServer
-
 from tests.journeys.conftest import visit_layouts
 from tests.support.chromium import OpenPage
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.screenshots import save_screenshot
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
-
 
 def test_conversion_page_shows_control_group_and_fits(
-    ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder, record_event: RecordEvent
+    ops: OpenPage, matrix: MatrixBuilder, record_event: RecordEvent
 ) -> None:
     from scheduling.planning.ingest import NewEvent, record_events
     from tests.scheduling.core.conftest import deliver, pass_time
@@ -28,6 +23,6 @@ def test_conversion_page_shows_control_group_and_fits(
         record_event("order.paid", f"user{number}")
     pass_time(days=2)
     page = ops()
-    for look in visit_layouts(page, f"{live_server.url}/admin/scheduling/node/conversion/"):
+    for look in visit_layouts(page, "/admin/scheduling/node/conversion/"):
         assert page.locator("td:has-text('对照组')").count() > 0
         save_screenshot(page, f"effect{look}")

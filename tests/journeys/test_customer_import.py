@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pytest_django.live_server_helper import LiveServer
 
 from tests.journeys.conftest import check_width
 from tests.support.chromium import OpenPage
 from tests.support.screenshots import save_screenshot
-
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture
@@ -29,7 +26,7 @@ def people(tmp_path: Path) -> Path:
     return path
 
 
-def test_file_is_uploaded_checked_and_imported(ops: OpenPage, live_server: LiveServer, people: Path) -> None:
+def test_file_is_uploaded_checked_and_imported(ops: OpenPage, people: Path) -> None:
     from scheduling.customers.imports import run_import_batch
     from scheduling.models import Customer, CustomerImport
 
@@ -38,7 +35,7 @@ def test_file_is_uploaded_checked_and_imported(ops: OpenPage, live_server: LiveS
             pass
 
     page = ops(group="editor")
-    page.goto(f"{live_server.url}/admin/scheduling/customerimport/add/")
+    page.goto("/admin/scheduling/customerimport/add/")
     page.set_input_files("#import-file", people)
     save_screenshot(page, "import-upload")
     page.click("button:has-text('上传并检查')")
@@ -64,15 +61,13 @@ def test_file_is_uploaded_checked_and_imported(ops: OpenPage, live_server: LiveS
     assert row.counts == {"lines": 1200, "created": 1197, "changed": 0, "unchanged": 0, "refused": 3}
 
 
-def test_upload_of_a_file_that_is_too_large_names_the_limit(
-    ops: OpenPage, live_server: LiveServer, people: Path
-) -> None:
+def test_upload_of_a_file_that_is_too_large_names_the_limit(ops: OpenPage, people: Path) -> None:
     from scheduling.customers import imports
 
     limit, imports.MOST_BYTES = imports.MOST_BYTES, 1_000
     try:
         page = ops("en")
-        page.goto(f"{live_server.url}/admin/scheduling/customerimport/add/")
+        page.goto("/admin/scheduling/customerimport/add/")
         page.set_input_files("#import-file", people)
         page.click("button:has-text('Upload and check')")
         page.wait_for_selector("[data-problem]:has-text('must be from 1 to 1000 bytes')")

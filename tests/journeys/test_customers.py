@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
-from pytest_django.live_server_helper import LiveServer
-
 from tests.journeys.conftest import check_width
 from tests.support.chromium import OpenPage
 from tests.support.matrix import MatrixBuilder
 from tests.support.screenshots import save_screenshot
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
-
-def test_customer_is_found_by_name_and_gets_attributes_and_tags(
-    ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder
-) -> None:
+def test_customer_is_found_by_name_and_gets_attributes_and_tags(ops: OpenPage, matrix: MatrixBuilder) -> None:
     from scheduling.models import Customer, CustomerProfile
 
     Customer.objects.create(user_id="ann", name="王小明", level="vip")
     Customer.objects.create(user_id="bob", name="李雷")
     page = ops(group="editor")
-    page.goto(f"{live_server.url}/admin/scheduling/customer/?q=小明")
+    page.goto("/admin/scheduling/customer/?q=小明")
     assert page.locator("#result_list tbody tr").count() == 1
     page.click("#result_list tbody th a")
     page.fill("[name=attributes]", "city: 上海\n1st: no")
@@ -39,7 +32,7 @@ def test_customer_is_found_by_name_and_gets_attributes_and_tags(
     save_screenshot(page, "customer-attributes", full_page=True)
 
     page = ops("en", "dark", group="viewer")
-    page.goto(f"{live_server.url}/admin/scheduling/customer/?tag=tea")
+    page.goto("/admin/scheduling/customer/?tag=tea")
     page.click("#result_list tbody th a")
     assert "city: 上海" in page.input_value("[name=attributes]:disabled")
     check_width(page)

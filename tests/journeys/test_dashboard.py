@@ -18,7 +18,6 @@ from uuid import UUID
 import pytest
 from django.utils.timezone import now
 from pytest_django import Settings
-from pytest_django.live_server_helper import LiveServer
 
 from tests.journeys.conftest import check_width, visit_layouts
 from tests.support.chromium import OpenPage
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 CHARTS = ("ended", "reasons", "lateness", "events", "failures", "runs", "silences")
-
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +134,7 @@ def advance_clock_until(page: Page, selector: str, state: Any = "visible") -> No
 
 
 @pytest.mark.usefixtures("busy_week", "busy_shops_and_chats", "valkey")
-def test_dashboard_shows_charts_and_fits_in_all_layouts(ops: OpenPage, live_server: LiveServer) -> None:
+def test_dashboard_shows_charts_and_fits_in_all_layouts(ops: OpenPage) -> None:
     from django.contrib.auth.models import User
 
     from scheduling.models import DismissedChecklist
@@ -145,10 +142,10 @@ def test_dashboard_shows_charts_and_fits_in_all_layouts(ops: OpenPage, live_serv
     pages = {"dashboard": ops(), "dashboard-dark-en": ops("en", "dark")}
     DismissedChecklist.objects.create(user=User.objects.get(username="ops"))
     for name, page in pages.items():
-        for look in visit_layouts(page, f"{live_server.url}/admin/"):
+        for look in visit_layouts(page, "/admin/"):
             assert [page.locator(f"#chart-{key}").count() for key in CHARTS] == [1] * len(CHARTS)
             save_screenshot(page, f"{name}{look}", full_page=True)
-    page.goto(f"{live_server.url}/admin/?days=7")
+    page.goto("/admin/?days=7")
     for key in CHARTS:
         page.click(f"#table-{key} summary")
         assert page.locator(f"#table-{key} tbody tr").count() == 7
@@ -199,7 +196,7 @@ def report_worker() -> Iterator[Callable[[str], None]]:
 
 @pytest.mark.usefixtures("busy_week", "busy_shops_and_chats", "valkey")
 def test_operator_starts_with_waiting_work_then_sees_workers_and_flower(
-    ops: OpenPage, live_server: LiveServer, settings: Settings, report_worker: Callable[[str], None]
+    ops: OpenPage, settings: Settings, report_worker: Callable[[str], None]
 ) -> None:
     from scheduling.models import Pause
 
@@ -207,19 +204,19 @@ def test_operator_starts_with_waiting_work_then_sees_workers_and_flower(
     Pause.objects.create(scope="node:insale-paid", reason="new text")
     settings.FLOWER_LOGIN = "ops:hush"
     page = ops("en")
-    page.goto(f"{live_server.url}/admin/scheduling/touch/workers/")
+    page.goto("/admin/scheduling/touch/workers/")
     page.wait_for_selector("#workers td:has-text('host1')")
     check_width(page)
     save_screenshot(page, "workers", full_page=True)
 
-    page.goto(f"{live_server.url}/admin/")
+    page.goto("/admin/")
     page.wait_for_selector("#actions li")
     check_width(page)
     save_screenshot(page, "first-page", full_page=True)
     assert page.locator("#first-hour li").count() == 4
     page.click("#actions a:has-text('open failed tasks')")
     page.wait_for_selector("#result_list tbody tr")
-    page.goto(f"{live_server.url}/admin/")
+    page.goto("/admin/")
     page.click("#first-hour button")
     page.wait_for_selector("#first-hour", state="detached")
     page.wait_for_selector("#actions")
@@ -239,14 +236,12 @@ def test_operator_starts_with_waiting_work_then_sees_workers_and_flower(
 
 
 @pytest.mark.usefixtures("busy_week", "valkey")
-def test_dashboard_refreshes_pauses_and_reports_errors(
-    ops: OpenPage, live_server: LiveServer, record_event: RecordEvent
-) -> None:
+def test_dashboard_refreshes_pauses_and_reports_errors(ops: OpenPage, record_event: RecordEvent) -> None:
     from scheduling.models import Touch
 
     page = ops("en")
     page.clock.install()
-    page.goto(f"{live_server.url}/admin/")
+    page.goto("/admin/")
     due = page.locator("a.at-figure:has-text('Due within the hour') b")
     assert due.inner_text() == "5"
     page.click("#table-ended summary")
@@ -322,7 +317,7 @@ def test_dashboard_refreshes_pauses_and_reports_errors(
 
 
 @pytest.mark.usefixtures("valkey")
-def test_chart_with_greater_sign_stays_until_its_data_change(ops: OpenPage, live_server: LiveServer) -> None:
+def test_chart_with_greater_sign_stays_until_its_data_change(ops: OpenPage) -> None:
     """Pauses after half an hour have the label `> 1800 s`, which the canvas has in an attribute."""
     from django.urls import reverse
 
@@ -334,7 +329,7 @@ def test_chart_with_greater_sign_stays_until_its_data_change(ops: OpenPage, live
     count_nudges(sessions.live_store(), "default", **{"3": 2, str(len(stats.PAUSE_ENDS) + 1): 3})
     page = ops("en")
     page.clock.install()
-    page.goto(f"{live_server.url}{reverse('admin:chat_sessions_silencepolicy_live')}")
+    page.goto(reverse("admin:chat_sessions_silencepolicy_live"))
     canvas = page.locator("#chart-pauses-default ~ .at-plot canvas")
     assert "> 1800 s" in canvas.get_attribute("data-value")
     page.set_default_timeout(20_000)
@@ -376,9 +371,9 @@ def test_chart_with_greater_sign_stays_until_its_data_change(ops: OpenPage, live
 
 
 @pytest.mark.usefixtures("busy_week", "valkey")
-def test_chart_link_opens_rows_and_keyboard_navigates(ops: OpenPage, live_server: LiveServer) -> None:
+def test_chart_link_opens_rows_and_keyboard_navigates(ops: OpenPage) -> None:
     page = ops("en")
-    page.goto(f"{live_server.url}/admin/")
+    page.goto("/admin/")
     canvas = page.locator("#chart-ended ~ .at-plot canvas")
     tallest = canvas.evaluate(
         """canvas => {
@@ -418,9 +413,7 @@ def test_chart_link_opens_rows_and_keyboard_navigates(ops: OpenPage, live_server
 
 
 @pytest.mark.usefixtures("customer_with_nodes", "valkey")
-def test_customer_page_fits_and_leads_to_touches(
-    ops: OpenPage, live_server: LiveServer, record_event: RecordEvent
-) -> None:
+def test_customer_page_fits_and_leads_to_touches(ops: OpenPage, record_event: RecordEvent) -> None:
     from scheduling.models import Customer
     from tests.scheduling.core.conftest import deliver
 
@@ -428,7 +421,7 @@ def test_customer_page_fits_and_leads_to_touches(
         deliver(record_event(kind, data={"order_no": "202611210042"}).task_ids)
     record_event("signup.succeeded")
     page = ops()
-    page.goto(f"{live_server.url}/admin/scheduling/customer/{Customer.objects.get(user_id='ann').pk}/change/")
+    page.goto(f"/admin/scheduling/customer/{Customer.objects.get(user_id='ann').pk}/change/")
     page.wait_for_selector("#customer-nodes[open]")
     check_width(page)
     save_screenshot(page, "customer", full_page=True)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from django.db.models.functions import Now
-from pytest_django.live_server_helper import LiveServer
 
 from tests.scheduling.core.conftest import _sending  # noqa: F401  a fixture
 from tests.scheduling.core.receivers import ScriptedReceiver
@@ -22,10 +21,6 @@ from tests.support.screenshots import save_screenshot
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.django_db(transaction=True),
-]
 MANY, FEW, READERS = 58, 5, 4
 
 
@@ -80,18 +75,16 @@ def run_next_batch() -> None:
     bulk_actions.continue_bulk_actions()
 
 
-def test_failure_spike_is_retried_and_rule_is_edited(
-    ops: OpenPage, live_server: LiveServer, refusing_receiver: ScriptedReceiver
-) -> None:
+def test_failure_spike_is_retried_and_rule_is_edited(ops: OpenPage, refusing_receiver: ScriptedReceiver) -> None:
     from scheduling.models import BulkAction, FailedTask
 
     page = ops(group="operator")
-    page.goto(f"{live_server.url}/admin/")
+    page.goto("/admin/")
 
     # The overview shows the most frequent failures; the list groups them by cause.
     assert str(MANY) in page.inner_text("#actions li:has-text('partner')")
     save_screenshot(page, "spike", full_page=True)
-    page.goto(f"{live_server.url}/admin/scheduling/failedtask/groups/")
+    page.goto("/admin/scheduling/failedtask/groups/")
     page.click("tr:has-text('partner') a:has-text('查看')")
 
     # Five first.
@@ -124,7 +117,7 @@ def test_failure_spike_is_retried_and_rule_is_edited(
     assert BulkAction.objects.get().actor_name == "operator"
 
     # What would a stricter limit have done to these days? An operator may look, an editor asks and publishes it.
-    draft = f"{live_server.url}/admin/scheduling/configdraft/add/"
+    draft = "/admin/scheduling/configdraft/add/"
     assert page.goto(draft).status == 403
     tighten_cap(ops(group="editor"), draft)
 
@@ -150,13 +143,11 @@ def tighten_cap(page: Page, draft: str) -> None:
     assert HarassmentRule.history.latest().history_user.username == "editor"
 
 
-def test_editor_takes_over_edits_and_requeues(
-    ops: OpenPage, live_server: LiveServer, refusing_receiver: ScriptedReceiver
-) -> None:
+def test_editor_takes_over_edits_and_requeues(ops: OpenPage, refusing_receiver: ScriptedReceiver) -> None:
     """One failed task is assigned and discussed. An editor corrects its text, and the customer gets that."""
     from scheduling.models import FailedTask, Touch
 
-    admin = f"{live_server.url}/admin/scheduling"
+    admin = "/admin/scheduling"
     page = ops(group="editor")
     page.goto(f"{admin}/failedtask/groups/")
     assert "24 小时" in page.inner_text("thead")

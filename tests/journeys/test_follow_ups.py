@@ -5,20 +5,16 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from pytest_django.live_server_helper import LiveServer
 
 from tests.support.chromium import OpenPage, open_sections
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.screenshots import save_screenshot
 from tests.support.waiting import WAIT_LIMIT
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
-
 
 def test_editor_joins_nodes_and_second_message_follows(
-    ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder, record_event: RecordEvent,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    ops: OpenPage, matrix: MatrixBuilder, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from config.local.processes import wait_until
     from scheduling.ledger import ends
     from scheduling.models import Node, Touch
@@ -28,7 +24,7 @@ def test_editor_joins_nodes_and_second_message_follows(
     monkeypatch.setattr(ends, "WRITE_LAG", timedelta(0))
     matrix.node("survey", "service.completed")
     reminder = matrix.node("reminder", template=matrix.template("reminder", body="{{ event.data.origin.order_no }}"))
-    address = f"{live_server.url}/admin/scheduling/node/{reminder.pk}/change/"
+    address = f"/admin/scheduling/node/{reminder.pk}/change/"
     page = ops(group="editor")
 
     # A journey that returns to its node is refused, and the error names the way.
@@ -48,7 +44,7 @@ def test_editor_joins_nodes_and_second_message_follows(
     assert (reminder.trigger, reminder.from_nodes) == ("touch.delivered", ["survey"])
 
     # The preview of the first event names the follower.
-    page.goto(f"{live_server.url}/admin/scheduling/event/preview/?type=service.completed&user_id=ann")
+    page.goto("/admin/scheduling/event/preview/?type=service.completed&user_id=ann")
     page.wait_for_selector(".at-outcome:has-text('后续跟进： reminder (touch.delivered)')")
     save_screenshot(page, "follow-up-preview")
 
@@ -58,7 +54,7 @@ def test_editor_joins_nodes_and_second_message_follows(
     assert wait_until(lambda: record_ends() or Node.objects.get(key="reminder").touches.exists(), WAIT_LIMIT)
     (task_id,) = Touch.objects.filter(node=reminder).values_list("pk", flat=True)
     deliver([task_id])
-    page.goto(f"{live_server.url}/admin/scheduling/touch/{task_id}/change/")
+    page.goto(f"/admin/scheduling/touch/{task_id}/change/")
     page.wait_for_selector(".at-timeline:has-text('touch.delivered')")
     assert "A1" in page.inner_text(".at-timeline")
     save_screenshot(page, "follow-up-timeline")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 from django.urls import reverse
-from pytest_django.live_server_helper import LiveServer
 
 from scheduling.operations.commands import update_customer
 from tests.support.chromium import OpenPage
@@ -16,16 +14,15 @@ from tests.support.screenshots import save_screenshot
 if TYPE_CHECKING:
     from playwright.sync_api import Route
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 CHOSEN = "#global-search [aria-selected=true]"
 
 
-def test_search_by_keyboard_opens_a_result(ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder) -> None:
+def test_search_by_keyboard_opens_a_result(ops: OpenPage, matrix: MatrixBuilder) -> None:
     matrix.node("guide")
     update_customer("wang", {"name": "欧阳小明"})
     page = ops()
-    page.goto(live_server.url + reverse("admin:scheduling_touch_changelist"))
+    page.goto(reverse("admin:scheduling_touch_changelist"))
     page.keyboard.press("/")
     page.wait_for_selector("#global-search[open]")
     page.keyboard.type("暂停")
@@ -42,9 +39,9 @@ def test_search_by_keyboard_opens_a_result(ops: OpenPage, live_server: LiveServe
     page.wait_for_selector("h1:has-text('欧阳小明')")
 
 
-def test_search_arrows_choose(ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder) -> None:
+def test_search_arrows_choose(ops: OpenPage, matrix: MatrixBuilder) -> None:
     page = ops("en", width=390)
-    page.goto(live_server.url + reverse("admin:index"))
+    page.goto(reverse("admin:index"))
     page.click("#menu-button")
     page.click("#search-button")
     page.keyboard.type("pause")
@@ -56,11 +53,9 @@ def test_search_arrows_choose(ops: OpenPage, live_server: LiveServer, matrix: Ma
     page.wait_for_selector("select[name=scope]")
 
 
-def test_search_without_login_keeps_what_is_typed(
-    ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder
-) -> None:
+def test_search_without_login_keeps_what_is_typed(ops: OpenPage, matrix: MatrixBuilder) -> None:
     page = ops("en")
-    page.goto(live_server.url + reverse("admin:scheduling_pause_add"))
+    page.goto(reverse("admin:scheduling_pause_add"))
     page.fill("[name=reason]", "a long reason")
     page.context.clear_cookies()
     page.keyboard.press("Control+k")
@@ -68,13 +63,11 @@ def test_search_without_login_keeps_what_is_typed(
     assert page.input_value("[name=reason]") == "a long reason"
 
 
-def test_enter_opens_no_result_of_an_earlier_term(
-    ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder
-) -> None:
+def test_enter_opens_no_result_of_an_earlier_term(ops: OpenPage, matrix: MatrixBuilder) -> None:
     """The answer for the term is still under way."""
     page = ops("en")
     held: list[Route] = []
-    page.goto(live_server.url + reverse("admin:index"))
+    page.goto(reverse("admin:index"))
     page.keyboard.press("Control+k")
     page.keyboard.type("pause")
     page.wait_for_selector(f"{CHOSEN}:has-text('Pauses')")

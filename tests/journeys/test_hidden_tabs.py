@@ -37,7 +37,7 @@ from tests.support.waiting import WAIT_LIMIT
 
 #: Chromium throttles in turns of a minute, which no test can shorten. That timers run in a worker, which it never
 #: throttles, is the subject of tests/sessions/websocket/test_chat_page.py.
-pytestmark = [pytest.mark.browser, pytest.mark.campaign, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.campaign
 
 #: Chromium starts to throttle a page that is hidden for 5 minutes; here for a second.
 FLAGS = ["--enable-features=IntensiveWakeUpThrottling:grace_period_seconds/1", "--headless=new", "--no-first-run"]

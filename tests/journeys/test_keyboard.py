@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from pytest_django.live_server_helper import LiveServer
 
 from tests.support.chromium import OpenPage
 from tests.support.matrix import MatrixBuilder, RecordEvent
@@ -13,7 +12,6 @@ from tests.support.matrix import MatrixBuilder, RecordEvent
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 MOST_STOPS = 120
 #: What a focused element, or the element around it, draws: an outline, a ring or a border of another colour.
 FOCUS = """target => {
@@ -59,16 +57,14 @@ def confirm(page: Page, reason: str = "") -> None:
     press_at(page, "#content-main button[type=submit]")
 
 
-def test_touch_is_cancelled_by_keyboard(
-    ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder, record_event: RecordEvent
-) -> None:
+def test_touch_is_cancelled_by_keyboard(ops: OpenPage, matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     from scheduling.models import Touch
 
     matrix.node("guide")
     record_event()
     touch = Touch.objects.get()
     page = ops("en")
-    page.goto(f"{live_server.url}/admin/scheduling/touch/")
+    page.goto("/admin/scheduling/touch/")
     press_at(page, "#result_list tbody th a")
     page.wait_for_url(f"**/{touch.pk}/change/**")
     press_at(page, f"a[href$='/{touch.pk}/cancel/']")
@@ -78,16 +74,14 @@ def test_touch_is_cancelled_by_keyboard(
     assert Touch.objects.get().state == "cancelled"
 
 
-def test_failed_task_is_retried_by_keyboard(
-    ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder, record_event: RecordEvent
-) -> None:
+def test_failed_task_is_retried_by_keyboard(ops: OpenPage, matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     from scheduling.models import FailedTask
     from tests.scheduling.core.conftest import deliver
 
     matrix.node("broken", template=matrix.template("broken", body="{{ event.data.order_no }}"))
     deliver(record_event().task_ids)
     page = ops("en")
-    page.goto(f"{live_server.url}/admin/scheduling/failedtask/")
+    page.goto("/admin/scheduling/failedtask/")
     press_at(page, "input.action-select", "Space")
     tab_to(page, "select[name=action]")
     page.keyboard.press("I")  # Ignore; a pause of a second between letters would begin another word
@@ -98,12 +92,12 @@ def test_failed_task_is_retried_by_keyboard(
     assert FailedTask.objects.get().state == "ignored"
 
 
-def test_node_of_matrix_is_paused_by_keyboard(ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder) -> None:
+def test_node_of_matrix_is_paused_by_keyboard(ops: OpenPage, matrix: MatrixBuilder) -> None:
     from scheduling.models import Pause
 
     node = matrix.node("guide")
     page = ops("en")
-    page.goto(f"{live_server.url}/admin/scheduling/node/matrix/")
+    page.goto("/admin/scheduling/node/matrix/")
     press_at(page, f"a.at-node[href*='/{node.pk}/'], .at-node a[href*='/{node.pk}/']")
     page.wait_for_url(f"**/node/{node.pk}/change/**")
     press_at(page, f"a[href*='/{node.pk}/pause']")

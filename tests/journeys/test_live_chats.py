@@ -11,7 +11,6 @@ import pytest
 import redis
 from django.urls import reverse
 from django.utils.timezone import now
-from pytest_django.live_server_helper import LiveServer
 
 from sessions.detection import policies
 from sessions.frames import Frame
@@ -22,8 +21,6 @@ from sessions.store.sessions import ClaimedSilence
 from tests.journeys.conftest import visit_layouts
 from tests.sessions.conftest import count_nudges
 from tests.support.screenshots import save_screenshot
-
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 TAGS = {"vip": (timedelta(minutes=3), 42), "new": (timedelta(seconds=30), 117), "default": (timedelta(minutes=1), 389)}
 
@@ -53,15 +50,13 @@ def chats(transactional_db: None, valkey: redis.Redis) -> None:
     stats.send_report(sessions.live_store(), report, waits=False)
 
 
-def open_chat_page(page: Any, live_server: LiveServer, name: str, *args: Any) -> None:
-    page.goto(f"{live_server.url}{reverse(f'admin:chat_sessions_{name}', args=args)}")
+def open_chat_page(page: Any, name: str, *args: Any) -> None:
+    page.goto(reverse(f"admin:chat_sessions_{name}", args=args))
 
 
-def test_live_chats_refresh_and_policy_edit_takes_effect(
-    ops: Callable[..., Any], chats: None, live_server: LiveServer
-) -> None:
+def test_live_chats_refresh_and_policy_edit_takes_effect(ops: Callable[..., Any], chats: None) -> None:
     page = ops()
-    open_chat_page(page, live_server, "silencepolicy_chats")
+    open_chat_page(page, "silencepolicy_chats")
     page.click("#nav-sidebar-apps >> text=会话总览")
     page.wait_for_selector("#live-policies tr:has-text('vip') td:has-text('40')")
     save_screenshot(page, "live-chats")
@@ -74,7 +69,7 @@ def test_live_chats_refresh_and_policy_edit_takes_effect(
 
     # A policy is edited; errors are shown at their fields; the store has it with the commit.
     before = sessions.live_store().claim_silent(1, timedelta(seconds=1)).versions
-    open_chat_page(page, live_server, "silencepolicy_change", SilencePolicy.objects.get(key="vip").pk)
+    open_chat_page(page, "silencepolicy_change", SilencePolicy.objects.get(key="vip").pk)
     page.fill("[name=threshold]", "1s")
     page.click("[name=_continue]")
     page.wait_for_selector(".field-threshold .errorlist, .errorlist:has-text('2s')")
@@ -87,18 +82,18 @@ def test_live_chats_refresh_and_policy_edit_takes_effect(
     assert after == {policies.read_policies().version} != before
 
     # Its history shows the user and the former values.
-    open_chat_page(page, live_server, "silencepolicy_history", SilencePolicy.objects.get(key="vip").pk)
+    open_chat_page(page, "silencepolicy_history", SilencePolicy.objects.get(key="vip").pk)
     said = page.inner_text("#content")
     assert all(words in said for words in ("ops", "贵宾需要更多时间", "3m", "5m")), said
     save_screenshot(page, "silence-policy-history")
 
 
-def test_operator_finds_why_a_chat_has_no_timer(ops: Callable[..., Any], chats: None, live_server: LiveServer) -> None:
+def test_operator_finds_why_a_chat_has_no_timer(ops: Callable[..., Any], chats: None) -> None:
     SilencePolicy.objects.create(key="help", after="customer", threshold=timedelta(hours=1))
     policies.push_policies()
     sessions.live_store().note_activity([Frame("asked", "zoe", tag="help"), Frame("asked", "zoe", "", "agent", "tool")])
     page = ops("en")
-    open_chat_page(page, live_server, "silencepolicy_chats")
+    open_chat_page(page, "silencepolicy_chats")
     page.select_option("[name=state]", "paused")
     page.click("text=Find")
     page.wait_for_selector("#live-list tr:has-text('vip-') >> text=the chat is being transferred")
@@ -110,17 +105,15 @@ def test_operator_finds_why_a_chat_has_no_timer(ops: Callable[..., Any], chats: 
     page.wait_for_load_state("domcontentloaded")
     found = page.inner_text("section.at-card >> nth=0")
     assert all(words in found for words in ("waiting for agent", "because of help", "waiting for customer")), found
-    page.goto(f"{live_server.url}{reverse('admin:chat_sessions_silencepolicy_chats')}")
+    page.goto(reverse("admin:chat_sessions_silencepolicy_chats"))
     page.click("text=Silences >> nth=-1")
     page.wait_for_selector("#silence-list")
 
 
-def test_row_chosen_by_keyboard_stays_chosen_after_a_refresh(
-    ops: Callable[..., Any], chats: None, live_server: LiveServer
-) -> None:
+def test_row_chosen_by_keyboard_stays_chosen_after_a_refresh(ops: Callable[..., Any], chats: None) -> None:
     page = ops("en")
     page.clock.install()
-    open_chat_page(page, live_server, "silencepolicy_chats")
+    open_chat_page(page, "silencepolicy_chats")
     page.keyboard.press("j")
     chosen = page.get_attribute("#live-list tr.at-here a:focus", "href")
     page.evaluate("document.querySelector('#live-list h2, #live-list p, #live-list th').dataset.former = 1")
@@ -129,7 +122,7 @@ def test_row_chosen_by_keyboard_stays_chosen_after_a_refresh(
     assert page.get_attribute("#live-list tr.at-here a:focus", "href") == chosen
 
 
-def test_page_that_is_not_refreshed_shows_it(ops: Callable[..., Any], chats: None, live_server: LiveServer) -> None:
+def test_page_that_is_not_refreshed_shows_it(ops: Callable[..., Any], chats: None) -> None:
     """The first request gets no answer, the next one does."""
     page = ops("en")
     requests: list[Any] = []
@@ -146,7 +139,7 @@ def test_page_that_is_not_refreshed_shows_it(ops: Callable[..., Any], chats: Non
     page.add_init_script(TIMEOUT_BY_CLOCK)
     page.clock.install(time=0)
     page.clock.pause_at(1_000)
-    open_chat_page(page, live_server, "silencepolicy_live")
+    open_chat_page(page, "silencepolicy_live")
     with page.expect_request(lambda request: request.resource_type == "fetch"):
         page.clock.run_for(4_000)
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
@@ -168,16 +161,14 @@ TIMEOUT_BY_CLOCK = """AbortSignal.timeout = (limit) => {
 }"""
 
 
-def test_chat_pages_fit_and_load_nothing_external(
-    ops: Callable[..., Any], chats: None, live_server: LiveServer
-) -> None:
+def test_chat_pages_fit_and_load_nothing_external(ops: Callable[..., Any], chats: None, site_url: str) -> None:
     """Those with figures. `test_accessibility` opens all pages."""
     Campaign.objects.create(key="double-11", starts_at=now(), ends_at=now() + timedelta(hours=7))
     for looks, language, scheme in (("", "zh-hans", "light"), ("-dark-en", "en", "dark")):
         page = ops(language, scheme)
         for name in ("silencepolicy_live", "silencepolicy_changelist"):
-            for narrow in visit_layouts(page, live_server.url + reverse(f"admin:chat_sessions_{name}")):
+            for narrow in visit_layouts(page, reverse(f"admin:chat_sessions_{name}")):
                 if looks or narrow:
                     save_screenshot(page, f"{name.replace('live', 'live-chats')}{looks}{narrow}")
             hosts = page.evaluate("performance.getEntriesByType('resource').map(each => new URL(each.name).host)")
-            assert set(hosts) <= {urlsplit(live_server.url).netloc}
+            assert set(hosts) <= {urlsplit(site_url).netloc}

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 from datetime import time, timedelta
 
-import pytest
-from pytest_django.live_server_helper import LiveServer
-
 from tests.support.chromium import OpenPage
 from tests.support.matrix import MatrixBuilder
 from tests.support.screenshots import save_screenshot
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.django_db(transaction=True),
-]
 
-
-def test_rules_and_holdout_are_edited_and_previewed(
-    ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder
-) -> None:
+def test_rules_and_holdout_are_edited_and_previewed(ops: OpenPage, matrix: MatrixBuilder) -> None:
     from scheduling.models import HarassmentRule, Holdout
 
     Holdout.objects.create(pk=1)
     matrix.node("offer", delay=timedelta(hours=1), at=time(10), at_day="next_working", tags=["sale"])
     matrix.node("receipt", guard_holdout="ignore")
-    admin = f"{live_server.url}/admin/scheduling"
+    admin = "/admin/scheduling"
     page = ops()
     page.goto(f"{admin}/harassmentrule/add/")
     page.select_option("[name=kind]", "cap")

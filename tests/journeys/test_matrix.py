@@ -7,18 +7,12 @@ from typing import Any
 
 import pytest
 from django.utils.timezone import now
-from pytest_django.live_server_helper import LiveServer
 
 from scheduling.monitoring.statistics import HourlyCache
 from tests.journeys.conftest import check_width
 from tests.support.chromium import OpenPage
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.screenshots import save_screenshot
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.django_db(transaction=True),
-]
 
 
 @pytest.fixture
@@ -51,13 +45,11 @@ def busy_matrix(matrix: MatrixBuilder, record_event: RecordEvent) -> Any:
     return matrix
 
 
-def test_editor_adds_copies_moves_and_switches_nodes(
-    ops: OpenPage, live_server: LiveServer, busy_matrix: MatrixBuilder
-) -> None:
+def test_editor_adds_copies_moves_and_switches_nodes(ops: OpenPage, busy_matrix: MatrixBuilder) -> None:
     from scheduling.models import Node
 
     page = ops(group="editor")
-    page.goto(f"{live_server.url}/admin/scheduling/node/matrix/")
+    page.goto("/admin/scheduling/node/matrix/")
     check_width(page)
 
     # A new node gets its key from stage and trigger, and the page returns to its card.
@@ -110,16 +102,14 @@ def test_editor_adds_copies_moves_and_switches_nodes(
     page.wait_for_selector(f"#node-{node.pk}.off")
 
 
-def test_second_click_while_the_server_is_slow_copies_nothing(
-    ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder
-) -> None:
+def test_second_click_while_the_server_is_slow_copies_nothing(ops: OpenPage, matrix: MatrixBuilder) -> None:
     from scheduling.models import Node
 
     matrix.node("guide")
     page = ops("en")
     page.clock.set_fixed_time(now())
     held: list[Any] = []
-    page.goto(f"{live_server.url}/admin/scheduling/node/matrix/")
+    page.goto("/admin/scheduling/node/matrix/")
     page.route("**/copy/", lambda route: held.append(route))
     page.click(".at-card-menu summary")
     box = page.locator(".at-card-menu button:has-text('Copy')").bounding_box()
@@ -134,11 +124,9 @@ def test_second_click_while_the_server_is_slow_copies_nothing(
     assert len(held) == 1
 
 
-def test_preview_without_login_shows_no_earlier_text(
-    ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder
-) -> None:
+def test_preview_without_login_shows_no_earlier_text(ops: OpenPage, matrix: MatrixBuilder) -> None:
     page, template = ops("en"), matrix.template("guide", body="Good morning")
-    page.goto(f"{live_server.url}/admin/scheduling/template/{template.pk}/change/")
+    page.goto(f"/admin/scheduling/template/{template.pk}/change/")
     page.wait_for_selector("#template-preview .at-bubble:has-text('Good morning')")
     page.context.clear_cookies(name="sessionid")
     page.fill("textarea[name$='-0-body']", "Good evening")

@@ -7,13 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from pytest_django.live_server_helper import LiveServer
 
 from tests.support.chromium import OpenPage
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.screenshots import save_screenshot
-
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture
@@ -46,14 +43,12 @@ def article_matrix(matrix: MatrixBuilder) -> Any:
 
 
 @pytest.mark.usefixtures("article_matrix")
-def test_operations_day_edits_previews_delivers_and_retries(
-    ops: OpenPage, live_server: LiveServer, record_event: RecordEvent
-) -> None:
+def test_operations_day_edits_previews_delivers_and_retries(ops: OpenPage, record_event: RecordEvent) -> None:
     from scheduling.models import FailedTask, Node, Touch
     from tests.scheduling.core.conftest import deliver
 
     page = ops(group="editor")
-    page.goto(f"{live_server.url}/admin/")
+    page.goto("/admin/")
 
     # The matrix, a card, another delay.
     page.click("text=矩阵")
@@ -87,7 +82,7 @@ def test_operations_day_edits_previews_delivers_and_retries(
 
     (task_id,) = record_event("material.downloaded", occurred_at=now() - timedelta(minutes=20)).task_ids
     deliver([task_id])
-    page.goto(f"{live_server.url}/admin/scheduling/touch/?q={task_id}")
+    page.goto(f"/admin/scheduling/touch/?q={task_id}")
     page.click("#result_list tbody th a")
     page.wait_for_selector(".at-timeline")
     page.wait_for_load_state("domcontentloaded")
@@ -100,7 +95,7 @@ def test_operations_day_edits_previews_delivers_and_retries(
     (failed_id,) = record_event("order.paid", occurred_at=now() - timedelta(hours=2)).task_ids
     deliver([failed_id])
     page = ops(group="operator")
-    page.goto(f"{live_server.url}/admin/")
+    page.goto("/admin/")
     page.click("#nav-sidebar-apps >> text=失败任务")
     page.click("#result_list tbody th a")
     page.wait_for_selector("h2:has-text('缺少模板所需数据')")
@@ -116,11 +111,11 @@ def test_operations_day_edits_previews_delivers_and_retries(
 
 
 @pytest.mark.usefixtures("article_matrix")
-def test_template_preview_follows_typed_text(ops: OpenPage, live_server: LiveServer) -> None:
+def test_template_preview_follows_typed_text(ops: OpenPage) -> None:
     from scheduling.models import Template
 
     page = ops("en")
-    page.goto(f"{live_server.url}/admin/scheduling/template/{Template.objects.get(key='guide').pk}/change/")
+    page.goto(f"/admin/scheduling/template/{Template.objects.get(key='guide').pk}/change/")
     page.wait_for_selector("#template-preview :text('您好 Zhang San')")
     page.fill("[name='texts-0-body']", "Dear {{ user.name }}, {{ event.data.gift }}")
     page.wait_for_selector("#template-preview :text('“event.data.gift” is missing')")

@@ -6,29 +6,26 @@ from typing import Any
 
 import pytest
 from django.urls import reverse
-from pytest_django.live_server_helper import LiveServer
 
 from tests.journeys.conftest import record_csp_violations
 from tests.support.chromium import OpenPage
 from tests.support.waiting import WAIT_LIMIT_MS
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
-
-def test_scripts_of_the_back_office_run_under_its_policy(ops: OpenPage, live_server: LiveServer) -> None:
+def test_scripts_of_the_back_office_run_under_its_policy(ops: OpenPage) -> None:
     """Alpine lives, and so do menus that only it opens. `test_accessibility` opens every page."""
     page = ops("en")
-    page.goto(live_server.url + reverse("admin:scheduling_touch_changelist"))
+    page.goto(reverse("admin:scheduling_touch_changelist"))
     page.wait_for_function("() => window.Alpine && document.querySelector('[x-data]')._x_dataStack")
 
 
 @pytest.mark.parametrize("path", ["/u/no-token", "/demo/chat/", "/api/v1/docs"])
-def test_public_pages_follow_content_security_policy(chromium: Any, live_server: LiveServer, path: str) -> None:
+def test_public_pages_follow_content_security_policy(chromium: Any, site_url: str, path: str) -> None:
     context, violations = chromium.new_context(), []
     context.set_default_timeout(WAIT_LIMIT_MS)
     record_csp_violations(context, violations)
     page = context.new_page()
-    answer = page.goto(f"{live_server.url}{path}", wait_until="networkidle")
+    answer = page.goto(f"{site_url}{path}", wait_until="networkidle")
     assert "script-src 'self';" in answer.headers["content-security-policy"]
     assert violations == []
     # Injected scripts do not run, and the violation is reported.

@@ -21,13 +21,12 @@ from tests.support.waiting import WAIT_LIMIT_MS
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 NAME, PASSWORD = "mei", "a password for mei alone"
 
 
-def sign_in(page: Page, site_url: str) -> None:
-    page.goto(f"{site_url}/admin/login/")
+def sign_in(page: Page) -> None:
+    page.goto("/admin/login/")
     page.fill("[name=username]", NAME)
     page.fill("[name=password]", PASSWORD)
     page.click("#login-form button[type=submit]")
@@ -39,7 +38,7 @@ def new_page(chromium: Browser, site_url: str) -> Iterator[Callable[..., Page]]:
     contexts = []
 
     def new_page(width: int = 1400) -> Page:
-        context = chromium.new_context(viewport={"width": width, "height": 900})
+        context = chromium.new_context(base_url=site_url, viewport={"width": width, "height": 900})
         contexts.append(context)
         add_cookies(context, site_url, "zh-hans")
         context.set_default_timeout(WAIT_LIMIT_MS)
@@ -51,36 +50,35 @@ def new_page(chromium: Browser, site_url: str) -> Iterator[Callable[..., Page]]:
 
 
 def test_people_invited_colleague_signs_in_with_a_code(
-    ops: OpenPage, new_page: Callable[..., Page], site_url: str, transactional_db: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    ops: OpenPage, new_page: Callable[..., Page], transactional_db: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from scheduling.models import TotpDevice
 
     monkeypatch.setattr(totp, "DRIFT", 10)  # a code lasts five minutes on a machine that stalls
     Command().grant_permissions()
     assert Group.objects.filter(name="operator").exists()
     admin = ops()
-    admin.goto(f"{site_url}/admin/scheduling/invitation/add/")
+    admin.goto("/admin/scheduling/invitation/add/")
     admin.fill("[name=name]", NAME)
     admin.fill("[name=email]", "mei@example.com")
     admin.select_option("[name=role]", "operator")
     admin.click("[name=_save]")
     link = admin.inner_text("#invitation-link").strip()
     save_screenshot(admin, "people-link")
-    admin.goto(f"{site_url}/admin/scheduling/invitation/")
+    admin.goto("/admin/scheduling/invitation/")
     save_screenshot(admin, "people-invitations")
 
     mei = new_page()
-    mei.goto(site_url + "/admin/" + link.partition("/admin/")[2])
+    mei.goto("/admin/" + link.partition("/admin/")[2])
     mei.fill("[name=password1]", PASSWORD)
     mei.fill("[name=password2]", PASSWORD)
     save_screenshot(mei, "people-accept")
     mei.click("#acceptance-form button[type=submit]")
     mei.wait_for_selector("#login-form")
     save_screenshot(mei, "people-login")
-    sign_in(mei, site_url)
+    sign_in(mei)
     mei.wait_for_selector("#nav-sidebar-apps", state="attached")
-    mei.goto(f"{site_url}/admin/account/")
+    mei.goto("/admin/account/")
     mei.click("button[value=start]")
     secret = mei.inner_text("#totp-secret").replace(" ", "")
     save_screenshot(mei, "people-enrolment")
@@ -90,22 +88,22 @@ def test_people_invited_colleague_signs_in_with_a_code(
     save_screenshot(mei, "people-codes")
 
     phone = new_page(390)
-    sign_in(phone, site_url)
+    sign_in(phone)
     phone.wait_for_selector("#code-form")
     save_screenshot(phone, "people-code")
     phone.fill("[name=code]", pyotp.TOTP(secret).at(now() + timedelta(seconds=30)))
     phone.click("#code-form button[type=submit]")
     phone.wait_for_selector("#nav-sidebar-apps", state="attached")
     assert TotpDevice.objects.get().last_step
-    mei.goto(f"{site_url}/admin/account/")
+    mei.goto("/admin/account/")
     assert mei.locator("#sign-ins tbody tr").count() == 2
     save_screenshot(mei, "people-account")
-    phone.goto(f"{site_url}/admin/account/")
+    phone.goto("/admin/account/")
     save_screenshot(phone, "people-account-narrow")
     mei.click("#sign-ins button.at-danger")
-    phone.goto(f"{site_url}/admin/account/")
+    phone.goto("/admin/account/")
     phone.wait_for_selector("#login-form")
-    admin.goto(f"{site_url}/admin/auth/user/")
+    admin.goto("/admin/auth/user/")
     save_screenshot(admin, "people-users")
     admin.click(f"text={NAME}")
     admin.wait_for_selector("[name=role]")

@@ -5,21 +5,15 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-import pytest
-from pytest_django.live_server_helper import LiveServer
-
 from tests.support.chromium import OpenPage
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.screenshots import save_screenshot
 from tests.support.waiting import WAIT_LIMIT, WAIT_LIMIT_MS
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
-
 
 def test_opened_link_is_followed_and_bounced_address_is_enabled_again(
-    ops: OpenPage, live_server: LiveServer, matrix: MatrixBuilder, record_event: RecordEvent,
-    settings: Any,
-) -> None:  # fmt: skip
+    ops: OpenPage, site_url: str, matrix: MatrixBuilder, record_event: RecordEvent, settings: Any
+) -> None:
     from config.local.processes import wait_until
     from scheduling.channels.vendors.callbacks import Report
     from scheduling.delivery.links import make_link_token
@@ -27,8 +21,8 @@ def test_opened_link_is_followed_and_bounced_address_is_enabled_again(
     from scheduling.receipts import record_reports
     from tests.scheduling.core.conftest import deliver
 
-    settings.AFTERTOUCH_LINK_BASE_URL = live_server.url
-    target = f"{live_server.url}/static/scheduling/ops.css"
+    settings.AFTERTOUCH_LINK_BASE_URL = site_url
+    target = f"{site_url}/static/scheduling/ops.css"
     node = matrix.node(template=matrix.template("guide", body=f"请看 {target} 。"))
     matrix.node("thanks", "touch.clicked", from_nodes=["guide"], delay=timedelta(0))
     page = ops()
@@ -40,13 +34,13 @@ def test_opened_link_is_followed_and_bounced_address_is_enabled_again(
     node.save()
 
     # The customer opens the link in a browser of its own.
-    customer = page.context.browser.new_context(user_agent="Mozilla/5.0 (iPhone) MicroMessenger/8.0")
+    customer = page.context.browser.new_context(base_url=site_url, user_agent="Mozilla/5.0 (iPhone) MicroMessenger/8.0")
     customer.set_default_timeout(WAIT_LIMIT_MS)
     opened = customer.new_page()
-    opened.goto(f"{live_server.url}/l/{make_link_token(task_id, 0)}")
+    opened.goto(f"/l/{make_link_token(task_id, 0)}")
     assert opened.url == target
     customer.close()
-    page.goto(f"{live_server.url}/admin/scheduling/touch/{task_id}/change/")
+    page.goto(f"/admin/scheduling/touch/{task_id}/change/")
     page.wait_for_selector(".at-timeline:has-text('回执：已点击链接')")
     save_screenshot(page, "receipt-timeline")
     (follower,) = Touch.objects.filter(node__key="thanks")
@@ -54,7 +48,7 @@ def test_opened_link_is_followed_and_bounced_address_is_enabled_again(
 
     # The address bounces for good.
     record_reports([Report("bounced", delivery_key=task_id, detail="550 5.1.1 no such user", permanent=True)])
-    address = f"{live_server.url}/admin/scheduling/customer/{Customer.objects.get().pk}/change/"
+    address = f"/admin/scheduling/customer/{Customer.objects.get().pk}/change/"
     page.goto(address)
     page.wait_for_selector("#disabled-addresses:has-text('5.1.1 no such user')")
     save_screenshot(page, "receipt-customer")
@@ -68,9 +62,9 @@ def test_opened_link_is_followed_and_bounced_address_is_enabled_again(
     # In English, read-only.
     record_reports([Report("read", delivery_key=task_id, detail="iPhone")])
     page = ops("en", group="viewer")
-    page.goto(f"{live_server.url}/admin/scheduling/touch/{task_id}/change/")
+    page.goto(f"/admin/scheduling/touch/{task_id}/change/")
     page.wait_for_selector(".at-timeline:has-text('Receipt: Bounced')")
     save_screenshot(page, "receipt-timeline-en")
-    page.goto(f"{live_server.url}/admin/scheduling/node/{Touch.objects.get(pk=task_id).node_id}/change/")
+    page.goto(f"/admin/scheduling/node/{Touch.objects.get(pk=task_id).node_id}/change/")
     page.wait_for_selector("#receipts")
     save_screenshot(page.locator("#receipts"), "receipt-node-en")

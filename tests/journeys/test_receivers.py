@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-import pytest
 import redis
 from django.conf import settings
 from django.utils.timezone import now
-from pytest_django.live_server_helper import LiveServer
 
 from tests.journeys.conftest import visit_layouts
 from tests.support.chromium import OpenPage
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.screenshots import save_screenshot
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
-
 
 def test_receivers_page_shows_rests_and_fits(
     ops: OpenPage,
-    live_server: LiveServer,
     matrix: MatrixBuilder,
     record_event: RecordEvent,
     valkey: redis.Redis,
@@ -56,7 +51,7 @@ def test_receivers_page_shows_rests_and_fits(
     for name, language, scheme in (("receivers", "zh-hans", "light"), ("receivers-dark-en", "en", "dark")):
         send_lane_report("one:1", [LaneLoad(rows["crm-hook"].route.receiver, "", 0, 12, 40.0, 120.0)])
         page = ops(language, scheme)
-        for look in visit_layouts(page, f"{live_server.url}/admin/scheduling/channelconfig/receivers/"):
+        for look in visit_layouts(page, "/admin/scheduling/channelconfig/receivers/"):
             assert page.locator("td:has-text('静安福利群')").count() == 1
             assert page.locator(".at-receivers tbody tr").count() == 4
             save_screenshot(page, f"{name}{look}")

@@ -7,13 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from pytest_django.live_server_helper import LiveServer
 
 from tests.journeys.conftest import check_width
 from tests.support.matrix import MatrixBuilder
 from tests.support.screenshots import save_screenshot
-
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture
@@ -34,12 +31,12 @@ def week_of_events(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> N
 
 
 @pytest.mark.usefixtures("week_of_events")
-def test_replay_draft_is_run_and_published(ops: Callable[..., Any], live_server: LiveServer) -> None:
+def test_replay_draft_is_run_and_published(ops: Callable[..., Any]) -> None:
     from scheduling.experiments import drafts
     from scheduling.models import ConfigDraft, HarassmentRule
 
     page = ops()
-    page.goto(f"{live_server.url}/admin/")
+    page.goto("/admin/")
     page.click("#nav-sidebar-apps >> text=预演与回测")
     page.click(".at-tabs >> text=我的草稿")
     page.click(".at-tabs >> text=YAML")
@@ -70,12 +67,12 @@ def test_replay_draft_is_run_and_published(ops: Callable[..., Any], live_server:
 
 
 @pytest.mark.usefixtures("week_of_events")
-def test_edits_of_two_forms_are_tried_and_published_together(ops: Callable[..., Any], live_server: LiveServer) -> None:
+def test_edits_of_two_forms_are_tried_and_published_together(ops: Callable[..., Any]) -> None:
     from scheduling.experiments import drafts
     from scheduling.models import HarassmentRule, Node
 
     page, node, cap = ops(), Node.objects.get(key="presale-download"), HarassmentRule.objects.get(kind="cap")
-    admin = f"{live_server.url}/admin/scheduling"
+    admin = "/admin/scheduling"
     page.goto(f"{admin}/node/{node.pk}/change/")
     page.fill("[name=delay]", "soon")
     page.click("button:has-text('用最近 7 天试算')")
@@ -104,7 +101,7 @@ def test_edits_of_two_forms_are_tried_and_published_together(ops: Callable[..., 
 
 
 def test_node_edit_moves_waiting_touches(
-    ops: Callable[..., Any], live_server: LiveServer, matrix: MatrixBuilder, record_event: Callable[..., Any]
+    ops: Callable[..., Any], matrix: MatrixBuilder, record_event: Callable[..., Any]
 ) -> None:
     from scheduling.models import Touch
 
@@ -112,7 +109,7 @@ def test_node_edit_moves_waiting_touches(
     (task_id,) = record_event().task_ids
     before = Touch.objects.get(pk=task_id).due_at
     page = ops("en")
-    page.goto(f"{live_server.url}/admin/scheduling/node/{node.pk}/change/")
+    page.goto(f"/admin/scheduling/node/{node.pk}/change/")
     page.fill("[name=delay]", "3h")
     page.click("[name=move_waiting]")
     page.click("[name=_save]")

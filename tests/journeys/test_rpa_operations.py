@@ -4,7 +4,7 @@ with care, cancel."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,6 @@ from django.db import connections
 from django.urls import reverse
 from django.utils.timezone import now
 from pytest_django import Settings
-from pytest_django.live_server_helper import LiveServer
 
 from config.local.processes import wait_until
 from rpa_tasks.jobs import wakeups
@@ -29,7 +28,6 @@ from tests.support.waiting import WAIT_LIMIT, WAIT_LIMIT_MS
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 #: It reports progress, waits for its file, and ends with the code in the shop's file.
 COMMAND = """
@@ -103,18 +101,12 @@ def worker(market: Market) -> Iterator[None]:
     thread.join()
 
 
-@pytest.fixture
-def open_admin_page(live_server: LiveServer) -> Callable[..., None]:
-    def open_admin_page(page: Page, name: str, *args: Any, query: str = "") -> None:
-        page.goto(f"{live_server.url}{reverse(f'admin:{name}', args=args)}{query}")
-
-    return open_admin_page
+def open_admin_page(page: Page, name: str, *args: Any, query: str = "") -> None:
+    page.goto(reverse(f"admin:{name}", args=args) + query)
 
 
 @pytest.mark.usefixtures("worker")
-def test_shop_jobs_run_and_are_cancelled_from_browser(
-    ops: OpenPage, market: Market, open_admin_page: Callable[..., None]
-) -> None:
+def test_shop_jobs_run_and_are_cancelled_from_browser(ops: OpenPage, market: Market) -> None:
     page = ops()
     open_admin_page(page, "index")
 
@@ -140,7 +132,7 @@ def test_shop_jobs_run_and_are_cancelled_from_browser(
 
     # A run finds no login; a person logs in and confirms it.
     market.fail("s3", 77)
-    run_now(page, open_admin_page, "s3")
+    run_now(page, "s3")
     open_admin_page(page, "rpa_tasks_shop_changelist")
     row = "#result_list tr:has-text('童装店')"
     page.wait_for_selector(f"{row} .at-tag:has-text('需要登录')")
@@ -156,7 +148,7 @@ def test_shop_jobs_run_and_are_cancelled_from_browser(
     # What runs would be held as well.
     assert wait_until(lambda: not Job.objects.exclude(state="succeeded").exists(), WAIT_LIMIT)
     market.hold()
-    run_now(page, open_admin_page, "s4")
+    run_now(page, "s4")
     doomed = Job.objects.get(shop__shop_id="s4")
     open_admin_page(page, "rpa_tasks_job_change", doomed.pk)
     page.wait_for_selector(".at-progress")
@@ -174,7 +166,7 @@ def finish_run_and_check(page: Page, market: Market) -> None:
     assert '"written": 12' in page.inner_text("#job-body")
 
 
-def run_now(page: Page, open_admin_page: Callable[..., None], shop_id: str) -> None:
+def run_now(page: Page, shop_id: str) -> None:
     open_admin_page(page, "rpa_tasks_shop_run_now_many", query=f"?shops={Shop.objects.get(shop_id=shop_id).pk}")
     page.click("form button:has-text('立即运行')")
     page.wait_for_selector(".at-figure:has-text('已发布')")
@@ -182,9 +174,7 @@ def run_now(page: Page, open_admin_page: Callable[..., None], shop_id: str) -> N
 
 @pytest.mark.timeout(600)  # six runs
 @pytest.mark.usefixtures("worker")
-def test_failed_jobs_of_one_cause_are_retried(
-    ops: OpenPage, market: Market, open_admin_page: Callable[..., None]
-) -> None:
+def test_failed_jobs_of_one_cause_are_retried(ops: OpenPage, market: Market) -> None:
     page = ops()
     market.go_on()
     shops = list(Shop.objects.all()[:3])
@@ -228,7 +218,7 @@ def running_job(market: Market) -> Job:
     return job
 
 
-def test_rpa_pages_fit_in_all_layouts(ops: OpenPage, market: Market, live_server: LiveServer) -> None:
+def test_rpa_pages_fit_in_all_layouts(ops: OpenPage, market: Market) -> None:
     """Those that show states, with every state. `test_accessibility` opens all pages."""
     running_job(market)
     create_sample_rows(market)
@@ -236,7 +226,7 @@ def test_rpa_pages_fit_in_all_layouts(ops: OpenPage, market: Market, live_server
     for looks, language, scheme in (("", "zh-hans", "light"), ("-dark-en", "en", "dark")):
         page = ops(language, scheme)
         for shown, (name, *args) in pages.items():
-            for narrow in visit_layouts(page, live_server.url + reverse(f"admin:rpa_tasks_{name}", args=args)):
+            for narrow in visit_layouts(page, reverse(f"admin:rpa_tasks_{name}", args=args)):
                 save_screenshot(page, f"rpa-{shown}{looks}{narrow}")
 
 

@@ -33,7 +33,6 @@ from tests.support.waiting import WAIT_LIMIT
 if TYPE_CHECKING:
     from playwright.sync_api import APIResponse, Page, Route, WebSocket
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 PASTE = """() => {
     const data = new DataTransfer();
@@ -98,11 +97,9 @@ def end_before_answer(page: Page, socket: WebSocket) -> None:
 
 
 @pytest.mark.usefixtures("node")
-def test_operator_logs_a_shop_in_from_the_back_office(
-    ops: OpenPage, shop: Shop, site_url: str, site: operator_page.Platform
-) -> None:
+def test_operator_logs_a_shop_in_from_the_back_office(ops: OpenPage, shop: Shop, site: operator_page.Platform) -> None:
     page = ops(group="operator")
-    page.goto(f"{site_url}{reverse('admin:rpa_tasks_shop_changelist')}")
+    page.goto(reverse("admin:rpa_tasks_shop_changelist"))
     page.click("#result_list tr:has-text('旗舰店') >> text=接管")
     page.wait_for_selector("text=店铺需要登录")
     save_screenshot(page, "take-over-start")
@@ -161,5 +158,5 @@ def test_operator_logs_a_shop_in_from_the_back_office(
     narrow = ops(width=390)
     narrow.goto(page.url.replace("change", "take-over"))
     check_width(narrow)
-    narrow.goto(f"{site_url}{reverse('admin:rpa_tasks_takeover_changelist')}")
+    narrow.goto(reverse("admin:rpa_tasks_takeover_changelist"))
     narrow.wait_for_selector("#result_list td:has-text('operator')")

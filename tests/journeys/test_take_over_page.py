@@ -11,7 +11,6 @@ import pytest
 from django.contrib.auth.models import User
 from django.urls import reverse
 from django.utils.timezone import now
-from pytest_django.live_server_helper import LiveServer
 
 from config.local.processes import wait_until
 from rpa_tasks.models import Platform, Shop, TakeOver
@@ -20,8 +19,6 @@ from tests.support.waiting import WAIT_LIMIT
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, WebSocketRoute
-
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
 class PlayedNode:
@@ -60,7 +57,7 @@ class PlayedNode:
 
 
 @pytest.fixture
-def node(ops: OpenPage, live_server: LiveServer) -> PlayedNode:
+def node(ops: OpenPage) -> PlayedNode:
     page = ops("en")
     shop = Shop.objects.create(platform=Platform.objects.create(key="pdd", name="PDD"), shop_id="s1", name="Flagship")
     TakeOver.objects.create(
@@ -68,7 +65,7 @@ def node(ops: OpenPage, live_server: LiveServer) -> PlayedNode:
         lease_until=now() + timedelta(hours=1),
     )  # fmt: skip
     node = PlayedNode(page)
-    page.goto(live_server.url + reverse("admin:rpa_tasks_shop_take_over", args=[shop.pk]))
+    page.goto(reverse("admin:rpa_tasks_shop_take_over", args=[shop.pk]))
     page.wait_for_selector("#take-over-status:text-is('You control this browser')")
     return node
 
