@@ -21,6 +21,7 @@ import yaml
 
 from config.environment import ROOT
 from config.local.processes import select_port, wait_until
+from tests.support.small_matrix import LOG, small_matrix
 from tests.support.waiting import WAIT_LIMIT
 
 TOKENS = ("POSTGRES_PASSWORD", "REDIS_PASSWORD")
@@ -29,22 +30,10 @@ FIGURES = """
 import urllib.request
 print(urllib.request.urlopen("http://127.0.0.1:9102/metrics", timeout=10).read().decode())
 """
-CONFIG: dict[str, Any] = {
+CONFIG = small_matrix(
+    LOG, {"key": "now", "trigger": "signup.succeeded"},
     **yaml.safe_load((ROOT / "examples" / "demo_shop" / "shops.yaml").read_text()),
-    "channels": [{"key": "log", "kind": "log"}],
-    "templates": [{"key": "hi", "content_type": "hi", "category": "service", "body": "hi"}],
-    "stages": [{"key": "presale"}],
-    "nodes": [
-        {
-            "key": "now",
-            "stage": "presale",
-            "trigger": "signup.succeeded",
-            "delay": "0s",
-            "template": "hi",
-            "channel": "log",
-        }
-    ],
-}
+)  # fmt: skip
 
 
 def missing_docker() -> str:

@@ -114,10 +114,8 @@ def test_with_metrics_restarts_exporter_and_passes_sigterm(tmp_path: Path) -> No
         "AFTERTOUCH_METRICS_DIR": str(tmp_path / "metrics"), "AFTERTOUCH_METRICS_ADDRESS": "127.0.0.1",
     }  # fmt: skip
     script = Server([*WITH_METRICS, "sleep", "600"], tmp_path / "container.log", env)
-    with chdir(ROOT):
-        script.start()
-    assert script.process
-    try:
+    with chdir(ROOT), script.standing():
+        assert script.process
         answers = partial(has_series, f"127.0.0.2:{port}", "core-1:9102")
         assert wait_until(answers, WAIT_LIMIT, pause=0.2), script.log.read_text()
         main = psutil.Process(script.process.pid)
@@ -129,8 +127,6 @@ def test_with_metrics_restarts_exporter_and_passes_sigterm(tmp_path: Path) -> No
         assert main.is_running()
         main.terminate()
         assert script.process.wait(WAIT_LIMIT) == -signal.SIGTERM
-    finally:
-        script.kill()
 
 
 def test_web_trusts_only_the_named_proxies() -> None:

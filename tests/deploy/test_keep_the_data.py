@@ -5,13 +5,11 @@ PostgreSQL and Redis are a bare machine's. Aftertouch runs from this checkout, w
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
 import signal
 import subprocess
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,9 +25,9 @@ import redis
 from config.environment import ROOT
 from tests.deploy.bare_machine import BareMachine, bare_machine, create_cluster, postgres, redis_server
 from tests.docs.pages import blocks
-from tests.faults.load import ApiConnection
-from tests.faults.receiver import SECRET, EffectReceiver
-from tests.support.stack import StackUnderTest, run_stack
+from tests.faults.receiver import EffectReceiver
+from tests.support.small_matrix import small_matrix
+from tests.support.stack import StackUnderTest, cloud_event, run_stack
 
 PAGE = (ROOT / "docs/how-to/keep-the-data.md").read_text("utf-8")
 (
@@ -51,7 +49,6 @@ class Installation:
     servers: dict[str, ExitStack] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     programs: StackUnderTest = field(init=False)
-    api_key: str = ""
 
     def type(self, *commands: str) -> str:
         return self.machine.run(PATHS + "".join(commands))
@@ -90,22 +87,12 @@ class Installation:
             list(many.map(self.programs.stack.start, names))
 
     def send(self, kind: str, *users: str) -> None:
-        connection = ApiConnection(self.programs.stack.base_url, self.api_key)
-        events = [
-            {"specversion": "1.0", "id": f"{kind}-{user}", "source": "/shop", "type": kind, "subject": user}
-            for user in users
-        ]
-        self.programs.wait(lambda: connection.post(*events)[0] == 202, "the events are accepted", pause=0.5)
-        connection.close()
+        self.programs.post_events(*(cloud_event(f"{kind}-{user}", kind, user) for user in users))
 
     def speak(self, chat: str) -> None:
         """A customer writes in a chat, which arms its timer."""
         body = {"user_id": f"of-{chat}", "chat_id": chat, "from": "user", "kind": "message"}
-        headers = {"Authorization": f"Bearer {self.api_key}", "Content-Type": "application/json"}
-        url = f"{self.programs.stack.base_url}/api/v1/sessions/{chat}/activity"
-        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            assert answer.status < 300
+        self.programs.call("POST", f"/api/v1/sessions/{chat}/activity", body)
 
     def calls(self) -> Counter[str]:
         """Calls of the receiver by event."""
@@ -133,22 +120,13 @@ class Installation:
 
 
 def configuration(receiver: EffectReceiver) -> dict[str, Any]:
-    free = dict.fromkeys(("cap", "dedupe", "conversation"), "ignore")
-    node = {"stage": "presale", "template": "hi", "channel": "hook", "delay": "0s", "guards": free}
-    hook = {"key": "hook", "kind": "webhook", "url": receiver.url("once"), "secret": SECRET, "idempotent": True}
-    return {
-        "version": 1,
-        "channels": [hook],
-        "templates": [{"key": "hi", "content_type": "hi", "category": "service", "body": "hi"}],
-        "stages": [{"key": "presale"}],
-        "nodes": [
-            {**node, "key": "now", "trigger": "order.paid"},
-            {**node, "key": "next-week", "trigger": "signup.succeeded", "delay": "7d"},
-            {**node, "key": "silent", "trigger": "session.silent"},
-        ],
-        "harassment_rules": [],
-        "silence_policies": [{"tag": "default", "threshold": "5s", "jitter": "0s"}],
-    }
+    return small_matrix(
+        receiver.channel(),
+        {"key": "now", "trigger": "order.paid"},
+        {"key": "next-week", "trigger": "signup.succeeded", "delay": "7d"},
+        {"key": "silent", "trigger": "session.silent"},
+        silence_policies=[{"tag": "default", "threshold": "5s", "jitter": "0s"}],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -175,8 +153,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation
         }  # fmt: skip
         with run_stack(tmp_path_factory.mktemp("state"), PROGRAMS, env) as stack:
             installed.programs = StackUnderTest(stack)
-            words = [word for scope in ("events", "sessions") for word in ("--scope", scope)]
-            installed.api_key = stack.manage("create_api_key", "shop", *words).split()[-1]
+            installed.programs.create_api_key("events", "sessions")
             installed.programs.apply_config(configuration(receiver))
             yield installed
 

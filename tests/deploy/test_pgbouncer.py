@@ -6,8 +6,6 @@ Each transaction gets another connection than the one before. State kept on a co
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,33 +21,24 @@ from config.environment import environment
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import select_port, wait_until
 from tests.deploy.pooler import PROGRAM, PgBouncer, run_pgbouncer
-from tests.faults.receiver import SECRET, EffectReceiver
+from tests.faults.receiver import EffectReceiver
 from tests.faults.workers import celery
+from tests.support.small_matrix import LOOK, ONE_SHOP, small_matrix
+from tests.support.stack import StackUnderTest, cloud_event
 from tests.support.waiting import WAIT_LIMIT
 
 SERVERS = 3
 FEW = f"default_pool_size = {SERVERS}\nmin_pool_size = {SERVERS}\nserver_round_robin = 1"
 RACING, OTHERS, CAP = 24, 40, 3
-NODE = {"stage": "s", "trigger": "order.paid", "delay": "0s", "template": "hi", "channel": "hook"}
 
 
 def configuration(receiver: EffectReceiver) -> dict[str, Any]:
-    return {
-        "version": 1,
-        "channels": [
-            {"key": "hook", "kind": "webhook", "url": receiver.url("once"), "secret": SECRET, "timeout": "20s"}
-        ],
-        "templates": [{"key": "hi", "content_type": "hi", "category": "service", "body": "hi {{ user.id }}"}],
-        "stages": [{"key": "s"}],
-        "nodes": [{**NODE, "key": "now"}],
-        "harassment_rules": [{"kind": "cap", "scope": "user", "limit": CAP, "window": "24h"}],
-        "platforms": [{"key": "pdd", "name": "pdd"}],
-        "flows": [{
-            "platform": "pdd", "task_type": "look", "command": ["true", "{param}"], "timeout": "60s",
-            "idempotent": True, "needs_browser": False,
-        }],
-        "shops": [{"platform": "pdd", "shop_id": "s1", "name": "s1"}],
-    }  # fmt: skip
+    return small_matrix(
+        receiver.channel(idempotent=False),
+        {"key": "now", "trigger": "order.paid", "guards": {}},
+        harassment_rules=[{"kind": "cap", "scope": "user", "limit": CAP, "window": "24h"}],
+        **ONE_SHOP,
+    )
 
 
 # Several commands in one process: each start of Django costs seconds.
@@ -95,15 +84,16 @@ def test_programs_behind_pgbouncer_deliver_once_and_keep_caps(database: str) -> 
         # The lock of the beat that leads is a session's: it needs one to itself.
         own = {"AFTERTOUCH_STATE_DIR": str(stack.state_dir), "DATABASE_URL": database}
         with celery({**stack.environment, **own}, "beat", "-s", str(stack.state_dir / "beat"), log="beat") as beat:
-            session, key = _set_up(stack, receiver)
-            _post_concurrent_events(stack, key)
-            _post(stack, key, "rpa/jobs", {"shop_id": "s1", "platform": "pdd", "task_type": "look", "payload": {}})
+            target = StackUnderTest(stack)
+            session = {"Cookie": f"sessionid={_set_up(target, receiver)}"}
+            _post_concurrent_events(target)
+            target.call("POST", "/api/v1/rpa/jobs", LOOK)
             _check_deliveries_and_cap(stack, pool, receiver)
             assert wait_until(lambda: bool(pool.ask(SUCCEEDED)), WAIT_LIMIT, 0.2), stack.log("execution")[-3000:]
             for path in ("/admin/", "/admin/scheduling/node/add/", "/admin/rpa_tasks/shop/add/", "/health/ready"):
-                _get(stack, path, session)
+                assert target.ask("GET", path, **session).url.endswith(path), "nobody is logged in"
             overdue = "aftertouch_touches_oldest_overdue_seconds"  # left out of a reading for which time ran out
-            assert wait_until(lambda: overdue in _get(stack, "/metrics", session), WAIT_LIMIT, 0.5)
+            assert wait_until(lambda: overdue in target.ask("GET", "/metrics").text, WAIT_LIMIT, 0.5)
             beat.await_log("beat_leads")
             shared = {**stack.environment, "AFTERTOUCH_STATE_DIR": str(stack.state_dir)}
             with celery(shared, "beat", "-s", str(stack.state_dir / "other"), log="misled-beat") as misled:
@@ -141,27 +131,22 @@ assert read == {read} and prepared, (read, prepared)
 NOTHING = {"statements": 0, "cursors": 0, "temporary": 0, "locks": 0, "settings": ""}
 
 
-def _set_up(stack: RunningStack, receiver: EffectReceiver) -> tuple[str, str]:
-    """A login and an API key."""
-    file = stack.state_dir / "configuration.yaml"
+def _set_up(target: StackUnderTest, receiver: EffectReceiver) -> str:
+    """Return a session of the back office. The API gets a key."""
+    file = target.stack.state_dir / "configuration.yaml"
     file.write_text(json.dumps(configuration(receiver)))
-    *_, session, key = stack.manage("shell", "--no-imports", "-c", SET_UP.format(file=str(file))).split()
-    return session, key
+    *_, session, target.api_key = target.stack.manage(
+        "shell", "--no-imports", "-c", SET_UP.format(file=str(file))
+    ).split()
+    return session
 
 
-def _post_concurrent_events(stack: RunningStack, key: str) -> None:
+def _post_concurrent_events(target: StackUnderTest) -> None:
     """Those of one customer from many connections at once, those of others together."""
-
-    def record_event(user: str, number: int = 0) -> dict[str, Any]:
-        return {
-            "specversion": "1.0", "id": f"{user}/{number}", "source": "/s", "type": "order.paid", "subject": user
-        }  # fmt: skip
-
+    events = [cloud_event(f"ann/{number}", "order.paid", "ann") for number in range(RACING)]
+    others = [cloud_event(f"user-{number}/0", "order.paid", f"user-{number}") for number in range(OTHERS)]
     with ThreadPoolExecutor(8) as many:
-        racing = [many.submit(_post, stack, key, "events", record_event("ann", number)) for number in range(RACING)]
-        racing.append(many.submit(_post, stack, key, "events", [record_event(f"user-{n}") for n in range(OTHERS)]))
-        for each in racing:
-            each.result()
+        list(many.map(lambda batch: target.post_events(*batch), [*([event] for event in events), others]))
 
 
 def _check_deliveries_and_cap(stack: RunningStack, pool: PgBouncer, receiver: EffectReceiver) -> None:
@@ -200,34 +185,3 @@ def _check_lock_release(pool: PgBouncer) -> None:
         with pool.connection() as leader:
             assert [each.execute(take).fetchone() for each in (leader, standby)] == [{"taken": True}, {"taken": False}]
         assert wait_until(lambda: standby.execute(take).fetchone() == {"taken": True}, WAIT_LIMIT, 0.1)
-
-
-def _post(stack: RunningStack, key: str, path: str, body: Any) -> None:
-    kind = "application/cloudevents-batch+json" if isinstance(body, list) else "application/json"
-    headers = {"Authorization": f"Bearer {key}", "Content-Type": kind}
-    request = urllib.request.Request(f"{stack.base_url}/api/v1/{path}", json.dumps(body).encode(), headers)
-
-    _ask(request)
-
-
-def _get(stack: RunningStack, path: str, session: str) -> str:
-    url, text = _ask(urllib.request.Request(stack.base_url + path, headers={"Cookie": f"sessionid={session}"}))
-    assert url.endswith(path), "nobody is logged in"
-    return text
-
-
-def _ask(request: urllib.request.Request) -> tuple[str, str]:
-    """Return the address and the text of the answer. Ask again where a machine that stalls makes it 503."""
-    found: list[tuple[str, str]] = []
-
-    def answers() -> bool:
-        try:
-            with urllib.request.urlopen(request, timeout=WAIT_LIMIT) as answer:
-                found.append((answer.url, answer.read().decode()))
-        except urllib.error.HTTPError as refusal:
-            if refusal.code != 503:
-                raise
-        return bool(found)
-
-    assert wait_until(answers, WAIT_LIMIT, 0.5), "still 503"
-    return found[0]

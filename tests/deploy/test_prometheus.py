@@ -12,7 +12,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,25 +23,14 @@ import yaml
 from pytest_django.live_server_helper import LiveServer
 
 from config.environment import ROOT
-from config.local.isolated import RunningStack, running_stack
+from config.local.isolated import running_stack
 from config.local.processes import select_port, wait_until
 from tests.deploy.test_monitoring import RULES, queries, rules
 from tests.faults.brokers import Server
+from tests.support.small_matrix import LOG, small_matrix
+from tests.support.stack import StackUnderTest, cloud_event
 from tests.support.waiting import WAIT_LIMIT
 
-FREE = {"cap": "ignore", "dedupe": "ignore", "conversation": "ignore", "quiet_hours": "ignore"}
-MATRIX = {
-    "version": 1,
-    "channels": [{"key": "log", "kind": "log"}],
-    "templates": [{"key": "hi", "content_type": "hi", "category": "service", "body": "hi"}],
-    "stages": [{"key": "presale"}],
-    "nodes": [
-        {
-            "key": "now", "stage": "presale", "trigger": "order.paid", "delay": "0s", "template": "hi",
-            "channel": "log", "guards": FREE,
-        }
-    ],
-}  # fmt: skip
 COUNT = """
 from prometheus_client import Counter, Gauge
 Counter("celery_task_succeeded", "…", ["name"]).labels("scheduling.rescue").inc(41)
@@ -95,11 +83,8 @@ class Prometheus:
 @contextmanager
 def prometheus(folder: Path, targets: list[str]) -> Iterator[Prometheus]:
     made = Prometheus(folder, targets)
-    made.server.start()
-    try:
+    with made.server.standing():
         yield made
-    finally:
-        made.server.kill()
 
 
 @contextmanager
@@ -108,12 +93,8 @@ def metrics_server(environment: dict[str, str], folder: Path) -> Iterator[str]:
     port = select_port()
     words = [sys.executable, str(ROOT / "manage.py"), "serve_metrics", "--port", str(port)]
     local = {"DJANGO_SETTINGS_MODULE": "config.settings.local"}
-    server = Server(words, folder / "serve_metrics.log", {**local, **environment})
-    server.start()
-    try:
+    with Server(words, folder / "serve_metrics.log", {**local, **environment}).standing():
         yield f"127.0.0.1:{port}"
-    finally:
-        server.kill()
 
 
 def test_prometheus_scrapes_web_and_exporter_and_runs_queries(
@@ -140,37 +121,11 @@ def test_prometheus_scrapes_web_and_exporter_and_runs_queries(
             assert scraper.ask("query", query=asked) is not None, f"not taken: {asked}"
 
 
-@dataclass
-class Shop:
-    """A shop whose events are early or late."""
-
-    stack: RunningStack
-    key: str
-
-    def tell(self, count: int, first_due: timedelta, apart: timedelta = timedelta(0)) -> None:
-        """So many events, the touches of which fall due one after the other."""
-        begin = datetime.now(UTC) + first_due
-        events = [
-            {
-                "specversion": "1.0", "id": str(uuid4()), "source": "/shop", "type": "order.paid", "data": {},
-                "subject": f"u{uuid4().hex[:8]}", "time": (begin + number * apart).isoformat(),
-            }
-            for number in range(count)
-        ]  # fmt: skip
-        request = urllib.request.Request(
-            f"{self.stack.base_url}/api/v1/events",
-            json.dumps(events).encode(),
-            {"Authorization": f"Bearer {self.key}", "Content-Type": "application/cloudevents-batch+json"},
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            assert answer.status == 202
-
-
-def configure_shop(stack: RunningStack) -> Shop:
-    file = stack.state_dir / "matrix.json"
-    file.write_text(json.dumps(MATRIX))
-    stack.manage("apply_config", str(file))
-    return Shop(stack, stack.manage("create_api_key", "shop", "--scope", "events").split()[-1])
+def send_orders(stack: StackUnderTest, count: int, first_due: timedelta, apart: timedelta = timedelta(0)) -> None:
+    """So many events, the touches of which fall due one after the other."""
+    begin = datetime.now(UTC) + first_due
+    times = ((begin + number * apart).isoformat() for number in range(count))
+    stack.post_events(*(cloud_event(str(uuid4()), "order.paid", uuid4().hex[:8], time=at) for at in times))
 
 
 def firing_alert(alert: str, **labels: str) -> str:
@@ -189,10 +144,12 @@ def test_alerts_fire_when_core_is_killed_and_clear_after_restart(tmp_path: Path)
         exporter = running.enter_context(metrics_server(metrics_dir, tmp_path))
         web = stack.base_url.removeprefix("http://")
         scraper = running.enter_context(prometheus(tmp_path / "prometheus", [web, exporter]))
-        customers = configure_shop(stack)
-        customers.tell(1, timedelta(0))
-        for target in (web, exporter):
-            scraper.await_query(f'aftertouch_pass_last_timestamp_seconds{{instance="{target}"}} > 0')
+        target = StackUnderTest(stack)
+        target.apply_config(small_matrix(LOG, {"key": "now", "trigger": "order.paid"}))
+        target.create_api_key("events")
+        send_orders(target, 1, timedelta(0))
+        for instance in (web, exporter):
+            scraper.await_query(f'aftertouch_pass_last_timestamp_seconds{{instance="{instance}"}} > 0')
         scraper.await_query("rate(aftertouch_publish_total[1m]) > 0")
         scraper.await_query('sum by (kind) (aftertouch_processes{kind="beat"}) == 2')  # once at each address
         # What was never counted has no rate: the first touch is seen before the others come.
@@ -205,8 +162,9 @@ def test_alerts_fire_when_core_is_killed_and_clear_after_restart(tmp_path: Path)
             # A program that is not stopped would be started again.
             stack.stop(program)
         for _ in range(2):
-            customers.tell(500, timedelta(seconds=5), apart=timedelta(milliseconds=30))  # each a message of its own
-        customers.tell(100, timedelta(minutes=-3))
+            # Each a message of its own.
+            send_orders(target, 500, timedelta(seconds=5), apart=timedelta(milliseconds=30))
+        send_orders(target, 100, timedelta(minutes=-3))
         scraper.await_query(firing_alert("NoCoreWorker"))
         scraper.await_query(
             firing_alert("QueueWithoutConsumer", queue="ticks")

@@ -3,55 +3,41 @@
 from __future__ import annotations
 
 import base64
-import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped,unused-ignore]
-import psycopg
 import pytest
 import redis
 import yaml
 
 from config.environment import ROOT
-from config.local.isolated import RunningStack, running_stack
 from config.local.processes import select_port, wait_until
 from config.local.servers import server_binary
 from scheduling.monitoring.queues import WORKER_REPORTS
 from tests.faults.brokers import KEEPS_MARK, Server
 from tests.faults.workers import celery, worker
+from tests.support.small_matrix import LOG, LOOK, ONE_SHOP, small_matrix
+from tests.support.stack import StackUnderTest, cloud_event, run_stack
 from tests.support.waiting import WAIT_LIMIT
 
 USERS = ROOT / "deploy" / "redis" / "users.acl"
 SECRET = "s3cret"
-CONFIG = {
-    "version": 1,
-    "channels": [{"key": "log", "kind": "log"}, {"key": "inapp", "kind": "inapp"}],
-    "templates": [{"key": "hi", "content_type": "hi", "category": "service", "body": "hi"}],
-    "stages": [{"key": "presale"}],
-    "nodes": [
-        {"key": "now", "stage": "presale", "trigger": "order.paid", "delay": "0s", "template": "hi", "channel": "log"},
-        {
-            "key": "silent", "stage": "presale", "trigger": "session.silent", "delay": "0s", "template": "hi",
-            "channel": "inapp", "guards": {"conversation": "ignore", "dedupe": "ignore", "cap": "ignore"},
-        },
-    ],
-    "silence_policies": [{"tag": "default", "threshold": "2s", "jitter": "0s"}],
-    "platforms": [{"key": "pdd", "name": "pdd"}],
-    "flows": [{
-        "platform": "pdd", "task_type": "look", "command": ["true", "{param}"], "timeout": "60s", "idempotent": True,
-        "needs_browser": False,
-    }],
-    "shops": [{"platform": "pdd", "shop_id": "s1", "name": "s1"}],
-}  # fmt: skip
+CONFIG = small_matrix(
+    LOG,
+    {"key": "now", "trigger": "order.paid"},
+    {"key": "silent", "trigger": "session.silent", "channel": "inapp"},
+    channels=[LOG, {"key": "inapp", "kind": "inapp"}],
+    silence_policies=[{"tag": "default", "threshold": "2s", "jitter": "0s"}],
+    **ONE_SHOP,
+)
 
 # Beat asks workers, chats and a robot's quota before it sends what is due.
 ON_DUTY = """
@@ -156,20 +142,21 @@ def test_composed_redis_with_unfit_password_refuses_start(password: str, tmp_pat
 
 
 @pytest.mark.campaign
-def test_programs_work_with_own_redis_users_without_denials(acl_redis: AclRedis) -> None:
+def test_programs_work_with_own_redis_users_without_denials(
+    acl_redis: AclRedis, state_folder: Callable[[str], Path]
+) -> None:
     with redis.Redis.from_url(acl_redis.url("admin")) as client:
         client.acl_log_reset()  # other tests were denied what they tried
     with ExitStack() as running:
-        settings = {"DJANGO_SETTINGS_MODULE": "config.settings.test", "AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": "127.0.0.1"}
-        stack = running.enter_context(running_stack({"REDIS_URL": acl_redis.url("web"), **settings}, ["web"]))
+        env = {"REDIS_URL": acl_redis.url("web"), "AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": "127.0.0.1"}
+        stack = running.enter_context(run_stack(state_folder("acl-stack"), ["web"], env))
 
         def as_user(user: str) -> dict[str, str]:
             login = {"REDIS_URL": acl_redis.url(user), "FLOWER_BASIC_AUTH": "ops:ops"}
             return {**stack.environment, "AFTERTOUCH_STATE_DIR": str(stack.state_dir), **login}
 
-        file = stack.state_dir / "configuration.yaml"
-        file.write_text(json.dumps(CONFIG))
-        stack.manage("apply_config", str(file))
+        target = StackUnderTest(stack)
+        target.apply_config(CONFIG)
         stack.manage("shell", "-c", ON_DUTY)
         core = "ticks,long,touch.high,touch.normal,touch.low"
         workers = [
@@ -177,7 +164,9 @@ def test_programs_work_with_own_redis_users_without_denials(acl_redis: AclRedis)
             running.enter_context(worker(as_user("execution"), "-Q", "high,normal,low", "-c", "1", log="execution")),
         ]
         running.enter_context(celery(as_user("beat"), "beat", log="beat"))
-        running.enter_context(_watcher(as_user("watcher")))
+        words = [sys.executable, str(ROOT / "manage.py"), "watch_sessions"]
+        watcher = Server(words, stack.state_dir / "logs" / "watcher.log", as_user("watcher"))
+        running.enter_context(watcher.standing())
         port = str(select_port())
         running.enter_context(
             celery(as_user("flower"), "flower", "--address=127.0.0.1", f"--port={port}", log="flower")
@@ -185,45 +174,27 @@ def test_programs_work_with_own_redis_users_without_denials(acl_redis: AclRedis)
         for each in workers:
             each.await_ready()
 
-        _check_touch_silence_and_job(stack)
+        _check_touch_silence_and_job(target)
         assert wait_until(lambda: "core@" in _flower(port), WAIT_LIMIT, 0.5), "Flower sees no worker"
         assert acl_redis.denied() == []
 
 
-def _check_touch_silence_and_job(stack: RunningStack) -> None:
-    scopes = [word for scope in ("events", "sessions", "rpa") for word in ("--scope", scope)]
-    key = stack.manage("create_api_key", "acl", *scopes).split()[-1]
-
-    def post(path: str, body: Mapping[str, Any]) -> None:
-        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-        request = urllib.request.Request(f"{stack.base_url}/api/v1/{path}", json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            assert answer.status < 300
-
-    post(
-        "events", {"specversion": "1.0", "id": "1", "source": "/s", "type": "order.paid", "subject": "ann", "data": {}}
-    )
-    post("sessions/c1/activity", {"user_id": "bob", "chat_id": "c1", "from": "user", "kind": "message"})
-    post("rpa/jobs", {"shop_id": "s1", "platform": "pdd", "task_type": "look", "payload": {}})
+def _check_touch_silence_and_job(target: StackUnderTest) -> None:
+    target.create_api_key("events", "sessions", "rpa")
+    target.post_events(cloud_event("1", "order.paid", "ann"))
+    frame = {"user_id": "bob", "chat_id": "c1", "from": "user", "kind": "message"}
+    target.call("POST", "/api/v1/sessions/c1/activity", frame)
+    target.call("POST", "/api/v1/rpa/jobs", LOOK)
     ends = {
         "a touch": "SELECT EXISTS (SELECT FROM scheduling_touch t JOIN scheduling_event e ON e.id = t.event_id"
         " WHERE e.type = 'order.paid' AND t.state = 'delivered')",
         "a silence": "SELECT EXISTS (SELECT FROM scheduling_touch t JOIN scheduling_event e ON e.id = t.event_id"
         " WHERE e.type = 'session.silent' AND t.state = 'delivered')",
         "a job": "SELECT EXISTS (SELECT FROM rpa_tasks_job WHERE state = 'succeeded')",
-        "an alert": "SELECT EXISTS (SELECT FROM scheduling_alertreceiver WHERE problem LIKE 'connect%')",
+        "an alert": "SELECT EXISTS (SELECT FROM scheduling_alertreceiver WHERE problem LIKE 'connect%%')",
     }
     for what, statement in ends.items():
-        assert wait_until(_holds(stack, statement), WAIT_LIMIT, 0.2), what
-
-
-def _holds(stack: RunningStack, statement: str) -> Callable[[], bool]:
-    def holds() -> bool:
-        with psycopg.connect(stack.endpoints.database_url) as database:
-            row = database.execute(statement.encode()).fetchone()
-            return bool(row and row[0])
-
-    return holds
+        target.wait(lambda statement=statement: target.sql(statement) == [(True,)], f"{what} ends")  # type: ignore[misc]
 
 
 def _flower(port: str) -> str:
@@ -234,22 +205,6 @@ def _flower(port: str) -> str:
             return str(answer.read().decode())
     except OSError:
         return ""
-
-
-@contextmanager
-def _watcher(environment: Mapping[str, str]) -> Iterator[None]:
-    words = [sys.executable, "manage.py", "watch_sessions"]
-    with (Path(environment["AFTERTOUCH_STATE_DIR"]) / "logs" / "watcher.log").open("wb") as log:
-        process = subprocess.Popen(words, cwd=ROOT, env={**os.environ, **environment}, stdout=log, stderr=log)
-    try:
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 @pytest.mark.parametrize("user", ["web", "core", "execution", "watcher", "beat", "flower"])

@@ -90,7 +90,7 @@ class TwoMachines:
     def target_of(self, machine: Machine) -> FaultStack:
         """What the loads of faults know of it."""
         stack = RunningStack(self.folder, machine.base_url, "", machine.environment)
-        return FaultStack(stack, self.receiver, self.api_key)
+        return FaultStack(stack, self.receiver, api_key=self.api_key)
 
     def migrate(self, run: Run) -> tuple[float, float]:
         """Upgrade under load. Return the duration in seconds and the slowest 202 of that time."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import pytest
 import redis
@@ -51,12 +52,12 @@ class Server:
         self.process.wait(WAIT_LIMIT)
 
     @contextmanager
-    def standing(self, answers: Callable[[], bool]) -> Iterator[None]:
+    def standing(self, answers: Callable[[], bool] = lambda: True) -> Iterator[Self]:
         """From the moment that it answers to the end of the block."""
         self.start()
         try:
             assert wait_until(answers, WAIT_LIMIT), self.log.read_text()
-            yield
+            yield self
         finally:
             self.kill()
 
@@ -88,11 +89,8 @@ def redis_server(folder: Path, *words: str) -> Iterator[RedisServer]:
     home.mkdir(parents=True)
     plain = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(home), "--save", "", "--appendonly", "no"]
     server = RedisServer([str(server_binary()), *plain, *KEEPS_MARK, *words], home / "log", port=port)
-    server.start()
-    try:
+    with server.standing():
         yield server
-    finally:
-        server.kill()
 
 
 @dataclass
@@ -164,11 +162,8 @@ def _sentinel(folder: Path, primary: int) -> Iterator[RedisServer]:
         f"sentinel parallel-syncs {MASTER} 1\n"
     )
     server = RedisServer([str(server_binary()), str(home / "sentinel.conf"), "--sentinel"], home / "log", port=port)
-    server.start()
-    try:
+    with server.standing():
         yield server
-    finally:
-        server.kill()
 
 
 # --- RabbitMQ ---------------------------------------------------------------------------------------------------------
@@ -233,10 +228,5 @@ def rabbitmq(folder: Path, *lines: str) -> Iterator[RabbitNode]:
     }
     mapper = Server(["epmd", "-port", str(mapper_port), "-address", "127.0.0.1"], home / "epmd.log", env)
     node = RabbitNode([str(RABBITMQ)], home / "node.log", env, port=port)
-    mapper.start()
-    try:
-        node.start()
+    with mapper.standing(), node.standing():
         yield node
-    finally:
-        node.kill()
-        mapper.kill()

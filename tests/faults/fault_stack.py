@@ -19,9 +19,10 @@ import psycopg
 
 from config.local.processes import is_alive, wait_until
 from scheduling.delivery.outgoing import LEASE
-from tests.faults.load import SLOW_RECEIVERS, ApiConnection, Load
-from tests.faults.receiver import SECRET, Call, EffectReceiver
-from tests.support.stack import StackUnderTest, read_seed, run_stack
+from tests.faults.load import SLOW_RECEIVERS, Load
+from tests.faults.receiver import Call, EffectReceiver
+from tests.support.small_matrix import small_matrix
+from tests.support.stack import StackUnderTest, cloud_event, read_seed, run_stack
 from tests.support.waiting import WAIT_LIMIT
 
 # A machine that stalls for more than 20 s makes the calls in flight fail. Then the circuit breaker rests 30 s, 60 s …
@@ -38,36 +39,29 @@ PROGRAMS = ("web", "core", "ticks", "long", "beat")
 def configuration(receiver: EffectReceiver) -> dict[str, Any]:
     """Four nodes on one event, between 0 and 4 seconds, one of them on a channel that must never repeat a call."""
     retry = ["1s", "1s", "2s", "2s", "4s", "4s", "8s", "8s", "8s", "8s"]
-    free = {"cap": "ignore", "dedupe": "ignore", "conversation": "ignore", "quiet_hours": "ignore"}
-    node = {"stage": "faults", "trigger": "load.step", "template": "words", "channel": "once", "guards": free}
-    hook = {"kind": "webhook", "secret": SECRET, "timeout": "20s", "retry": retry}
-    return {
-        "version": 1,
-        "channels": [
-            {**hook, "key": "once", "url": receiver.url("once"), "idempotent": True},
+    hook = receiver.channel(key="once", retry=retry)
+    return small_matrix(
+        hook,
+        {"key": "step-now", "trigger": "load.step"},
+        {"key": "step-soon", "trigger": "load.step", "delay": "1s", "priority": "high"},
+        {"key": "step-plain", "trigger": "load.step", "delay": "2s", "channel": "plain"},
+        {"key": "step-late", "trigger": "load.step", "delay": "4s", "priority": "low", "cancel_on": ["load.stop"]},
+        {"key": "step-week", "trigger": "load.week", "delay": "7d"},
+        {"key": "step-first", "trigger": "load.journey"},
+        {"key": "step-next", "trigger": "touch.delivered", "from_nodes": ["step-first"]},
+        {"key": "step-limited", "trigger": "load.limited", "delay": "7d", "channel": "limited"},
+        channels=[
+            hook,
             {**hook, "key": "plain", "url": receiver.url("plain"), "idempotent": False},
-            {**hook, "key": "limited", "url": receiver.url("limited"), "idempotent": True, "daily_limit": DAILY_LIMIT},
+            {**hook, "key": "limited", "url": receiver.url("limited"), "daily_limit": DAILY_LIMIT},
         ],
-        "templates": [{"key": "words", "content_type": "words", "category": "marketing", "body": "hi {{ user.id }}"}],
-        "stages": [{"key": "faults", "name": "Faults"}],
-        "nodes": [
-            {**node, "key": "step-now", "delay": "0s"},
-            {**node, "key": "step-soon", "delay": "1s", "priority": "high"},
-            {**node, "key": "step-plain", "delay": "2s", "channel": "plain"},
-            {**node, "key": "step-late", "delay": "4s", "priority": "low", "cancel_on": ["load.stop"]},
-            {**node, "key": "step-week", "delay": "7d", "trigger": "load.week"},
-            {**node, "key": "step-first", "delay": "0s", "trigger": "load.journey"},
-            {**node, "key": "step-next", "delay": "0s", "trigger": "touch.delivered", "from_nodes": ["step-first"]},
-            {**node, "key": "step-limited", "delay": "7d", "trigger": "load.limited", "channel": "limited"},
-        ],
-        "harassment_rules": [],
-    }
+        templates=[{"key": "hi", "content_type": "hi", "category": "marketing", "body": "hi {{ user.id }}"}],
+    )
 
 
 @dataclass
 class FaultStack(StackUnderTest):
     receiver: EffectReceiver
-    api_key: str
 
     wait_limit = WAIT_LIMIT
 
@@ -112,25 +106,9 @@ class FaultStack(StackUnderTest):
 
     def plan_herd(self, prefix: str, count: int, kind: str = "load.week") -> None:
         """Plan touches of `count` customers, due in a week."""
-        names = [f"{prefix}{number}" for number in range(count)]
-        events = [
-            {"specversion": "1.0", "id": name, "source": "faults", "type": kind, "subject": name} for name in names
-        ]
-        api_connection = ApiConnection(self.stack.base_url, self.api_key)
+        events = [cloud_event(f"{prefix}{number}", kind, f"{prefix}{number}") for number in range(count)]
         for first in range(0, count, BATCH):
-            self._post(api_connection, events[first : first + BATCH])
-        api_connection.close()
-
-    def _post(self, api_connection: ApiConnection, events: list[dict[str, Any]]) -> None:
-        """Send them again while the machine is too slow for an answer."""
-        answers: list[tuple[int, str]] = []
-
-        def accepted() -> bool:
-            answers.append(api_connection.post(*events))
-            return answers[-1][0] not in (0, 429, 503)
-
-        self.wait(accepted, "the events are accepted", pause=0.5)
-        assert answers[-1][0] == 202, answers[-1]
+            self.post_events(*events[first : first + BATCH])
 
     def make_due(self, prefix: str) -> int:
         """Make the touches of these events due in three seconds. Return their number."""
@@ -151,8 +129,8 @@ def run_fault_stack(folder: Path, env: Mapping[str, str] | None = None) -> Itera
             "AFTERTOUCH_DISPATCH_WINDOW": "100",
         }
         with run_stack(folder, PROGRAMS, {**ours, **(env or {})}) as stack:
-            key = stack.manage("create_api_key", f"faults-{uuid4().hex[:8]}", "--scope", "events").split()[-1]
-            made = FaultStack(stack, receiver, key)
+            made = FaultStack(stack, receiver)
+            made.create_api_key("events")
             made.apply_config(configuration(receiver))
             made.sql(
                 "INSERT INTO scheduling_customer"

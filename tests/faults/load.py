@@ -135,14 +135,13 @@ class ApiConnection:
         self.headers = {"Authorization": f"Bearer {api_key}"}
         self.connection: HTTPConnection | None = None
 
-    def post(self, *events: dict[str, Any]) -> tuple[int, str]:
-        """Status and body; status 0 where no answer came. Several events go as a batch."""
-        kind, body = ("cloudevents", events[0]) if len(events) == 1 else ("cloudevents-batch", events)
-        headers = {**self.headers, "Content-Type": f"application/{kind}+json"}
+    def post(self, event: dict[str, Any]) -> tuple[int, str]:
+        """Status and body; status 0 where no answer came."""
+        headers = {**self.headers, "Content-Type": "application/cloudevents+json"}
         try:
             if self.connection is None:
                 self.connection = HTTPConnection(self.netloc, timeout=ANSWER_WITHIN)
-            self.connection.request("POST", "/api/v1/events", json.dumps(body), headers)
+            self.connection.request("POST", "/api/v1/events", json.dumps(event), headers)
             answer = self.connection.getresponse()
             return answer.status, answer.read().decode(errors="replace")
         except (OSError, HTTPException) as error:

@@ -63,6 +63,11 @@ class EffectReceiver:
     def url(self, path: str) -> str:
         return f"http://{self.address}/{path}"
 
+    def channel(self, **changes: Any) -> dict[str, Any]:
+        """The channel of a configuration file that sends here."""
+        url = {"url": self.url("once"), "secret": SECRET}
+        return {"key": "hook", "kind": "webhook", "idempotent": True, "timeout": "20s", **url, **changes}
+
     # --- what the tests turn --------------------------------------------------------------------------------------
 
     def close(self) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kombu import Connection
@@ -82,13 +79,8 @@ def is_published(url: str) -> bool:
 
 
 def broker(made: FaultStack) -> str:
-    return str(json.loads(ask(made, "/health/ready"))["broker"]["status"])
+    return str(made.call("GET", "/health/ready")["broker"]["status"])
 
 
 def is_blocked(made: FaultStack) -> bool:
-    return "\naftertouch_broker_blocked 1.0\n" in ask(made, "/metrics")
-
-
-def ask(made: FaultStack, path: str) -> Any:
-    with urllib.request.urlopen(f"{made.stack.base_url}{path}", timeout=30) as answer:
-        return answer.read().decode()
+    return "\naftertouch_broker_blocked 1.0\n" in made.ask("GET", "/metrics").text

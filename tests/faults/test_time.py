@@ -9,8 +9,8 @@ from uuid import uuid4
 from config.celery.beat_scheduler import LEADER_LOCK
 from config.local import servers
 from tests.faults.fault_stack import FaultStack
-from tests.faults.load import ApiConnection
 from tests.faults.workers import Program, celery
+from tests.support.stack import cloud_event
 
 
 @contextmanager
@@ -67,11 +67,7 @@ def test_standby_beat_takes_over_after_kill(fault_stack: FaultStack, report_line
 def test_seven_day_touch_survives_restarts(fault_stack: FaultStack, report_line: object) -> None:
     """The clock is moved by moving the touch's times; a moved clock would move the leases of all others as well."""
     target, user = fault_stack, f"ann-{uuid4().hex[:8]}"
-    api_connection = ApiConnection(target.stack.base_url, target.api_key)
-    event = {"specversion": "1.0", "id": user, "source": "faults", "type": "load.week", "subject": user}
-    status, body = api_connection.post(event)
-    api_connection.close()
-    assert status == 202, body
+    target.post_events(cloud_event(user, "load.week", user))
     _move_due_time(target, user, "6 days")
     _restart_everything(target)
     assert not target.receiver.calls_of(user)

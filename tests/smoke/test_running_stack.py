@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
 
 import psutil
 import pytest
@@ -19,42 +16,24 @@ import redis
 from config.environment import ROOT
 from config.local.processes import wait_until
 from examples.demo import demo_shop
-from tests.faults.receiver import SECRET, EffectReceiver
+from tests.faults.receiver import EffectReceiver
 from tests.support.chromium import find_chromium
-from tests.support.stack import StackUnderTest, run_stack
+from tests.support.small_matrix import small_matrix
+from tests.support.stack import StackUnderTest, cloud_event, run_stack
 
-SCOPES = ("events", "config.write", "rpa", "rpa.configure", "rpa.commands")
 PROGRAMS = ("web", "core", "ticks", "execution", "beat")
 
 
 class SmokeStack(StackUnderTest):
     wait_limit = 240.0
     receiver: EffectReceiver
-    key: str
-
-    def call(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
-        """Call the API, again while the web process cannot answer."""
-        data = body if isinstance(body, bytes) else json.dumps(body).encode() if body is not None else None
-        headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json", **headers}
-        request = urllib.request.Request(self.stack.base_url + path, data, headers, method=method)
-        ends_at = time.monotonic() + self.wait_limit
-        while True:
-            try:
-                with urllib.request.urlopen(request, timeout=30) as answer:
-                    return json.load(answer)
-            except (URLError, TimeoutError) as error:
-                refused = isinstance(error, HTTPError) and error.code not in (429, 503)
-                if refused or time.monotonic() > ends_at:
-                    raise
-                time.sleep(0.5)
 
     def publish(self, configuration: bytes) -> None:
         headers = {"If-Match": "*", "Content-Type": "application/yaml"}
         assert self.call("PUT", "/api/v1/config?reason=smoke", configuration, **headers)["stored"]
 
     def send_event(self, name: str) -> None:
-        event = {"specversion": "1.0", "id": name, "source": "smoke", "type": "smoke.step", "subject": f"ann-{name}"}
-        assert self.call("POST", "/api/v1/events", event)["touches"]
+        assert self.post_events(cloud_event(name, "smoke.step", f"ann-{name}"))
 
     def await_delivered(self, name: str) -> None:
         """Wait until the touch of this event is delivered, and check that the receiver saw one message."""
@@ -77,23 +56,9 @@ def smoke(state_folder: Callable[[str], Path]) -> Iterator[SmokeStack]:
         with run_stack(state_folder("smoke"), PROGRAMS, env, migrated=False) as stack:
             made = SmokeStack(stack)
             made.receiver = receiver
-            made.key = stack.manage("create_api_key", "smoke", *(f"--scope={each}" for each in SCOPES)).split()[-1]
-            free = {"cap": "ignore", "dedupe": "ignore", "conversation": "ignore", "quiet_hours": "ignore"}
-            configuration = {
-                "version": 1,
-                "channels": [
-                    {"key": "hook", "kind": "webhook", "url": receiver.url("once"), "secret": SECRET,
-                     "idempotent": True, "timeout": "20s", "retry": ["1s"] * 5}
-                ],
-                "templates": [{"key": "words", "content_type": "words", "body": "hi {{ user.id }}"}],
-                "stages": [{"key": "smoke", "name": "Smoke"}],
-                "nodes": [
-                    {"key": "step", "stage": "smoke", "trigger": "smoke.step", "delay": "1s", "template": "words",
-                     "channel": "hook", "guards": free}
-                ],
-                "harassment_rules": [],
-            }  # fmt: skip
-            made.publish(json.dumps(configuration).encode())
+            made.create_api_key("events", "config.write", "rpa", "rpa.configure", "rpa.commands")
+            node = {"key": "step", "trigger": "smoke.step", "delay": "1s"}
+            made.publish(json.dumps(small_matrix(receiver.channel(retry=["1s"] * 5), node)).encode())
             yield made
 
 

@@ -13,19 +13,29 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
+from uuid import uuid4
 
 import psycopg
+import requests
 from psycopg.rows import tuple_row
+from requests.adapters import HTTPAdapter
+from urllib3 import Retry
 
 from config.environment import ROOT, environment
 from config.local import servers
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import wait_until
 from config.local.stack import refuse_older_tables
+from tests.support.waiting import WAIT_LIMIT
 
+#: What the web process of a machine that stalls does not answer, or answers by 429 or 503.
+REPEAT = Retry(
+    int(WAIT_LIMIT), backoff_factor=0.5, backoff_max=1, status_forcelist=(429, 503), allowed_methods=None,
+    raise_on_status=False,
+)  # fmt: skip
 _kept: dict[str, psycopg.Connection[Any]] = {}  #: connections of the main thread, by address
 
 
@@ -60,9 +70,14 @@ def is_usable(connection: psycopg.Connection[Any]) -> bool:
     return True
 
 
+def cloud_event(id: str, type: str, user: str, **changes: Any) -> dict[str, Any]:
+    return {"specversion": "1.0", "id": id, "source": "tests", "type": type, "subject": user, **changes}
+
+
 @dataclass
 class StackUnderTest:
     stack: RunningStack
+    api_key: str = field(default="", kw_only=True)
 
     wait_limit: ClassVar[float] = 120.0  #: seconds
     row_factory: ClassVar[Any] = staticmethod(tuple_row)
@@ -82,6 +97,34 @@ class StackUnderTest:
                 if time.monotonic() > ends_at:
                     raise
                 time.sleep(0.1)
+
+    def create_api_key(self, *scopes: str) -> None:
+        """Call the API with a key of these scopes from now on."""
+        words = [word for scope in scopes for word in ("--scope", scope)]
+        self.api_key = self.stack.manage("create_api_key", f"tests-{uuid4().hex[:8]}", *words).split()[-1]
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> requests.Response:
+        """Return the answer to a request, which is repeated by `REPEAT`. Only the API gets the key."""
+        given = {"Authorization": f"Bearer {self.api_key}"} if path.startswith("/api/") else {}
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body)
+        with requests.Session() as session:
+            session.mount(self.stack.base_url, HTTPAdapter(max_retries=REPEAT))
+            answer = session.request(
+                method, self.stack.base_url + path, data=data, timeout=60,
+                headers={"Content-Type": "application/json", **given, **headers},
+            )  # fmt: skip
+        assert answer.ok, f"{method} {path}: {answer.status_code} {answer.text}"
+        return answer
+
+    def call(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
+        """The JSON of the answer."""
+        return self.ask(method, path, body, **headers).json()
+
+    def post_events(self, *events: Mapping[str, Any]) -> list[str]:
+        """Return the ids of the planned touches."""
+        kind = {"Content-Type": "application/cloudevents-batch+json"}
+        touches: list[str] = self.call("POST", "/api/v1/events", events, **kind)["touches"]
+        return touches
 
     def apply_config(self, configuration: Mapping[str, Any]) -> None:
         file = self.stack.state_dir / "configuration.json"

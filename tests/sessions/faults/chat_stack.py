@@ -27,32 +27,23 @@ from sessions.store.sessions import Store
 from sessions.store.stats import running_watchers
 from tests.faults.brokers import RedisServer, Sentinels
 from tests.sessions.redis_cluster import ClusterUnderTest
+from tests.support.small_matrix import LOG, small_matrix
 from tests.support.stack import StackUnderTest, run_stack
 from tests.support.waiting import WAIT_LIMIT
 
 THRESHOLD = 2.0  #: seconds, of the policy
 #: As configured: product and tests store them again on a flushed server.
 POLICIES = PolicySet({"default": Policy(timedelta(seconds=THRESHOLD))})
-FREE = {"cap": "ignore", "dedupe": "ignore", "conversation": "ignore", "quiet_hours": "ignore"}
 
 
 def configuration(channel: str) -> dict[str, Any]:
     """One guide message for each silence, by the channel `log` or `inapp`."""
     retry = ["1s", "1s", "2s", "2s", "4s", "4s", "8s", "8s", "8s", "8s"]
-    return {
-        "version": 1,
-        "channels": [{"key": "log", "kind": "log"}, {"key": "inapp", "kind": "inapp", "retry": retry}],
-        "templates": [{"key": "guide", "content_type": "guide", "category": "service", "body": "hi {{ user.id }}"}],
-        "stages": [{"key": "chat", "name": "Chat"}],
-        "nodes": [
-            {
-                "key": "guide", "stage": "chat", "trigger": "session.silent", "delay": "0s", "template": "guide",
-                "channel": channel, "guards": FREE,
-            }
-        ],
-        "harassment_rules": [],
-        "silence_policies": [{"tag": "default", "threshold": f"{THRESHOLD:g}s"}],
-    }  # fmt: skip
+    return small_matrix(
+        LOG, {"key": "guide", "trigger": "session.silent", "channel": channel},
+        channels=[LOG, {"key": "inapp", "kind": "inapp", "retry": retry}],
+        silence_policies=[{"tag": "default", "threshold": f"{THRESHOLD:g}s"}],
+    )  # fmt: skip
 
 
 @dataclass
