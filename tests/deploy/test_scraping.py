@@ -16,6 +16,7 @@ import yaml
 
 from config.environment import ROOT, Environment, environment
 from config.local.processes import wait_until
+from scheduling.metrics import versions
 from tests.deploy.test_systemd import Unit, read_example
 from tests.faults.brokers import Server
 from tests.scheduling.api.serving import database_url
@@ -34,18 +35,24 @@ def documented_targets() -> list[str]:
     return targets
 
 
-def has_series(address: str, host: str, *series: str) -> bool:
-    """Return whether the target exports them. On a slow machine a source may be missing once."""
+def read_series(address: str, host: str) -> str | None:
+    """Return what the target exports; None while it does not answer."""
     try:
         told = requests.get(f"http://{address}/metrics", headers={"Host": host}, timeout=WAIT_LIMIT)
     except (requests.ConnectionError, requests.Timeout):
-        return False
+        return None
     assert told.status_code == 200
-    return all(f"\n{each} " in told.text for each in series)
+    return told.text
+
+
+def has_series(address: str, host: str, *series: str) -> bool:
+    """Return whether the target exports them. On a slow machine a source may be missing once."""
+    text = read_series(address, host)
+    return text is not None and all(f"\n{each} " in text for each in series)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_metrics_unit_serves_listed_targets(tmp_path: Path, valkey: redis.Redis) -> None:
+def test_metrics_unit_serves_listed_targets_and_the_watcher_of_its_node(tmp_path: Path, valkey: redis.Redis) -> None:
     """On an address of this machine that nothing else listens on, as it would on one that others reach."""
     one, two, three = uuid4().bytes[:3]
     here = f"127.{one}.{two}.{three % 254 + 1}"
@@ -56,14 +63,26 @@ def test_metrics_unit_serves_listed_targets(tmp_path: Path, valkey: redis.Redis)
         "DJANGO_SETTINGS_MODULE": "config.settings.local", "DATABASE_URL": database_url(),
         "REDIS_URL": environment().redis,
     }  # fmt: skip
-    server = Server([sys.executable, str(ROOT / words[0]), *words[1:]], tmp_path / "unit.log", env)
-    server.start()
-    try:
+    exporter = Server([sys.executable, str(ROOT / words[0]), *words[1:]], tmp_path / "unit.log", env)
+    watcher = Server([sys.executable, str(ROOT / "manage.py"), "watch_sessions"], tmp_path / "watcher.log", env)
+    with exporter.standing():
         for target in documented_targets():
-            tells = partial(has_series, f"{here}:{target.rpartition(':')[2]}", target, *OF_THE_HOUSE)
-            assert wait_until(tells, WAIT_LIMIT, pause=0.2), server.log.read_text()
-    finally:
-        server.kill()
+            address = f"{here}:{target.rpartition(':')[2]}"
+            tells = partial(has_series, address, target, *OF_THE_HOUSE)
+            assert wait_until(tells, WAIT_LIMIT, pause=0.2), exporter.log.read_text()
+
+        ours, python, django, celery = versions()
+        build = f'aftertouch_build_info{{celery="{celery}",django="{django}",python="{python}",version="{ours}"}}'
+        of_watcher = ('aftertouch_processes{kind="watcher"}', build, "aftertouch_watchers")
+        with watcher.standing():
+            counted = wait_until(lambda: has_series(address, target, *of_watcher), WAIT_LIMIT, pause=0.2)
+            assert counted, watcher.log.read_text()
+
+        def forgets_the_watcher() -> bool:
+            text = read_series(address, target) or ""
+            return OF_THE_HOUSE[0] in text and build not in text and 'watcher"}' not in text
+
+        assert wait_until(forgets_the_watcher, WAIT_LIMIT, pause=0.2), read_series(address, target)
 
 
 def test_example_environment_serves_metrics_on_loopback() -> None:

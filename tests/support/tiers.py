@@ -25,7 +25,7 @@ FAULTS = (
 PROCESSES = (
     "tests/deploy/test_containers.py", "tests/deploy/test_pgbouncer.py", "tests/deploy/test_prometheus.py",
     "tests/deploy/test_redis_users.py", "tests/deploy/test_scraping.py", "tests/deploy/test_systemd.py",
-    "tests/deploy/test_upgrade.py", "tests/deploy/test_watcher_metrics.py",
+    "tests/deploy/test_upgrade.py",
     "tests/docs/test_walkthroughs.py",
     "tests/journeys/",
     "tests/local_stack/",
