@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -66,7 +63,7 @@ def test_settings_page_lists_directly_read_variables() -> None:
     assert [name for name in sorted(found) if f"`{name}`" not in told] == []
 
 
-def test_duration_setting_accepts_documented_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_duration_setting_accepts_documented_formats(monkeypatch: pytest.MonkeyPatch) -> None:
     for value in ("04:00:00", "P14D", "PT4H"):
         monkeypatch.setenv("AFTERTOUCH_RPA_EVIDENCE_KEPT", value)
         assert Environment().aftertouch_rpa_evidence_kept >= timedelta(hours=4)
@@ -74,11 +71,6 @@ def test_duration_setting_accepts_documented_formats(tmp_path: Path, monkeypatch
         monkeypatch.setenv("AFTERTOUCH_RPA_EVIDENCE_KEPT", value)
         with pytest.raises(ValidationError, match="aftertouch_rpa_evidence_kept"):
             Environment()
-    words = [sys.executable, "-c", "from config.environment import environment; environment()"]
-    environment = {**os.environ, "AFTERTOUCH_STATE_DIR": str(tmp_path)}
-    refused = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert refused.returncode == 1
-    assert "AFTERTOUCH_RPA_EVIDENCE_KEPT" in refused.stderr
 
 
 def test_config_page_has_a_heading_per_section() -> None:

@@ -64,12 +64,6 @@ def test_web_ignores_forwarded_address_of_direct_client(stack: RunningStack) -> 
     assert rows == [("127.0.0.1", 3)]
 
 
-def test_killed_program_is_restarted(stack: RunningStack) -> None:
-    killed = stack.kill("web")
-    stack.wait_until(lambda: stack.pids.get("web", killed) != killed, WAIT_LIMIT)
-    stack.wait_until(lambda: status_of(stack.base_url + "/health/live") == 200, WAIT_LIMIT)
-
-
 def test_killed_servers_return_at_their_addresses(stack: RunningStack) -> None:
     before, killed = stack.endpoints, {stack.kill(server) for server in ("PostgreSQL", "Valkey")}
     stack.wait_until(lambda: len({*stack.server_pids.values()} - killed) == 2, WAIT_LIMIT)

@@ -9,7 +9,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,6 +33,7 @@ from rpa_tasks.models import ExecutionNode, Shop, TakeOver
 from rpa_tasks.models import Platform as RpaPlatform
 from scheduling.models import FailedLogin
 from tests.scheduling.api.serving import eventually, run_concurrently, serving
+from tests.support.thread_servers import serving_in_thread
 from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -124,9 +124,7 @@ def run_nginx(tmp_path: Path) -> Iterator[NginxClient]:
         "FLOWER_BASIC_AUTH": "ops:hush,other:hush",
     }
     flower = ThreadingHTTPServer(("127.0.0.1", 0), Flower)
-    thread = threading.Thread(target=flower.serve_forever)
-    thread.start()
-    with serving(**production) as web:
+    with serving_in_thread(flower), serving(**production) as web:
         plain, tls = select_port(), select_port()
         recipe = RECIPE.read_text("utf-8")
         for ours, theirs in (
@@ -156,9 +154,6 @@ def run_nginx(tmp_path: Path) -> Iterator[NginxClient]:
         finally:
             running.terminate()
             running.wait(WAIT_LIMIT)
-    flower.shutdown()
-    thread.join()
-    flower.server_close()
 
 
 def test_nginx_recipe_enforces_tls_host_and_limits(nginx: NginxClient) -> None:
