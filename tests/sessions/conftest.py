@@ -107,9 +107,9 @@ def empty_cluster(cluster: ClusterUnderTest) -> None:
     emptied.close()
 
 
-@pytest.fixture(params=["single", "cluster"])
+@pytest.fixture(params=["single", pytest.param("cluster", marks=pytest.mark.processes)])
 def store_url(request: pytest.FixtureRequest, valkey: redis.Redis) -> Iterator[str]:
-    """The address of an empty server, then of an empty cluster, that the store of the process uses."""
+    """The address of an empty server, in `make processes` of an empty cluster, that the store of the process uses."""
     from django.conf import settings
 
     if request.param == "single":

@@ -72,6 +72,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         tier = choose_tier(item)
+        if tier == "campaign":  # whatever a parameter of it needs, it is in no other tier
+            item.own_markers[:] = [each for each in item.own_markers if each.name not in ("processes", "faults")]
         if tier and item.get_closest_marker(tier) is None:
             item.add_marker(tier)
         if item.nodeid.startswith(PROOFS):
