@@ -173,9 +173,19 @@ def _find_touches(
             name = "delivery_key" if report.delivery_key else "vendor_id"
             message = f"no touch has this delivery key; touches are kept for {days} days"
             result.refused.append(RefusedReport(position, name, message))
+        elif report.permanent and _has_sealed_address(config, touches[key]):
+            message = "the settings of this channel cannot be read on this server; send it again later"
+            result.refused.append(RefusedReport(position, "channel", message))
         else:
             found.append(FoundReport(report, touches[key], report.at or now))
     return found
+
+
+def _has_sealed_address(config: Snapshot, touch: ReportedTouch) -> bool:
+    """Return whether settings that cannot be read here name the address: once stored, the bounce disables nothing."""
+    node = config.nodes.get(touch.node_id)
+    kind = channel_kinds().get(node.channel.kind) if node else None
+    return bool(node and kind and not kind.address_key and isinstance(node.channel.config, Sealed))
 
 
 def _record_consequences(config: Snapshot, new: Sequence[FoundReport]) -> None:
@@ -262,9 +272,7 @@ def _disable_bounced_targets(config: Snapshot, bounced: Iterable[FoundReport]) -
         kind = channel_kinds().get(node.channel.kind) if node else None
         if node is None or kind is None:
             continue
-        name = kind.address_key
-        if not name and not isinstance(node.channel.config, Sealed):
-            name = str(node.channel.config.get("address") or "")  # of a declared HTTP channel
+        name = kind.address_key or str(node.channel.config.get("address") or "")  # of a declared HTTP channel
         row = Customer.objects.filter(pk=each.touch.customer_id).first()
         address = str(row.addresses.get(name) or "") if row and name and isinstance(row.addresses, dict) else ""
         if each.report.address:

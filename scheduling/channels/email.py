@@ -131,16 +131,17 @@ class Conversation:
 
         Raises nothing for behaviour of the network or the relay.
         """
+        limit = asyncio.timeout(seconds)
         try:
-            async with asyncio.timeout(seconds):
+            async with limit:
                 return await self._exchange(sender, recipient, content)
-        except TimeoutError:
-            return self.broken("timeout")
         except DestinationRefused as refused:
             return refused.outcome()
         except aiosmtplib.SMTPResponseException as error:
             return self._refused(error.code, error.message)
         except OSError as error:
+            if limit.expired():
+                return self.broken("timeout")
             cause = error.__cause__ or error
             return self.broken("tls" if isinstance(cause, ssl.SSLError) else "disconnected", cause)
         except aiosmtplib.SMTPException as error:

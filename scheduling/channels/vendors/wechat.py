@@ -545,10 +545,10 @@ class WeChatService(WeComVendor):
                         "open_kfid": self.settings["open_kfid"],
                     }  # fmt: skip
                     response, outcome = await self.call_vendor(
-                        partial(self.build_request, "/cgi-bin/kf/sync_msg", asked), self.judge, LONGEST_SYNC,
+                        partial(self.build_request, "/cgi-bin/kf/sync_msg", asked), self.judge, LONGEST_SYNC / 2,
                         repeatable=True,
                     )  # fmt: skip
-                    if not response.complete and limit > 1:
+                    if response.status == 200 and not response.complete and limit > 1:
                         limit = max(limit // 4, 1)
                         continue
                     if not isinstance(outcome, Delivered):
@@ -559,6 +559,7 @@ class WeChatService(WeComVendor):
                         if isinstance(each, Mapping):
                             _read_entry(each, result)
                     result.cursor = str(page.get("next_cursor") or result.cursor or cursor)
+                    limit = min(limit * 4, PAGE)  # the long messages may lie behind
                     if not page.get("has_more"):
                         result.problem = ""
                         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from datetime import timedelta
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import structlog
 
-from scheduling.channels.base import Channel, Delivered, channel_kinds
+from scheduling.channels.base import Channel, Delivered, Message, Outcome, Unknown, channel_kinds
 from scheduling.channels.email import Email
 from scheduling.channels.log import Log
 from scheduling.channels.robots import DingTalk, Feishu, WeCom
@@ -75,3 +76,13 @@ async def test_log_channel_delivers_with_closed_stderr(monkeypatch: pytest.Monke
     closed.close()
     monkeypatch.setattr("sys.stderr", closed)
     assert await Log({}, timedelta(seconds=1)).send(build_message()) == Delivered("logged")
+
+
+async def test_channel_that_never_ends_is_unknown() -> None:
+    class Endless(Log):
+        async def attempt(self, message: Message) -> Outcome:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    outcome = await Endless({}, timedelta(milliseconds=10)).send(build_message())
+    assert outcome == Unknown("timeout", "no end after 0.01 s")

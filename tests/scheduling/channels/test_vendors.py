@@ -33,6 +33,7 @@ from tests.scheduling.channels.http_receivers import (
     build_message,
     reply,
     reset,
+    time_out,
 )
 from tests.scheduling.channels.person_vendors import AliyunServer, TencentServer, TokenVendor
 from tests.support.tables import each_row
@@ -178,13 +179,15 @@ async def test_vendor_answer_without_code_is_judged_by_status(
     assert isinstance(outcome, expected), outcome
 
 
-def after_token(raw: bytes) -> Answer:
-    """Give a token, then this answer; an empty one: reset the connection."""
+def after_token(raw: bytes | None) -> Answer:
+    """Give a token, then this answer; an empty one: reset the connection; None: answer nothing."""
     vendor = TokenVendor()
 
     async def answer(request: Any, writer: Any) -> None:
         if "oken" in request.target.partition("?")[0]:
             await vendor(request, writer)
+        elif raw is None:
+            await time_out()
         elif not raw:
             reset(writer)
         else:
@@ -193,6 +196,12 @@ def after_token(raw: bytes) -> Answer:
             writer.close()
 
     return answer
+
+
+@each_row("kind", [WeComApp, AliyunSms])
+async def test_vendor_that_hangs_is_unknown(kind: type[VendorChannel]) -> None:
+    outcome = await sent(kind, after_token(None))
+    assert (type(outcome), getattr(outcome, "reason", "")) == (Unknown, "timeout")
 
 
 @each_row(

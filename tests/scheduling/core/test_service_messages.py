@@ -111,7 +111,7 @@ def test_page_that_is_too_long_to_be_read_is_asked_for_in_parts(
     receiver.script = [ACCESS, long, page(said("m0"), cursor="c25", more=1), page(said("m25"), cursor="c50")]
     assert notify(client) == 200
     asked = [(call.json["cursor"], call.json["limit"]) for call in receiver.calls if call.path.endswith("sync_msg")]
-    assert asked == [("", 100), ("", 25), ("c25", 25)]
+    assert asked == [("", 100), ("", 25), ("c25", 100)]
     assert Event.objects.filter(type="conversation.started").count() == 2
 
 
