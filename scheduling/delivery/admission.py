@@ -207,7 +207,7 @@ def report_deferrals(batch: DueBatch, deferred: Mapping[UUID, Settlement]) -> No
     measure_deferrals(found)
 
 
-# Each touch ended its wait at the instant of its slot. The hour names the latest partition.
+# `due_at` of a cancelled touch is the instant of its slot. The hour leaves out older partitions.
 _FREED = """
 SELECT t.task_id, t.node_id, t.chat_id, c.addresses, t.priority, t.due_at, statement_timestamp(), '', c.conversation_at
 FROM scheduling_touch_ended AS t JOIN scheduling_customer AS c ON c.id = t.customer_id

@@ -1,4 +1,6 @@
-"""Plan the touches of an event from the nodes of the matrix, and join nodes to journeys. Pure functions.
+"""Plan the touches of an event from the nodes of the matrix, and join nodes to journeys.
+
+Pure functions, except that each plan has new ids.
 
 In a journey a node follows the touches of other nodes. The end of a followed touch is an event, `touch.delivered` and
 so on. Its `depth` counts the touches that led to it: 1 after a touch that another system's event planned.
