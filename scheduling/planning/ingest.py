@@ -229,10 +229,13 @@ class _EventBatch:
             else:
                 activity = customer.last_active_at, customer.conversation_at
             earlier = count_recent(self.event_times.get(customer.id, {}), event.occurred_at)
-            self.touches += matrix.plan_touches(
+            planned = matrix.plan_touches(
                 event, customer, triggered[event.type], self.config.delay_rules, earlier=earlier,
                 time_scale=settings.AFTERTOUCH_TIME_SCALE,
             )  # fmt: skip
+            for touch in planned:
+                touch.task_id = new_id()
+            self.touches += planned
             self.activity[event.user_id] = advance_activity(activity, event, self.config.activity_types)
             if self.config.counting_earlier:
                 add_event_time(self.event_times.setdefault(customer.id, {}), event.type, event.occurred_at)

@@ -1,6 +1,4 @@
-"""Plan the touches of an event from the nodes of the matrix, and join nodes to journeys.
-
-Pure functions, except that each plan has new ids.
+"""Plan the touches of an event from the nodes of the matrix, and join nodes to journeys. Pure functions.
 
 In a journey a node follows the touches of other nodes. The end of a followed touch is an event, `touch.delivered` and
 so on. Its `depth` counts the touches that led to it: 1 after a touch that another system's event planned.
@@ -10,13 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
 from scheduling.error_text import ErrorText as _
-from scheduling.ids import new_id
 from scheduling.policy.node_conditions import Facts
 from scheduling.policy.send_times import SendTime, find_send_time
 from scheduling.policy.specs import CustomerSpec, DelayRulesSpec, EventSpec, NodeSpec
@@ -81,6 +78,9 @@ def advance_activity(activity: Activity, event: EventSpec, activity_types: Mappi
     return active_at, talking_at
 
 
+UNSTORED: Final = UUID(int=0)
+
+
 @dataclass(slots=True)
 class PlannedTouch:
     """A touch that an event plans, before it is stored."""
@@ -90,7 +90,7 @@ class PlannedTouch:
     customer_id: int
     due_at: datetime
     expires_at: datetime
-    task_id: UUID = field(default_factory=new_id)
+    task_id: UUID = UNSTORED  #: given by the attempt to store it
     cancelled_as: str = ""  #: the reason if another event cancels it before it is stored
 
 
