@@ -7,7 +7,6 @@ from uuid import UUID
 
 import structlog
 from celery import shared_task
-from django.contrib.sessions.backends.db import SessionStore
 
 from scheduling import dispatch, sql, webhooks
 from scheduling.configuration import snapshot
@@ -15,6 +14,7 @@ from scheduling.customers import erasure, imports
 from scheduling.delivery import pipeline
 from scheduling.dispatch import publication_headers
 from scheduling.experiments import drafts, rollouts
+from scheduling.identity.sign_ins import SessionStore
 from scheduling.operations import bulk_actions, retention
 from scheduling.planning import own_events
 from scheduling.redis_client import UNREACHABLE_ERRORS

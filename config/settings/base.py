@@ -124,6 +124,7 @@ AFTERTOUCH_OIDC_GROUP_CLAIM = ENV.aftertouch_oidc_group_claim
 AFTERTOUCH_OIDC_GROUP_MAP = ENV.aftertouch_oidc_group_map
 AFTERTOUCH_OIDC_LINK_BY_EMAIL = ENV.aftertouch_oidc_link_by_email
 AFTERTOUCH_OIDC_ONLY = ENV.aftertouch_oidc_only
+SESSION_ENGINE = "scheduling.identity.sign_ins"
 SESSION_COOKIE_AGE = 8 * 3600
 SESSION_COOKIE_HTTPONLY = True
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1_048_576

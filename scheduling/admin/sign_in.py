@@ -35,6 +35,7 @@ from scheduling.admin.undo import answer_undo
 from scheduling.audit import record_action
 from scheduling.identity import openid, sign_ins, totp
 from scheduling.identity.openid import SubjectRefused, find_or_create_user
+from scheduling.models import SignIn
 from scheduling.web import login_lockout
 
 log = structlog.get_logger(__name__)
@@ -329,15 +330,15 @@ def change_second_factor(request: HttpRequest) -> HttpResponse:
 
 
 @require_POST
-def end_one_sign_in(request: HttpRequest, digest: str) -> HttpResponse:
+def end_one_sign_in(request: HttpRequest, pk: int) -> HttpResponse:
     """Sign out one browser of the user."""
-    chosen = next((each for each in sign_ins.list_sign_ins(_own_user(request)) if each.digest == digest), None)
-    if chosen is None:
+    row = SignIn.objects.filter(user=_own_user(request), pk=pk).first()
+    if row is None:
         raise Http404
-    if chosen.session_key == request.session.session_key:
+    if row.digest == sign_ins.hash_session_key(str(request.session.session_key)):
         logout(request)
         return redirect("admin:login")
-    sign_ins.end_sign_ins([chosen])
+    sign_ins.end_sign_ins(row.user, only=pk)
     messages.success(request, gettext("Signed out there."))
     return redirect("admin:account")
 
@@ -345,8 +346,7 @@ def end_one_sign_in(request: HttpRequest, digest: str) -> HttpResponse:
 @require_POST
 def end_other_sign_ins(request: HttpRequest) -> HttpResponse:
     """Sign out all other browsers of the user."""
-    found = sign_ins.list_sign_ins(_own_user(request))
-    count = sign_ins.end_sign_ins(each for each in found if each.session_key != request.session.session_key)
+    count = sign_ins.end_sign_ins(_own_user(request), but=str(request.session.session_key))
     text = ngettext("Signed out %(count)s other browser.", "Signed out %(count)s other browsers.", count)
     messages.success(request, text % {"count": count})
     return redirect("admin:account")
@@ -370,9 +370,9 @@ def _own_user(request: HttpRequest) -> User:
 def _render_account(request: HttpRequest, form: CodeForm) -> HttpResponse:
     user = _own_user(request)
     form.fields["code"].widget.attrs.pop("autofocus")  # the page has more than the code
-    current = request.session.session_key
+    current = sign_ins.hash_session_key(str(request.session.session_key))
     rows: list[dict[str, Any]] = [
-        {"row": row, "browser": describe_browser(row.browser), "is_current": row.session_key == current}
+        {"row": row, "browser": describe_browser(row.browser), "is_current": row.digest == current}
         for row in sign_ins.list_sign_ins(user)
     ]
     device, enrolment = totp.find_device(user), dict[str, Any]()
@@ -400,7 +400,7 @@ def list_site_pages() -> list[URLPattern]:
         path("undo/<uuid:act_id>/", view(answer_undo), name="undo_act"),
         path("account/", view(show_account), name="account"),
         path("account/second-factor/", view(change_second_factor), name="account_second_factor"),
-        path("account/sign-ins/<str:digest>/end/", view(end_one_sign_in), name="account_end_sign_in"),
+        path("account/sign-ins/<int:pk>/end/", view(end_one_sign_in), name="account_end_sign_in"),
         path("account/sign-ins/end-others/", view(end_other_sign_ins), name="account_end_others"),
     ]
 

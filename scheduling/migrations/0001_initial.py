@@ -1013,6 +1013,23 @@ class Migration(migrations.Migration):
                 },
             ),
             migrations.CreateModel(
+                name='SignIn',
+                fields=[
+                    ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                    ('digest', models.CharField(editable=False, max_length=64, unique=True)),
+                    ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='sign_ins', to=settings.AUTH_USER_MODEL)),
+                    ('signed_in_at', models.DateTimeField(default=django.utils.timezone.now, editable=False, verbose_name='signed in at')),
+                    ('address', models.CharField(editable=False, max_length=45, verbose_name='address')),
+                    ('browser', models.CharField(editable=False, max_length=300, verbose_name='browser')),
+                ],
+                options={
+                    'verbose_name': 'sign-in',
+                    'verbose_name_plural': 'sign-ins',
+                    'ordering': ['-signed_in_at', '-pk'],
+                    'default_permissions': (),
+                },
+            ),
+            migrations.CreateModel(
                 name='IdentityLink',
                 fields=[
                     ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

@@ -40,7 +40,7 @@ from scheduling.models.operations import (
     DismissedChecklist,
     UndoableAct,
 )
-from scheduling.models.people import IdentityLink, Invitation, Role, TotpDevice
+from scheduling.models.people import IdentityLink, Invitation, Role, SignIn, TotpDevice
 from scheduling.models.touch import (
     LEASED,
     WAITING,
@@ -70,7 +70,7 @@ __all__ = [
     "EndMark", "Event", "EventType", "FailedLogin", "FailedTask", "FailedTaskComment", "GuardDecision",
     "HarassmentRule", "Holdout", "IdentityLink", "Invitation", "LedgerRow", "Node", "OnRepeat", "OverCap", "Pause",
     "Priority", "ReceiptKind", "RefusedLines", "Role",
-    "Scope", "Stage", "Switch", "Template", "TemplateText", "TotpDevice", "Touch", "TouchState",
+    "Scope", "SignIn", "Stage", "Switch", "Template", "TemplateText", "TotpDevice", "Touch", "TouchState",
     "UndoableAct", "VendorMessage", "Verdict", "WebhookEndpoint", "WebhookEvent", "WebhookFact", "WebhookMessage",
     "WebhookSubscription",
 ]  # fmt: skip

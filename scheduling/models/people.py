@@ -74,6 +74,26 @@ class TotpDevice(models.Model):
         return str(self.user)
 
 
+class SignIn(models.Model):
+    """An open session of a user. It is deleted with its session."""
+
+    #: The SHA-256 of the session key. The key itself would let a reader of this table take over the session.
+    digest = models.CharField(max_length=64, unique=True, editable=False)
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="sign_ins")
+    signed_in_at = models.DateTimeField(_("signed in at"), default=now, editable=False)
+    address = models.CharField(_("address"), max_length=45, editable=False)
+    browser = models.CharField(_("browser"), max_length=300, editable=False)
+
+    class Meta:
+        verbose_name = _("sign-in")
+        verbose_name_plural = _("sign-ins")
+        ordering = ["-signed_in_at", "-pk"]
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.user} · {self.address}"
+
+
 class IdentityLink(models.Model):
     """The subject by which an OpenID provider names a user. The provider never reuses it."""
 

@@ -231,7 +231,7 @@ OTHERWISE_ERASED = {
     "deleted within the hour": {"scheduling_undoableact.label"},
     "about users and their sign-ins": {
         "auth_permission.name", "auth_user.email", "django_session.session_data", "scheduling_invitation.email",
-        "scheduling_identitylink.issuer", "scheduling_identitylink.subject",
+        "scheduling_signin.browser", "scheduling_identitylink.issuer", "scheduling_identitylink.subject",
     },
     "configuration: what is sent to everyone, names, addresses": {
         "scheduling_templatetext.subject", "scheduling_templatetext.body", "scheduling_historicaltemplatetext.subject",
