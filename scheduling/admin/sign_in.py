@@ -15,6 +15,7 @@ from django.contrib.auth import login as open_session
 from django.contrib.auth.models import User
 from django.contrib.auth.views import LoginView
 from django.core.exceptions import PermissionDenied, ValidationError
+from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect
 from django.urls import URLPattern, path, reverse
@@ -318,9 +319,14 @@ def change_second_factor(request: HttpRequest) -> HttpResponse:
             return render_recovery_codes(request, codes, back=reverse("admin:account"))
         form.refuse_code(request)
     if wanted == "codes" and check_code(request, user, form):
-        admin_log(request, user, gettext("Replaced the recovery codes."))
-        codes = totp.replace_recovery_codes(user)
-        return render_recovery_codes(request, codes, back=reverse("admin:account"))
+        with transaction.atomic():
+            codes = totp.replace_recovery_codes(user)
+            if codes:
+                admin_log(request, user, gettext("Replaced the recovery codes."))
+        if codes:
+            return render_recovery_codes(request, codes, back=reverse("admin:account"))
+        messages.warning(request, gettext("The second factor is off."))  # another request turned it off meanwhile
+        return redirect("admin:account")
     if wanted == "off" and not settings.AFTERTOUCH_REQUIRE_TOTP and check_code(request, user, form):
         totp.reset_totp(user)
         admin_log(request, user, gettext("Turned the second factor off."))

@@ -87,17 +87,23 @@ def accept_code(user: User, text: str) -> bool:
         return bool(TotpDevice.objects.filter(pk=device.pk, last_step__lt=step).update(last_step=step))
     digest, column = _hash_code(code), TotpDevice._meta.get_field("recovery_digests")
     left = Func(F(column.name), Value(digest), function="array_remove", output_field=column)
-    used = TotpDevice.objects.filter(user=user, recovery_digests__contains=[digest]).update(recovery_digests=left)
+    holding = TotpDevice.objects.filter(user=user, confirmed_at__isnull=False, recovery_digests__contains=[digest])
+    used = holding.update(recovery_digests=left)
     if used:
         record_action("acted", user, label=user.get_username(), actor=user.get_username(), reason="recovery code used")
         log.warning("recovery_code_used", user=user.get_username())
     return bool(used)
 
 
-def replace_recovery_codes(user: User) -> list[str]:
-    """Store ten new recovery codes in place of all others. Return them; only their digests are stored."""
+def replace_recovery_codes(user: User) -> list[str] | None:
+    """Store ten new recovery codes in place of all others. Return them; only their digests are stored.
+
+    Return None without a confirmed app: another request may turn the second factor off, or start a new enrolment.
+    """
     codes = [b32encode(secrets.token_bytes(RECOVERY_BYTES)).decode() for _ in range(RECOVERY_CODES)]
-    TotpDevice.objects.filter(user=user).update(recovery_digests=[_hash_code(code) for code in codes])
+    confirmed = TotpDevice.objects.filter(user=user, confirmed_at__isnull=False)
+    if not confirmed.update(recovery_digests=[_hash_code(code) for code in codes]):
+        return None
     return ["-".join(code[at : at + 4] for at in range(0, len(code), 4)).lower() for code in codes]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,6 +11,7 @@ from typing import Any
 
 import pyotp
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.db import connection
@@ -186,6 +188,33 @@ def test_account_sets_up_and_turns_off(as_member: Callable[[str], Client]) -> No
     TotpDevice.objects.update(last_step=0)
     client.post(page, {"do": "off", "code": code_of(device.secret)})
     assert not TotpDevice.objects.exists()
+
+
+def turn_off_meanwhile(user: User, text: str) -> bool:
+    """Accept a code; then another request turns the second factor off and starts a new enrolment."""
+    totp.reset_totp(user)
+    totp.start_enrolment(user)
+    return True
+
+
+def test_recovery_codes_need_a_confirmed_app(
+    as_member: Callable[[str], Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, user = as_member("viewer"), User.objects.get(username="viewer")
+    _secret, codes = enrol(user)
+    entries = LogEntry.objects.count(), AuditEntry.objects.count()
+    with monkeypatch.context() as patch:
+        patch.setattr(totp, "accept_code", turn_off_meanwhile)
+        answer = client.post(reverse("admin:account_second_factor"), {"do": "codes", "code": codes[0]}, follow=True)
+    assert "The second factor is off." in answer.content.decode()
+    assert (LogEntry.objects.count(), AuditEntry.objects.count()) == entries
+    assert count_recovery_codes() == 0
+    assert totp.replace_recovery_codes(user) is None
+    code = hashlib.sha256(b"AAAABBBBCCCCDDDD").hexdigest()
+    TotpDevice.objects.update(recovery_digests=[code])
+    assert not totp.accept_code(user, "aaaa-bbbb-cccc-dddd")
+    TotpDevice.objects.update(confirmed_at=now())
+    assert totp.accept_code(user, "aaaa-bbbb-cccc-dddd")
 
 
 def test_secret_and_codes_are_stored_unreadable(ann: User) -> None:
