@@ -283,9 +283,14 @@ class ScheduleForm(OptimisticLockForm):
             count = len(given["shops"])
             given["name"] = words % {"flow": given["flow"].name, "count": count, "minutes": given["every"]}
         self.kwargs = json.dumps(self.order(), ensure_ascii=False)
-        # Nothing keeps intervals unique: two pages may add one at once.
+        # Nothing keeps intervals unique: two pages may add one at once. A schedule stays at its own of equal ones.
         every = {"every": given["every"], "period": IntervalSchedule.MINUTES}
-        self.interval = IntervalSchedule.objects.filter(**every).first() or IntervalSchedule.objects.create(**every)
+        equal = IntervalSchedule.objects.filter(**every).order_by("pk")
+        self.interval = (
+            equal.filter(pk=self.instance.interval_id).first()
+            or equal.first()
+            or IntervalSchedule.objects.create(**every)
+        )
         return given
 
     def validate_unique(self) -> None:

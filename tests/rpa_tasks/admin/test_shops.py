@@ -383,7 +383,14 @@ def test_schedule_form_takes_one_of_two_equal_intervals(editor: Client, market: 
     for _ in range(2):
         IntervalSchedule.objects.create(every=10, period="minutes")
     assert editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk}).status_code == 302
-    assert str(PeriodicTask.objects.get().interval) == "every 10 minutes"
+    row = PeriodicTask.objects.get()
+    assert str(row.interval) == "every 10 minutes"
+    for other in IntervalSchedule.objects.all():
+        PeriodicTask.objects.update(interval=other)
+        form = {**SCHEDULE, "flow": market.sync.pk, "name": f"at {other.pk}"}
+        assert editor.post(url("shop_schedule", row.pk), form).status_code == 302
+        row.refresh_from_db()
+        assert (row.name, row.interval) == (f"at {other.pk}", other), "it stays at its own"
 
 
 def test_schedule_form_overwrites_no_later_edit(editor: Client, market: Market) -> None:
