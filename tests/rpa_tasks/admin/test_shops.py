@@ -22,6 +22,7 @@ from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Platfor
 from rpa_tasks.takeover.leases import start_take_over
 from scheduling.models import AuditEntry
 from tests.rpa_tasks.admin.conftest import Market, messages_of, text, url
+from tests.scheduling.admin.conftest import interrupt
 from tests.support.tables import each_row
 from tests.support.undrawn import read_context, read_refusal
 
@@ -128,18 +129,6 @@ def test_pause_changes_only_by_buttons(editor: Client, market: Market) -> None:
         editor.post(url(f"{name}_resume_row", row.pk))
         row.refresh_from_db()
         assert not row.paused
-
-
-def interrupt(monkeypatch: pytest.MonkeyPatch, form: Any, change: Callable[[], Any]) -> None:
-    """Change rows after the view has read its row and before its form locks the row."""
-    validate = form.full_clean
-
-    def full_clean(bound: Any) -> None:
-        if bound.is_bound:
-            change()
-        validate(bound)
-
-    monkeypatch.setattr(form, "full_clean", full_clean)
 
 
 def shown_version(editor: Client, name: str, row: Any) -> str:

@@ -27,6 +27,18 @@ def read_messages(answer: Any) -> str:
     return " ".join(str(message) for message in get_messages(answer.wsgi_request))
 
 
+def interrupt(monkeypatch: pytest.MonkeyPatch, form: Any, change: Callable[[], Any]) -> None:
+    """Change rows after the view has read its row and before its form locks the row."""
+    validate = form.full_clean
+
+    def full_clean(bound: Any) -> None:
+        if bound.is_bound:
+            change()
+        validate(bound)
+
+    monkeypatch.setattr(form, "full_clean", full_clean)
+
+
 @pytest.fixture(autouse=True)
 def clear_hourly_caches() -> Iterator[None]:
     """They hold figures of earlier tests."""

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
 import pytest
 from django.contrib import admin
 from django.test import Client
-from django.utils.timezone import localtime
+from django.urls import reverse
+from django.utils.timezone import localtime, now
 
+from rpa_tasks.admin.flow import FlowForm
+from rpa_tasks.admin.platform import PlatformForm
+from rpa_tasks.models import Flow, Platform
 from scheduling.admin.row_edits import OptimisticLockForm
 from scheduling.admin.shown_values import describe_instant
 from scheduling.models import ChannelConfig, Customer, Node, Template, TemplateText
 from scheduling.models.versioned import lock_for_write
 from scheduling.operations import commands
-from tests.scheduling.admin.conftest import FillForm, Url
+from sessions.admin.policies import CampaignForm, SilencePolicyForm
+from sessions.models import Campaign, SilencePolicy
+from tests.scheduling.admin.conftest import FillForm, Url, interrupt
 from tests.support.matrix import MatrixBuilder
 from tests.support.second_connection import act_behind_locks
+from tests.support.tables import each_row
+from tests.support.undrawn import read_context
 
 pytestmark = pytest.mark.django_db
+
+SECOND = timedelta(seconds=1)
+SALE = datetime(2026, 11, 11, tzinfo=UTC)
 
 CHANGED = "Changed after you opened the page. Reload the page to see the current values."
 RELOAD = "Reload the page to see the current values."
@@ -151,6 +162,50 @@ def test_of_two_concurrent_saves_the_second_shows_the_error(
     stored = Node.objects.get()
     saved = (timedelta(minutes=44), 100) if statuses == [302, 200] else (node.delay, 7)
     assert (sorted(statuses), (stored.delay, stored.rollout_percent)) == ([200, 302], saved)
+
+
+@each_row("form, create, sent, column, value", [
+    (
+        PlatformForm, lambda: Platform.objects.create(key="pdd"),
+        {"name": "New", "backlog_limit": "5", "breaker_threshold": "3"}, "name", "New",
+    ),
+    (
+        FlowForm, lambda: Flow.objects.create(platform=Platform.objects.create(key="p"), task_type="t", command=["a"]),
+        {
+            "command": "true\n{param}", "timeout": "10m", "dedupe_by": "payload", "param_style": "nested",
+            "dedupe_window": "1d", "dedupe_rerun": "refuse", "idempotent": "False", "env": "",
+        },
+        "command", ["true", "{param}"],
+    ),
+    (
+        SilencePolicyForm, lambda: SilencePolicy.objects.create(key="vip", tags=["vip"], threshold=SECOND),
+        {
+            "tags": "vip", "after": "any", "grace_for": "all", "threshold": "2m", "jitter": "5s", "grace": "0s",
+            "max_nudges": "2", "growth": "2",
+        },
+        "threshold", 120 * SECOND,
+    ),
+    (
+        CampaignForm, lambda: Campaign.objects.create(key="sale", starts_at=SALE, ends_at=SALE + 60 * SECOND),
+        {
+            "threshold": "40s", "starts_at_0": "2026-11-11", "starts_at_1": "00:00:00", "ends_at_0": "2026-11-12",
+            "ends_at_1": "00:00:00", "enabled": "on",
+        },
+        "threshold", 40 * SECOND,
+    ),
+])  # fmt: skip
+def test_edit_keeps_a_concurrent_retirement(
+    administrator: Client, monkeypatch: pytest.MonkeyPatch,
+    form: Any, create: Callable[[], Any], sent: dict[str, str], column: str, value: Any,
+) -> None:  # fmt: skip
+    row, gone = create(), now()
+    address = reverse(f"admin:{row._meta.app_label}_{row._meta.model_name}_change", args=[row.pk])
+    version = read_context(administrator, address)["adminform"].form["row_version"].value()
+    interrupt(monkeypatch, form, lambda: type(row).objects.update(retired_at=gone))
+    answer = administrator.post(address, {**sent, "row_version": version, "change_reason": "why"})
+    assert answer.status_code == 302, answer.context["adminform"].form.errors
+    row.refresh_from_db()
+    assert (getattr(row, column), row.retired_at) == (value, gone)
 
 
 def test_every_form_has_a_version(as_member: Callable[[str], Client]) -> None:
