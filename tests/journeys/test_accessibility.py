@@ -14,6 +14,7 @@ from django.contrib.auth.models import User
 from django.urls import reverse
 from pytest_django.live_server_helper import LiveServer
 
+from scheduling.models import Invitation
 from tests.journeys.conftest import WIDE, add_cookies, list_overflows, record_csp_violations
 from tests.security import admin_pages
 from tests.security.admin_pages import page_addresses
@@ -127,6 +128,7 @@ def test_pages_violate_no_accessibility_rule_and_fit(
 ) -> None:
     login = [reverse("admin:login")]
     english = [reverse(f"admin:{name}") for name in ENGLISH]
+    english.append(reverse("admin:scheduling_invitation_change", args=[Invitation.objects.get().pk]))  # a long state
     wrong = [
         *read_pages(chromium, live_server.url, "zh-hans", None, login, CHINESE_RULES),
         *read_pages(chromium, live_server.url, "zh-hans", admin_user, list_pages(admin_user), CHINESE_RULES),
