@@ -56,7 +56,7 @@ def render_link(address: str, text: Any) -> SafeString:
 
 
 def render_tag(text: Any, tone: str = "") -> SafeString:
-    """Render a state; `tone` is `success`, `info`, `warning`, `danger` or none."""
+    """Render a state; `tone` is `success`, `info`, `warning` or `danger`; any other is neutral."""
     return format_html('<span class="at-tag {}">{}</span>', tone, text)
 
 

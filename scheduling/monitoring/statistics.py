@@ -162,8 +162,7 @@ SELECT priority, count(*), statement_timestamp() - min(due_at) FROM (
 
 # --- results ------------------------------------------------------------------------------------------------------
 
-OutcomeCounts = Counter[tuple[str, str, int]]  #: number by state, reason and node
-
+#: number by state, reason and node
 ended_cache = HourlyCache("""
 SELECT date_bin('1 hour', settled_at, %(since)s), state, reason, node_id, count(*) FROM scheduling_touch_ended
 WHERE settled_at >= %(since)s AND settled_at < %(until)s GROUP BY 1, 2, 3, 4
