@@ -241,11 +241,13 @@ def publish_document(
 
     Raises:
         OutdatedVersion: the stored version is not `expected`; None expects any. Nothing was stored.
+        Conflict: a stored secret cannot be read here.
         InvalidConfiguration: the document cannot be applied.
         Busy: another transaction holds a lock for 10 s.
     """
     with edit_sections(document):
-        is_outdated = expected is not None and expected != compute_version()
+        # With any version expected, too: no row is overwritten or retired whose secret cannot be read here.
+        is_outdated = expected not in (compute_version(), None)
         if is_outdated and not may_repeat:  # it may also be invalid because of what it does not know
             raise OutdatedVersion
         planned = plan_changes(document)

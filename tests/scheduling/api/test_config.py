@@ -239,5 +239,14 @@ def test_unreadable_secret_is_a_conflict(api: Client) -> None:
     publish(api, BASE_CONFIG)
     with connection.cursor() as cursor:
         cursor.execute("UPDATE scheduling_channelconfig SET config = 'of another key'")
-    for answer in (api.get("/config"), publish(api, BASE_CONFIG, dry_run=True)):
+    retired = "channels: []\nnodes: []"
+    answers = [api.get("/config"), publish(api, BASE_CONFIG, dry_run=True)]
+    answers += [
+        publish(api, body, move_waiting=repeats) for body in (BASE_CONFIG, retired) for repeats in (False, True)
+    ]
+    for answer in answers:
         assert (answer.status_code, "channel “log”" in answer.json()["detail"]) == (409, True), answer.text
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT config, retired_at FROM scheduling_channelconfig")
+        assert cursor.fetchall() == [("of another key", None)]
+    assert AuditEntry.objects.filter(action="published").count() == 1

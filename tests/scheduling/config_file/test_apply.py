@@ -293,9 +293,7 @@ def test_queries_of_a_plan_and_of_unchanged_rows_do_not_grow_with_rows(db: None)
     assert counts[1]["unchanged"] < 40
 
 
-def test_publication_plans_once_and_exports_what_it_compares(
-    db: None, base_config: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_publication_plans_once_and_exports_twice(db: None, base_config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     document, spies = plan.parse_document(base_config.encode()), []
     for name in ("plan_changes", "export_document"):
         spies.append(Mock(wraps=getattr(plan, name)))
@@ -309,7 +307,7 @@ def test_publication_plans_once_and_exports_what_it_compares(
         return version, counts
 
     version, counts = publish(None)
-    assert counts == [1, 1], "the export is for the new version"
+    assert counts == [1, 2], "the exports are for the version before and for the new one"
     assert publish(version) == publish(version, may_repeat=True) == (version, [1, 2])
 
 
