@@ -31,7 +31,6 @@ Key = tuple[Any, ...]
 Reference = tuple[str, type[models.Model], str]  #: place, model and key of a row that another one needs
 Place = tuple[str, ...]  #: the names that lead to a value of an entry: `("rollout", "percent")`
 KEPT = "(kept)"  #: in place of a secret in a file: keep the stored value
-NOTHING_KEPT = _("there is nothing stored to keep")
 HIDDEN = "(secret)"  #: in place of a secret in printed output
 ABSENT: Any = object()
 
@@ -293,7 +292,7 @@ class Section:
         stored = plan.stored(self).get(key)
         row = copy(stored) if stored is not None else new
         row.retired_at = None
-        restored, kept = self._restore_secrets(entry, stored)
+        restored, kept = self.restore_secrets(entry, stored)
         if kept:
             values |= read_fields(restored, [each for each in fields if not each.related], found, rest=True)
             found.raise_if_any()
@@ -444,7 +443,7 @@ class Section:
 
     # --- secrets ---
 
-    def _restore_secrets(self, entry: dict[str, Any], stored: Any) -> tuple[dict[str, Any], list[Place]]:
+    def restore_secrets(self, entry: dict[str, Any], stored: Any) -> tuple[dict[str, Any], list[Place]]:
         """Replace the marks of kept secrets by the stored values. Return also the places of these."""
         kept = [place for place in self.find_secrets(entry) if find_value(entry, place) == KEPT]
         if not kept:
@@ -454,7 +453,7 @@ class Section:
             value = find_value(former, place)
             if not value or isinstance(value, Sealed):
                 sealed = any(isinstance(each, Sealed) for each in _list_leaves(former))
-                problem = _("what is stored cannot be read here") if sealed else NOTHING_KEPT
+                problem = _("what is stored cannot be read here") if sealed else _("there is nothing stored to keep")
                 raise InvalidInput.of(".".join(place), problem)
             put_value(entry, place, value)
         return entry, kept

@@ -34,7 +34,6 @@ from scheduling.configuration.file.notation import (
     text,
 )
 from scheduling.configuration.file.section import (
-    NOTHING_KEPT,
     Change,
     Field,
     Key,
@@ -95,9 +94,12 @@ class Channels(Section):
         secret = entry.keys() if kind is None else kind.secret_fields
         return [(name,) for name in entry if name in secret and name not in self.own_keys]
 
+    def restore_secrets(self, entry: dict[str, Any], stored: Any) -> tuple[dict[str, Any], list[Place]]:
+        """Keep only secrets of the same kind. Of another kind nothing is stored, even if it cannot be read here."""
+        is_same = stored is not None and stored.kind == entry["kind"]
+        return super().restore_secrets(entry, stored if is_same else None)
+
     def check_kept_secrets(self, kept: Iterable[Place], stored: Any, row: Any) -> None:
-        if row.kind != stored.kind:
-            raise InvalidInput(*(FieldError(name, NOTHING_KEPT) for (name,) in kept))
         if ("secret",) in kept and redirects_secret(row.kind, stored.config, row.config):
             raise InvalidInput.of("secret", _("must be entered again for another host"))
 

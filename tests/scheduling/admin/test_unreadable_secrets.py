@@ -139,6 +139,9 @@ def test_apply_config_unreadable_needs_a_new_secret(hook: ChannelConfig, tmp_pat
     break_secret()
     with pytest.raises(CommandError, match=r"channels\[0\]\.url: what is stored cannot be read here"):
         call_command("apply_config", str(file), stdout=StringIO())
+    file.write_text('channels: [{key: ops, kind: email, url: "(kept)"}]', "utf-8")
+    with pytest.raises(CommandError, match=r"channels\[0\]\.url: there is nothing stored to keep"):
+        call_command("apply_config", str(file), stdout=StringIO())
     file.write_text(f"channels: [{{key: ops, kind: webhook, url: '{OURS['url']}'}}]", "utf-8")
     said = StringIO()
     call_command("apply_config", str(file), stdout=said)
