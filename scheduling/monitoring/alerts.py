@@ -289,16 +289,20 @@ def find_receiver_route(receiver: AlertReceiver) -> routing.Route:
         routing.NoTarget: the receiver has no address, or its channel cannot be used.
         Unreadable: a secret cannot be decrypted on this server.
     """
-    spec, place, addresses = snapshot.channel_spec(receiver.channel), receiver.community, {}
-    with suppress(Exception):  # `find_route` tells what is wrong with the channel
-        addresses[routing.channel_of(spec).address_key] = receiver.address
-    chat_id, communities = (place.chat_id, {place.chat_id: place.targets}) if place else ("", {})
-    who = CustomerSpec(0, "", addresses=addresses)
-    route = routing.find_route(spec, who, chat_id, communities, routing.TargetLookup())
+    place, addresses = receiver.community, {}
+    try:
+        spec = snapshot.channel_spec(receiver.channel)
+        with suppress(Exception):  # `find_route` tells what is wrong with the channel
+            addresses[routing.channel_of(spec).address_key] = receiver.address
+        chat_id, communities = (place.chat_id, {place.chat_id: place.targets}) if place else ("", {})
+        who = CustomerSpec(0, "", addresses=addresses)
+        route = routing.find_route(spec, who, chat_id, communities, routing.TargetLookup())
+        if isinstance(route, routing.Route) and not route.target and not spec.config.get("url"):
+            route = routing.NoTarget("no_target", f"no {spec.kind} target")
+    except Exception as error:  # a defect of the channel's row
+        raise routing.NoTarget("channel_error", f"{type(error).__name__}: {error}"[:500]) from error
     if not isinstance(route, routing.Route):
         raise route
-    if not route.target and not spec.config.get("url"):
-        raise routing.NoTarget("no_target", f"no {spec.kind} target")
     return route
 
 

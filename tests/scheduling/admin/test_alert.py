@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import redis
 from django.test import Client
 from django.utils.timezone import now
 
+from scheduling.channels.webhook import Webhook
 from scheduling.models import Alert, AlertReceiver, ChannelConfig, Community
+from scheduling.monitoring import alerts
 from tests.scheduling.admin.conftest import FormErrors, SaveForm, Url
 from tests.scheduling.core.receivers import ScriptedReceiver
 
@@ -67,3 +71,25 @@ def test_saved_receiver_gets_unsent_alerts_at_once(
     alert_receiver.refresh_from_db()
     assert alert_receiver.problem == ""
     assert Alert.objects.get().message_at < later
+
+
+@pytest.mark.parametrize("broken", ["__init__", "target_key", "row"])
+def test_defect_of_a_channel_is_named_and_ends_no_pass(
+    alert_receiver: AlertReceiver, list_form_errors: FormErrors, admin_url: Url, monkeypatch: pytest.MonkeyPatch,
+    broken: str,
+) -> None:  # fmt: skip
+    def fail(*_: Any) -> None:
+        raise KeyError("a bug")
+
+    if broken == "row":  # a delay that no form and no file takes
+        ChannelConfig.objects.update(retry_delays=["soon"])
+    else:
+        monkeypatch.setattr(Webhook, broken, fail)
+    monkeypatch.setattr(alerts, "CONDITIONS", ())
+    Alert.objects.create(condition="unattended", since=now(), value=1, message_at=now(), tried=True)
+    alerts.evaluate_alerts(now())
+    alert_receiver.refresh_from_db()
+    assert re.match("channel_error (KeyError: 'a bug'|TypeError: .*str)", alert_receiver.problem)
+    assert Alert.objects.get().notified_at is None
+    (errors,) = list_form_errors(admin_url("alertreceiver_change", alert_receiver.pk), {})
+    assert [(field, "Error in the channel's code" in text) for field, text in errors.items()] == [("community", True)]

@@ -20,8 +20,11 @@ from pytest_django import Settings
 
 from rpa_tasks.models import Platform, Shop
 from scheduling.channels.quota import QuotaGate, name_quota_keys
+from scheduling.configuration import snapshot
+from scheduling.delivery.routing import Route, TargetLookup, find_route, load_community_targets
 from scheduling.models import Alert, AlertReceiver, AutomaticRollout, ChannelConfig, Community, FailedTask
 from scheduling.monitoring import alerts
+from scheduling.policy.specs import CustomerSpec
 from scheduling.redis_client import connect_redis
 from tests.scheduling.api.serving import eventually
 from tests.support.matrix import MatrixBuilder
@@ -157,15 +160,24 @@ def test_refused_message_is_repeated_later(robot: Robot, receiver: AlertReceiver
     assert (receiver.problem, receiver.notified_at) == ("", BEGAN + timedelta(hours=1))
 
 
+def route_of_touch(receiver: AlertReceiver) -> Route:
+    """Return the route of a touch through the same channel to the same community."""
+    chat_id = receiver.community.chat_id
+    spec, places = snapshot.channel_spec(receiver.channel), load_community_targets([chat_id])
+    route = find_route(spec, CustomerSpec(7, "ann"), chat_id, places, TargetLookup())
+    assert isinstance(route, Route)
+    return route
+
+
 def clear_quota(receiver: AlertReceiver) -> None:
     """The time that the vendor named is over."""
-    for name in name_quota_keys(alerts.find_receiver_route(receiver).vendor_key):
+    for name in name_quota_keys(route_of_touch(receiver).vendor_key):
         connect_redis(settings.REDIS_URL).delete(name)
 
 
 def test_quota_exhausted_robot_is_not_called(robot: Robot, receiver: AlertReceiver, failed: FailedTask) -> None:
     """The vendor counts all messages, whatever process sent them."""
-    channel, _target, _receiver, slot = alerts.find_receiver_route(receiver)
+    channel, _target, _receiver, slot = route_of_touch(receiver)
     assert QuotaGate.connect(settings.REDIS_URL).acquire(channel.quotas, {slot: 20})[slot].granted == 20
     evaluate_at(0, 60)
     receiver.refresh_from_db()
