@@ -225,8 +225,8 @@ def _lock_in_state(import_id: UUID, *states: str) -> Iterator[CustomerImport]:
 
 
 def continue_imports() -> None:
-    working = CustomerImport.objects.filter(state__in=WORKING).order_by("pk")
-    run_in_turn(working.values_list("pk", flat=True), run_import_batch)
+    working = CustomerImport.objects.filter(state__in=WORKING)
+    run_in_turn(working.order_by("retry_at", "pk"), run_import_batch)  # a batch moves `retry_at` on
 
 
 def run_import_batch(import_id: UUID) -> bool:

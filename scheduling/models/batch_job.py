@@ -7,7 +7,8 @@ whose worker dies has no effect, and a later pass repeats it. No lock is held be
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
@@ -18,6 +19,7 @@ from django.conf import settings
 from django.db import OperationalError, close_old_connections, models, transaction
 from django.utils.timezone import now
 from django.utils.translation import gettext_lazy
+from structlog.contextvars import bind_contextvars, bound_contextvars
 
 from scheduling import sql
 from scheduling.error_text import ErrorText as _
@@ -47,27 +49,34 @@ class BatchJob(models.Model):
     class Meta:
         abstract = True
 
+    @property
+    def place(self) -> int:
+        """Return where in the work the next batch starts, for the log."""
+        raise NotImplementedError
+
 
 Job = TypeVar("Job", bound=BatchJob)
 
 
-def run_in_turn(job_ids: Iterable[UUID], run_next: Callable[[UUID], bool]) -> None:
+def run_in_turn(jobs: models.QuerySet[Job], run_next: Callable[[UUID], bool]) -> None:
     """Run batches of jobs in turn for `PASS_SECONDS`. `run_next` returns whether another one follows.
 
-    A job that fails stops no other.
+    A job that fails stops no other. The order of the jobs puts those first that waited longest: after a slow batch the
+    rest has its turn in the next pass.
     """
     ends_at = time.monotonic() + PASS_SECONDS
-    waiting = list(job_ids)
+    waiting = deque(jobs.values_list("pk", flat=True))
     while waiting and time.monotonic() < ends_at:
-        for job_id in list(waiting):
+        job_id = waiting.popleft()
+        with bound_contextvars(place=None):  # `run_counted_batch` sets it for the log
             try:
                 has_more = run_next(job_id)
             except Exception:
-                log.exception("batch_failed", id=str(job_id))
+                log.exception("batch_failed", job=jobs.model._meta.label_lower, id=str(job_id))
                 close_old_connections()
                 has_more = False
-            if not has_more:
-                waiting.remove(job_id)
+        if has_more:
+            waiting.append(job_id)
 
 
 def run_counted_batch(
@@ -84,6 +93,7 @@ def run_counted_batch(
         # Another worker can hold the row only while it asks whether a try is due: `count_try` skips a row that runs.
         row = due.select_for_update(of=("self",)).first()
         if row is not None:
+            bind_contextvars(place=row.place)
             work(row)
             row.tries = 0
             row.save()
@@ -107,7 +117,7 @@ def count_try(due: models.QuerySet[Job], abandon: Callable[[Job], None]) -> bool
     else:
         row.ended_at = now()
         abandon(row)
-        log.error("batches_abandoned", job=row._meta.label_lower, id=str(row.pk))
+        log.error("batches_abandoned", job=row._meta.label_lower, id=str(row.pk), place=row.place)
     row.save()
     return may_run
 

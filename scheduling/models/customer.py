@@ -233,6 +233,10 @@ class CustomerImport(BatchJob):
     def __str__(self) -> str:
         return self.file_name
 
+    @property
+    def place(self) -> int:
+        return self.line
+
 
 class CustomerImportPart(models.Model):
     """A part of an uploaded file, until the import has ended."""

@@ -74,6 +74,10 @@ class BulkAction(BatchJob):
     def processed(self) -> int:
         return self.done + self.skipped + self.failed
 
+    @property
+    def place(self) -> int:
+        return self.processed
+
 
 class UndoableAct(models.Model):
     """An act that its user may take back within ten seconds (see `scheduling.operations.undo`).

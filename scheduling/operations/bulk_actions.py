@@ -374,8 +374,14 @@ def _stop_running(mine: QuerySet[BulkAction], actor: Actor) -> bool:
 
 def continue_bulk_actions() -> None:
     """Process the rows of all running actions that are due until the next pass."""
-    due = BulkAction.objects.filter(state=State.RUNNING, next_at__lte=Now()).order_by("next_at")
-    run_in_turn(due.values_list("pk", flat=True), partial(run_batch, until=sql.now() + PASS_INTERVAL))
+    until: dict[UUID, datetime] = {}  #: from the first turn of each, so that a slow action takes no rows from another
+
+    def run_next(action_id: UUID) -> bool:
+        if action_id not in until:
+            until[action_id] = sql.now() + PASS_INTERVAL
+        return run_batch(action_id, until[action_id])
+
+    run_in_turn(BulkAction.objects.filter(state=State.RUNNING, next_at__lte=Now()).order_by("next_at"), run_next)
 
 
 def run_batch(action_id: UUID, until: datetime) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -185,6 +186,27 @@ def test_rows_of_a_pass_follow_the_rate(
     bulk_actions.continue_bulk_actions()
     row.refresh_from_db()
     assert (row.state, row.done, len(again())) == ("done", 12, 12)
+
+
+def test_slow_action_takes_no_rows_from_another(
+    fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of a pass are those of the five seconds after the turn of their action."""
+    rows = fail(13)
+    archive = FAILED_TASK_ACTIONS["archive"].function
+
+    def archive_slowly(key: UUID, actor: Actor) -> None:
+        archive(key, actor)
+        time.sleep(1)
+
+    slow = replace(FAILED_TASK_ACTIONS["archive"], function=archive_slowly)
+    monkeypatch.setitem(FAILED_TASK_ACTIONS, "archive", slow)
+    start("archive", FailedTask.objects.filter(pk=rows[0].pk))
+    start("retry", FailedTask.objects.exclude(pk=rows[0].pk), per_second=2)
+
+    bulk_actions.continue_bulk_actions()
+
+    assert len(again()) == 10
 
 
 def test_slow_rate_and_outage_publish_no_burst(fail: Callable[[int], list[FailedTask]]) -> None:

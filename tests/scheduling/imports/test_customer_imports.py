@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.db import transaction
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
 
 from config.local.processes import wait_until
 from scheduling import sql
@@ -351,6 +354,44 @@ def test_import_fails_after_max_tries(monkeypatch: pytest.MonkeyPatch) -> None:
         "failed", [("", "The batch at line 2 could not be finished 5 times.")],
     )  # fmt: skip
     assert not CustomerImportPart.objects.exists()
+
+
+def test_import_that_fails_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [upload(make_lines(3)), upload(make_lines(4))]
+    run = imports.run_import_lines
+
+    def crash(row: CustomerImport) -> None:
+        if row.pk == rows[0].pk:
+            raise ZeroDivisionError
+        run(row)
+
+    monkeypatch.setattr(imports, "run_import_lines", crash)
+    with capture_logs(processors=[merge_contextvars]) as lines:
+        continue_imports()
+    assert [*CustomerImport.objects.order_by("pk").values_list("state", "tries")] == [("checking", 1), ("ready", 0)]
+    (told,) = [line for line in lines if line["event"] == "batch_failed"]
+    assert (told["job"], told["id"], told["place"]) == ("scheduling.customerimport", str(rows[0].pk), 2)
+
+
+@pytest.mark.usefixtures("short_batches")
+def test_slow_import_leaves_the_next_pass_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(batch_job, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    for _import in range(2):
+        upload(make_lines(95))
+    run = imports.run_import_lines
+
+    def run_slowly(row: CustomerImport) -> None:
+        run(row)
+        clock[0] += batch_job.PASS_SECONDS
+
+    monkeypatch.setattr(imports, "run_import_lines", run_slowly)
+    done = []
+    for _pass in range(4):
+        continue_imports()
+        counts = CustomerImport.objects.order_by("pk").values_list("counts__lines", flat=True)
+        done.append([lines or 0 for lines in counts])
+    assert done == [[10, 0], [10, 10], [20, 10], [20, 20]]
 
 
 def test_second_worker_neither_waits_for_a_batch_nor_counts_a_try(
