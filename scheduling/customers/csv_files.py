@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 from django.utils.timezone import get_default_timezone
 
 from scheduling.customers.changes import CustomerInput
-from scheduling.customers.inputs import ADDRESS_KIND, CustomerFields, UserId
+from scheduling.customers.inputs import ADDRESS_KIND, KIND_RULE, CustomerFields, UserId
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.policy.profile import UNSTORABLE, InvalidValue, check_attribute_name, normalize_tags, store_value
@@ -245,9 +245,13 @@ class ColumnMap:
             if not problems:
                 return CustomerInput(given.user_id, given.list_given())
         except InvalidInput as error:
-            problems = {each.field: each.message for each in error.errors} | problems
+            for each in error.errors:
+                problems.setdefault(each.field, each.message)
         titles = {each.target: each.title for each in self.columns if each.path}
-        ordered = [*(target for target in titles if target in problems), *(problems.keys() - titles.keys())]
+        ordered = [
+            *(target for target in titles if target in problems),
+            *(each for each in problems if each not in titles),
+        ]
         raise InvalidInput(*(FieldError(titles.get(target, target), problems[target]) for target in ordered))
 
 
@@ -288,7 +292,7 @@ def _read_title(title: str) -> ImportColumn:
     if field == "addresses" and dot:
         key = key.strip().lower()
         if not re.match(ADDRESS_KIND, key):
-            raise InvalidValue(_("must be lower-case letters, digits, “-”, “_” and “.”, at most 64"))
+            raise InvalidValue(KIND_RULE)
         return ImportColumn(title, (field, key), _refuse_shortened)
     if field == "attributes" and dot:
         key, colon, kind = (part.strip() for part in key.partition(":"))

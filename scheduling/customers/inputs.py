@@ -25,6 +25,7 @@ from scheduling.policy.profile import (
 from scheduling.policy.send_times import is_time_zone
 
 ADDRESS_KIND = r"^[a-z0-9_.-]{1,64}$"
+KIND_RULE = _("must be lower-case letters, digits, “-”, “_” and “.”, at most 64")
 
 
 def _check_user_id(text: str) -> str:
@@ -121,6 +122,8 @@ def _describe_error(error: Mapping[str, Any]) -> str:
             return _("is missing")
         case "string_too_long":
             return _("must not be longer than %(most)s characters", most=context["max_length"])
+        case "string_pattern_mismatch":  # only kinds of addresses have a pattern
+            return KIND_RULE
         case "too_long":
             return _("must not have more than %(most)s entries", most=context["max_length"])
     return str(error["msg"])

@@ -14,10 +14,11 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.crypto import salted_hmac
+from django.utils.functional import cached_property
 from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
 from django.utils.timezone import now
-from django.utils.translation import gettext
+from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import DropdownFilter, RelatedDropdownFilter
 from unfold.widgets import UnfoldAdminTextInputWidget, UnfoldBooleanSwitchWidget
@@ -42,6 +43,7 @@ from scheduling.admin.touches.timeline import describe_counted_kinds, format_ver
 from scheduling.admin.touches.touch import STATE_TONES
 from scheduling.customers.changes import CustomerInput, CustomersRefused, change_customer, match_term, predict_changes
 from scheduling.customers.inputs import CustomerFields
+from scheduling.error_text import ErrorText
 from scheduling.errors import InvalidInput
 from scheduling.models import (
     WAITING,
@@ -226,7 +228,7 @@ class CustomerTagFilter(DropdownFilter):  # type: ignore[misc]
 
 
 class AddressesField(TextLikeField):
-    """One `kind: address` a line. An address is a text, also if it looks like a number."""
+    """One `kind: address` a line. An address is a text, also if it looks like a number or is in quotes, as in YAML."""
 
     rows = 4
 
@@ -241,7 +243,8 @@ class AddressesField(TextLikeField):
                 raise forms.ValidationError(_("Write one “name: value” a line."))
             if kind in found:
                 raise forms.ValidationError(_("“%(name)s” is there twice") % {"name": kind})
-            found[kind] = address
+            in_quotes = len(address) > 1 and address[0] == address[-1] and address[0] in "'\""
+            found[kind] = address[1:-1] if in_quotes else address
         return found
 
 
@@ -293,6 +296,14 @@ class CustomerForm(CheckedForm):
         version = super()._compute_version()
         return version and salted_hmac(version, repr(self._stored_profile())).hexdigest()
 
+    @cached_property
+    def changed_data(self) -> list[str]:
+        """Add the addresses if one is stored as a number: a save makes it a text that looks the same."""
+        field = self.fields.get("addresses")
+        numbers = any(isinstance(each, int) for each in self.instance.addresses.values())
+        added = ["addresses"] if field and numbers and not field.disabled else []
+        return list(dict.fromkeys([*super().changed_data, *added]))
+
     def clean_consent_source(self) -> str:
         source: str = self.cleaned_data["consent_source"]
         allows = not self.cleaned_data.get("opted_out", self.instance.opted_out)
@@ -315,11 +326,19 @@ class CustomerForm(CheckedForm):
         return {"opted_out": False} if "opted_out" in self.changed_data else {}
 
     def check(self, values: Mapping[str, Any], /) -> None:
-        """Check the values as the API does. An address or attribute that the form leaves out is removed."""
-        given = {name: values[name] for name in CHECKED if name in values}
-        stored = {"addresses": self.instance.addresses, "attributes": self._stored_profile()["attributes"]}
-        given |= {name: {**dict.fromkeys(stored[name]), **given[name]} for name in stored if name in given}
+        """Check what the user edited as the API does. An address or attribute that the form leaves out is removed.
+
+        What is stored may be older than a rule. It stops no other edit, and its name is no reason to keep it.
+        """
+        edited = CHECKED if self.instance._state.adding else self.changed_data
+        given = {name: values[name] for name in CHECKED if name in values and name in edited}
+        empty = [name for name, value in given.get("attributes", {}).items() if value is None]  # the API removes these
+        if empty:
+            raise InvalidInput.of(f"attributes.{empty[0]}", ErrorText(gettext_noop("is missing")))
         self.changes = CustomerFields.read(given).list_given()
+        stored = {"addresses": self.instance.addresses, "attributes": self._stored_profile()["attributes"]}
+        for name in stored.keys() & self.changes.keys():
+            self.changes[name] = {**dict.fromkeys(stored[name]), **self.changes[name]}
         try:
             predict_changes([CustomerInput(self.instance.user_id, self.changes)])
         except CustomersRefused as error:
@@ -364,8 +383,7 @@ class CustomerAdmin(BigTable, OpsAdmin):
         return match_term(queryset, search_term), False
 
     def save_model(self, request: HttpRequest, obj: Customer, form: Any, change: bool) -> None:
-        changes = {name: value for name, value in form.changes.items() if not change or name in form.changed_data}
-        stored = change_customer(obj.user_id, changes | form.read_opt_out(), actor=request.user.get_username())
+        stored = change_customer(obj.user_id, form.changes | form.read_opt_out(), actor=request.user.get_username())
         obj.pk = stored.id
         if stored.ignored:
             text = gettext("The opt-out stays: the customer opted out after this consent. Reload the page.")
