@@ -102,6 +102,13 @@ class MatchingRowsMixin:
         context = {"matching_links": links, **(extra_context or {})}
         return super().changelist_view(request, context)  # type: ignore[misc,no-any-return]
 
+    def response_action(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+        """Act on the ticked rows only: with this field Django acts on all, also those that came after the page."""
+        sent = request.POST.copy()
+        sent.pop("select_across", None)
+        request.POST = sent  # type: ignore[assignment]
+        return super().response_action(request, queryset)  # type: ignore[misc,no-any-return]
+
     @table_page("matching/<str:name>/")
     def matching(self: Any, request: HttpRequest, name: str) -> HttpResponse:
         """Confirm an action on the rows that the list would show, if it showed those of the time of this page.

@@ -81,6 +81,13 @@ def test_matching_jobs_are_cancelled_by_workers(operator: Client, market: Market
     assert list(Job.objects.exclude(state="cancelled").values_list("pk", flat=True)) == [kept.pk]
 
 
+def test_action_of_the_list_affects_ticked_jobs_only(operator: Client, market: Market) -> None:
+    chosen, _other = market.waiting("s1"), market.waiting("s2")
+    cancel = {"action": "cancel_selected", "_selected_action": [str(chosen.pk)], "index": "0", "select_across": "1"}
+    operator.post(url("job_changelist"), cancel)
+    assert list(Job.objects.filter(state="cancelled")) == [chosen]
+
+
 def test_matching_page_takes_priority_and_node_and_no_unknown_filter(operator: Client, market: Market) -> None:
     ExecutionNode.objects.create(name="n2", seen_at=now(), started_at=now(), slots=1)
     market.waiting("s1")

@@ -218,6 +218,23 @@ def test_bulk_cancel_refuses_unknown_filter(matrix: MatrixBuilder, operator: Cli
     assert "No row matches." in operator.get(f"{url}?status=other").content.decode()
 
 
+def test_action_of_a_list_affects_ticked_rows_only(
+    rows: list[FailedTask], matrix: MatrixBuilder, record_event: Callable[..., Any], operator: Client, admin_url: Url
+) -> None:
+    """Django acts on all rows of the list if it gets `select_across`, also on those that came after the page."""
+    chosen = {"index": "0", "select_across": "1"}
+    ignore = {"action": "bulk_ignore", "confirmed": "1", "reason": "r", **chosen}
+    operator.post(admin_url("failedtask_changelist"), {**ignore, "_selected_action": [str(rows[0].pk)]})
+    operator.post(admin_url("failedtask_changelist"), ignore)
+    assert list(FailedTask.objects.exclude(state="open")) == [rows[0]]
+
+    matrix.node("late", trigger="late", delay=timedelta(hours=1))
+    first, _other = (record_event("late", user=user).task_ids[0] for user in ("ann", "bob"))
+    cancel = {"action": "cancel_selected", "_selected_action": [str(first)], **chosen}
+    operator.post(admin_url("touch_changelist"), cancel)
+    assert list(Touch.objects.filter(state="cancelled").values_list("pk", flat=True)) == [first]
+
+
 def test_bulk_action_with_too_many_rows_cannot_start(
     rows: list[FailedTask], operator: Client, retry_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
