@@ -617,6 +617,9 @@ class RetiredFilter(admin.SimpleListFilter):
         return queryset.filter(retired_at__isnull=self.value() != "yes")
 
 
+MOST_NAMED = 5  #: objects that need a row
+
+
 class Retirable(OpsAdmin):
     """Offer retirement. Only a row that was never used can be deleted."""
 
@@ -630,7 +633,10 @@ class Retirable(OpsAdmin):
 
     def explain_retirement_block(self, row: Any) -> str:
         """Return why the row cannot be retired now, or "": other objects in use need it."""
-        users = ", ".join(f"{gettext(section.noun)} {section.label(user)}" for section, user in list_users(row)[:5])
+        found = list_users(row)
+        users = ", ".join(f"{gettext(section.noun)} {user}" for section, user in found[:MOST_NAMED])
+        if len(found) > MOST_NAMED:
+            users += gettext(" (and %(count)s more)") % {"count": len(found) - MOST_NAMED}
         text = gettext("Still used by: %(users)s. Change or retire these first.")
         return text % {"users": users} if users else ""
 

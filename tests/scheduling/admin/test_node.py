@@ -143,7 +143,12 @@ def test_channel_that_a_rule_names_is_neither_retired_nor_deleted(
     channel = ChannelConfig.objects.create(key="other", kind="log")
     HarassmentRule.objects.create(kind="cap", limit=3, window=timedelta(days=1), channel="other")
     page = editor.post(admin_url("channelconfig_retire", channel.pk), follow=True).content.decode()
-    assert "Still used by: anti-harassment rule cap (user)." in page
+    name = "anti-harassment rule At most so many in a rolling window (Customer)"
+    assert f"Still used by: {name}." in page
+    for days in range(2, 8):
+        HarassmentRule.objects.create(kind="cap", limit=3, window=timedelta(days=days), channel="other")
+    page = editor.post(admin_url("channelconfig_retire", channel.pk), follow=True).content.decode()
+    assert f"Still used by: {', '.join([name] * 5)} (and 2 more)." in page
     assert editor.post(admin_url("channelconfig_delete", channel.pk), {"post": "yes"}).status_code == 403
     channel.refresh_from_db()
     assert channel.retired_at is None
