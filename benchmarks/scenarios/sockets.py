@@ -96,7 +96,6 @@ async def _push(sessions: list[str]) -> None:
     from scheduling.channels.base import Delivered
     from scheduling.ids import new_id
     from sessions.inapp_channel import InApp
-    from sessions.websocket.hub import hub
 
     channel, slots = InApp({}, timedelta(seconds=30)), asyncio.Semaphore(IN_FLIGHT)
 
@@ -106,7 +105,6 @@ async def _push(sessions: list[str]) -> None:
             assert isinstance(outcome, Delivered), outcome
 
     await asyncio.gather(*(send(session) for session in sessions))
-    await hub().close()
 
 
 def _message(session: str, key: Any) -> Any:

@@ -54,8 +54,8 @@ class Server:
     @contextmanager
     def standing(self, answers: Callable[[], bool] = lambda: True) -> Iterator[Self]:
         """From the moment that it answers to the end of the block."""
-        self.start()
         try:
+            self.start()
             assert wait_until(answers, WAIT_LIMIT), self.log.read_text()
             yield self
         finally:

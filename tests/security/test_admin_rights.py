@@ -334,9 +334,12 @@ def at_boundary(least: Role, sweep: Sweep) -> list[Person]:
 
 
 def who_posts(see: Role, do: Role, sweep: Sweep) -> list[Person]:
-    """Those at the boundary of `do`. The auditor too, unless the highest of those who may not sees the page as well."""
+    """Those at the boundary of `do`. The auditor too, unless the highest of those who may not sees the page as well.
+
+    The auditor sees some pages that no editor does.
+    """
     highest = max(role for role in ROLES if role < do or role == ANONYMOUS)
-    auditor = [] if highest >= max(see, VIEWER) else [sweep.auditor]
+    auditor = [] if do != ADMIN and highest >= max(see, VIEWER) else [sweep.auditor]
     return [*at_boundary(do, sweep), *auditor]
 
 

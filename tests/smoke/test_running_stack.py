@@ -33,7 +33,7 @@ class SmokeStack(StackUnderTest):
         assert self.call("PUT", "/api/v1/config?reason=smoke", configuration, **headers)["stored"]
 
     def send_event(self, name: str) -> None:
-        assert self.post_events(cloud_event(name, "smoke.step", f"ann-{name}"))
+        assert self.call("POST", "/api/v1/events", cloud_event(name, "smoke.step", f"ann-{name}"))["touches"]
 
     def await_delivered(self, name: str) -> None:
         """Wait until the touch of this event is delivered, and check that the receiver saw one message."""

@@ -33,7 +33,7 @@ from tests.support.waiting import WAIT_LIMIT
 
 #: What the web process of a machine that stalls does not answer, or answers by 429 or 503.
 REPEAT = Retry(
-    int(WAIT_LIMIT), backoff_factor=0.5, backoff_max=1, status_forcelist=(429, 503), allowed_methods=None,
+    int(WAIT_LIMIT), read=3, backoff_factor=0.5, backoff_max=1, status_forcelist=(429, 503), allowed_methods=None,
     raise_on_status=False,
 )  # fmt: skip
 _kept: dict[str, psycopg.Connection[Any]] = {}  #: connections of the main thread, by address
@@ -123,7 +123,9 @@ class StackUnderTest:
     def post_events(self, *events: Mapping[str, Any]) -> list[str]:
         """Return the ids of the planned touches."""
         kind = {"Content-Type": "application/cloudevents-batch+json"}
-        touches: list[str] = self.call("POST", "/api/v1/events", events, **kind)["touches"]
+        answer = self.ask("POST", "/api/v1/events", events, **kind)
+        assert answer.status_code == 202
+        touches: list[str] = answer.json()["touches"]
         return touches
 
     def apply_config(self, configuration: Mapping[str, Any]) -> None:
