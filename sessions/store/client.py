@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from functools import cache
 from itertools import count, product
 from pathlib import Path
 from string import ascii_lowercase, digits
@@ -295,12 +294,8 @@ def _find_slot(words: Sequence[Any]) -> int | None:
 
 
 _FOLDER = Path(__file__).resolve().parent.parent / "lua"
-
-
-@cache
-def read_script(name: str) -> Script:
-    return Script(_FOLDER / "prelude.lua", _FOLDER / f"{name}.lua")
-
+#: By name. Read at the start: a process that read them later would mix those of two releases during a deployment.
+SCRIPTS = {file.stem: Script(_FOLDER / "prelude.lua", file) for file in _FOLDER.glob("*.lua") if file.stem != "prelude"}
 
 NO_POLICIES = object()  #: the answer of a call that changed nothing, because the server has no policies
 #: Answers of a server that runs but cannot write now: it loads, is full, or is no longer the primary.
@@ -320,7 +315,7 @@ class StoreUnavailable(Exception):
 class Server:
     """A Redis, directly or by Sentinel, or a Redis Cluster (`redis+cluster://…`)."""
 
-    script = staticmethod(read_script)
+    scripts: Mapping[str, Script] = SCRIPTS
 
     def __init__(self, url: str) -> None:
         self.client: Any = ClusterClient(url) if is_cluster(url) else redis_client.connect_redis(url)
@@ -354,7 +349,7 @@ class Server:
     def _send(self, calls: Sequence[Call], clock_offset: int, *, with_text: bool = False) -> list[Any]:
         def fill(pipe: Pipeline) -> None:
             for name, keys, words in calls:
-                script = self.script(name)
+                script = self.scripts[name]
                 verb, text = ("EVAL", script.text) if with_text else ("EVALSHA", script.sha)
                 pipe.execute_command(verb, text, len(keys), *keys, clock_offset, *words)  # type: ignore[no-untyped-call]
 

@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from functools import cache
 from typing import Any
 
 import pytest
@@ -20,28 +19,8 @@ from django.conf import settings
 from redis.crc import key_slot
 
 from scheduling.redis_client import Script
-from sessions.store.client import Call, Server, instant_of_ms, read_script
+from sessions.store.client import SCRIPTS, Call, Server, instant_of_ms
 from tests.sessions.conftest import Chats
-
-
-class StoppedClockServer(Server):
-    """`clock_offset` is the whole time."""
-
-    def run(self, calls: Sequence[Call], clock_offset: int = 0, *, partly: bool = False) -> list[Any]:
-        for script, names, _words in calls:
-            assert len({key_slot(name.encode()) for name in names}) == 1, (script, names)
-        return super().run(calls, clock_offset, partly=partly)
-
-    @staticmethod
-    @cache
-    def script(name: str) -> Script:
-        still = copy.copy(read_script(name))
-        text = still.text.replace("redis.call('TIME')", "{0, 0}")
-        assert text != still.text
-        still.text = _ONLY_DECLARED_KEYS + text
-        still.sha = hashlib.sha1(still.text.encode(), usedforsecurity=False).hexdigest()
-        return still
-
 
 _ONLY_DECLARED_KEYS = """
 local server, redis = redis, {}
@@ -52,6 +31,26 @@ function redis.call(name, key, ...)
   return server.call(name, key, ...)
 end
 """
+
+
+def stop_clock(script: Script) -> Script:
+    text = script.text.replace("redis.call('TIME')", "{0, 0}")
+    assert text != script.text
+    still = copy.copy(script)
+    still.text = _ONLY_DECLARED_KEYS + text
+    still.sha = hashlib.sha1(still.text.encode(), usedforsecurity=False).hexdigest()
+    return still
+
+
+class StoppedClockServer(Server):
+    """`clock_offset` is the whole time."""
+
+    scripts = {name: stop_clock(script) for name, script in SCRIPTS.items()}
+
+    def run(self, calls: Sequence[Call], clock_offset: int = 0, *, partly: bool = False) -> list[Any]:
+        for script, names, _words in calls:
+            assert len({key_slot(name.encode()) for name in names}) == 1, (script, names)
+        return super().run(calls, clock_offset, partly=partly)
 
 
 class StoppedClockChats(Chats):

@@ -6,7 +6,7 @@ import pytest
 from redis._parsers.base import BaseParser
 from redis.exceptions import ResponseError
 
-from sessions.store.client import StoreUnavailable, raise_first_error
+from sessions.store.client import Server, StoreUnavailable, raise_first_error
 from tests.support.tables import each_row
 
 
@@ -40,3 +40,8 @@ def test_temporary_server_error_raises_store_unavailable(answer: str) -> None:
 def test_permanent_server_error_is_raised_unchanged(answer: str) -> None:
     with pytest.raises(ResponseError):
         raise_first_error([1, BaseParser.parse_error(answer)])
+
+
+def test_unknown_script_is_no_outage() -> None:
+    with pytest.raises(KeyError):
+        Server("redis://127.0.0.1:1/0").run([("note_activty", [], [])])
