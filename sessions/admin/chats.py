@@ -115,12 +115,12 @@ class ChatPages(OpsAdmin):
         wanted = {name: request.GET.get(name, "").strip()[:ID_LENGTH] for name in ("q", "user", "state", "tag")}
         store = sessions.live_store()
         try:
-            found, watchers = _find_chats(store, **wanted), stats.running_watchers(store)
+            found = _find_chats(store, **wanted)
         except StoreUnavailable:
-            found, watchers = None, []
+            found = None
         return self.render_chats(
             request, "chat_sessions/chats.html", _("List of live chats"), away=found is None, wanted=wanted,
-            watchers=watchers, selected=any(wanted.values()),
+            unwatched=found is not None and _is_unwatched(store), selected=any(wanted.values()),
             states=[(key, words) for key, (words, _tone) in STATES.items()],
             rows=[_chat_row(each) for each in (found or [])[:MOST_CHATS]], full=len(found or []) >= MOST_CHATS,
         )  # fmt: skip
@@ -131,10 +131,9 @@ class ChatPages(OpsAdmin):
         session_id = request.GET.get("session", "")[:ID_LENGTH]
         store = sessions.live_store()
         try:
-            found, watchers = stats.session_snapshot(store, session_id), stats.running_watchers(store)
-            moments = _message_moments(session_id)
+            found, moments = stats.session_snapshot(store, session_id), _message_moments(session_id)
         except StoreUnavailable:
-            found, watchers, moments = None, [], []
+            found, moments = None, []
         if found:
             moments += _silence_moments(found)
         moments.sort(key=lambda each: each.at, reverse=True)
@@ -146,7 +145,7 @@ class ChatPages(OpsAdmin):
         ]
         return self.render_chats(
             request, "chat_sessions/chat.html", _("Live chat"), away=found is None, chat=row, moments=moments,
-            watchers=watchers, session_id=session_id, policies=policies,
+            unwatched=found is not None and _is_unwatched(store), session_id=session_id, policies=policies,
             awaited=SIDES.get(found.awaited, "") if found else "",
         )  # fmt: skip
 
@@ -167,6 +166,14 @@ class ChatPages(OpsAdmin):
             request, "chat_sessions/silences.html", _("Silences"), wanted=wanted, slow=read is None,
             rows=_silence_rows(events[:MOST_SHOWN]),
         )  # fmt: skip
+
+
+def _is_unwatched(store: sessions.Store) -> bool:
+    """Return whether no watcher reports. A node of a cluster that does not answer may have the reports of some."""
+    try:
+        return not stats.running_watchers(store)
+    except StoreUnavailable:
+        return False
 
 
 def _find_chats(store: sessions.Store, q: str, user: str, state: str, tag: str) -> list[SessionSnapshot]:

@@ -14,6 +14,7 @@ from scheduling.planning.ingest import record_events
 from sessions.detection.silence_events import silence_event
 from sessions.policy import AGENT, CUSTOMER, Policy
 from sessions.store import sessions, stats
+from sessions.store.client import StoreUnavailable
 from sessions.store.inbox import Post
 from tests.sessions.admin.conftest import text, url
 from tests.sessions.conftest import Chats
@@ -50,6 +51,23 @@ def test_chat_pages_name_a_missing_watcher(editor: Client, chats: Chats) -> None
     assert all("No watcher has reported" in text(editor.get(page)) for page in pages)
     stats.send_report(chats.store, stats.WatcherReport(), waits=False)
     assert not any("No watcher has reported" in text(editor.get(page)) for page in pages)
+
+
+def test_chat_pages_without_answer_about_watchers_show_chats(
+    editor: Client, chats: Chats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cluster the reports lie on one node, and chats on all."""
+
+    def fail(_: object) -> None:
+        raise StoreUnavailable("the node is away")
+
+    chats.user("s1")
+    monkeypatch.setattr(stats, "running_watchers", fail)
+    for page in (url("silencepolicy_chats"), chat_url("s1")):
+        shown = text(editor.get(page))
+        assert "the timer runs" in shown
+        assert "No watcher has reported" not in shown
+        assert "The live sessions cannot be reached." not in shown
 
 
 def test_chat_page_explains_policy_and_shows_timeline(editor: Client, chats: Chats, matrix: MatrixBuilder) -> None:
