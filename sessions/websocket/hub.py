@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from django.conf import settings
 
-from scheduling.redis_client import RedisError, connect_redis_async
+from scheduling.redis_client import UNREACHABLE_ERRORS, RedisError, connect_redis_async
 from sessions import tokens
 from sessions.event_loops import once_per_loop
 from sessions.rates import Backoff, Every
@@ -34,8 +34,9 @@ log = structlog.get_logger(__name__)
 
 CHANNEL = "at:ws:"  #: followed by the session id; alone: keeps the subscription open without a session
 PINGED_AFTER, DEAD_AFTER = 5.0, 15.0  #: seconds in which the subscription is silent
-RECONNECT_AFTER, LONGEST_PAUSE = 0.5, 5.0  #: seconds; the pause grows while Redis refuses or does not answer
-COMPLAINS_EVERY = 10.0  #: seconds between two log entries about notifications that cannot be passed on
+RECONNECT_AFTER, LONGEST_PAUSE = 0.5, 5.0  #: seconds; the pause grows while Redis refuses, or ends what it confirmed
+STEADY_AFTER = 10.0  #: seconds after which a subscription has lasted, so that the pause after it is short
+COMPLAINS_EVERY = 10.0  #: seconds between two log entries about notifications that are not JSON
 NOTIFY_QUEUE_LIMIT = 10_000
 NOTIFY_BATCH = 500
 YIELD_AFTER = 32
@@ -57,6 +58,9 @@ class Hub:
         self._redis = connect_redis_async(settings.REDIS_URL)
         self._subscription: Any = None  #: a connection of its own; None: it must be opened
         self._changing = asyncio.Lock()  #: of the subscription
+        self._is_open = asyncio.Event()  #: set while there is a subscription
+        self._opened_at = 0.0
+        self._pauses = Backoff(RECONNECT_AFTER, LONGEST_PAUSE)
         self._listeners: dict[str, set[SessionConsumer]] = {}  #: by session
         self._queued: deque[tuple[str, str, asyncio.Future[None]]] = deque()  #: channel, message
         self._readers: list[asyncio.Task[None]] = []
@@ -117,11 +121,14 @@ class Hub:
         except BaseException:
             await self._give_back(opened)
             raise
-        self._subscription = opened
+        self._subscription, self._opened_at = opened, time.monotonic()
+        self._is_open.set()
 
     async def _give_back(self, connection: Any) -> None:
-        await connection.disconnect()
-        await self._redis.connection_pool.release(connection)
+        try:
+            await connection.disconnect()
+        finally:
+            await self._redis.connection_pool.release(connection)
 
     async def _send(self, *words: str) -> None:
         if not self._subscription.is_connected:  # it would connect, to no session
@@ -191,6 +198,7 @@ class Hub:
             except Exception:
                 log.exception("notifications_interrupted")
                 is_broken = True
+                await asyncio.sleep(RECONNECT_AFTER)
             if number % YIELD_AFTER == 0:
                 await asyncio.sleep(0)  # messages that have arrived would not let the outgoing queues send
 
@@ -198,31 +206,46 @@ class Hub:
         """Subscribe again as soon as Redis permits. Then every connection reads its inbox: notifications were lost."""
         async with self._changing:
             broken, self._subscription = self._subscription, None
-            with suppress(RedisError, OSError):
-                await self._give_back(broken)
-        pauses = Backoff(RECONNECT_AFTER, LONGEST_PAUSE)
+            self._is_open.clear()
+            try:
+                if broken:
+                    await self._give_back(broken)
+            except Exception as error:
+                log.info("subscription_not_closed", error=f"{type(error).__name__}: {error}")
+        if time.monotonic() - self._opened_at >= STEADY_AFTER:
+            self._pauses.reset()
+        pause = self._pauses.next()
         while self._subscription is None:
-            await asyncio.sleep(pauses.next())
+            # A connection that joins may open it. From then on nobody but this task reads it.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_open.wait(), pause)
             async with self._changing:
                 try:
-                    if self._subscription is None:  # a connection that joined may have opened it
+                    if self._subscription is None:
                         await self._open_subscription()
                 except Exception as error:  # the end of this task would not be visible
                     log.warning("notifications_unavailable", error=f"{type(error).__name__}: {error}")
+                    is_away = isinstance(error, (*UNREACHABLE_ERRORS, OSError))
+                    pause = min(pause, RECONNECT_AFTER) if is_away else self._pauses.next()
         for session_id in list(self._listeners):
             self._pass_on(session_id, {"what": LOST})
 
     def _read_notification(self, session_id: str, raw: bytes) -> None:
-        """Pass on a notification. One that cannot be must not interrupt those of other sessions."""
+        """Pass on a notification. One that is not JSON must not interrupt those of other sessions."""
         try:
-            self._pass_on(session_id, json.loads(raw))
-        except Exception:
+            notification = json.loads(raw)
+        except (ValueError, RecursionError):
             if self._complaints.is_due():
                 log.exception("notification_invalid")
+        else:
+            self._pass_on(session_id, notification)
 
     def _pass_on(self, session_id: str, notification: dict[str, Any]) -> None:
         for listener in list(self._listeners.get(session_id, ())):
-            listener.on_notification(notification)
+            try:
+                listener.on_notification(notification)
+            except Exception:  # the other connections get it
+                log.exception("notification_not_handled", session=session_id)
 
     async def _read_revocations(self) -> None:
         """Read revocations whose notification may be lost."""

@@ -22,6 +22,7 @@ from sessions.websocket.consumer import SessionConsumer
 from sessions.websocket.hub import Hub
 from tests.sessions.websocket.test_catch_up import RecordedSocket, scope
 from tests.support.chat_hub import close_hub
+from tests.support.tables import each_row
 from tests.support.waiting import WAIT_LIMIT
 
 
@@ -240,6 +241,111 @@ def test_refused_subscription_is_no_interruption(
         await here.notify("s1", {"what": hub.SIGN, "number": 1})
         await until(lambda: member.numbers)
         assert member.heard == [{"what": hub.LOST}, {"what": hub.SIGN, "number": 1}]
+        await close_hub(here)
+
+    run(scene)
+
+
+def test_reader_resumes_when_a_joining_connection_subscribes(
+    valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It slept on for its pause, and nobody read the new subscription."""
+    monkeypatch.setattr(hub, "RECONNECT_AFTER", 3600.0)
+    monkeypatch.setattr(hub, "LONGEST_PAUSE", 3600.0)
+
+    async def scene() -> None:
+        one, other, here = Member(), Member(), Hub()
+        await here.join("s1", one)
+        await asyncio.to_thread(valkey.client_kill_filter, _type="pubsub")
+        await until(lambda: here._subscription is None)
+        await here.join("s2", other)
+        await here.notify("s2", {"what": hub.SIGN, "number": 1})
+        await until(lambda: other.numbers)
+        assert one.heard == [{"what": hub.LOST}]
+        await close_hub(here)
+
+    run(scene)
+
+
+@each_row("steady_after, longest", [(0.0, 0.02), (3600.0, 0.16)])
+def test_pauses_grow_while_redis_ends_what_it_confirmed(
+    valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch, steady_after: float, longest: float
+) -> None:
+    """Each subscription makes every connection read its inbox."""
+    monkeypatch.setattr(hub, "RECONNECT_AFTER", 0.01)
+    monkeypatch.setattr(hub, "STEADY_AFTER", steady_after)
+
+    async def scene() -> None:
+        member, here = Member(), Hub()
+        await here.join("s1", member)
+        for number in range(1, 5):
+            await asyncio.to_thread(valkey.client_kill_filter, _type="pubsub")
+            while len(member.heard) < number:
+                await asyncio.sleep(0.01)
+        assert longest / 2 <= here._pauses.next() <= longest
+        await close_hub(here)
+
+    run(scene)
+
+
+@each_row("error, longest", [(redis.ConnectionError, 0.02), (TimeoutError, 0.02), (redis.ResponseError, 0.16)])
+def test_pauses_grow_by_refusals_only(
+    valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch, error: type[Exception], longest: float
+) -> None:
+    monkeypatch.setattr(hub, "RECONNECT_AFTER", 0.01)
+
+    async def scene() -> None:
+        member, here, tries = Member(), Hub(), 0
+        await here.join("s1", member)
+        subscribe = here._open_subscription
+
+        async def fail() -> None:
+            nonlocal tries
+            tries += 1
+            if tries <= 3:
+                raise error("no")
+            await subscribe()
+
+        here._open_subscription = fail  # type: ignore[method-assign]
+        await asyncio.to_thread(valkey.client_kill_filter, _type="pubsub")
+        await until(lambda: member.heard)
+        assert longest / 2 <= here._pauses.next() <= longest
+        await close_hub(here)
+
+    run(scene)
+
+
+def test_unexpected_error_at_the_end_of_a_subscription_opens_a_new_one(valkey: redis.Redis) -> None:
+    async def scene() -> None:
+        member, here = Member(), Hub()
+        await here.join("s1", member)
+        give_back = here._give_back
+
+        async def fail(connection: Any) -> None:
+            await give_back(connection)
+            raise AttributeError("of the client")
+
+        here._give_back = fail  # type: ignore[method-assign]
+        await asyncio.to_thread(valkey.client_kill_filter, _type="pubsub")
+        await until(lambda: member.heard)
+        here._give_back = give_back  # type: ignore[method-assign]
+        await close_hub(here)
+
+    run(scene)
+
+
+def test_failing_connection_does_not_keep_a_notification_from_others(valkey: redis.Redis) -> None:
+    class Failing(Member):
+        def on_notification(self, told: dict[str, Any]) -> None:
+            super().on_notification(told)
+            raise LookupError
+
+    async def scene() -> None:
+        members, here = [Failing(), Failing()], Hub()
+        for member in members:
+            await here.join("s1", member)
+        await here.notify("s1", {"what": hub.SIGN, "number": 1})
+        await until(lambda: all(member.numbers for member in members))
         await close_hub(here)
 
     run(scene)
