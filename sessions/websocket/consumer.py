@@ -124,7 +124,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         self.cursor: tuple[int, int] | None = None  #: of the last message the client has; None before the welcome frame
         self.newest_cursor = inbox.START  #: newest cursor that arrived before the welcome frame
         self.catching_up: asyncio.Task[None] | None = None
-        self.more_arrived = False  #: a newer message arrived during a read
+        self.more_arrived = False  #: a newer message arrived, or was lost, during a read or before the welcome frame
         self.events: set[asyncio.Task[None]] = set()
         self.joined = False
         self.spoken = False  #: the user has written, so a ping starts the timer again where Redis lost the session
@@ -167,8 +167,11 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             self.send_queue.end(Close.AWAY, UNAVAILABLE_TEXT)
 
     async def _enter(self, cursor: str) -> None:
-        """Join the hub, then read the last cursor, the owner and revocations. What happens in between is in both, or
-        announced.
+        """Join the hub, then read the last cursor, the owner and revocations.
+
+        A message that is stored after the read comes as a notification, and an interrupted subscription is announced.
+        Redis sends both only after it has handled the SUBSCRIBE, whose answer is not awaited: the read goes through
+        another connection and may be earlier. A message in between comes with the next message or ping.
         """
         wanted = inbox.parse_cursor(cursor) if cursor else None
         session_id = self.admission.session_id
@@ -189,7 +192,10 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             wanted = inbox.parse_cursor(inbox.START)  # the cursor is of a lost inbox: see _catch_up
         self.cursor = wanted if wanted is not None else inbox.parse_cursor(last)
         self._push({"type": "welcome", "session_id": session_id, "role": self.admission.role, "cursor": last})
-        self._read_up_to(max(last, self.newest_cursor, key=inbox.parse_cursor))
+        if self.more_arrived:
+            self._start_catch_up()
+        else:
+            self._read_up_to(max(last, self.newest_cursor, key=inbox.parse_cursor))
 
     def _is_of_other(self, owner: str) -> bool:
         """End the connection if the session belongs to another user. Return whether it does."""
@@ -355,10 +361,8 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             self._start_catch_up()
 
     def _start_catch_up(self) -> None:
-        if self.cursor is None or self.send_queue.ended:
-            return
         self.more_arrived = True
-        if not self.catching_up:
+        if self.cursor is not None and not self.catching_up and not self.send_queue.ended:
             self.catching_up = asyncio.get_running_loop().create_task(self._catch_up())
 
     async def _catch_up(self) -> None:

@@ -15,7 +15,7 @@ from pytest_django import Settings
 from structlog.testing import capture_logs
 
 from sessions.store.inbox import Post
-from sessions.store.sessions import live_store
+from sessions.store.sessions import Store, live_store
 from sessions.websocket import connection, consumer, hub
 from sessions.websocket.connection import MOST_WAITING, Close, SendQueue
 from sessions.websocket.consumer import SessionConsumer
@@ -391,6 +391,35 @@ def test_connection_that_joins_in_an_outage_fails_or_is_notified(valkey: redis.R
         assert all(set(member.numbers) == {number} for number, member in joined)
         await close_hub(here)
 
+    run(scene)
+
+
+def test_interruption_before_the_welcome_frame_reads_the_inbox(
+    valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that is stored after the last cursor was read, and whose notification is lost."""
+    read = Store.read_cursor_and_owner
+
+    def lose_message(self: Store, session_id: str) -> tuple[str, str]:
+        found = read(self, session_id)
+        self.put_messages([Post("s1", "m1", "agent", "not told")])
+        (serving,) = members
+        loop.call_soon_threadsafe(serving.on_notification, {"what": hub.LOST})
+        return found
+
+    async def scene() -> None:
+        nonlocal loop
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(Store, "read_cursor_and_owner", lose_message)
+        wire, serving = RecordedSocket(), SessionConsumer()
+        members.append(serving)
+        running = asyncio.create_task(serving(scope("s1"), wire.said.get, wire.heard.put))
+        assert await wire.texts(1) == ["not told"]
+        wire.said.put_nowait({"type": "websocket.disconnect"})
+        await running
+
+    loop: asyncio.AbstractEventLoop
+    members: list[SessionConsumer] = []
     run(scene)
 
 
