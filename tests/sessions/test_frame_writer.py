@@ -82,6 +82,13 @@ def test_repeat_of_counted_message_is_not_counted(store: Store) -> None:
     assert awaited(store) == "agent"
 
 
+def test_repeat_in_one_batch_is_not_counted(store: Store) -> None:
+    """Messages of both sides in one batch."""
+    found = write(store, message("m1"), message("a1", "agent"), message("m1"), message("m1", session="s2"))
+    assert found == [NEW, NEW, KNOWN, NEW]
+    assert awaited(store) == ""
+
+
 def test_repeat_of_counted_message_does_not_reopen_session(store: Store) -> None:
     write(store, message("m1"))
     store.note_activity([Frame("s1", "ann", sender="agent", kind="close")])

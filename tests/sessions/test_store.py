@@ -183,6 +183,21 @@ def test_forgotten_epoch_counts_again(chats: Chats) -> None:
     assert chats.user(seq=1, epoch="e0").outcome == COUNTED
 
 
+def test_frames_of_batch_count_in_order(chats: Chats) -> None:
+    """Several of one session, and of both sides, go to one script."""
+    frames = [
+        Frame("s1", "ann", seq=1),
+        Frame("s2", "bob", seq=1),
+        Frame("s1", "ann", sender="agent", seq=1),
+        Frame("s1", "ann", kind="close", seq=3),
+        Frame("s1", "ann", kind="ping", seq=2),
+    ]
+    outcomes = [each.outcome for each in chats.store.note_activity(frames)]
+    assert outcomes == [COUNTED, COUNTED, COUNTED, COUNTED, DROPPED]
+    chats.pass_time(70)
+    assert [each.session_id for each in chats.claim()] == ["s2"]
+
+
 # --- close ------------------------------------------------------------------------------------------------------------
 
 
@@ -197,6 +212,15 @@ def test_close_keeps_seq_of_both_sides(chats: Chats, by: str) -> None:
 
 
 # --- claims -----------------------------------------------------------------------------------------------------------
+
+
+def test_claim_contains_session_user_chat_and_deadline(chats: Chats) -> None:
+    noted = chats.user(session="odd id \u2603 {x}", chat_id="room 7", tag="vip", user_id="änn")
+    chats.pass_time(61)
+    (claim,) = chats.claim()
+    assert (claim.session_id, claim.user_id, claim.chat_id, claim.tag) == ("odd id \u2603 {x}", "änn", "room 7", "vip")
+    assert (claim.deadline_ms, claim.nudge) == (noted.deadline_ms, 1)
+    assert claim.deadline_ms - claim.armed_at // 1000 == 60_000
 
 
 def test_later_frames_keep_tag_and_chat(chats: Chats) -> None:
@@ -580,6 +604,17 @@ def test_active_user_is_noted_once_an_hour(chats: Chats) -> None:
 
 
 # --- inboxes ----------------------------------------------------------------------------------------------------------
+
+
+def test_inbox_keeps_messages_that_fill_the_byte_limit(server: Server) -> None:
+    box, empty = Chats(server).store, len(Post("s1", "a", "user", "").body())
+    half = "x" * (inbox.MOST_BYTES // 2 - empty)
+
+    def put(id: str, text: str) -> list[str]:
+        box.put_messages([Post("s1", id, "user", text)])
+        return [json.loads(each.body)["id"] for each in box.messages_since("s1", inbox.START)]
+
+    assert [put("a", half), put("b", half), put("c", half + "x")] == [["a"], ["a", "b"], ["c"]]
 
 
 def test_inbox_keeps_last_messages_within_byte_limit(server: Server) -> None:
