@@ -216,7 +216,7 @@ class Hub:
             self._pauses.reset()
         pause = self._pauses.next()
         while self._subscription is None:
-            # A connection that joins may open it. From then on nobody but this task reads it.
+            # A connection that joins may open it. Only this task reads it then.
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_open.wait(), pause)
             async with self._changing:

@@ -249,7 +249,7 @@ def test_refused_subscription_is_no_interruption(
 def test_reader_resumes_when_a_joining_connection_subscribes(
     valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It slept on for its pause, and nobody read the new subscription."""
+    """It slept on for its pause, and no task read the new subscription."""
     monkeypatch.setattr(hub, "RECONNECT_AFTER", 3600.0)
     monkeypatch.setattr(hub, "LONGEST_PAUSE", 3600.0)
 
