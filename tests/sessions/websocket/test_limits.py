@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 from pytest_django import Settings
+from redis.asyncio import ConnectionPool
 from structlog.testing import capture_logs
 
 from sessions.store.inbox import Post
@@ -297,16 +298,16 @@ def test_pauses_grow_by_refusals_only(
     async def scene() -> None:
         member, here, tries = Member(), Hub(), 0
         await here.join("s1", member)
-        subscribe = here._open_subscription
+        connect = ConnectionPool.get_connection
 
-        async def fail() -> None:
+        async def fail(pool: ConnectionPool) -> Any:
             nonlocal tries
             tries += 1
             if tries <= 3:
                 raise error("no")
-            await subscribe()
+            return await connect(pool)
 
-        here._open_subscription = fail  # type: ignore[method-assign]
+        monkeypatch.setattr(ConnectionPool, "get_connection", fail)
         await asyncio.to_thread(valkey.client_kill_filter, _type="pubsub")
         await until(lambda: member.heard)
         assert longest / 2 <= here._pauses.next() <= longest
@@ -315,20 +316,22 @@ def test_pauses_grow_by_refusals_only(
     run(scene)
 
 
-def test_unexpected_error_at_the_end_of_a_subscription_opens_a_new_one(valkey: redis.Redis) -> None:
+def test_unexpected_error_at_the_end_of_a_subscription_opens_a_new_one(
+    valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scene() -> None:
         member, here = Member(), Hub()
         await here.join("s1", member)
-        give_back = here._give_back
+        release = ConnectionPool.release
 
-        async def fail(connection: Any) -> None:
-            await give_back(connection)
+        async def fail(pool: ConnectionPool, connection: Any) -> None:
+            await release(pool, connection)
             raise AttributeError("of the client")
 
-        here._give_back = fail  # type: ignore[method-assign]
+        monkeypatch.setattr(ConnectionPool, "release", fail)
         await asyncio.to_thread(valkey.client_kill_filter, _type="pubsub")
         await until(lambda: member.heard)
-        here._give_back = give_back  # type: ignore[method-assign]
+        monkeypatch.undo()
         await close_hub(here)
 
     run(scene)
