@@ -88,7 +88,7 @@ def read_gauge(statement: str, most: int | None = None) -> list[Any]:
     return sql.rows(statement, given)
 
 
-# Uses two indexes: `rpa_job_due` for due jobs and `rpa_job_leased`.
+# Uses the index `rpa_job_due`.
 WAITING = """
 SELECT (%(tiers)s::text[])[priority + 1], CASE WHEN due_at <= statement_timestamp() THEN 'yes' ELSE 'no' END, count(*)
 FROM (
@@ -98,10 +98,7 @@ FROM (
     (SELECT priority, due_at FROM rpa_tasks_job
      WHERE state = 'scheduled' AND due_at > statement_timestamp() ORDER BY due_at LIMIT %(most)s)
     UNION ALL
-    (SELECT priority, due_at FROM (
-        SELECT priority, due_at, state FROM rpa_tasks_job
-        WHERE state IN ('queued', 'running') ORDER BY lease_until LIMIT %(most)s
-     ) AS leased WHERE state = 'queued')
+    (SELECT priority, due_at FROM rpa_tasks_job WHERE state = 'queued' ORDER BY due_at LIMIT %(most)s)
 ) AS waiting GROUP BY 1, 2
 """
 BROWSERS = """
@@ -151,7 +148,10 @@ WITH dated AS MATERIALIZED (
      WHERE EXISTS (SELECT FROM dated) AND state = 'scheduled' ORDER BY due_at LIMIT %(most)s)
     UNION ALL
     (SELECT task_id, shop_id, flow_id, priority, due_at, deadline, state FROM rpa_tasks_job
-     WHERE EXISTS (SELECT FROM dated) AND state IN ('queued', 'running') ORDER BY lease_until LIMIT %(most)s)
+     WHERE EXISTS (SELECT FROM dated) AND state = 'queued' ORDER BY due_at LIMIT %(most)s)
+    UNION ALL
+    (SELECT task_id, shop_id, flow_id, priority, due_at, deadline, state FROM rpa_tasks_job
+     WHERE EXISTS (SELECT FROM dated) AND state = 'running' ORDER BY lease_until LIMIT %(most)s)
 ), placed AS MATERIALIZED (
     SELECT open.*, platform.key AS platform, shop.platform_id,
            {QUEUE_PREFIX} AS line,

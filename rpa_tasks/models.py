@@ -359,9 +359,9 @@ class Job(LedgerRow):
         ordering = ["-created_at"]
         permissions = [("run_job", _("Can publish jobs")), ("cancel_job", _("Can cancel jobs"))]
         indexes = [
-            *LedgerRow.indexes_for("rpa_job"),
-            # For the dispatch.
-            models.Index(fields=["due_at"], name="rpa_job_due", condition=Q(state="scheduled")),
+            *LedgerRow.indexes_for("rpa_job", ("running",)),
+            # For the dispatch, and the metrics of jobs that are due first.
+            models.Index(fields=["state", "due_at"], name="rpa_job_due", condition=Q(state__in=WAITING)),
             # For the pick: the first job of a shop in each tier.
             models.Index(
                 fields=["shop", "priority", "due_at"],

@@ -26,7 +26,7 @@ class Priority(models.IntegerChoices):
 
 
 WAITING = ("scheduled", "queued")  #: not started: a cancellation or an edit may still change it
-LEASED = ("queued", "running")  #: dispatched or claimed until `lease_until`
+LEASED = ("queued", "running")  #: states of touches: dispatched or claimed until `lease_until`
 RARE = ("failed", "unknown", "cancelled")  #: ends that may be few among millions of rows
 
 
@@ -60,11 +60,14 @@ class LedgerRow(models.Model):
         abstract = True
 
     @staticmethod
-    def indexes_for(table: str) -> list[models.Index]:
-        """Return the partial indexes that both ledgers need. Their statements repeat the state as a literal."""
+    def indexes_for(table: str, leased: Sequence[str]) -> list[models.Index]:
+        """Return the partial indexes that both ledgers need. Their statements repeat the state as a literal.
+
+        Rows have a lease in the states `leased`.
+        """
         return [
             # Read by the rescues.
-            models.Index(fields=["lease_until"], name=f"{table}_leased", condition=Q(state__in=LEASED)),
+            models.Index(fields=["lease_until"], name=f"{table}_leased", condition=Q(state__in=leased)),
             # Read by lists of these states, newest first. A row with a usual end has no entry.
             models.Index(fields=["task_id", "state"], name=f"{table}_rare", condition=Q(state__in=RARE)),
         ]
@@ -163,7 +166,7 @@ class Touch(LedgerRow):
         verbose_name = _("touch")
         verbose_name_plural = _("touches")
         indexes = [
-            *LedgerRow.indexes_for("touch"),
+            *LedgerRow.indexes_for("touch", LEASED),
             # Read by the dispatch.
             models.Index(fields=["priority", "due_at"], name="touch_due", condition=Q(state="scheduled", paused_by="")),
             # Read by the end of a pause.

@@ -15,6 +15,7 @@ from rpa_tasks import metrics
 from rpa_tasks.models import Breaker, ExecutionNode, Job, Run
 from rpa_tasks.outcomes import RunOutcome, Verdict
 from tests.rpa_tasks.core.conftest import Market
+from tests.support.tables import each_row
 
 
 @pytest.fixture
@@ -45,6 +46,20 @@ def test_metrics_report_waiting_jobs_browsers_and_breakers(
     monkeypatch.setattr(metrics, "MOST", 3)
     lines = client.get("/metrics").content.decode().splitlines()
     assert 'aftertouch_rpa_jobs_waiting{due="yes",tier="high"} 3.0' in lines, "it counts no further"
+
+
+@each_row("gauge, value", [(metrics.WAITING, ("normal", "yes", 1)), (metrics._AT_RISK, ("pdd", 1))])
+def test_earliest_dispatched_jobs_are_measured(market: Market, gauge: str, value: tuple[Any, ...]) -> None:
+    """The measure is of `MOST` jobs: an arbitrary choice of them missed those that are due."""
+    market.flow()
+    market.shop()
+    later = {"priority": 0, "delay": timedelta(hours=1)}
+    market.publish(dedupe_key="a", **later)
+    market.publish(dedupe_key="b", deadline=now() + timedelta(minutes=1))
+    market.publish(dedupe_key="c", **later)
+    Job.objects.update(state="queued")
+
+    assert metrics.read_gauge(gauge, most=1) == [value]
 
 
 def test_late_jobs_are_counted_until_they_end(market: Market, client: Client) -> None:

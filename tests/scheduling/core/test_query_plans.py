@@ -22,6 +22,7 @@ from django.utils.timezone import now
 from psycopg._queries import PostgresQuery
 from psycopg.adapt import Transformer
 
+from rpa_tasks import metrics
 from rpa_tasks.jobs.ledger import job_ledger
 from scheduling import sql
 from scheduling.configuration import snapshot
@@ -290,6 +291,7 @@ def test_job_statements_use_their_indexes(matrix: MatrixBuilder) -> None:
                 "renew": (partial(job_ledger.renew, ids.claims[0], lease=LEASE), {JOB_KEY}),
                 "cancel": (partial(job_ledger.cancel, ids.waiting, reason="by:ann"), {JOB_KEY}),
             }
+            wanted["metrics"] = (partial(metrics.read_gauge, metrics.WAITING, 100), {"rpa_job_due"})
             wanted["expired_runs"][1].add("rpa_one_run_a_shop")
             wanted["mark_sending"] = (partial(job_ledger.mark_sending, ids.claims[0]), {JOB_KEY})
             wrong = wrong_plans("rpa_tasks_job", wanted)
