@@ -12,8 +12,10 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils.timezone import now
 
+from rpa_tasks.admin.job import OUTCOMES
 from rpa_tasks.jobs.personal_data import erase_jobs_of_customer
 from rpa_tasks.models import Evidence, Flow, Job, LoginState, Run, Shop
+from rpa_tasks.outcomes import RunOutcome
 from scheduling.ledger.anonymization import Identity
 from scheduling.models import FailedTask, Pause
 from tests.rpa_tasks.admin.conftest import Market, messages_of, text, url
@@ -45,6 +47,10 @@ def test_job_list_without_a_status_reads_no_clock(viewer: Client, market: Market
     with CaptureQueriesContext(connection) as queries:
         viewer.get(url("job_changelist"))
     assert "SELECT statement_timestamp()" not in [each["sql"] for each in queries]
+
+
+def test_each_outcome_of_a_run_has_words_and_a_tone() -> None:
+    assert set(RunOutcome) == set(Run.OUTCOMES) == set(OUTCOMES)
 
 
 def test_pages_of_job_and_failed_task_show_runs_and_evidence(viewer: Client, market: Market) -> None:

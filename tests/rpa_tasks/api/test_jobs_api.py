@@ -8,13 +8,14 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
+import psycopg
 import pytest
 
 from rpa_tasks.models import Evidence, Flow, Job, Run, Shop
 from rpa_tasks.worker.runner import UNPACKED_LIMIT
 from scheduling.ids import new_id
 from tests.rpa_tasks.api.conftest import Market
-from tests.scheduling.api.serving import Client
+from tests.scheduling.api.serving import Client, database_url
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -66,6 +67,14 @@ def test_publish_job_merges_into_waiting_job(api: Client) -> None:
     assert publish(api, delay_seconds=LATER, dedupe_key="other") != first
     told = api.get(f"/rpa/jobs/{first}").json()
     assert (told["payload"], told["priority"], told["requests"]) == ({"n": 2}, "high", 2)
+
+
+def test_publish_waits_briefly_for_a_locked_job(api: Client) -> None:
+    publish(api, delay_seconds=LATER)
+    with psycopg.connect(database_url()) as other:
+        other.execute("SELECT FROM rpa_tasks_job FOR NO KEY UPDATE")
+        assert api("POST", "/rpa/jobs", job_request(delay_seconds=LATER)).status_code == 503
+    assert Job.objects.get().requests == 1
 
 
 def test_publish_within_window_names_its_job_and_end(api: Client, market: Market) -> None:
