@@ -133,7 +133,7 @@ def annotate_work(shops: QuerySet[Shop]) -> QuerySet[Shop]:
     failures = FailedTask.objects.filter(Exists(jobs), state="open", origin="rpa_job", failed_at__gt=since)
     operators = TakeOver.objects.filter(shop=OuterRef("pk"), ended_at=None, lease_until__gt=Now())
     return shops.select_related("platform__breaker", "lane").annotate(
-        waiting=Coalesce(Subquery(waiting.values("shop").annotate(count=Count("pk")).values("count")), 0),
+        waiting=Coalesce(Subquery(waiting.values("shop").annotate(count=Count("*")).values("count")), 0),
         run=Subquery(running.values(running_job=running_job)[:1]),
         operator=Subquery(operators.values("username")[:1]),
         checked=is_being_checked(),

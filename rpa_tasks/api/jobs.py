@@ -457,7 +457,7 @@ def list_shops(request: HttpRequest, filters: Query[ShopFilters]) -> dict[str, A
 def select_shops() -> QuerySet[Any]:
     """Return active shops, each with its `waiting` jobs, and `checked`: whether a check of its login waits or runs."""
     jobs = Job.objects.filter(shop=OuterRef("pk"), state__in=WAITING).order_by().values("shop")
-    waiting = Coalesce(Subquery(jobs.annotate(count=Count("pk")).values("count")), 0)
+    waiting = Coalesce(Subquery(jobs.annotate(count=Count("*")).values("count")), 0)
     found = Shop.objects.filter(retired_at=None).select_related("platform__breaker", "lane")
     return found.annotate(waiting=waiting, checked=shops.is_being_checked())
 
@@ -493,9 +493,9 @@ def resume(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> A
 
 def _act_on_shop(request: HttpRequest, platform: str, shop_id: str, act: Callable[..., bool]) -> Any:
     found = select_shops().filter(platform__key=platform, shop_id=shop_id)
-    row = found.first()
-    if row is None:
+    pk = found.values_list("pk", flat=True).first()
+    if pk is None:
         raise NotFound(f"There is no shop {platform}/{shop_id}.")
     with sql.brief_lock_waits():
-        act(row.pk, by=build_api_key_actor(request).name)
+        act(pk, by=build_api_key_actor(request).name)
     return found.get()

@@ -1,4 +1,4 @@
-"""Filters of jobs, and the bulk actions on listed jobs."""
+"""Filters of jobs, the backlogs of platforms, and the bulk actions on listed jobs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def filter_jobs(platform: str = "", shop: str = "", task_type: str = "", **equal
 def count_platform_backlogs() -> dict[int, int]:
     """Count the waiting jobs that count against the backlog limit of each platform that has some, by its id."""
     waiting = Job.objects.filter(state__in=WAITING)
-    return dict(waiting.values_list("shop__platform").annotate(Count("pk")).order_by())
+    return dict(waiting.values_list("shop__platform").annotate(count=Count("*")).order_by())
 
 
 UNFINISHED = (*WAITING, "running")
