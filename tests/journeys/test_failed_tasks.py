@@ -105,10 +105,10 @@ def test_failure_spike_is_retried_and_rule_is_edited(ops: OpenPage, refusing_rec
     page.click("#content button[type=submit]:has-text('重试')")
     page.wait_for_selector("progress")
     run_next_batch()
-    page.wait_for_selector(f"text=50 / {MANY - FEW}")
+    page.wait_for_selector(f"text=/[1-9][0-9]* \\/ {MANY - FEW}/")  # how many depends on the time of the batch
     save_screenshot(page, "spike-progress")
-    run_next_batch()
-    run_next_batch()
+    while BulkAction.objects.filter(state="running").exists():
+        run_next_batch()
     page.wait_for_selector("#bulk-action:not([data-live-again])")
     deliver_waiting_touches()
     assert count_delivered_retries() == MANY
