@@ -21,11 +21,12 @@ from redis.sentinel import Sentinel
 from scheduling.server_addresses import RedisAddress, is_cluster, parse_redis
 
 __all__ = [
-    "UNREACHABLE_ERRORS", "LockError", "NoScriptError", "Redis", "RedisError", "Script", "connect_nodes",
-    "connect_once", "connect_redis", "connect_redis_async", "read_eviction_policy",
+    "LOGIN_ERRORS", "UNREACHABLE_ERRORS", "LockError", "NoScriptError", "Redis", "RedisError", "Script",
+    "connect_nodes", "connect_once", "connect_redis", "connect_redis_async", "read_eviction_policy",
 ]  # fmt: skip
 
 UNREACHABLE_ERRORS = (redis.ConnectionError, redis.TimeoutError)  #: the server is away or too slow
+LOGIN_ERRORS = (redis.AuthenticationError, redis.exceptions.AuthorizationError)  #: of those, it refuses the user
 
 
 class Script:

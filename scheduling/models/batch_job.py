@@ -61,8 +61,8 @@ Job = TypeVar("Job", bound=BatchJob)
 def run_in_turn(jobs: models.QuerySet[Job], run_next: Callable[[UUID], bool]) -> None:
     """Run batches of jobs in turn for `PASS_SECONDS`. `run_next` returns whether another one follows.
 
-    A job that fails stops no other. The order of the jobs puts those first that waited longest: after a slow batch the
-    rest has its turn in the next pass.
+    A job that fails stops no other. After a slow batch the rest has its turn in the next pass, so the order of the jobs
+    puts those first that waited longest, and a job that fails again behind them.
     """
     ends_at = time.monotonic() + PASS_SECONDS
     waiting = deque(jobs.values_list("pk", flat=True))

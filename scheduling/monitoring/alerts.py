@@ -289,9 +289,9 @@ def find_receiver_route(receiver: AlertReceiver) -> routing.Route:
         routing.NoTarget: the receiver has no address, or its channel cannot be used.
         Unreadable: a secret cannot be decrypted on this server.
     """
-    place, addresses = receiver.community, {}
+    row, place, addresses = receiver.channel, receiver.community, {}
     try:
-        spec = snapshot.channel_spec(receiver.channel)
+        spec = snapshot.channel_spec(row)
         with suppress(Exception):  # `find_route` tells what is wrong with the channel
             addresses[routing.channel_of(spec).address_key] = receiver.address
         chat_id, communities = (place.chat_id, {place.chat_id: place.targets}) if place else ("", {})

@@ -381,7 +381,11 @@ def continue_bulk_actions() -> None:
             until[action_id] = sql.now() + PASS_INTERVAL
         return run_batch(action_id, until[action_id])
 
-    run_in_turn(BulkAction.objects.filter(state=State.RUNNING, next_at__lte=Now()).order_by("next_at"), run_next)
+    # One that has begun may be due again some milliseconds after this pass has looked. Without it every second pass
+    # would be lost. One that has not begun can still be undone.
+    has_begun = Q(done__gt=0) | Q(skipped__gt=0) | Q(failed__gt=0)
+    due = Q(next_at__lte=Now()) | has_begun & Q(next_at__lt=Now() + PASS_INTERVAL)
+    run_in_turn(BulkAction.objects.filter(due, state=State.RUNNING).order_by("tries", "next_at"), run_next)
 
 
 def run_batch(action_id: UUID, until: datetime) -> bool:

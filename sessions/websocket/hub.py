@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from django.conf import settings
 
-from scheduling.redis_client import UNREACHABLE_ERRORS, RedisError, connect_redis_async
+from scheduling.redis_client import LOGIN_ERRORS, UNREACHABLE_ERRORS, RedisError, connect_redis_async
 from sessions import tokens
 from sessions.event_loops import once_per_loop
 from sessions.rates import Backoff, Every
@@ -36,7 +36,7 @@ CHANNEL = "at:ws:"  #: followed by the session id; alone: keeps the subscription
 PINGED_AFTER, DEAD_AFTER = 5.0, 15.0  #: seconds in which the subscription is silent
 RECONNECT_AFTER, LONGEST_PAUSE = 0.5, 5.0  #: seconds; the pause grows while Redis refuses, or ends what it confirmed
 STEADY_AFTER = 10.0  #: seconds after which a subscription has lasted, so that the pause after it is short
-COMPLAINS_EVERY = 10.0  #: seconds between two log entries about notifications that are not JSON
+COMPLAINS_EVERY = 10.0  #: seconds between two log entries about notifications that cannot be read or handled
 NOTIFY_QUEUE_LIMIT = 10_000
 NOTIFY_BATCH = 500
 YIELD_AFTER = 32
@@ -65,7 +65,7 @@ class Hub:
         self._queued: deque[tuple[str, str, asyncio.Future[None]]] = deque()  #: channel, message
         self._readers: list[asyncio.Task[None]] = []
         self._publisher_task: asyncio.Task[None] | None = None
-        self._complaints = Every(COMPLAINS_EVERY)
+        self._complaints, self._unhandled = Every(COMPLAINS_EVERY), Every(COMPLAINS_EVERY)
 
     async def join(self, session_id: str, listener: SessionConsumer) -> None:
         """Subscribe a connection to its session. Its `on_notification` must not block.
@@ -225,8 +225,8 @@ class Hub:
                         await self._open_subscription()
                 except Exception as error:  # the end of this task would not be visible
                     log.warning("notifications_unavailable", error=f"{type(error).__name__}: {error}")
-                    is_away = isinstance(error, (*UNREACHABLE_ERRORS, OSError))
-                    pause = min(pause, RECONNECT_AFTER) if is_away else self._pauses.next()
+                    is_away = isinstance(error, (*UNREACHABLE_ERRORS, OSError)) and not isinstance(error, LOGIN_ERRORS)
+                    pause = Backoff(RECONNECT_AFTER, RECONNECT_AFTER).next() if is_away else self._pauses.next()
         for session_id in list(self._listeners):
             self._pass_on(session_id, {"what": LOST})
 
@@ -245,7 +245,8 @@ class Hub:
             try:
                 listener.on_notification(notification)
             except Exception:  # the other connections get it
-                log.exception("notification_not_handled", session=session_id)
+                if self._unhandled.is_due():
+                    log.exception("notification_not_handled", session=session_id)
 
     async def _read_revocations(self) -> None:
         """Read revocations whose notification may be lost."""

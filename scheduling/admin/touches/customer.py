@@ -14,7 +14,6 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.crypto import salted_hmac
-from django.utils.functional import cached_property
 from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
 from django.utils.timezone import now
@@ -233,7 +232,8 @@ class AddressesField(TextLikeField):
     rows = 4
 
     def write(self, value: Mapping[str, str]) -> str:
-        return "\n".join(f"{kind}: {address}" for kind, address in sorted(value.items()))
+        lines = [(kind, f'"{address}"' if _is_quoted(str(address)) else address) for kind, address in value.items()]
+        return "\n".join(f"{kind}: {address}" for kind, address in sorted(lines))
 
     def to_python(self, value: Any) -> Any:
         found: dict[str, str] = {}
@@ -243,9 +243,12 @@ class AddressesField(TextLikeField):
                 raise forms.ValidationError(_("Write one “name: value” a line."))
             if kind in found:
                 raise forms.ValidationError(_("“%(name)s” is there twice") % {"name": kind})
-            in_quotes = len(address) > 1 and address[0] == address[-1] and address[0] in "'\""
-            found[kind] = address[1:-1] if in_quotes else address
+            found[kind] = address[1:-1] if _is_quoted(address) else address
         return found
+
+
+def _is_quoted(text: str) -> bool:
+    return len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
 
 
 #: Fields that the API has too.
@@ -296,14 +299,6 @@ class CustomerForm(CheckedForm):
         version = super()._compute_version()
         return version and salted_hmac(version, repr(self._stored_profile())).hexdigest()
 
-    @cached_property
-    def changed_data(self) -> list[str]:
-        """Add the addresses if one is stored as a number: a save makes it a text that looks the same."""
-        field = self.fields.get("addresses")
-        numbers = any(isinstance(each, int) for each in self.instance.addresses.values())
-        added = ["addresses"] if field and numbers and not field.disabled else []
-        return list(dict.fromkeys([*super().changed_data, *added]))
-
     def clean_consent_source(self) -> str:
         source: str = self.cleaned_data["consent_source"]
         allows = not self.cleaned_data.get("opted_out", self.instance.opted_out)
@@ -339,6 +334,9 @@ class CustomerForm(CheckedForm):
         stored = {"addresses": self.instance.addresses, "attributes": self._stored_profile()["attributes"]}
         for name in stored.keys() & self.changes.keys():
             self.changes[name] = {**dict.fromkeys(stored[name]), **self.changes[name]}
+        numbers = {kind: str(each) for kind, each in self.instance.addresses.items() if isinstance(each, int)}
+        if numbers and "addresses" not in self.changes:  # once written without quotes; as a text it looks the same
+            self.changes["addresses"] = numbers
         try:
             predict_changes([CustomerInput(self.instance.user_id, self.changes)])
         except CustomersRefused as error:

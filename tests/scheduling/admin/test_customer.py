@@ -247,11 +247,12 @@ def test_editor_writes_addresses_as_texts_by_the_rules_of_the_api(
 def test_stored_values_older_than_the_rules_stop_no_other_edit(
     editor: Client, admin_url: Url, list_form_errors: FormErrors, save_form: SaveForm
 ) -> None:
-    ann = Customer.objects.create(user_id="ann", addresses={"Phone": "1", "email": "nobody"})
+    ann = Customer.objects.create(user_id="ann", addresses={"Phone": 1, "email": "nobody"})
     CustomerProfile.objects.create(customer=ann, attributes={"a b": 1, "city": "Rome"})
     page = admin_url("customer_change", ann.pk)
     save_form(page, opted_out="on")
     assert Customer.objects.get().opted_out
+    assert Customer.objects.get().addresses == {"Phone": "1", "email": "nobody"}
     assert list(list_form_errors(page, {"addresses": "email: nobody\nphone: 1"})[0]) == ["addresses"]
 
     save_form(page, addresses="email: ann@example.com", attributes="city: Rome")
@@ -268,6 +269,9 @@ def test_address_is_stored_as_a_text_without_quotes(editor: Client, admin_url: U
     assert Customer.objects.get().addresses == {"phone": "13800138000"}
     save_form(page, addresses="phone: '+8613800138000'\nwecom_app: \"007\"\ninapp: 'a\"")
     assert Customer.objects.get().addresses == {"phone": "+8613800138000", "wecom_app": "007", "inapp": "'a\""}
+    Customer.objects.update(addresses={"inapp": '"a"'})
+    save_form(page, addresses='inapp: ""a""\nphone: 1')
+    assert Customer.objects.get().addresses == {"inapp": '"a"', "phone": "1"}
 
 
 def test_wrong_kind_of_an_address_is_explained_in_the_reader_s_language(
