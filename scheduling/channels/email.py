@@ -286,8 +286,9 @@ class Email(Channel):
     """Mail. Config: `from` and `reply_to` (addresses; `from` may have a name), `url` of a relay, and `bounces_to`, the
     envelope's sender, which gets the bounces that `receipts` reads.
 
-    Defaults: `DEFAULT_FROM_EMAIL`, none, `AFTERTOUCH_EMAIL_URL` or a relay on this host. Only that may lead into the
-    private network without `AFTERTOUCH_ALLOWED_PRIVATE_HOSTS`. A user who edits a channel must not scan that network.
+    Defaults: `DEFAULT_FROM_EMAIL`, none, `AFTERTOUCH_EMAIL_URL` or a relay on this host. Only these may lead into
+    the private network without `AFTERTOUCH_ALLOWED_PRIVATE_HOSTS`. A user who edits a channel must not scan that
+    network.
     """
 
     kind: ClassVar[str] = "email"

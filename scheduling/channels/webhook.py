@@ -17,7 +17,7 @@ from standardwebhooks.webhooks import Webhook as Signer
 
 from scheduling.channels import options
 from scheduling.channels.base import Channel, InvalidSetting, Message, Outcome
-from scheduling.channels.http_client import judge_status, shared_transport
+from scheduling.channels.http_client import JSON_HEADERS, judge_status, shared_transport
 from scheduling.error_text import ErrorText as _
 from scheduling.tracing import build_traceparent
 
@@ -94,11 +94,7 @@ def sign_request(message_id: UUID, body: bytes, now: datetime, secrets: tuple[st
     """Return the headers with one signature per secret, separated by spaces. Receivers can then rotate one by one."""
     # The library uses `timestamp.replace(tzinfo=utc)`: another zone would shift the time by its offset.
     now = now.astimezone(UTC)
-    headers = {
-        "content-type": "application/json; charset=utf-8",
-        "webhook-id": str(message_id),
-        "webhook-timestamp": str(int(now.timestamp())),
-    }
+    headers = JSON_HEADERS | {"webhook-id": str(message_id), "webhook-timestamp": str(int(now.timestamp()))}
     signatures = [Signer(secret).sign(headers["webhook-id"], now, body.decode()) for secret in secrets]
     return headers | ({"webhook-signature": " ".join(signatures)} if signatures else {})
 

@@ -122,7 +122,7 @@ class TokenCache:
                         account, name, fetch, stale
                     )
                 finally:
-                    with suppress(LockError):  # it has ended
+                    with suppress(LockError):  # it has expired; another process may hold it
                         await asyncio.shield(self._run(lock.release))
             await asyncio.sleep(POLL)
         return text
@@ -322,10 +322,10 @@ class VendorChannel(CodedAnswers, Channel):
         raise NotImplementedError
 
     def read_template(self, body: str, *reserved: str) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the lines of a text that are no values, with `template_id` in any case, and the values.
+        """Return the reserved lines of a text, and its values. Raises `BadContent`.
 
-        These are the `reserved` ones and come first. A customer's data that contains a line break can therefore not set
-        them. Raises `BadContent`.
+        Reserved are `template_id`, for which the setting stands in, and the names of `reserved`. They come first: a
+        line break in a customer's data can set none.
         """
         own: dict[str, str] = {}
         values: dict[str, str] = {}

@@ -24,7 +24,7 @@ from yarl import URL
 
 from scheduling.channels.answers import Code, Refusal
 from scheduling.channels.base import InvalidSetting, Message, Quota
-from scheduling.channels.http_client import encode_json
+from scheduling.channels.http_client import JSON_HEADERS, encode_json
 from scheduling.channels.vendors.base import VendorChannel, VendorRequest
 from scheduling.channels.vendors.callbacks import (
     MOST_REPORTS,
@@ -318,7 +318,7 @@ class TencentSms(SmsChannel):
                 "SessionContext": str(message.delivery_key),
             }
         )
-        signed = {"content-type": "application/json; charset=utf-8", "host": self.host, "x-tc-action": "sendsms"}
+        signed = JSON_HEADERS | {"host": self.host, "x-tc-action": "sendsms"}
         headers = signed | {
             "authorization": sign_for_tencent("sms", signed, body, now, self.settings["secret_id"], self.secret),
             "x-tc-action": "SendSms",

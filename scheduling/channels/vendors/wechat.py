@@ -215,6 +215,10 @@ def read_seconds(text: str | None, now: datetime) -> datetime:
         return now
 
 
+def _build_request(url: str, document: Mapping[str, Any], token: str) -> VendorRequest:
+    return VendorRequest(add_query(url, {"access_token": token}), encode_json(document))
+
+
 # --- official accounts and mini-programs ------------------------------------------------------------------------------
 
 
@@ -270,8 +274,7 @@ class WeChatVendor(VendorChannel):
             "template_id": own["template_id"],
             "data": {name: {"value": value} for name, value in values.items()},
         }
-        url = add_query(f"{self.base}{self.path}", {"access_token": token})
-        return VendorRequest(url, encode_json(document | self.more(message, own)))
+        return _build_request(f"{self.base}{self.path}", document | self.more(message, own), token)
 
     def more(self, message: Message, own: Mapping[str, str]) -> dict[str, Any]:
         """Return the fields of the kind. `own` are the reserved lines of the text."""
@@ -308,11 +311,11 @@ class OfficialAccount(WeChatCallbacks, WeChatVendor):
             return
         for message_id, sent, status in jobs[:MOST_REPORTS]:
             if message_id:
-                has_blocked = not sent and event == "TEMPLATESENDJOBFINISH" and "user block" in status
                 result.reports.append(
                     Report(
                         "delivered" if sent else "bounced", at, vendor_id=message_id[:120],
-                        detail="" if sent else status[:300], permanent=has_blocked,
+                        detail="" if sent else status[:300],
+                        permanent=event == "TEMPLATESENDJOBFINISH" and "user block" in status,
                     )
                 )  # fmt: skip
 
@@ -394,11 +397,7 @@ class WeComVendor(WeChatCallbacks):
         return VendorRequest(add_query(f"{self.base}/cgi-bin/gettoken", query), method="GET")
 
     def request(self, message: Message, token: str, now: datetime) -> VendorRequest:
-        return self.build_request(self.path, self.document(message), token)
-
-    def build_request(self, path: str, document: Mapping[str, Any], token: str) -> VendorRequest:
-        url = add_query(f"{self.base}{path}", {"access_token": token})
-        return VendorRequest(url, encode_json(document))
+        return _build_request(f"{self.base}{self.path}", self.document(message), token)
 
     def document(self, message: Message) -> dict[str, Any]:
         raise NotImplementedError
@@ -473,7 +472,7 @@ class WeComApp(WeComVendor):
         return outcome
 
 
-MOST_PAGES = 10
+MOST_REQUESTS = 10  #: of one callback, repeats with fewer messages included
 PAGE = 100  #: messages; fewer if they are longer than a reply that is read
 LONGEST_SYNC = timedelta(seconds=4)  #: WeCom waits five seconds for the answer
 CUSTOMER = 3  #: origin of a message from the customer
@@ -536,17 +535,17 @@ class WeChatService(WeComVendor):
         asyncio.run(self._fetch_pages(result, cursor))
 
     async def _fetch_pages(self, result: CallbackResult, cursor: str) -> None:
-        result.problem, limit = "no answer within the time limit", PAGE
+        limit = PAGE
         try:
             async with asyncio.timeout(LONGEST_SYNC.total_seconds()):
-                for _page in range(MOST_PAGES):
+                for _request in range(MOST_REQUESTS):
                     asked = {
                         "cursor": result.cursor or cursor, "token": result.sync_token, "limit": limit,
                         "open_kfid": self.settings["open_kfid"],
                     }  # fmt: skip
                     response, outcome = await self.call_vendor(
-                        partial(self.build_request, "/cgi-bin/kf/sync_msg", asked), self.judge, LONGEST_SYNC / 2,
-                        repeatable=True,
+                        partial(_build_request, f"{self.base}/cgi-bin/kf/sync_msg", asked), self.judge,
+                        LONGEST_SYNC / 2, repeatable=True,
                     )  # fmt: skip
                     if response.status == 200 and not response.complete and limit > 1:
                         limit = max(limit // 4, 1)
@@ -561,11 +560,10 @@ class WeChatService(WeComVendor):
                     result.cursor = str(page.get("next_cursor") or result.cursor or cursor)
                     limit = min(limit * 4, PAGE)  # the long messages may lie behind
                     if not page.get("has_more"):
-                        result.problem = ""
                         return
-                result.problem = f"more than {MOST_PAGES} pages"
+                result.problem = f"more than {MOST_REQUESTS} requests"
         except TimeoutError:
-            pass
+            result.problem = "no answer within the time limit"
         except Failure as error:
             result.problem = str(error)
         finally:

@@ -115,7 +115,7 @@ def test_page_that_is_too_long_to_be_read_is_asked_for_in_parts(
     assert Event.objects.filter(type="conversation.started").count() == 2
 
 
-@pytest.mark.parametrize("pages", [0, wechat.MOST_PAGES])
+@pytest.mark.parametrize("pages", [0, wechat.MOST_REQUESTS])
 def test_read_pages_count_when_messages_are_left(
     service: Any, receiver: ScriptedReceiver, client: Client, monkeypatch: pytest.MonkeyPatch, pages: int
 ) -> None:
