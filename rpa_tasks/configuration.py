@@ -316,7 +316,7 @@ class JobSection(Section):
         """Add a note about jobs of retired rows, which the next pass cancels."""
         retired = {change.before.pk: change for change in changes if change.verb == "retired"}
         jobs = Job.objects.filter(Q((f"{self.jobs}__in", list(retired))), state__in=WAITING)
-        for pk, waiting in jobs.values_list(self.jobs).annotate(Count("pk")).order_by() if retired else ():
+        for pk, waiting in jobs.values_list(self.jobs).annotate(count=Count("*")).order_by() if retired else ():
             plan.note(f"{self.noun} “{retired[pk].label}” is retired: its waiting jobs ({waiting}) are cancelled")
 
 

@@ -15,7 +15,7 @@ JITTER = 0.1
 
 
 class RunOutcome(StrEnum):
-    """What one run of a job came to."""
+    """How one run of a job ended."""
 
     SUCCEEDED = "succeeded"
     TRANSIENT = "transient"

@@ -283,7 +283,7 @@ class ScheduleForm(OptimisticLockForm):
             count = len(given["shops"])
             given["name"] = words % {"flow": given["flow"].name, "count": count, "minutes": given["every"]}
         self.kwargs = json.dumps(self.order(), ensure_ascii=False)
-        # Nothing keeps intervals unique: two pages may add one at once. A schedule stays at its own of equal ones.
+        # Nothing keeps intervals unique: two pages may add one at once. Of equal intervals a schedule keeps its own.
         every = {"every": given["every"], "period": IntervalSchedule.MINUTES}
         equal = IntervalSchedule.objects.filter(**every).order_by("pk")
         self.interval = (

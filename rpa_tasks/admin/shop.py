@@ -29,7 +29,7 @@ from rpa_tasks.admin.run_job import MOST_AT_ONCE, RunPages
 from rpa_tasks.browser_settings import find_browser_address, map_browsers_to_shops, uses_browser_elsewhere
 from rpa_tasks.configuration import check_shop, map_profiles_to_shops
 from rpa_tasks.jobs import shops
-from rpa_tasks.jobs.shops import is_being_checked
+from rpa_tasks.jobs.shops import count_waiting_jobs, is_being_checked
 from rpa_tasks.models import RUN_JOBS, TAKE_OVER_SHOPS, Job, JobState, LoginState, Shop, TakeOver, TakeOverEnd
 from rpa_tasks.takeover import leases
 from rpa_tasks.takeover.leases import CannotTakeOver
@@ -49,7 +49,7 @@ from scheduling.admin.navigation import MOST_READ, Finder, Found, fits_term
 from scheduling.admin.shown_values import format_instant, insert_values, render_tag
 from scheduling.audit import read_client_address
 from scheduling.ids import parse_number, parse_uuid, reveal_odd_characters
-from scheduling.models import WAITING, FailedTask
+from scheduling.models import FailedTask
 from scheduling.monitoring.duration_text import describe_duration
 
 LATEST_SHOWN = 10
@@ -122,7 +122,6 @@ def annotate_work(shops: QuerySet[Shop]) -> QuerySet[Shop]:
 
     The operator has taken over the shop.
     """
-    waiting = Job.objects.filter(shop=OuterRef("pk"), state__in=WAITING).order_by()
     running = Job.objects.filter(pk=OuterRef("lane__task_id"))
     running_job = JSONObject(
         pk="pk", since="sending_at", progress="progress", message="progress_message", task_type="flow__task_type"
@@ -133,7 +132,7 @@ def annotate_work(shops: QuerySet[Shop]) -> QuerySet[Shop]:
     failures = FailedTask.objects.filter(Exists(jobs), state="open", origin="rpa_job", failed_at__gt=since)
     operators = TakeOver.objects.filter(shop=OuterRef("pk"), ended_at=None, lease_until__gt=Now())
     return shops.select_related("platform__breaker", "lane").annotate(
-        waiting=Coalesce(Subquery(waiting.values("shop").annotate(count=Count("*")).values("count")), 0),
+        waiting=count_waiting_jobs(),
         run=Subquery(running.values(running_job=running_job)[:1]),
         operator=Subquery(operators.values("username")[:1]),
         checked=is_being_checked(),

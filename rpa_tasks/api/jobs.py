@@ -8,8 +8,7 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from django.db.models import Count, OuterRef, Prefetch, Q, QuerySet, Subquery
-from django.db.models.functions import Coalesce
+from django.db.models import OuterRef, Prefetch, Q, QuerySet, Subquery
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.timezone import now
@@ -49,7 +48,7 @@ from scheduling.api.schemas import (
 )
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import InvalidInput, NotFound
-from scheduling.models import WAITING, Priority, Scope
+from scheduling.models import Priority, Scope
 from scheduling.operations import bulk_actions
 from scheduling.operations.bulk_actions import FASTEST, SLOWEST
 
@@ -404,7 +403,7 @@ def _find_job(task_id: UUID) -> Any:
 
 def select_jobs() -> QuerySet[Any]:
     """Return jobs, each with the one that was published as its retry."""
-    again = Job.objects.filter(retry_of=OuterRef("pk")).values("pk")[:1]
+    again = Job.objects.filter(retry_of=OuterRef("pk")).values("pk")
     return Job.objects.select_related("shop__platform", "flow").annotate(retried_as=Subquery(again))
 
 
@@ -455,11 +454,9 @@ def list_shops(request: HttpRequest, filters: Query[ShopFilters]) -> dict[str, A
 
 
 def select_shops() -> QuerySet[Any]:
-    """Return active shops, each with its `waiting` jobs, and `checked`: whether a check of its login waits or runs."""
-    jobs = Job.objects.filter(shop=OuterRef("pk"), state__in=WAITING).order_by().values("shop")
-    waiting = Coalesce(Subquery(jobs.annotate(count=Count("*")).values("count")), 0)
+    """Return active shops with `waiting`, the number of waiting jobs, and `checked`: if a login check is open."""
     found = Shop.objects.filter(retired_at=None).select_related("platform__breaker", "lane")
-    return found.annotate(waiting=waiting, checked=shops.is_being_checked())
+    return found.annotate(waiting=shops.count_waiting_jobs(), checked=shops.is_being_checked())
 
 
 @router.post("/rpa/shops/rebalance", auth=OPERATE, response={200: RebalancedOut, PROBLEMS: ProblemOut})

@@ -169,8 +169,9 @@ def wake_queues() -> dict[str, int]:
     This repairs a lost message, an opened gate or a node that came back. Returns the number of messages by queue.
     """
     woken: dict[str, int] = {}
-    nodes = wakeups.node_capacities()
-    for queue, lanes in job_ledger.startable().items():
+    startable = job_ledger.startable()
+    nodes = wakeups.node_capacities() if startable else {}
+    for queue, lanes in startable.items():
         try:
             if oldest_message_at(queue) is not None:
                 continue
@@ -179,6 +180,7 @@ def wake_queues() -> dict[str, int]:
             return woken
         count = max(1, min(lanes, wakeups.queue_capacity(queue, nodes)))
         messages = [wakeups.WakeUpMessage(queue, "any")] * count
+        # Without nodes no capacity is known: one message goes out although no slot is free.
         wakeups.publish_within_capacity(messages, {} if count == 1 else nodes)
         woken[queue] = count
     return woken

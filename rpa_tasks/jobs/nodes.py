@@ -13,9 +13,10 @@ from typing import Any
 import structlog
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Count, Exists, OuterRef, QuerySet, Subquery
-from django.db.models.functions import Coalesce, Now
+from django.db.models import Count, Exists, OuterRef, QuerySet
+from django.db.models.functions import Now
 
+from rpa_tasks.jobs.shops import count_waiting_jobs
 from rpa_tasks.jobs.wakeups import wake_for_shops
 from rpa_tasks.models import ExecutionNode, Job, Lane, Shop, TakeOver
 from scheduling.audit import record_action
@@ -113,9 +114,9 @@ def open_take_overs() -> QuerySet[TakeOver]:
 
 def pinned_shops(name: str) -> QuerySet[Shop]:
     """Return the active shops that are pinned to the node, each with `waiting`, its number of due jobs: most first."""
-    waiting = _due_jobs().order_by().values("shop").annotate(count=Count("pk")).values("count")
+    waiting = count_waiting_jobs(due_at__lte=Now())
     shops = Shop.objects.filter(lane__home=name, retired_at=None).select_related("platform", "lane")
-    return shops.annotate(waiting=Coalesce(Subquery(waiting), 0)).order_by("-waiting", "platform__key", "shop_id")
+    return shops.annotate(waiting=waiting).order_by("-waiting", "platform__key", "shop_id")
 
 
 def _due_jobs() -> QuerySet[Job]:

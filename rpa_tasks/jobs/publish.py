@@ -152,7 +152,8 @@ def publish_job(request: PublishRequest) -> Receipt:
     Raises: `InvalidInput` with the field; `BacklogFull` if too many jobs are waiting.
     """
     entry = _prepare(request, *_find_shop_and_flow(request))
-    key, wakeups = entry.key, list[WakeUp]()
+    key = entry.key
+    wakeups: list[WakeUp] = []
     if request.merges_into_any and key is not None:
         # A run may take the found job before the merge. Then another one may wait.
         while entry.result is None and (found := _find_waiting_key(entry, key)) is not None:
@@ -269,7 +270,7 @@ def _prepare(request: PublishRequest, shop: Shop, flow: Flow, at: datetime | Non
         if delay > MAX_DELAY:
             raise InvalidInput.of("not_before", _("within %(days)s days", days=MAX_DELAY.days))
     _check_members(request, delay, at)
-    period, lasts = payloads.find_window(flow, at, delay) if flow.has_window else ("", None)
+    period, lasts = payloads.find_window(flow, at, delay)
     longest = LONGEST_KEY - len(add_period("", period))
     if len(request.dedupe_key or "") > longest:
         raise InvalidInput.of("dedupe_key", _("at most %(most)s characters in a flow with a period", most=longest))
@@ -279,7 +280,7 @@ def _prepare(request: PublishRequest, shop: Shop, flow: Flow, at: datetime | Non
     entry = Publication(request, shop, flow, payload, payload_errors(payload, flow), delay)
     if entry.unfit and not entry.keeps_payload:
         raise InvalidInput(*entry.unfit)
-    # Outside a window a touch has a key of its own. In one it has none of a flow that merges nothing.
+    # A touch has a key of its own, unless the flow has a window and the flow or the request a key.
     if request.touch_key and not (flow.has_window and (flow.dedupe_by != DedupeBy.NONE or request.dedupe_key)):
         entry.key = name_touch_key(request.touch_key)
         return entry

@@ -9,8 +9,8 @@ from typing import Any
 
 import structlog
 from django.db import transaction
-from django.db.models import BooleanField, Exists, ExpressionWrapper, F, OuterRef, Q
-from django.db.models.functions import Now
+from django.db.models import BooleanField, Count, Exists, ExpressionWrapper, F, OuterRef, Q, Subquery
+from django.db.models.functions import Coalesce, Now
 
 from rpa_tasks.jobs import breaker
 from rpa_tasks.jobs.ledger import NODE_SILENT
@@ -245,6 +245,13 @@ WITH tried AS (SELECT %(id)s::uuid AS task_id, %(shop)s::bigint AS shop_id, inte
 
 def is_login_check(job: Job) -> bool:
     return job.dedupe_key.startswith(CHECK_KEY)
+
+
+def count_waiting_jobs(**only: Any) -> Coalesce:
+    """Return the number of a shop's waiting jobs, those that meet `only`, for an annotation."""
+    jobs = Job.objects.filter(shop=OuterRef("pk"), state__in=WAITING, **only).order_by().values("shop")
+    # The index of waiting jobs has no primary key: `Count("pk")` would read each job from the table.
+    return Coalesce(Subquery(jobs.annotate(count=Count("*")).values("count")), 0)
 
 
 def is_being_checked() -> Exists:

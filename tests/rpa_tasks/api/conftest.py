@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-import requests
 
 from rpa_tasks.models import Flow, Platform, Shop
 from scheduling.models import Scope
@@ -49,14 +47,6 @@ def key(transactional_db: None) -> str:
 def api(server: str, key: str, market: Market) -> Client:
     """A client that may do what this API offers, and nothing else."""
     return Client(server, key)
-
-
-def send_until_free(send: Callable[[], requests.Response]) -> requests.Response:
-    """Send the request, and again as long as the answer is that another one holds the row: on a slow machine it does
-    for more than a second."""
-    while (answer := send()).status_code == 503:
-        assert "Another transaction" in answer.text
-    return answer
 
 
 # --- files ----------------------------------------------------------------------------------------------------------

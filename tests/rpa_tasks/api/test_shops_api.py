@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
 import pytest
+import requests
 from django.db import transaction
 from django.utils.timezone import now
 
@@ -15,7 +17,7 @@ from rpa_tasks.jobs.publish import PublishRequest, publish_job
 from rpa_tasks.models import Breaker, ExecutionNode, Job, Lane, Platform, Shop
 from scheduling.errors import NotFound
 from scheduling.ids import new_id
-from tests.rpa_tasks.api.conftest import Market, send_until_free
+from tests.rpa_tasks.api.conftest import Market
 from tests.scheduling.api.serving import Client, database_url, run_concurrently
 from tests.support.tables import each_row
 
@@ -106,6 +108,14 @@ def test_pause_and_resume_requests_record_history(api: Client, market: Market) -
     assert not Shop.objects.filter(paused=True).exists()
     said = list(market.s1.history.order_by("pk").values_list("history_change_reason", "version"))
     assert said[1:] == [("paused by api:shop", 2), ("resumed by api:shop", 3)]
+
+
+def send_until_free(send: Callable[[], requests.Response]) -> requests.Response:
+    """Send the request, and again as long as the answer is that another one holds the row: on a slow machine it does
+    for more than a second."""
+    while (answer := send()).status_code == 503:
+        assert "Another transaction" in answer.text
+    return answer
 
 
 def test_concurrent_pause_requests_record_one_change(api: Client, market: Market) -> None:
