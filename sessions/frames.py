@@ -97,8 +97,8 @@ class Frame:
         )
 
     @property
-    def order(self) -> int | str:
-        """Return what the scripts compare: empty, `seq` or `seq@epoch`."""
+    def seq_in_epoch(self) -> int | str:
+        """Return the seq as the scripts compare it: empty, `seq` or `seq@epoch`."""
         if self.seq is None:
             return ""
         return f"{self.seq}@{self.epoch}" if self.epoch else self.seq

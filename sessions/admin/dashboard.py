@@ -175,10 +175,10 @@ def silences_chart(spans: list[Span], time_limit: PageTimeLimit) -> Chart:
         """Return the address of the counted rows; "" if several nodes sent messages: a list filters by one."""
         if key == SILENCES.key:
             return build_span_link("scheduling_event", "received_at", span.since, span.until, type=SILENT)
-        nodes = {node for bar, node in senders if span.since <= bar.since < span.until}
-        if len(nodes) != 1:
+        of_span = {node for bar, node in senders if span.since <= bar.since < span.until}
+        if len(of_span) != 1:
             return ""
-        return link_ended(span, state__exact="delivered", node__id__exact=str(nodes.pop()))
+        return link_ended(span, state__exact="delivered", node__id__exact=str(of_span.pop()))
 
     title = _("Silences and guide messages")
     return Chart("silences", title, (SILENCES, GUIDES), spans, counts, link, is_stacked=False)
@@ -187,7 +187,6 @@ def silences_chart(spans: list[Span], time_limit: PageTimeLimit) -> Chart:
 SHORTER = Series("shorter", gettext_lazy("Shorter than the threshold"), "hue0")
 LONGER = Series("longer", gettext_lazy("Longer"), "hue1")
 MOST_CHARTS = 8
-WEEK = timedelta(days=7)
 
 
 def pause_charts(week: Mapping[str, Counter[str]]) -> list[Chart]:
@@ -206,10 +205,11 @@ def _pause_chart(policy: SilencePolicy, counts: Sequence[int]) -> Chart:
     labels = [*(f"{begins}–{end} s" for begins, end in pairwise(starts)), f"> {starts[-1]} s"]
     sides = [SHORTER if begins < seconds else LONGER for begins in starts]
     bars = [{side.key: count} for side, count in zip(sides, counts, strict=True)]
-    whole, short, at = sum(counts), sum(bar.get(SHORTER.key, 0) for bar in bars), now()
+    begins = (at := now()) - timedelta(days=stats.DAYS)
+    whole, short = sum(counts), sum(bar.get(SHORTER.key, 0) for bar in bars)
     return Chart(
         f"pauses-{policy.key}", _("Pauses of customers, 7 days: %(policy)s") % {"policy": policy.key},
-        (SHORTER, LONGER), [Span(label, at - WEEK, at) for label in labels], bars,
+        (SHORTER, LONGER), [Span(label, begins, at) for label in labels], bars,
         sums={SHORTER.key: _format_share(short, whole), LONGER.key: _format_share(whole - short, whole)},
         note=_("Threshold: %(span)s") % {"span": describe_duration(policy.threshold)},
     )  # fmt: skip

@@ -166,7 +166,7 @@ class Store:
         for number, frame in enumerate(frames):
             flags = frame.first_tag + 2 * frame.spoken + 4 * (number in posts)
             code = f"{frame.sender[0]}{flags}{frame.kind}"
-            words.append((code, frame.user_id, frame.chat_id, frame.order, frame.joined_tags))
+            words.append((code, frame.user_id, frame.chat_id, frame.seq_in_epoch, frame.joined_tags))
         for number, post in posts.items():
             words[number] += post.key, post.body()
         keys = (

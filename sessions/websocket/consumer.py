@@ -170,8 +170,8 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         """Join the hub, then read the last cursor, the owner and revocations.
 
         A message that is stored after the read comes as a notification, and an interrupted subscription is announced.
-        Redis sends both only after it has handled the SUBSCRIBE, whose answer is not awaited: the read goes through
-        another connection and may be earlier. A message in between comes with the next message or ping.
+        Redis sends both only after it has handled the SUBSCRIBE. Its answer is not awaited, and the read has another
+        connection, so it may be earlier. A message in between comes with the next message or ping.
         """
         wanted = inbox.parse_cursor(cursor) if cursor else None
         session_id = self.admission.session_id

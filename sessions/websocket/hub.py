@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 CHANNEL = "at:ws:"  #: followed by the session id; alone: keeps the subscription open without a session
 PINGED_AFTER, DEAD_AFTER = 5.0, 15.0  #: seconds in which the subscription is silent
 RECONNECT_AFTER, LONGEST_PAUSE = 0.5, 5.0  #: seconds; the pause grows while Redis refuses, or ends what it confirmed
-STEADY_AFTER = 10.0  #: seconds after which a subscription has lasted, so that the pause after it is short
+STEADY_AFTER = 10.0  #: seconds that a subscription must last for the pause after it to be short
 COMPLAINS_EVERY = 10.0  #: seconds between two log entries about notifications that cannot be read or handled
 NOTIFY_QUEUE_LIMIT = 10_000
 NOTIFY_BATCH = 500
@@ -198,7 +198,6 @@ class Hub:
             except Exception:
                 log.exception("notifications_interrupted")
                 is_broken = True
-                await asyncio.sleep(RECONNECT_AFTER)
             if number % YIELD_AFTER == 0:
                 await asyncio.sleep(0)  # messages that have arrived would not let the outgoing queues send
 
@@ -225,6 +224,7 @@ class Hub:
                         await self._open_subscription()
                 except Exception as error:  # the end of this task would not be visible
                     log.warning("notifications_unavailable", error=f"{type(error).__name__}: {error}")
+                    # One that is away is tried at an even pace. A refusal, also of the login, lets the pauses grow.
                     is_away = isinstance(error, (*UNREACHABLE_ERRORS, OSError)) and not isinstance(error, LOGIN_ERRORS)
                     pause = Backoff(RECONNECT_AFTER, RECONNECT_AFTER).next() if is_away else self._pauses.next()
         for session_id in list(self._listeners):

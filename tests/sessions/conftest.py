@@ -109,7 +109,7 @@ def empty_cluster(cluster: ClusterUnderTest) -> None:
 
 @pytest.fixture(params=["single", pytest.param("cluster", marks=pytest.mark.processes)])
 def store_url(request: pytest.FixtureRequest, valkey: redis.Redis) -> Iterator[str]:
-    """The address of an empty server, in `make processes` of an empty cluster, that the store of the process uses."""
+    """The address of an empty server that the store of the process uses. In `make processes` an empty cluster too."""
     from django.conf import settings
 
     if request.param == "single":

@@ -403,26 +403,21 @@ def test_interruption_before_the_welcome_frame_reads_the_inbox(
     """A message that is stored after the last cursor was read, and whose notification is lost."""
     read = Store.read_cursor_and_owner
 
-    def lose_message(self: Store, session_id: str) -> tuple[str, str]:
-        found = read(self, session_id)
-        self.put_messages([Post("s1", "m1", "agent", "not told")])
-        (serving,) = members
-        loop.call_soon_threadsafe(serving.on_notification, {"what": hub.LOST})
-        return found
-
     async def scene() -> None:
-        nonlocal loop
-        loop = asyncio.get_running_loop()
+        loop, wire, serving = asyncio.get_running_loop(), RecordedSocket(), SessionConsumer()
+
+        def lose_message(self: Store, session_id: str) -> tuple[str, str]:
+            found = read(self, session_id)
+            self.put_messages([Post("s1", "m1", "agent", "not told")])
+            loop.call_soon_threadsafe(serving.on_notification, {"what": hub.LOST})
+            return found
+
         monkeypatch.setattr(Store, "read_cursor_and_owner", lose_message)
-        wire, serving = RecordedSocket(), SessionConsumer()
-        members.append(serving)
         running = asyncio.create_task(serving(scope("s1"), wire.said.get, wire.heard.put))
         assert await wire.texts(1) == ["not told"]
         wire.said.put_nowait({"type": "websocket.disconnect"})
         await running
 
-    loop: asyncio.AbstractEventLoop
-    members: list[SessionConsumer] = []
     run(scene)
 
 
