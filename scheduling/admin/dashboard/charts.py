@@ -190,6 +190,18 @@ def add_up(counts: Counts) -> Counter[Any] | None:
     return None if None in counts else sum(filter(None, counts), Counter())
 
 
+def regroup(counts: Counts, name: Callable[[Any], str | None]) -> Counts:
+    """Count under other names, by bar. What gets no name is left out."""
+    regrouped: list[Counter[str] | None] = []
+    for found in counts:
+        named = Counter[str]()
+        for key, count in (found or {}).items():
+            if (new := name(key)) is not None:
+                named[new] += count
+        regrouped.append(None if found is None else named)
+    return regrouped
+
+
 SHOWN = 5
 
 
@@ -203,12 +215,7 @@ def build_ranked_chart(
     series = [Series(code, words(code), f"hue{number}") for number, code in enumerate(common)]
     if len(total) > len(common):
         series.append(Series("", others, "quiet"))
-    ranked: list[Counter[str] | None] = []
-    for found in counts:
-        shown: Counter[str] = Counter()
-        for code, count in (found or {}).items():
-            shown[code if code in common else ""] += count
-        ranked.append(None if found is None else shown)
+    ranked = regroup(counts, lambda code: code if code in common else "")
     return Chart(key, title, series, spans, ranked, link)
 
 

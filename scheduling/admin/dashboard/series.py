@@ -22,6 +22,7 @@ from scheduling.admin.dashboard.charts import (
     add_up,
     build_ranked_chart,
     count_by_span,
+    regroup,
 )
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.lists import build_span_link
@@ -105,12 +106,7 @@ def link_ended(span: Span, **filters: str) -> str:
 
 
 def chart_outcomes(spans: Sequence[Span], ended: Counts) -> Chart:
-    counts: list[Counter[str] | None] = []
-    for tally in ended:
-        by_state: Counter[str] = Counter()
-        for (state, _reason, _node), count in (tally or {}).items():
-            by_state[state] += count
-        counts.append(None if tally is None else by_state)
+    counts = regroup(ended, lambda key: key[0])  # state, reason, node
     return Chart("ended", _("Outcomes"), STATES, spans, counts, lambda key, span: link_ended(span, state__exact=key))
 
 
@@ -122,13 +118,7 @@ def chart_reasons(
     def link(code: str, span: Span) -> str:
         return link_ended(span, **filters, **({"reason": code} if code else {}))
 
-    counts: list[Counter[str] | None] = []
-    for tally in ended:
-        by_reason: Counter[str] = Counter()
-        for (state, code, _node), count in (tally or {}).items():
-            if state in states:
-                by_reason[code] += count
-        counts.append(None if tally is None else by_reason)
+    counts = regroup(ended, lambda key: key[1] if key[0] in states else None)
     return build_ranked_chart(key, title, spans, counts, words=translate_reason, others=_("Other reasons"), link=link)
 
 
