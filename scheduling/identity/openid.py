@@ -15,7 +15,7 @@ import asyncio
 import json
 import secrets
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from datetime import timedelta
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -33,7 +33,7 @@ from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
 from scheduling.channels.base import DestinationRefused, NoAnswer, NotSent
-from scheduling.channels.http_client import Transport, close_shared_transport, shared_transport
+from scheduling.channels.http_client import close_shared_transport, shared_transport
 from scheduling.channels.ssrf import PrivateHosts, check_url
 from scheduling.identity.invitations import assign_roles
 from scheduling.models import IdentityLink
@@ -129,7 +129,7 @@ def begin_flow(redirect_uri: str, at: float) -> tuple[str, dict[str, Any]]:
     Raises:
         ProviderFailed: the provider's document cannot be read.
     """
-    provider = asyncio.run(_with_transport(_read_provider))
+    provider = asyncio.run(_ask_provider(_read_provider()))
     flow = {
         "state": secrets.token_urlsafe(32), "nonce": secrets.token_urlsafe(32),
         "verifier": secrets.token_urlsafe(48), "redirect_uri": redirect_uri, "at": at,
@@ -156,7 +156,7 @@ def finish_flow(flow: Mapping[str, Any], answer: Mapping[str, str], at: float) -
         raise ProviderFailed(f"the provider answered {answer.get('error', 'without a code')[:100]}")
     if answer.get("iss", settings.AFTERTOUCH_OIDC_ISSUER) != settings.AFTERTOUCH_OIDC_ISSUER:  # RFC 9207
         raise ProviderFailed("iss: the answer comes from another provider")
-    return asyncio.run(_with_transport(lambda transport: _exchange_code(transport, flow, answer["code"])))
+    return asyncio.run(_ask_provider(_exchange_code(flow, answer["code"])))
 
 
 def is_flow_answer(flow: Mapping[str, Any], answer: Mapping[str, str]) -> bool:
@@ -164,19 +164,19 @@ def is_flow_answer(flow: Mapping[str, Any], answer: Mapping[str, str]) -> bool:
     return secrets.compare_digest(answer.get("state", "").encode(), str(flow["state"]).encode())
 
 
-async def _with_transport(act: Any) -> dict[str, Any]:
+async def _ask_provider(answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
     try:
-        return dict(await act(shared_transport()))
+        return await answer
     except (DestinationRefused, NotSent, NoAnswer) as error:
         raise ProviderFailed(f"no answer: {error}") from error
     finally:
         await close_shared_transport()
 
 
-async def _read_provider(transport: Transport) -> dict[str, Any]:
+async def _read_provider() -> dict[str, Any]:
     """Read the provider's document (OpenID Connect Discovery 1.0) and check its addresses."""
     issuer = settings.AFTERTOUCH_OIDC_ISSUER
-    found = await _fetch_json(transport, "GET", issuer.rstrip("/") + "/.well-known/openid-configuration")
+    found = await _fetch_json("GET", issuer.rstrip("/") + "/.well-known/openid-configuration")
     if found.get("issuer") != issuer:
         raise ProviderFailed("issuer: the document names another one than AFTERTOUCH_OIDC_ISSUER")
     for name in ENDPOINTS:
@@ -184,8 +184,8 @@ async def _read_provider(transport: Transport) -> dict[str, Any]:
     return found
 
 
-async def _exchange_code(transport: Transport, flow: Mapping[str, Any], code: str) -> dict[str, Any]:
-    provider = await _read_provider(transport)
+async def _exchange_code(flow: Mapping[str, Any], code: str) -> dict[str, Any]:
+    provider = await _read_provider()
     fields = {
         "grant_type": "authorization_code", "code": code, "redirect_uri": flow["redirect_uri"],
         "code_verifier": flow["verifier"],
@@ -198,12 +198,12 @@ async def _exchange_code(transport: Transport, flow: Mapping[str, Any], code: st
         headers["Authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
     else:
         fields |= {"client_id": client, "client_secret": secret}
-    tokens = await _fetch_json(transport, "POST", provider["token_endpoint"], urlencode(fields).encode(), headers)
-    keys = await _fetch_json(transport, "GET", provider["jwks_uri"])
+    tokens = await _fetch_json("POST", provider["token_endpoint"], urlencode(fields).encode(), headers)
+    keys = await _fetch_json("GET", provider["jwks_uri"])
     claims = _check_token(tokens, keys, flow["nonce"])
     if userinfo := provider.get("userinfo_endpoint"):
         bearer = {"Authorization": f"Bearer {tokens.get('access_token', '')}", "Accept": "application/json"}
-        more = await _fetch_json(transport, "GET", userinfo, headers=bearer)
+        more = await _fetch_json("GET", userinfo, headers=bearer)
         if more.get("sub") != claims["sub"]:
             raise ProviderFailed("sub: the user information is about another user")
         if "email" in claims or "email_verified" in claims:  # address and flag come from one document
@@ -232,9 +232,11 @@ def _check_token(tokens: Mapping[str, Any], keys: Mapping[str, Any], nonce: str)
 
 
 async def _fetch_json(
-    transport: Transport, method: str, url: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    method: str, url: str, body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    answer = await transport.request(method, url, body, headers or {}, timeout=TIMEOUT, repeatable=method == "GET")
+    answer = await shared_transport().request(
+        method, url, body, headers or {}, timeout=TIMEOUT, repeatable=method == "GET"
+    )
     place = url.partition("?")[0]
     if answer.status != 200 or not answer.complete:
         raise ProviderFailed(f"{place} answered {answer.status}")
