@@ -109,7 +109,7 @@ class Timeouts:
     rollout: float = 20.0  #: each statement that counts the results of a roll-out
     bulk_selection: float = 5.0  #: finding the rows of a bulk action
     bulk_batch: float = 20.0  #: each statement of a batch; beyond it the try has failed
-    bulk_cancel: float = 3.0  #: a cancellation's wait for the current batch
+    bulk_cancel: float = 3.0  #: a user's wait for the current batch of a bulk action or import
     metrics_statement: float = 2.0  #: one statement for metrics
     #: all statements for metrics together: Prometheus waits for 10 s, and the broker and Redis have their own limits
     metrics: float = 4.0

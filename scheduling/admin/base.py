@@ -173,9 +173,9 @@ def row_action(
 
 
 def table_page(route: str, *permissions: str) -> Callable[[Decorated], Decorated]:
-    """Make a page of the whole table out of a method, at this address below the list.
+    """Make a page of the whole table out of a function, at this address below the list.
 
-    The name of the method is that of the address. The user needs each of the permissions, as in `row_action`.
+    The name of the attribute is that of the address. The user needs each of the permissions, as in `row_action`.
     """
 
     def decorate(method: Any) -> Any:

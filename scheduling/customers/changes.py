@@ -48,8 +48,9 @@ class CustomersRefused(InvalidInput):
     """Customers of a batch are refused, each by one error. The errors name fields like `customers.3.attributes`."""
 
     def __init__(self, by_position: Mapping[int, FieldError]) -> None:
-        named = ((join_path(f"customers.{place}", each.field), each.message) for place, each in by_position.items())
-        super().__init__(*(FieldError(*each) for each in named))
+        super().__init__(
+            *(FieldError(join_path(f"customers.{at}", each.field), each.message) for at, each in by_position.items())
+        )
         self.by_position = by_position
 
 

@@ -200,7 +200,8 @@ def stop_import(import_id: UUID, *, actor: str) -> None:
     """Discard an import that has not started, or stop it before its next batch. Changes made before stay.
 
     Raises:
-        NotFound, Conflict: there is no such import, it has ended, or its current batch takes too long.
+        NotFound, Conflict: there is no such import, it has ended, or its current batch takes longer than
+            `TIMEOUTS.bulk_cancel`.
     """
     with _lock_in_state(import_id, *WITH_FILE) as row:
         row.state = State.STOPPED if row.state == State.RUNNING else State.DISCARDED

@@ -41,7 +41,7 @@ from scheduling.delivery.settling import (
     decision_for,
     keep_outcome_unknown,
     log_failed,
-    measure_ends,
+    measure_settlements,
 )
 from scheduling.dispatch import publish_touches
 from scheduling.ledger.failures import record_failed_touches
@@ -130,7 +130,7 @@ def _deliver_batch(task_ids: Sequence[UUID], waits: LaneWaits) -> None:
     _log_unsent(decisions, config)
     if locked and deferred:
         report_deferrals(locked, deferred)
-    measure_ends({end: len(alike) for end, alike in decisions.items()})  # after the commit
+    measure_settlements({end: len(alike) for end, alike in decisions.items()})  # after the commit
     publish_touches(rest, config.nodes)  # at once, without waiting for its lease; the lease covers a lost message
     if len(judged) + len(rest) + len(deferred) < len(task_ids):
         # Premature wake-ups, which a node with a fast clock caused.

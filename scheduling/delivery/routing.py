@@ -121,9 +121,10 @@ def find_route(
     communities: Mapping[str, Mapping[str, Any]],
     disabled: Container[Target],
 ) -> FoundRoute:
-    """Return the route of a touch before its message exists, or an error of `target_for` and of the channel.
+    """Return the route of a touch before its message exists, or why there is none.
 
-    The error is a new one: the traceback of a raised one would keep the batch in memory.
+    A defect of the channel becomes `channel_error`. Errors are new ones: the traceback of a raised one would keep the
+    batch in memory.
     """
     try:
         channel = channel_of(spec)
@@ -138,6 +139,8 @@ def find_route(
         return NoTarget(error.reason, str(error))
     except Unreadable as error:
         return Unreadable(str(error))
+    except sql.UNAVAILABLE_ERRORS:  # `disabled` may be a `TargetLookup`
+        raise
     except Exception as error:  # a defect of the channel
         return NoTarget("channel_error", f"{type(error).__name__}: {error}"[:500])
 

@@ -71,7 +71,7 @@ def _settle_results(results: Sequence[DeliveryResult]) -> None:
     measure_deferrals(
         Counter((delivery.spec.kind, result.reason) for delivery, result in valid if isinstance(result, Deferred))
     )
-    measure_ends(Counter(ends[delivery.claim] for delivery, _ in valid))
+    measure_settlements(Counter(ends[delivery.claim] for delivery, _ in valid))
     _log_ends([delivery for delivery, _ in valid], ends)
     if len(valid) < len(results):
         log.warning("stale_results_dropped", count=len(results) - len(valid))
@@ -219,7 +219,7 @@ def measure_deferrals(deferrals: Mapping[tuple[str, str], int]) -> None:
 
 
 @metrics.never_raises
-def measure_ends(settlements: Mapping[Settlement, int]) -> None:
+def measure_settlements(settlements: Mapping[Settlement, int]) -> None:
     """Count the verdicts and the ended touches, given the number of touches with each settlement."""
     for each, count in settlements.items():
         if verdict := each.verdict:

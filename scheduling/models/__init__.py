@@ -42,7 +42,6 @@ from scheduling.models.operations import (
 )
 from scheduling.models.people import IdentityLink, Invitation, Role, SignIn, TotpDevice
 from scheduling.models.touch import (
-    LEASED,
     WAITING,
     EndMark,
     FailedTask,
@@ -63,7 +62,7 @@ from scheduling.models.webhooks import (
 )
 
 __all__ = [
-    "INCLUDED", "LEASED", "WAITING", "Alert", "AlertReceiver", "ApiKey", "AtDay", "Attempt", "AttemptOutcome",
+    "INCLUDED", "WAITING", "Alert", "AlertReceiver", "ApiKey", "AtDay", "Attempt", "AttemptOutcome",
     "AuditEntry", "AutomaticRollout", "BulkAction", "Calendar", "CapSwitch", "Category", "ChannelConfig", "Community",
     "Complaint", "ConfigDraft", "Configuration", "Customer", "CustomerChange", "CustomerErasure", "CustomerImport",
     "CustomerImportPart", "CustomerProfile", "DelayRule", "DeliveryReceipt", "DisabledTarget", "DismissedChecklist",

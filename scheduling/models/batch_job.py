@@ -61,8 +61,8 @@ Job = TypeVar("Job", bound=BatchJob)
 def run_in_turn(jobs: models.QuerySet[Job], run_next: Callable[[UUID], bool]) -> None:
     """Run batches of jobs in turn for `PASS_SECONDS`. `run_next` returns whether another one follows.
 
-    A job that fails stops no other. After a slow batch the rest has its turn in the next pass, so the order of the jobs
-    puts those first that waited longest, and a job that fails again behind them.
+    A job that fails stops no other. After a slow batch the rest has its turn in the next pass. The order of `jobs`
+    therefore puts those first that waited longest, and failing ones behind them.
     """
     ends_at = time.monotonic() + PASS_SECONDS
     waiting = deque(jobs.values_list("pk", flat=True))
@@ -115,7 +115,6 @@ def count_try(due: models.QuerySet[Job], abandon: Callable[[Job], None]) -> bool
         row.tries += 1
         row.retry_at = at + RETRY_AFTER * row.tries
     else:
-        row.ended_at = now()
         abandon(row)
         log.error("batches_abandoned", job=row._meta.label_lower, id=str(row.pk), place=row.place)
     row.save()

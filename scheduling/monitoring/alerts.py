@@ -292,17 +292,17 @@ def find_receiver_route(receiver: AlertReceiver) -> routing.Route:
     row, place, addresses = receiver.channel, receiver.community, {}
     try:
         spec = snapshot.channel_spec(row)
-        with suppress(Exception):  # `find_route` tells what is wrong with the channel
-            addresses[routing.channel_of(spec).address_key] = receiver.address
-        chat_id, communities = (place.chat_id, {place.chat_id: place.targets}) if place else ("", {})
-        who = CustomerSpec(0, "", addresses=addresses)
-        route = routing.find_route(spec, who, chat_id, communities, routing.TargetLookup())
-        if isinstance(route, routing.Route) and not route.target and not spec.config.get("url"):
-            route = routing.NoTarget("no_target", f"no {spec.kind} target")
     except Exception as error:  # a defect of the channel's row
         raise routing.NoTarget("channel_error", f"{type(error).__name__}: {error}"[:500]) from error
+    with suppress(Exception):  # `find_route` tells what is wrong with the channel
+        addresses[routing.channel_of(spec).address_key] = receiver.address
+    chat_id, communities = (place.chat_id, {place.chat_id: place.targets}) if place else ("", {})
+    who = CustomerSpec(0, "", addresses=addresses)
+    route = routing.find_route(spec, who, chat_id, communities, routing.TargetLookup())
     if not isinstance(route, routing.Route):
         raise route
+    if not route.target and not spec.config.get("url"):
+        raise routing.NoTarget("no_target", f"no {spec.kind} target")
     return route
 
 
@@ -313,24 +313,24 @@ def send_alert_message(receiver: AlertReceiver, subject: str, body: str, now: da
     target and a defect of the channel become `Permanent`.
     """
     try:
-        channel, target, _receiver, slot = find_receiver_route(receiver)
+        route = find_receiver_route(receiver)
     except routing.NoTarget as error:
         return Permanent(error.reason, str(error))
     except Unreadable as error:
         return Permanent("secrets_unreadable", str(error))
     gate = QuotaGate.connect(settings.REDIS_URL)
-    grant = gate.acquire(channel.quotas, {slot: 1})[slot]
+    grant = gate.acquire(route.channel.quotas, {route.vendor_key: 1})[route.vendor_key]
     # Without Redis no quota is known. One message a pass is within any quota.
     if not grant.granted and grant.next_in != UNAVAILABLE_DELAY:
         return Transient("quota", retry_after=grant.next_in)
     message = Message(
         task_id=new_id(), delivery_key=key, user_id="", chat_id="", node="alerts", content_type="alert",
-        category="service", subject=subject, body=body, locale=settings.LANGUAGE_CODE, target=target,
+        category="service", subject=subject, body=body, locale=settings.LANGUAGE_CODE, target=route.target,
         event={"source": "aftertouch", "id": str(key), "type": "aftertouch.alert", "time": now.isoformat()},
     )  # fmt: skip
-    outcome = send_once(channel, message)
-    if channel.quotas and isinstance(outcome, Transient) and outcome.retry_after:
-        gate.throttle(slot, outcome.retry_after)
+    outcome = send_once(route.channel, message)
+    if route.channel.quotas and isinstance(outcome, Transient) and outcome.retry_after:
+        gate.throttle(route.vendor_key, outcome.retry_after)
     return outcome
 
 

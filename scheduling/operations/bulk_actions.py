@@ -243,6 +243,7 @@ MOST_RUNNING = 20
 START_LOCK_ID = 4_163_072  #: advisory lock for starting an action
 
 State = BulkAction.State
+UNTOUCHED = Q(done=0, skipped=0, failed=0)  #: no batch has ended
 
 
 # --- user ---------------------------------------------------------------------------------------------------------
@@ -354,8 +355,7 @@ def undo_start(action_id: str, actor: Actor) -> None:
     Raises:
         Conflict: it has started or ended.
     """
-    untouched = BulkAction.objects.filter(pk=action_id, done=0, skipped=0, failed=0)
-    if not _stop_running(untouched, actor):
+    if not _stop_running(BulkAction.objects.filter(UNTOUCHED, pk=action_id), actor):
         raise Conflict(_("the bulk action has started already; stop it on its page"))
 
 
@@ -383,8 +383,7 @@ def continue_bulk_actions() -> None:
 
     # One that has begun may be due again some milliseconds after this pass has looked. Without it every second pass
     # would be lost. One that has not begun can still be undone.
-    has_begun = Q(done__gt=0) | Q(skipped__gt=0) | Q(failed__gt=0)
-    due = Q(next_at__lte=Now()) | has_begun & Q(next_at__lt=Now() + PASS_INTERVAL)
+    due = Q(next_at__lte=Now()) | ~UNTOUCHED & Q(next_at__lt=Now() + PASS_INTERVAL)
     run_in_turn(BulkAction.objects.filter(due, state=State.RUNNING).order_by("tries", "next_at"), run_next)
 
 
@@ -403,7 +402,7 @@ def run_batch(action_id: UUID, until: datetime) -> bool:
 
 
 def _abandon(row: BulkAction) -> None:
-    row.state = State.FAILED
+    row.state, row.ended_at = State.FAILED, now()
     row.note = f"{row.note}\nthe same batch could not be finished {MAX_TRIES} times".strip()
 
 

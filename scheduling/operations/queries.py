@@ -158,20 +158,21 @@ class ComplaintRate:
         return 100 * self.complaints / self.delivered
 
 
-def complaint_rates(since: datetime) -> list[list[ComplaintRate]]:
+def complaint_rates(since: datetime) -> dict[str, list[ComplaintRate]]:
     """Return the rates of touches delivered since then, including later complaints.
 
-    They are those by node, by template and by community, at most `MOST_RATES` each, by highest rate, then by most
+    They are those by "node", by "template" and by "community", at most `MOST_RATES` each, by highest rate, then by most
     deliveries.
     """
     given = {"since": since, "most": MOST_RATES}
-    return [
-        [ComplaintRate(*row) for row in rows(_RATES.format(names=names, condition=condition), given)]
-        for names, condition in (
-            ("n.key, NULL::int", "true"), ("m.key, t.template_version", "m.id IS NOT NULL"),
-            ("t.chat_id, NULL::int", "t.chat_id <> ''"),
+    return {
+        noun: [ComplaintRate(*row) for row in rows(_RATES.format(names=names, condition=condition), given)]
+        for noun, names, condition in (
+            ("node", "n.key, NULL::int", "true"),
+            ("template", "m.key, t.template_version", "m.id IS NOT NULL"),
+            ("community", "t.chat_id, NULL::int", "t.chat_id <> ''"),
         )
-    ]  # fmt: skip
+    }
 
 
 _RATES = """

@@ -48,7 +48,7 @@ class RuleImpact:
     rule: str
     verb: str
     waiting: int
-    counted: str  #: "touches" that it covers; of the hold-out "customers" with such touches inside the share
+    counted: str  #: what `waiting` counts: "touches"; for the hold-out "customers" inside its share
 
 
 class FailingCount(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -78,10 +78,7 @@ def advance_activity(activity: Activity, event: EventSpec, activity_types: Mappi
     return active_at, talking_at
 
 
-UNSTORED: Final = UUID(int=0)
-
-
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class PlannedTouch:
     """A touch that an event plans, before it is stored."""
 
@@ -90,7 +87,7 @@ class PlannedTouch:
     customer_id: int
     due_at: datetime
     expires_at: datetime
-    task_id: UUID = UNSTORED  #: given by the attempt to store it
+    task_id: UUID = field(init=False, repr=False)  #: given by the attempt to store it
     cancelled_as: str = ""  #: the reason if another event cancels it before it is stored
 
 

@@ -143,7 +143,6 @@ class Action:
     do: Role
     rows: Args
     data: Data = field(default_factory=dict)
-    query: str = ""
     writes: bool = True  #: False: it leads to a page that does it
 
 
@@ -669,7 +668,7 @@ OPEN = {
     "login", "login_code", "login_enrolment", "login_provider", "login_provider_answer", "logout", "jsi18n",
 }  # fmt: skip
 
-CONFIRMED = {"confirmed": "1", **PACE}
+CONFIRMED = {"confirmed": "1", **REASON}
 
 
 def unknown_task(user: User) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Pages of failed tasks: list, groups by cause, details with actions and notes, the edit of a payload."""
+"""Pages of failed tasks: list, groups by cause, details with actions and comments, and the edit of a payload."""
 
 from __future__ import annotations
 

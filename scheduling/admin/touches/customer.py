@@ -93,11 +93,12 @@ class ComplaintAdmin(BigTable, ReadOnlyAdmin):
             request,
             lambda: count_within(lambda: queries.complaint_rates(since), settings.TIMEOUTS.complaint_rates),
         )
-        titles = [
-            (gettext("By node"), gettext("node")), (gettext("By template version"), gettext("template")),
-            (gettext("By community"), gettext("community")),
-        ]  # fmt: skip
-        tables = None if found is None else [(*title, rates) for title, rates in zip(titles, found, strict=True)]
+        titles = {
+            "node": (gettext("By node"), gettext("node")),
+            "template": (gettext("By template version"), gettext("template")),
+            "community": (gettext("By community"), gettext("community")),
+        }
+        tables = None if found is None else [(*titles[noun], rates) for noun, rates in found.items()]
         return self.page(
             request,
             "ops/complaint_rates.html",
@@ -251,7 +252,7 @@ def _is_quoted(text: str) -> bool:
     return len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
 
 
-#: Fields that the API has too.
+#: Fields that the API has too, without the opt-out, which `read_opt_out` reads.
 CHECKED = ("name", "level", "locale", "timezone", "addresses", "attributes", "tags")
 
 

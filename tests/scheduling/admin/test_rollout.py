@@ -11,7 +11,7 @@ from scheduling.admin.matrix.node import NodeAdmin, NodeForm
 from scheduling.experiments import rollouts
 from scheduling.models import AutomaticRollout, Node
 from scheduling.operations.failed_tasks import Actor
-from tests.scheduling.admin.conftest import FillForm, Url
+from tests.scheduling.admin.conftest import FillForm, Url, interrupt
 from tests.support.matrix import MatrixBuilder
 from tests.support.second_connection import act_on_second_connection
 from tests.support.tables import each_row
@@ -133,14 +133,7 @@ def test_node_save_does_not_undo_withdrawal(
     """The view reads the row, the roll-out withdraws, the form locks and writes the row."""
     url = admin_url("node_change", rollout.pk)
     data = fill_form(url, delay="3h", change_reason="later")
-    validate = NodeForm.full_clean
-
-    def full_clean(form: NodeForm) -> None:
-        if form.is_bound:
-            withdraw_in_parallel()
-        validate(form)
-
-    monkeypatch.setattr(NodeForm, "full_clean", full_clean)
+    interrupt(monkeypatch, NodeForm, withdraw_in_parallel)
     assert editor.post(url, data).status_code == 302
     stored = Node.objects.get()
     assert (str(stored.delay), stored.canary_percent, stored.canary_communities) == ("3:00:00", 0, [])

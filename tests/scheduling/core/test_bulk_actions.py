@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -195,9 +194,13 @@ def test_slow_action_takes_no_rows_from_another(
     rows = fail(13)
     archive = FAILED_TASK_ACTIONS["archive"].function
 
+    real, late = sql.now, [timedelta(0)]
+
     def archive_slowly(key: UUID, actor: Actor) -> None:
         archive(key, actor)
-        time.sleep(1)
+        late[0] = timedelta(seconds=1)
+
+    monkeypatch.setattr(sql, "now", lambda: real() + late[0])
 
     slow = replace(FAILED_TASK_ACTIONS["archive"], function=archive_slowly)
     monkeypatch.setitem(FAILED_TASK_ACTIONS, "archive", slow)

@@ -59,7 +59,7 @@ def test_guard_expires_after_the_last_instant() -> None:
 
 
 @each_row("scope", ["all", "channel:log", "node:guide"])
-def test_guard_pause_parks_under_the_widest_scope(scope: str) -> None:
+def test_guard_pause_holds_under_the_widest_scope(scope: str) -> None:
     verdict = judge_touch(candidate(), around(paused=frozenset({scope, "node:guide"})), NOON)
     assert (verdict.decision, verdict.rule, verdict.observed) == (HOLD, "paused", scope)
     assert verdict.next_eligible_at is None

@@ -270,7 +270,7 @@ def test_wakeup_is_published_by_a_background_thread(matrix: MatrixBuilder, monke
         both.wait(0.01)
     record_and_publish([new()])
 
-    assert both.wait(WAIT_LIMIT), "the bell went dumb after a failure"
+    assert both.wait(WAIT_LIMIT), "the thread stopped after a failure"
     assert set(published_by) == {"wakeups"}
 
 
