@@ -43,7 +43,7 @@ def test_quorum_queues_deliver_due_touches_before_waiting_ones(state_folder: Cal
             ((home,),) = target.sql("SELECT 'n.' || replace(name, '.', ':') || '.normal' FROM rpa_tasks_executionnode")
             assert "native delayed delivery" not in stack.log("core") + stack.log("beat") + stack.log("web")
         for queue in (*CORE_QUEUES, *RPA_QUEUES, home, "s.pdd.own"):
-            assert _is_quorum(broker.url, str(queue)), queue
+            assert _is_quorum(broker.url, queue), queue
         assert _message_count_after(broker.url, "task.pdd.own", "s.pdd.own") > 0
 
 

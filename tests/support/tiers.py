@@ -81,12 +81,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def choose_tier(item: pytest.Item) -> str | None:
-    """Return the marker of the test's tier; None for `make test`."""
+    """Return the tier to mark; None for `make test`, and where a marker of the test names its tier."""
     if item.get_closest_marker("campaign"):
         return "campaign"
     path = item.nodeid.split("::", 1)[0]
     if path.startswith(FAULTS):
         return "faults"
-    if path.startswith(PROCESSES) or item.get_closest_marker("processes"):
+    if path.startswith(PROCESSES):
         return "processes"
     return None

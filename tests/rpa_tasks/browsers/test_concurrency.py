@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from pytest_django import Settings
 
 from rpa_tasks.browsers import upkeep
@@ -17,7 +16,6 @@ from rpa_tasks.browsers.pool import AcquiredBrowser
 from tests.rpa_tasks.browsers.browser_processes import AcquiringProcess, list_pool_processes
 from tests.support.waiting import WAIT_LIMIT
 
-pytestmark = pytest.mark.browser
 Acquire = Callable[..., AcquiredBrowser]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
@@ -17,7 +16,6 @@ from tests.rpa_tasks.browsers.browser_elsewhere import Elsewhere
 from tests.rpa_tasks.browsers.conftest import Site
 from tests.rpa_tasks.browsers.test_launch_settings import evaluate
 
-pytestmark = pytest.mark.browser
 Acquire = Callable[..., AcquiredBrowser]
 OWN = ("http://127.0.0.1:{port}", "http://localhost:{port}")
 FOREIGN = ("http://127.0.0.1:1", "http://shop.example", "https://127.0.0.1:{port}", "null")

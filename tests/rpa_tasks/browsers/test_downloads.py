@@ -24,7 +24,7 @@ from tests.rpa_tasks.core.test_runner import script
 from tests.rpa_tasks.isolation.conftest import kind as kind  # a fixture
 from tests.support.thread_servers import serving_in_thread
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 CONTENT = "订单,金额\n1001,59.90\n"
 
 PLAYWRIGHT = """

@@ -91,7 +91,6 @@ def test_profile_link_in_own_root_is_ignored(start_flow: StartFlow, tmp_path: Pa
             flow.kill()
 
 
-@pytest.mark.browser
 def test_slot_marker_of_other_flow_does_not_block_release(acquire: Acquire, start_flow: StartFlow) -> None:
     borrowed = acquire("s1")
     flow = start_flow("s2", **{MARKER: registry.slot_marker(borrowed.slot)})

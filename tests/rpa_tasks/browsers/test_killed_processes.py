@@ -32,7 +32,6 @@ from tests.rpa_tasks.browsers.browser_processes import (
 )
 from tests.support.thread_servers import serving_in_thread
 
-pytestmark = [pytest.mark.browser, pytest.mark.processes]
 Acquire = Callable[..., AcquiredBrowser]
 Begin = Callable[..., AcquiringProcess]
 

@@ -23,7 +23,6 @@ from tests.rpa_tasks.browsers.browser_processes import eventually, find_record, 
 from tests.rpa_tasks.browsers.proxies import PASSWORD, SOURCE, USER, ProxyProcess
 from tests.support.waiting import WAIT_LIMIT
 
-pytestmark = pytest.mark.browser
 Acquire = Callable[..., AcquiredBrowser]
 
 

@@ -17,7 +17,6 @@ from rpa_tasks.maintainer import main
 from tests.rpa_tasks.browsers.browser_processes import AcquiringProcess, eventually, is_gone, kill, read_slot_states
 from tests.rpa_tasks.supervisor.task_commands import TaskCommands, start_runner, supervisor_of
 
-pytestmark = [pytest.mark.browser, pytest.mark.processes]
 Acquire = Callable[..., AcquiredBrowser]
 
 

@@ -19,7 +19,6 @@ from tests.rpa_tasks.browsers.browser_processes import AcquiringProcess, find_re
 from tests.rpa_tasks.browsers.conftest import Site
 from tests.support.waiting import WAIT_LIMIT
 
-pytestmark = pytest.mark.browser
 Acquire = Callable[..., AcquiredBrowser]
 
 

@@ -17,7 +17,6 @@ from rpa_tasks.browsers.registry import Record
 from tests.rpa_tasks.browsers.browser_processes import cookies, kill, read_slot_states, suspend_browser, visit
 from tests.rpa_tasks.browsers.conftest import Site
 
-pytestmark = pytest.mark.browser
 Acquire = Callable[..., AcquiredBrowser]
 
 

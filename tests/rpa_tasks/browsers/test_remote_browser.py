@@ -21,7 +21,6 @@ from tests.rpa_tasks.browsers.browser_processes import find_record, is_gone, kil
 from tests.rpa_tasks.browsers.conftest import Site
 from tests.support.waiting import WAIT_LIMIT
 
-pytestmark = pytest.mark.browser
 Acquire = Callable[..., AcquiredBrowser]
 
 

@@ -26,7 +26,7 @@ from tests.rpa_tasks.browsers.browser_processes import eventually, read_slot_sta
 from tests.rpa_tasks.core.conftest import Market
 from tests.rpa_tasks.core.test_runner import script
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 EVERY = ("high", "normal", "low")
 
 

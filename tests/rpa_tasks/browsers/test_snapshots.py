@@ -13,7 +13,6 @@ from tests.rpa_tasks.browsers.conftest import Site
 from tests.support.waiting import WAIT_LIMIT
 
 LIMIT = 1_000_000
-pytestmark = pytest.mark.browser
 Acquire = Callable[..., AcquiredBrowser]
 
 

@@ -26,7 +26,7 @@ from tests.rpa_tasks.browsers.operator_page import OperatorPage, Platform, creat
 from tests.rpa_tasks.browsers.taking_over import Open, RunWithBrowser, control, start, wait_for_end
 from tests.rpa_tasks.core.conftest import Market
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def read_messages(spy: redis.client.PubSub) -> Iterator[bytes]:

@@ -38,7 +38,7 @@ from tests.rpa_tasks.core.conftest import Market
 from tests.scheduling.api.serving import address_of, listening, web_on
 from tests.support.stack import read_seed
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 Report = Callable[[str], None]
 
 

@@ -24,7 +24,7 @@ from tests.rpa_tasks.browsers.operator_page import REPORT, OperatorPage, Platfor
 from tests.rpa_tasks.browsers.taking_over import Open, RunWithBrowser, control, start, wait_for_end
 from tests.support.tables import each_row
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 BIG = os.urandom(100_000)  #: three parts
 
 

@@ -168,7 +168,6 @@ def test_acquire_with_unwritable_record_is_refused(acquire: Acquire, monkeypatch
     assert not acquire("s1").warm
 
 
-@pytest.mark.browser
 def test_disk_full_at_release_replaces_one_browser(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(record: registry.Record) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -183,7 +182,6 @@ def test_disk_full_at_release_replaces_one_browser(acquire: Acquire, monkeypatch
     assert second.slot == first.slot
 
 
-@pytest.mark.browser
 def test_profile_opened_by_a_person_is_refused(acquire: Acquire) -> None:
     """A person logs in by hand. The pool must not end that browser."""
     profile = registry.profile_dir("s1")

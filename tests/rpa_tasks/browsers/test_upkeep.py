@@ -26,7 +26,6 @@ from tests.rpa_tasks.browsers.browser_processes import (
     read_slot_states,
 )
 
-pytestmark = pytest.mark.browser
 Acquire = Callable[..., AcquiredBrowser]
 
 

@@ -11,8 +11,6 @@ import pytest
 
 from tests.rpa_tasks.browsers.browser_processes import AcquiringProcess, eventually, is_gone
 
-pytestmark = pytest.mark.browser
-
 
 def list_zombies(*parents: int) -> list[tuple[int, str]]:
     found = [each for each in psutil.process_iter(["ppid", "status", "name"]) if each.info["ppid"] in parents]

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import psutil
-import pytest
 import redis
 
 from config.local.processes import is_alive, send_signal
@@ -81,7 +80,6 @@ def test_partitioned_node_writes_nothing_late(rpa_cluster: RpaCluster, report_li
     assert GUARDED - RENEWED - 3 <= ended_after < taken_after
 
 
-@pytest.mark.browser
 def test_late_demo_flow_write_is_refused(rpa_cluster: RpaCluster, report_line: Callable[[str], None]) -> None:
     """`demo_sync_order` in real Chromium: its node is cut off as it reads, and neither it nor its guard moves until
     another node has read and stored the orders."""

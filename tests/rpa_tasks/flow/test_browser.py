@@ -9,14 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from rpa_tasks.flow_sdk.flow import open_browser
 from rpa_tasks.outcomes import CommandResult, ExitCause
 from rpa_tasks.supervisor.client import Progress, RunSpec, SupervisedCommand
 from tests.rpa_tasks.flow.conftest import Flows, Site
-
-pytestmark = pytest.mark.browser
 
 OPEN = 'flow.page.goto(flow.text("site"))\n'
 LOG_IN = OPEN + (

@@ -10,8 +10,6 @@ import pytest
 
 from tests.rpa_tasks.flow.conftest import Flows, Site
 
-pytestmark = pytest.mark.browser
-
 ONCE = {f"s1-m{number}": 1 for number in range(1, 6)}
 
 

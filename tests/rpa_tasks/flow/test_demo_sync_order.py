@@ -11,7 +11,7 @@ import pytest
 from rpa_tasks.models import DemoOrder, DemoWatermark
 from tests.rpa_tasks.flow.conftest import Flows, Site
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 Stored = Callable[[], dict[str, Any]]
 

@@ -57,7 +57,6 @@ def _without_password(url: str) -> str:
     return f"postgresql://{parts.username}@{parts.hostname}:{parts.port}{parts.path}"
 
 
-@pytest.mark.browser
 def test_hostile_flow_reaches_only_files_of_its_shop(hostile_results: dict[str, Any]) -> None:
     assert hostile_results["uid"] != 0
     assert (hostile_results["environments"], hostile_results["files"]) == ([], [])

@@ -21,7 +21,7 @@ from tests.support.waiting import WAIT_LIMIT_MS
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 QUEUES = "ticks,long,touch.high,touch.normal,touch.low"
 WORKER = f"-m celery -A config worker -Q {QUEUES} -P threads -c 2 --without-gossip -l warning"
