@@ -15,13 +15,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from types import SimpleNamespace
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import aiohttp
 import structlog
 from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.connector import Connection
+from aiohttp.tracing import Trace
 from django.conf import settings
 from yarl import URL
 
@@ -208,6 +210,7 @@ class Transport:
         self._proxy_resolver = PublicResolver(self._proxies, lookup)
         self._ssl: ssl.SSLContext | bool = ssl_context or True
         self._sessions: dict[tuple[bool, bool], aiohttp.ClientSession] = {}
+        self._places: WeakValueDictionary[URL, asyncio.Semaphore] = WeakValueDictionary()
 
     async def request(
         self,
@@ -242,7 +245,12 @@ class Transport:
         try:
             async with asyncio.timeout(timeout.total_seconds()):
                 calls = [request] if through is None else await self._lead_through(through, request)
-                await self._send_request(flight, calls, repeatable=repeatable)
+                origin = request.url.origin()
+                places = self._places.setdefault(origin, asyncio.Semaphore(PER_HOST))
+                flight.queued = places.locked()
+                async with places:
+                    flight.queued = False
+                    await self._send_request(flight, calls, repeatable=repeatable)
         except (aiohttp.ClientError, OSError) as error:
             if flight.status is None:
                 raise flight.explain(error) from error
@@ -308,11 +316,10 @@ class Transport:
     def _session(self, *, reuse: bool, proxied: bool) -> aiohttp.ClientSession:
         if session := self._sessions.get((reuse, proxied)):
             return session
-        connector = aiohttp.TCPConnector(
+        connector = _Connector(
             resolver=self._proxy_resolver if proxied else self._resolver,
             ssl=self._ssl,
             limit=0,
-            limit_per_host=PER_HOST,
             **({"keepalive_timeout": IDLE_TIMEOUT} if reuse else {"force_close": True}),
         )
         session = aiohttp.ClientSession(
@@ -322,7 +329,6 @@ class Transport:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
             auto_decompress=False,
             trust_env=False,
-            trace_configs=[trace_flights()],
         )
         session._retry_connection = False  # it would send a GET or PUT without an answer once more
         self._sessions[reuse, proxied] = session
@@ -330,13 +336,13 @@ class Transport:
 
 
 async def _call(session: aiohttp.ClientSession, flight: Flight, request: _Request) -> None:
+    _flight.set(flight)
     response = await session.request(
         request.method,
         request.url,
         data=request.body or None,
         headers=request.headers,
         allow_redirects=False,
-        trace_request_ctx=flight,
         **request.proxying,
     )
     try:
@@ -421,29 +427,32 @@ def error_text(error: BaseException) -> str:
     return getattr(cause, "verify_message", None) or getattr(cause, "strerror", None) or type(cause).__name__
 
 
-def trace_flights() -> aiohttp.TraceConfig:
-    """Return a trace of requests whose `trace_request_ctx` is their flight."""
+_flight: ContextVar[Flight] = ContextVar("flight")
 
-    async def reused(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
-        context.trace_request_ctx.reused = True
 
-    async def queued(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
-        context.trace_request_ctx.queued = True
+class _Connector(aiohttp.TCPConnector):
+    """Tell a request in flight about its connection. The traces of aiohttp would cost a quarter of a request."""
 
-    async def dequeued(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
-        context.trace_request_ctx.queued = False
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._served: WeakSet[ResponseHandler] = WeakSet()
 
-    async def writing(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
+    async def connect(
+        self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
+    ) -> Connection:
+        flight = _flight.get()
+        connection = await super().connect(req, traces, timeout)
+        assert connection.protocol is not None
+        flight.reused = connection.protocol in self._served
+        self._served.add(connection.protocol)
         if act := before_first_byte.get():
-            await act()
-        context.trace_request_ctx.sent = True  # called before the first byte goes to the socket
-
-    trace = aiohttp.TraceConfig()
-    trace.on_connection_reuseconn.append(reused)
-    trace.on_connection_queued_start.append(queued)
-    trace.on_connection_queued_end.append(dequeued)
-    trace.on_request_headers_sent.append(writing)
-    return trace
+            try:
+                await act()
+            except BaseException:
+                connection.close()
+                raise
+        flight.sent = True  # the caller writes the first byte next
+        return connection
 
 
 # --- one message ------------------------------------------------------------------------------------------------------

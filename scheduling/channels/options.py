@@ -29,11 +29,11 @@ def write_instant(at: datetime, precision: str = "auto") -> str:
 
 def check_known_keys(settings: Mapping[str, Any], known: Iterable[str], path: str = "") -> None:
     """Check that all keys of the settings, or of the part at `path`, are known."""
-    names = sorted(known)
+    names = frozenset(known)
     for key in settings:
         if key not in names:
-            name = f"{path}.{key}" if path else key
-            raise InvalidSetting(name, _("is not known here; known are %(known)s", known=", ".join(names) or "none"))
+            name, listed = f"{path}.{key}" if path else key, ", ".join(sorted(names)) or "none"
+            raise InvalidSetting(name, _("is not known here; known are %(known)s", known=listed))
 
 
 def read_text(settings: Mapping[str, Any], key: str, default: str = "") -> str:

@@ -86,8 +86,10 @@ def build_payload(message: Message, now: datetime) -> bytes:
             "event": dict(message.event),
         },
     }
-    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"), default=options.write_instant)
-    return text.encode("utf-8", "replace")
+    return _write_json(document).encode("utf-8", "replace")
+
+
+_write_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=options.write_instant).encode
 
 
 def sign_request(message_id: UUID, body: bytes, now: datetime, secrets: tuple[str, ...]) -> dict[str, str]:
