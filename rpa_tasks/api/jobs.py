@@ -42,6 +42,7 @@ from scheduling.api.schemas import (
     ProblemOut,
     Request,
     Text,
+    Words,
     build_page,
     check_storable,
     limit_list_time,
@@ -122,8 +123,8 @@ class MatchingJobsIn(Request):
     reason: Text = ""
     priority: PriorityName | None = None
     status: Literal["due", "late", ""] = ""
-    q: Text = ""
-    payload: Text = ""
+    q: Words = ""
+    payload: Words = ""
 
 
 class GivenIn(Request):

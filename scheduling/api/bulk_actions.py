@@ -10,7 +10,7 @@ from django.http import HttpRequest
 from ninja import Field, Router, Schema
 
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, require_scope
-from scheduling.api.schemas import ActionIn, ProblemOut, Request, Text, limit_list_time
+from scheduling.api.schemas import ActionIn, ProblemOut, Request, Text, Words, limit_list_time
 from scheduling.errors import InvalidInput, NotFound
 from scheduling.models import BulkAction, Scope
 from scheduling.operations import bulk_actions, queries
@@ -30,7 +30,7 @@ class ChosenIn(Request):
     fingerprint: Text = ""
     origin: Literal["touch", "rpa_job", "message", ""] = ""
     channel: Text = ""
-    q: Text = ""
+    q: Words = ""
 
 
 class BulkIn(ActionIn):

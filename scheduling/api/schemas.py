@@ -42,6 +42,13 @@ def check_storable(text: str) -> str:
     return text
 
 
+def check_not_blank(text: str) -> str:
+    """Refuse spaces alone in a filter, which the search takes as no filter. Raises `ValueError`."""
+    if text and not text.strip():
+        raise ValueError("must not be spaces only; leave it out for any value")
+    return text
+
+
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 LATEST = timedelta(minutes=5)
 _RFC3339 = re.compile(r"\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(\.\d{1,18})?([Zz]|[+-]\d{2}:\d{2})\Z", re.ASCII)
@@ -69,6 +76,7 @@ def check_past(at: datetime) -> datetime:
 Instant = Annotated[datetime, BeforeValidator(parse_instant)]
 PastInstant = Annotated[Instant, AfterValidator(check_past)]
 Text = Annotated[str, Field(max_length=255), AfterValidator(check_storable)]
+Words = Annotated[Text, AfterValidator(check_not_blank)]
 Reason = Annotated[str, Field(max_length=500), AfterValidator(check_storable)]
 
 

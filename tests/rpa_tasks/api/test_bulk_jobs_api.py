@@ -61,6 +61,8 @@ def test_bulk_filters_select_jobs(api: Client) -> None:
         ({"filter": {"platform": "none"}}, "filter.platform"),
         ({"filter": {"shop": "none"}}, "filter.shop"),
         ({"filter": {"shop": "s1"}}, "filter.shop"),
+        ({"filter": {"q": " "}}, "filter.q"),
+        ({"filter": {"payload": "\u3000"}}, "filter.payload"),
         ({"action": "delete"}, "action"),
         ({"action": "priority"}, "given"),
         ({"action": "priority", "given": {"priority": "urgent"}}, "given.priority"),
