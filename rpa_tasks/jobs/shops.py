@@ -73,12 +73,14 @@ def unpin_matching_shops(*, by: str, platform: str = "", shop_ids: Sequence[str]
 
     Platform, its shop ids and preferred node narrow the selection together.
 
-    Raises: `InvalidInput` without platform and node; `NotFound` for an unknown shop id.
+    Raises: `InvalidInput` without platform and node; `NotFound` for an unknown platform or shop id.
     """
     if not (platform or node):
         raise InvalidInput.of("shop_ids" if shop_ids else "platform", _("name a platform or a node"))
     shops = Shop.objects.filter(retired_at=None)
     if platform:
+        if not Platform.objects.filter(key=platform).exists():
+            raise NotFound(_("There is no platform %(platform)s.", platform=platform))
         shops = shops.filter(platform__key=platform)
     if shop_ids:
         known = set(shops.filter(shop_id__in=shop_ids).values_list("shop_id", flat=True))
@@ -99,10 +101,10 @@ def unpin_shops(shop_pks: Sequence[int], *, by: str) -> UnpinCounts:
         Lane.objects.filter(shop__in=free).update(home="")
         if free:
             log.info("shops_released", count=len(free), by=by)
-            record_action(
-                "acted", (Shop._meta.label_lower, ",".join(map(str, free))), actor=by, reason="released from their node"
-            )
-            _wake_after_commit(Shop.objects.filter(pk__in=free))
+            released = Shop.objects.select_related("platform").filter(pk__in=free)
+            for shop in released:
+                record_action("acted", shop, label=str(shop), actor=by, reason="released from its node")
+            _wake_after_commit(released)
     return UnpinCounts(len(free), len(locked) - len(free))
 
 
@@ -128,6 +130,7 @@ def move_shop(shop: Shop, node: str, *, queue: str, by: str) -> None:
         if lane.home == node:
             return
         log.info("shop_moved", id=shop.pk, old=lane.home, node=node, by=by)
+        record_action("acted", shop, label=str(shop), actor=by, reason=f"moved to node {node}")
         Lane.objects.filter(pk=lane.pk).update(home=node)
         _wake_after_commit(Shop.objects.filter(pk=shop.pk))
 

@@ -18,6 +18,7 @@ from django_celery_beat.models import IntervalSchedule, PeriodicTask
 from pytest_django import DjangoAssertNumQueries
 
 from rpa_tasks.admin.shop import ShopForm
+from rpa_tasks.jobs.shops import unpin_matching_shops
 from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Platform, Shop
 from rpa_tasks.takeover.leases import start_take_over
 from scheduling.models import AuditEntry
@@ -114,6 +115,15 @@ def test_release_selected_confirms_and_releases_chosen_shops(operator: Client, m
     answer = operator.post(url("shop_changelist"), {**chosen, "confirmed": "1"})
     assert "1 shops are free to move" in messages_of(answer)
     assert {lane.shop_id: lane.home for lane in Lane.objects.all()} == {market.s1.pk: "", market.s2.pk: "n1"}
+
+
+def test_each_released_shop_has_an_audit_entry(market: Market) -> None:
+    """One entry for all named the first few shops, and the last of them by half of its number."""
+    found = [market.s1, market.s2, *(market.shop(f"t{number}") for number in range(50))]
+    Lane.objects.update(home="n1")
+    assert unpin_matching_shops(by="api: ops", node="n1").released == len(found)
+    entries = AuditEntry.objects.filter(kind="rpa_tasks.shop", actor="api: ops", reason="released from its node")
+    assert set(entries.values_list("object_id", "label")) == {(str(shop.pk), str(shop)) for shop in found}
 
 
 def test_pause_changes_only_by_buttons(editor: Client, market: Market) -> None:

@@ -155,6 +155,7 @@ def test_rebalance_waits_for_a_locked_lane_as_briefly_as_other_actions(api: Clie
         ({}, 422),
         ({"shop_ids": ["s1"]}, 422),
         ({"platform": "pdd", "shop_ids": ["s1", "s9"]}, 404),
+        ({"platform": "pddd"}, 404),
         ({"platform": "pdd", "shop_ids": ["s1"] * 5001}, 422),
         ({"platform": "pdd", "more": 1}, 422),
     ],

@@ -26,7 +26,7 @@ from rpa_tasks.models import ExecutionNode, Job, Lane
 from scheduling import sql
 from scheduling.errors import Conflict
 from scheduling.ledger.transitions import Settlement
-from scheduling.models import BulkAction, FailedTask
+from scheduling.models import AuditEntry, BulkAction, FailedTask
 from scheduling.operations import bulk_actions, failed_tasks
 from scheduling.operations.failed_tasks import Actor, Retry
 from tests.rpa_tasks.core.conftest import EVERY, Market
@@ -186,7 +186,10 @@ def test_bulk_move_pins_free_shops_and_skips_others(shops: Market, sent_wakeups:
     assert (row.total, *tally(row)) == (4, 2, 2, 0)
     homes = Lane.objects.order_by("shop__shop_id").values_list("shop__shop_id", "home")
     assert list(homes) == [("s1", "n1"), ("s2", "n2"), ("s3", "n1")]
-    assert {each.owner for each in sent_wakeups} == set(Lane.objects.filter(home="n2").values_list("pk", flat=True))
+    moved = Lane.objects.get(home="n2").pk
+    assert {each.owner for each in sent_wakeups} == {moved}
+    entry = AuditEntry.objects.get(action="acted", kind="rpa_tasks.shop", object_id=str(moved))
+    assert (entry.actor, entry.reason) == (ANN.name, "moved to node n2")
 
 
 def test_bulk_move_skips_node_that_does_not_serve_or_report(shops: Market) -> None:
