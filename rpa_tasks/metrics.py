@@ -16,8 +16,8 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import Metric
 
 from rpa_tasks.jobs.ledger import NODE_SILENT, QUEUE_PREFIX, TIERS, job_ledger
-from rpa_tasks.jobs.shops import is_being_checked
-from rpa_tasks.models import LoginState, Shop
+from rpa_tasks.jobs.shops import needs_login
+from rpa_tasks.models import Shop
 from rpa_tasks.outcomes import Verdict
 from scheduling import metrics, sql
 from scheduling.db_timeouts import Deadline
@@ -66,8 +66,7 @@ def read_rpa(deadline: Deadline) -> Iterator[Metric]:
     with deadline.limit_queries(settings.TIMEOUTS.metrics_statement):
         for name, text, labels, statement in _GAUGES:
             yield from build_gauges(labels, {name: text}, read_gauge(statement))
-        needed = Shop.objects.filter(~is_being_checked(), retired_at=None, login_state=LoginState.NEEDED)
-        shops = needed.order_by().values_list("platform__key").annotate(Count("pk"))
+        shops = Shop.objects.filter(needs_login()).order_by().values_list("platform__key").annotate(Count("pk"))
         text = "Shops whose jobs wait for a login."
         yield from build_gauges(["platform"], {"aftertouch_rpa_logins_needed": text}, shops)
 

@@ -16,8 +16,8 @@ from rpa_tasks import metrics
 from rpa_tasks.admin.node import STATES
 from rpa_tasks.admin.shop import count_shops_by_state
 from rpa_tasks.jobs.ledger import TIERS
-from rpa_tasks.jobs.shops import is_being_checked
-from rpa_tasks.models import TAKE_OVER_SHOPS, ExecutionNode, Job, LoginState, Shop
+from rpa_tasks.jobs.shops import needs_login
+from rpa_tasks.models import TAKE_OVER_SHOPS, ExecutionNode, Job, Shop
 from scheduling.admin.dashboard.charts import (
     ActionLine,
     Chart,
@@ -131,7 +131,7 @@ def list_logins(request: HttpRequest) -> list[ActionLine]:
     """Name the shops whose jobs wait for a login, the first lost one first."""
     if not request.user.has_perm("rpa_tasks.view_shop"):
         return []
-    needed = Shop.objects.filter(~is_being_checked(), retired_at=None, login_state=LoginState.NEEDED)
+    needed = Shop.objects.filter(needs_login())
     page = "take_over" if request.user.has_perm(TAKE_OVER_SHOPS) else "change"
     shops = needed.select_related("platform").order_by("login_lost_at", "pk")[: SHOPS_NAMED + 1]
     lines = [

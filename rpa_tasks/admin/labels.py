@@ -14,7 +14,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext, gettext_lazy, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
-from rpa_tasks.models import DemoOrder, DemoWatermark, Job, LoginState, Shop
+from rpa_tasks.jobs.shops import needs_login
+from rpa_tasks.models import DemoOrder, DemoWatermark, Job, Shop
 from scheduling.admin.base import OpsAdmin, ReadOnlyAdmin, table_page
 from scheduling.admin.navigation import Entry, Group, Tab
 
@@ -70,7 +71,7 @@ MENU: tuple[Group, ...] = (
                     Tab(_("Take-overs"), "rpa_tasks_takeover_changelist"),
                     Tab(_("Platforms"), "rpa_tasks_platform_changelist"),
                 ),
-                waiting=lambda: Shop.objects.filter(login_state=LoginState.NEEDED, retired_at=None),
+                waiting=lambda: Shop.objects.filter(needs_login()),
                 counted=_("Login needed"),
             ),
             Entry("smart_toy", (Tab(_("Jobs"), "rpa_tasks_job_changelist"),)),

@@ -29,7 +29,7 @@ from rpa_tasks.admin.run_job import MOST_AT_ONCE, RunPages
 from rpa_tasks.browser_settings import find_browser_address, map_browsers_to_shops, uses_browser_elsewhere
 from rpa_tasks.configuration import check_shop, map_profiles_to_shops
 from rpa_tasks.jobs import shops
-from rpa_tasks.jobs.shops import count_waiting_jobs, is_being_checked
+from rpa_tasks.jobs.shops import count_waiting_jobs, is_being_checked, needs_login
 from rpa_tasks.models import RUN_JOBS, TAKE_OVER_SHOPS, Job, JobState, LoginState, Shop, TakeOver, TakeOverEnd
 from rpa_tasks.takeover import leases
 from rpa_tasks.takeover.leases import CannotTakeOver
@@ -108,7 +108,7 @@ class ShopForm(BrowserForm):
 
 #: Filters of the list by state, for shops that come from `annotate_work`.
 STATES = {
-    "login": (gettext_lazy("Login needed"), Q(login_state=LoginState.NEEDED)),
+    "login": (gettext_lazy("Login needed"), needs_login()),
     "resting": (gettext_lazy("Resting"), Q(platform__breaker__open_until__gt=Now())),
     "paused": (gettext_lazy("Paused"), Q(paused=True) | Q(platform__paused=True)),
     "full": (gettext_lazy("Backlog full"), Q(waiting__gte=F("backlog_limit"))),

@@ -58,7 +58,7 @@ def filter_job_status(value: str, at: datetime) -> Q:
     """
     meant = {
         "": Q(),
-        "due": Q(state="scheduled", due_at__lte=at) | Q(state="queued"),
+        "due": Q(state__in=WAITING, due_at__lte=at),  # a dispatched job may start only at its time
         "late": Q(state__in=UNFINISHED, deadline__lt=at),
     }
     return meant.get(value, Q(pk__in=()))

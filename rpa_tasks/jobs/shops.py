@@ -222,7 +222,7 @@ def check_login(shop_pk: int, *, by: str) -> bool:
         if flow is None:
             return record_login(shop_pk, by=by)
         # Read after the lock: the check of another call may have ended while this one waited.
-        if not Shop.objects.filter(~is_being_checked(), pk=shop_pk, login_state=LoginState.NEEDED).exists():
+        if not Shop.objects.filter(needs_login(), pk=shop_pk).exists():
             return False
         _insert_check(lane, flow, by)
     return True
@@ -260,6 +260,11 @@ def count_waiting_jobs(**only: Any) -> Coalesce:
 def is_being_checked() -> Exists:
     """Return the condition on a shop that a check of its login waits or runs."""
     return Exists(Job.objects.filter(pk=OuterRef("lane__check_id"), state__in=(*WAITING, "running")))
+
+
+def needs_login() -> Q:
+    """Return the condition that an active shop needs a login by an operator: no check of one is open."""
+    return Q(~is_being_checked(), login_state=LoginState.NEEDED, retired_at=None)
 
 
 def settle_check(job: Job, settlement: Settlement) -> Settlement:

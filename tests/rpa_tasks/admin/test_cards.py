@@ -13,7 +13,7 @@ from django.urls import reverse
 from django.utils.timezone import now
 
 from rpa_tasks.admin.dashboard import run_cache
-from rpa_tasks.models import ExecutionNode, Job, LoginState, Run, Shop
+from rpa_tasks.models import ExecutionNode, Job, Lane, LoginState, Run, Shop
 from scheduling import sql
 from scheduling.admin.dashboard.charts import DashboardCard
 from scheduling.monitoring.statistics import HourlyCache, hours_between
@@ -41,7 +41,10 @@ def card_for(client: Client) -> DashboardCard | None:
 def test_card_shows_shops_jobs_and_browsers(market: Market, viewer: Client) -> None:
     due = {market.waiting("s1", priority=0).pk, market.waiting("s2", priority=0).pk}
     market.waiting("s2", priority=2, dedupe_key="b", delay=timedelta(hours=1))
+    market.waiting("s2", priority=0, dedupe_key="dispatched before its time", delay=timedelta(seconds=20))
     Shop.objects.filter(shop_id="s2").update(login_state=LoginState.NEEDED)
+    checked = market.shop("s3", login_state=LoginState.NEEDED)
+    Lane.objects.filter(shop=checked).update(check_id=market.waiting("s3", priority=2, delay=HOUR).pk)
     for name, seen_at in (("n1", now()), ("gone", now() - timedelta(days=1))):
         ExecutionNode.objects.create(
             name=name, slots=5, seen_at=seen_at, started_at=seen_at,
@@ -51,7 +54,7 @@ def test_card_shows_shops_jobs_and_browsers(market: Market, viewer: Client) -> N
     assert card is not None
     told = {str(each.words): (each.value, each.tone) for each in card.figures}
     assert told == {
-        "Shops": (2, ""), "Running": (0, ""), "Login needed": (1, "bad"),
+        "Shops": (3, ""), "Running": (0, ""), "Login needed": (1, "bad"),
         "Jobs due, High priority": ("2", ""), "Jobs due, Normal priority": ("0", ""),
         "Jobs due, Low priority": ("0", ""),
         "Execution nodes": (1, ""), "Browsers in use": ("2 / 5", ""), "Browsers pre-warmed": (1, ""),
