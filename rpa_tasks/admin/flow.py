@@ -90,18 +90,27 @@ class ExitCodesField(TextLikeField):
 
 
 class VariablesField(TextLikeField):
-    """Variables with their values, `NAME=value`, one a line. Spaces around name and value are dropped."""
+    """Variables with their values, `NAME=value`, one a line. JSON for a value that a line cannot hold.
+
+    Spaces around name and value are dropped.
+    """
 
     widget = make_code_widget(3)
 
     def write(self, value: dict[str, str]) -> str:
-        return "\n".join(f"{name}={text}" for name, text in sorted(value.items()))
+        return "\n".join(f"{name}={_as_line(text) if text else ''}" for name, text in sorted(value.items()))
 
     def to_python(self, value: Any) -> Any:
         lines = [line.strip() for line in (super().to_python(value) or "").splitlines() if line.strip()]
         if wrong := [line for line in lines if "=" not in line]:
             raise ValidationError(gettext("“%(given)s” must look like NAME=value") % {"given": wrong[0][:100]})
-        return {name.strip(): text.strip() for name, _, text in (line.partition("=") for line in lines)}
+        found: dict[str, str] = {}
+        for line in lines:
+            name, text = map(str.strip, line.split("=", 1))
+            if name in found:
+                raise ValidationError(gettext("“%(name)s” is there twice") % {"name": name})
+            found[name] = _as_word(text)
+        return found
 
 
 class JsonField(DataField):

@@ -282,6 +282,7 @@ def test_flow_form_reads_and_keeps_line_format(editor: Client, market: Market) -
      ("exit_codes", "business=a", "must be numbers"), ("payload_schema", '{"type": "nonsense"}', "nonsense"),
      ("retry_delays", "0s", "above zero"), ("idempotent", "", "required"), ("dedupe_window", "32d", "between"),
      ("environment", "DJANGO_SECRET_KEY", "never given"), ("env", "A", "must look like NAME=value"),
+     ("env", "A=1\nA=2", "there twice"), ("env", 'A="x', "not a JSON text"),
      ("cwd", "opt", "must be an absolute folder")],
 )  # fmt: skip
 def test_flow_form_shows_errors_at_fields(editor: Client, market: Market, field: str, value: str, words: str) -> None:
@@ -332,6 +333,18 @@ def test_values_of_fixed_variables_are_shown_to_editors_of_commands_only(
             page for page, body in zip(pages, shown, strict=True) if "first-value" in body or "second-value" in body
         ]
         assert leaks == ([pages[0]] if role == "admin" else []), role
+
+
+def test_flow_form_keeps_values_that_a_line_cannot_hold(editor: Client, market: Market) -> None:
+    """They come from a configuration file, and an edit of something else stores the whole form."""
+    env = {"KEY": "-----BEGIN\nA=1\n", "GAP": " x ", "QUOTED": '"x"', "EMPTY": ""}
+    Flow.objects.filter(pk=market.sync.pk).update(env=env)
+    page = url("flow_change", market.sync.pk)
+    form = editor.get(page).context["adminform"].form
+    kept = {name: form[name].value() or "" for name in FLOW if name in form.fields}
+    assert editor.post(page, {**kept, "idempotent": "False", "timeout": "77s"}).status_code == 302
+    flow = Flow.objects.get()
+    assert (flow.timeout, flow.env) == (timedelta(seconds=77), env)
 
 
 def test_number_of_an_address_that_is_too_long_names_no_row(editor: Client, market: Market) -> None:
