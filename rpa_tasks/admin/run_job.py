@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -28,18 +28,19 @@ from unfold.widgets import (
 
 from rpa_tasks.admin.flow import JsonField
 from rpa_tasks.jobs.dead_letters import read_job_payload
-from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish_job
+from rpa_tasks.jobs.payloads import unstorable_reason
+from rpa_tasks.jobs.publish import BacklogFull, PublishRequest, Receipt, publish_job, publish_many
 from rpa_tasks.jobs.queries import repeat_request
 from rpa_tasks.jobs.schedules import ALL_SHOPS, MAX_SPREAD, PRIORITIES, check_arguments
 from rpa_tasks.models import EDIT_PAYLOADS, RUN_JOBS, Flow, Job, JobState, Platform, Shop
 from scheduling.admin.base import Confirmation, OpsAdmin, build_user_actor, table_page
-from scheduling.admin.form_fields import NamesField
+from scheduling.admin.form_fields import NamesField, NumberField
 from scheduling.admin.labels import translate_error, translate_errors
 from scheduling.admin.row_edits import OptimisticLockForm
 from scheduling.admin.shown_values import describe_instant, format_instant
 from scheduling.audit import record_action
 from scheduling.errors import InvalidInput
-from scheduling.ids import parse_number
+from scheduling.ids import parse_number, reveal_odd_characters
 from scheduling.models import FailedTask, Priority
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations.failed_tasks import retry_failed_task
@@ -180,25 +181,27 @@ def common_task_types(shops: Iterable[Shop]) -> list[str]:
     return list(common.values_list("task_type", flat=True))
 
 
-def publish_for_each(shops: Iterable[Shop], wanted: dict[str, Any], source: str) -> PublishResults:
-    """Publish for each shop in a separate transaction, so that a refusal does not undo the others."""
+def publish_for_each(shops: Sequence[Shop], wanted: dict[str, Any], source: str) -> PublishResults:
+    """Publish for each shop on its own: a refusal, or a row that another transaction holds, stops no other."""
     outcome = PublishResults()
     edits = "payload" in wanted  # a user who may not choose a payload means any waiting job
-    for shop in shops:
-        request = PublishRequest(
+    requests = [
+        PublishRequest(
             platform=shop.platform.key, shop_id=shop.shop_id, task_type=wanted["task_type"],
             payload=wanted.get("payload", {}), priority=wanted["priority"], source=source,
             keeps_payload=not edits, merges_into_any=not edits,
-        )  # fmt: skip
-        try:
-            receipt = publish_job(request)
-        except (InvalidInput, BacklogFull) as error:
-            outcome.refused.append((shop, "; ".join(translate_errors(error))))
+        )
+        for shop in shops
+    ]  # fmt: skip
+    for shop, result in zip(shops, publish_many(requests), strict=True):
+        if isinstance(result, Receipt) and not result.window_ends_at:
+            (outcome.merged if result.duplicate else outcome.published).append((shop, result))
+        elif isinstance(result, Receipt):
+            outcome.refused.append((shop, describe_window(result)))
+        elif isinstance(result, InvalidInput | BacklogFull):
+            outcome.refused.append((shop, "; ".join(translate_errors(result))))
         else:
-            if receipt.window_ends_at:
-                outcome.refused.append((shop, describe_window(receipt)))
-            else:
-                (outcome.merged if receipt.duplicate else outcome.published).append((shop, receipt))
+            outcome.refused.append((shop, _("The database is busy. Run it again for this shop.")))
     return outcome
 
 
@@ -224,13 +227,13 @@ class ScheduleForm(OptimisticLockForm):
         label=gettext_lazy("Interval in minutes"), min_value=1, max_value=10_080, initial=10,
         widget=UnfoldAdminIntegerFieldWidget,
     )  # fmt: skip
-    spread = forms.IntegerField(
+    spread = NumberField(
         label=gettext_lazy("Spread in minutes"), min_value=0, max_value=MAX_SPREAD // 60, initial=10,
         widget=UnfoldAdminIntegerFieldWidget,
         help_text=gettext_lazy("Each shop starts at its own time within this span. Usually the same as the interval; "
                                "0: all at once."),
     )  # fmt: skip
-    due = forms.IntegerField(
+    due = NumberField(
         label=gettext_lazy("Done within minutes"), required=False, min_value=1, max_value=MAX_SPREAD // 60,
         widget=UnfoldAdminIntegerFieldWidget,
         help_text=gettext_lazy("Later the jobs count as late and raise an alert. They run all the same. "
@@ -303,8 +306,8 @@ class ScheduleForm(OptimisticLockForm):
         return {
             "platform": given["flow"].platform.key, "task_type": given["flow"].task_type,
             "shops": given["shops"] or ALL_SHOPS, "priority": given["priority"], "payload": given["payload"],
-            "spread_seconds": given["spread"] * 60,
-        } | ({"due_seconds": given["due"] * 60} if given["due"] else {})  # fmt: skip
+            "spread_seconds": round(given["spread"] * 60, 3),
+        } | ({"due_seconds": round(given["due"] * 60, 3)} if given["due"] else {})  # fmt: skip
 
 
 def _record_edit(request: HttpRequest, action: str, row: PeriodicTask, before: PeriodicTask | None = None) -> None:
@@ -325,13 +328,13 @@ def _list_entry(row: PeriodicTask, platforms: Mapping[str, Platform]) -> dict[st
         check_arguments([], order)
     except InvalidInput as error:
         problem = "; ".join(translate_errors(error))
-    key = str(order.get("platform", "?"))
+    key = reveal_odd_characters(str(order.get("platform", "?")))
     minutes = _interval_minutes(row)
     every = describe_duration(timedelta(minutes=minutes)) if minutes else str(row.scheduler)
     return {
         "row": row,
         "platform": platforms.get(key, key),
-        "task_type": order.get("task_type", "?"),
+        "task_type": reveal_odd_characters(str(order.get("task_type", "?"))),
         "shops": _("all") if order.get("shops", ALL_SHOPS) == ALL_SHOPS else len(_shops_of(order)),
         "every": every,
         "spread": describe_duration(timedelta(seconds=_seconds_of(order, "spread_seconds"))),
@@ -355,10 +358,10 @@ def _seconds_of(order: Mapping[str, Any], name: str) -> float:
     return value if isinstance(value, int | float) and 0 <= value <= MAX_SPREAD else 0
 
 
-def _shops_of(order: Mapping[str, Any]) -> list[Any]:
+def _shops_of(order: Mapping[str, Any]) -> list[str]:
     """Return the shops that a schedule lists; none for all."""
     shops = order.get("shops")
-    return shops if isinstance(shops, list) else []
+    return list(map(str, shops)) if isinstance(shops, list) else []
 
 
 def _interval_minutes(row: PeriodicTask) -> int | None:
@@ -370,11 +373,13 @@ def _interval_minutes(row: PeriodicTask) -> int | None:
 
 def _initial_values(row: PeriodicTask) -> dict[str, Any]:
     order = _arguments_of(row)
+    if unstorable_reason(order):  # no field can show it, and the list names the problem
+        order = {}
     flow = Flow.objects.filter(platform__key=order.get("platform"), task_type=order.get("task_type")).first()
     return {
-        "flow": flow, "every": _interval_minutes(row), "spread": round(_seconds_of(order, "spread_seconds") / 60),
+        "flow": flow, "every": _interval_minutes(row), "spread": _seconds_of(order, "spread_seconds") / 60,
         "shops": _shops_of(order), "priority": order.get("priority", "normal"),
-        "due": round(_seconds_of(order, "due_seconds") / 60) or None,
+        "due": _seconds_of(order, "due_seconds") / 60 or None,
         "payload": order.get("payload") or {}, "name": row.name, "enabled": row.enabled,
     }  # fmt: skip
 

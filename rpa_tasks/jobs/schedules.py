@@ -23,7 +23,14 @@ from django.conf import settings
 from django.db import transaction
 
 from rpa_tasks.jobs import payloads
-from rpa_tasks.jobs.payloads import add_period, as_stored, flow_key_of, key_of_payload, payload_errors
+from rpa_tasks.jobs.payloads import (
+    add_period,
+    as_stored,
+    flow_key_of,
+    key_of_payload,
+    payload_errors,
+    unstorable_reason,
+)
 from rpa_tasks.jobs.publish import INSERT_JOBS
 from rpa_tasks.jobs.wakeups import wakeup_publisher
 from rpa_tasks.models import Flow, Platform, Shop
@@ -151,6 +158,9 @@ def _check_shape(given: Mapping[str, Any]) -> None:
     known = [each.name for each in fields(ScheduleArguments)]
     for name in given.keys() - set(known):
         found.add(str(name), _("is not known here; known are %(known)s", known=", ".join(known)))
+    for name in ("platform", "task_type", "shops"):
+        if problem := unstorable_reason(given.get(name)):
+            found.add(name, problem)
     for name in ("platform", "task_type"):
         if not isinstance(given.get(name), str) or not given[name]:
             found.add(name, _("is missing") if given.get(name) in (None, "") else _("must be text"))

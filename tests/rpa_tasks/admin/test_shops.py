@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, Permission, User
@@ -24,6 +25,7 @@ from rpa_tasks.takeover.leases import start_take_over
 from scheduling.models import AuditEntry
 from tests.rpa_tasks.admin.conftest import Market, messages_of, text, url
 from tests.scheduling.admin.conftest import interrupt
+from tests.scheduling.api.serving import database_url
 from tests.support.tables import each_row
 from tests.support.undrawn import read_context, read_refusal
 
@@ -195,6 +197,19 @@ def test_run_now_reports_result_for_each_shop(editor: Client, market: Market) ->
     ]
     job = Job.objects.get(shop=market.s1)
     assert (job.payload, job.priority, job.source) == ({"day": 1}, 0, "admin: editor")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_run_now_names_a_shop_whose_job_another_transaction_holds(editor: Client, market: Market) -> None:
+    """It waited for the lock, and after an error no page told what was published."""
+    market.waiting("s1")
+    with psycopg.connect(database_url()) as other:
+        other.execute("SELECT FROM rpa_tasks_job FOR NO KEY UPDATE")
+        page = f"{url('shop_run_now_many')}?shops={market.s1.pk},{market.s2.pk}"
+        told = editor.post(page, {"task_type": "sync_order", "priority": "0", "payload": ""})
+    outcome = told.context["outcome"]
+    assert [shop.pk for shop, _receipt in outcome.published] == [market.s2.pk]
+    assert outcome.refused == [(market.s1, "The database is busy. Run it again for this shop.")]
 
 
 def test_run_now_without_common_task_type_is_refused(operator: Client, market: Market) -> None:
@@ -372,7 +387,7 @@ def test_schedule_form_creates_edits_and_deletes_periodic_task(editor: Client, m
     assert row.name == "pdd_sync_order: all shops, every 10 min"
     assert row.name in text(editor.get(url("shop_schedules")))
     form = editor.get(url("shop_schedule", row.pk)).context["form"]
-    assert (form["every"].value(), form["spread"].value(), form["flow"].value()) == (10, 10, market.sync.pk)
+    assert (form["every"].value(), form["spread"].value(), form["flow"].value()) == (10, "10", market.sync.pk)
     changed = {**SCHEDULE, "flow": market.sync.pk, "shops": "s1, s2", "every": "30", "enabled": ""}
     editor.post(url("shop_schedule", row.pk), changed)
     row.refresh_from_db()
@@ -450,6 +465,23 @@ def test_schedule_that_was_written_past_the_form_stops_no_page(editor: Client, m
     PeriodicTask.objects.filter(pk=row.pk).update(kwargs=json.dumps(wrong))
     assert "spread_seconds" in text(editor.get(url("shop_schedules")))
     assert editor.get(url("shop_schedule", row.pk)).status_code == 200
+    PeriodicTask.objects.filter(pk=row.pk).update(kwargs=json.dumps(wrong | {"platform": "p\0", "task_type": "\ud800"}))
+    assert "U+0000" in text(editor.get(url("shop_schedules")))
+    assert editor.get(url("shop_schedule", row.pk)).status_code == 200
+
+
+def test_schedule_keeps_spans_that_are_no_whole_minutes(editor: Client, market: Market) -> None:
+    """30 seconds of spread became none, so that all shops started at once."""
+    editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk})
+    row = PeriodicTask.objects.get(task="rpa_tasks.publish_for_shops")
+    arguments = json.loads(row.kwargs) | {"spread_seconds": 30, "due_seconds": 100}
+    PeriodicTask.objects.filter(pk=row.pk).update(kwargs=json.dumps(arguments))
+    form = editor.get(url("shop_schedule", row.pk)).context["form"]
+    shown = {name: form[name].value() for name in ("spread", "due")}
+    answer = editor.post(url("shop_schedule", row.pk), {**SCHEDULE, **shown, "flow": market.sync.pk, "name": "new"})
+    assert answer.status_code == 302
+    row.refresh_from_db()
+    assert (row.name, json.loads(row.kwargs)) == ("new", arguments)
 
 
 def test_node_without_report_is_marked_and_deletable(
