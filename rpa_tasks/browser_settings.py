@@ -149,7 +149,7 @@ def _extension_problem(names: Any) -> str:
 
 
 def _address_problem(url: str, schemes: tuple[str, ...]) -> str:
-    examples = " or ".join(f"{scheme}://host.example:8080" for scheme in schemes)
+    examples = ", ".join(f"{scheme}://host.example:8080" for scheme in schemes)
     try:
         address = urlsplit(url)
         port = address.port
@@ -241,7 +241,9 @@ def _find_exposed_shops(platform: Platform, proxy_url: str) -> str:
         return ""
     shops = platform.shops.exclude(proxy_secret={}).order_by("shop_id").values_list("shop_id", "browser")
     exposed = [shop_id for shop_id, browser in shops if not browser.get("proxy_url")]
-    return ", ".join(exposed[:MOST_NAMED]) + (f" and {len(exposed) - MOST_NAMED} more" if exposed[MOST_NAMED:] else "")
+    names = ", ".join(exposed[:MOST_NAMED])
+    more = len(exposed) - MOST_NAMED
+    return _("%(names)s and %(count)s more", names=names, count=more) if more > 0 else names
 
 
 def resolve_launch_settings(shop: Shop) -> LaunchSettings:

@@ -80,7 +80,7 @@ def check_platform(
     if check and check not in task_types:
         found.add(
             "check_task_type",
-            _("%(platform)s has no task type “%(name)s”", platform=values.get("key") or "it", name=check),
+            _("%(platform)s has no task type “%(name)s”", platform=values.get("key") or _("the platform"), name=check),
         )
     check_browser_settings(values, found, is_platform=True, stored=stored, shops=shops)
     found.raise_if_any()

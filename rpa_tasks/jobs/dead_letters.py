@@ -107,12 +107,8 @@ def _republish(old: Job, retry: Retry) -> Mapping[str, Any] | None:
             _insert_retried_job(old, retry, payload, key)
     except IntegrityError:
         waiting = same.order_by("-fresh").first()
-        raise Conflict(
-            _(
-                "A job of the same shop and task type waits already: %(job)s.",
-                job=waiting.pk if waiting else "see the list",
-            )
-        ) from None
+        job = waiting.pk if waiting else _("see the list of jobs")
+        raise Conflict(_("A job of the same shop and task type waits already: %(job)s.", job=job)) from None
     return edited
 
 
