@@ -69,7 +69,7 @@ def publish_wakeups(wakeups: Sequence[WakeUp]) -> None:
     nodes = node_capacities()
     now = sql.now()
     tokens = []
-    for wakeup in wakeups:
+    for wakeup in sorted(wakeups, key=lambda each: each.due_at):  # those that find no free slot are the last ones
         if job := found.get(wakeup.task_id):
             queue = _queue_of_job(job, wakeup.priority, nodes)
             due_at = wakeup.due_at if wakeup.due_at > now else None

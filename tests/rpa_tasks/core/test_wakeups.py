@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -59,6 +60,15 @@ def test_publish_wakeups_fills_idle_slots(market: Market, queue: Queue, node: Ex
         wakeups.publish_wakeups(publish(market, 4, first=batch * 4))
 
     assert len(queue) == 3
+
+
+def test_publish_wakeups_prefers_the_job_that_is_due_first(market: Market, queue: Queue, node: ExecutionNode) -> None:
+    """A statement returns its rows in any order. With one slot the job of now waited for the next pass."""
+    later = publish(market, 3, delay=timedelta(seconds=25))
+    later = [each._replace(due_at=now() + timedelta(seconds=25)) for each in later]
+    wakeups.publish_wakeups(later + publish(market, 3, first=3))
+
+    assert [json.loads(queue.client.rpop(queue.key))["headers"]["eta"] for _ in range(len(queue))] == [None] * 3
 
 
 def test_publish_wakeups_with_busy_slots_sends_nothing(market: Market, queue: Queue, node: ExecutionNode) -> None:
