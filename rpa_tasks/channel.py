@@ -82,7 +82,7 @@ class Rpa(Channel):
         try:
             async with asyncio.timeout(self.timeout.total_seconds()):
                 receipt = await asyncio.get_running_loop().run_in_executor(
-                    thread_pool("rpa-jobs", THREADS), _publish_in_thread, request
+                    thread_pool("rpa-jobs", THREADS), _publish_in_thread, request, self.timeout.total_seconds()
                 )
         except InvalidInput as error:
             return Permanent("rpa_refused", str(error)[:500])
@@ -93,9 +93,10 @@ class Rpa(Channel):
         return Delivered(f"job {receipt.task_id}")
 
 
-def _publish_in_thread(request: PublishRequest) -> Receipt:
+def _publish_in_thread(request: PublishRequest, seconds: float) -> Receipt:
     try:
-        return publish_job(request)
+        with sql.brief_lock_waits(seconds):  # a thread that outlives its attempt takes the place of another one
+            return publish_job(request)
     finally:
         connection.close()  # the thread may not run again for days
 

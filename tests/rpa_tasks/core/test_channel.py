@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
+from config.local.processes import wait_until
 from rpa_tasks.channel import THREADS, Rpa
 from rpa_tasks.models import Job
-from scheduling.channels.base import Delivered, Message
+from scheduling.channels.base import Delivered, Message, Unknown
 from scheduling.ids import new_id
 from tests.rpa_tasks.core.conftest import Market
 from tests.support.second_connection import count_lock_waits
@@ -72,6 +73,15 @@ def test_send_limits_threads_while_jobs_cannot_be_stored(market: Market, job_tab
 
     assert {type(each) for each in outcomes} == {Delivered}
     assert Rpa.at_once == THREADS, "what is over waits in its lane, not behind a thread"
+
+
+def test_thread_waits_for_a_lock_no_longer_than_its_attempt(market: Market, job_table_lock: threading.Event) -> None:
+    """Four threads that waited on held every later touch, also those whose jobs nobody held."""
+    market.flow()
+    market.shop()
+    channel = Rpa({"platform": "pdd", "task_type": "sync_order", "shop_id": "s1"}, timedelta(seconds=0.5))
+    assert isinstance(asyncio.run(channel.send(message(1))), Unknown)
+    assert wait_until(lambda: count_lock_waits() == 0, 5)
 
 
 def test_payload_is_filled_in_one_pass(market: Market) -> None:
