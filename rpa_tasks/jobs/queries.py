@@ -22,6 +22,7 @@ from rpa_tasks.models import CANCEL_JOBS, RUN_JOBS, ExecutionNode, Flow, Job, Sh
 from scheduling import sql
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, InvalidInput, NotFound
+from scheduling.ids import parse_uuid
 from scheduling.ledger.transitions import WakeUp
 from scheduling.models import WAITING, FailedTask, Priority, Scope
 from scheduling.operations import failed_tasks
@@ -69,11 +70,9 @@ def filter_jobs_by_key(value: str) -> Q:
     term = value.strip()
     if not term:
         return Q()
-    try:
-        uuid = UUID(term)
-    except ValueError:
-        return Q(shop__shop_id=term) | Q(dedupe_key=term)
-    return Q(pk=uuid) | Q(root_id=uuid) | Q(touch_key=uuid)
+    if uuid := parse_uuid(term):
+        return Q(pk=uuid) | Q(root_id=uuid) | Q(touch_key=uuid) | Q(dedupe_key=term)
+    return Q(shop__shop_id=term) | Q(dedupe_key=term)
 
 
 def filter_jobs_by_words(value: str) -> Q:

@@ -10,6 +10,7 @@ from django.utils.timezone import now
 
 from rpa_tasks.jobs.dead_letters import record_failed_job
 from rpa_tasks.models import Job, Platform, Shop
+from scheduling.ids import new_id
 from scheduling.models import BulkAction, FailedTask
 from scheduling.operations import bulk_actions, commands
 from tests.scheduling.api.serving import Client
@@ -37,11 +38,13 @@ def test_bulk_action_changes_matching_jobs(api: Client) -> None:
 def test_bulk_filters_select_jobs(api: Client) -> None:
     for shop_id, change in {"s1": {"priority": "high"}, "s2": {"payload": {"note": "abc"}}}.items():
         api("POST", "/rpa/jobs", {**JOB, "shop_id": shop_id, **change})
-    Job.objects.filter(shop__shop_id="s1").update(deadline=now(), reason="x")
+    key = str(new_id())
+    Job.objects.filter(shop__shop_id="s1").update(deadline=now(), reason="x", dedupe_key=key)
     Job.objects.filter(shop__shop_id="s2").update(state="queued", due_at=now())
     totals = {
         "": 2, "platform=pdd": 2, "shop=s1": 1, "task_type=sync_order": 2, "task_type=x": 0, "state=queued": 1,
         "reason=x": 1, "priority=high": 1, "status=due": 1, "status=late": 1, "q=s2": 1, "q=abc": 0, "payload=abc": 1,
+        f"q={key}": 1, f"payload={key}": 1, f"q={new_id()}": 0,
     }  # fmt: skip
     found = {}
     for each in totals:
