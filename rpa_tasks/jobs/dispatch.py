@@ -109,14 +109,16 @@ def _settlement_of(fresh: Job, flow: Flow, verdict: Verdict, rests: bool, at: da
 
 
 def record_run(fresh: Job, settlement: Settlement, burns: bool, ended: RunResult, at: datetime) -> None:
-    last = fresh.runs.order_by("-id").first()
-    if last and ended.verdict.outcome == last.outcome == RunOutcome.DEFERRED and last.reason == ended.verdict.reason:
-        # A job may be deferred every few seconds for days. One run row records the whole period.
-        Run.objects.filter(pk=last.pk).update(ended_at=at, lease_no=fresh.lease_no, node=fresh.node)
-        return
+    runs = fresh.runs.order_by("-id")
+    if ended.verdict.outcome == RunOutcome.DEFERRED:
+        # A job may be deferred every few seconds for days. One run row per reason records the whole period.
+        before = runs.exclude(outcome=RunOutcome.DEFERRED).values_list("pk", flat=True).first()
+        same = runs.filter(pk__gt=before or 0, reason=ended.verdict.reason[:64])
+        if same.update(ended_at=at, lease_no=fresh.lease_no, node=fresh.node):
+            return
     run = Run.objects.create(
         job=fresh,
-        number=last.number + 1 if last else 1,
+        number=(runs.values_list("number", flat=True).first() or 0) + 1,
         lease_no=fresh.lease_no,
         node=fresh.node,
         started_at=ended.started_at,

@@ -300,12 +300,17 @@ def test_stopping_node_returns_idempotent_run(
 @pytest.mark.django_db
 def test_repeated_deferral_adds_a_run_only_for_another_reason(run_script: Callable[..., Job], market: Market) -> None:
     job = run_script("pass", run=False)
-    for reason in ("browser_wait", "browser_wait", "profile_busy"):
+    for outcome, reason in (
+        ("held", "browser_wait"), ("held", "browser_wait"), ("held", "profile_busy"), ("held", "browser_wait"),
+        ("platform", "exit_75"), ("held", "browser_wait"),
+    ):  # fmt: skip
         Job.objects.update(due_at=now())
         pick = market.pick()
-        assert market.settle(pick, "held", reason)
+        assert market.settle(pick, outcome, reason)
 
-    assert list(job.runs.order_by("number").values_list("reason", flat=True)) == ["browser_wait", "profile_busy"]
+    reasons = job.runs.order_by("number").values_list("reason", flat=True)
+    assert list(reasons) == ["browser_wait", "profile_busy", "exit_75", "browser_wait"]
+    assert job.runs.get(number=1).lease_no == 4
 
 
 def test_rescue_failure_of_one_job_keeps_the_others(
