@@ -6,7 +6,7 @@ from django.urls import include, path
 from django.views.generic import RedirectView
 from django.views.i18n import JavaScriptCatalog
 
-from rpa_tasks.api import jobs, nodes, shop_browsers
+from rpa_tasks.api import jobs, shops
 from scheduling.admin.dashboard.overview import dismiss_checklist
 from scheduling.admin.navigation import answer_search
 from scheduling.api.app import api
@@ -14,7 +14,7 @@ from scheduling.web import views
 from sessions import api as live_chats
 from sessions.chat_hooks import receive_chat_hook
 
-for router in (jobs.router, shop_browsers.router, nodes.router, live_chats.router):
+for router in (jobs.router, shops.router, live_chats.router):
     api.add_router("", router)
 
 urlpatterns = [

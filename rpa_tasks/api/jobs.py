@@ -1,8 +1,7 @@
-"""Publish, read and cancel jobs; read and operate shops."""
+"""Publish, read and cancel jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
@@ -12,11 +11,11 @@ from django.db.models import OuterRef, Prefetch, Q, QuerySet, Subquery
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.timezone import now
-from ninja import Field, Path, Query, Router, Schema
+from ninja import Field, Query, Router, Schema
 from ninja.responses import Status
 from pydantic import AfterValidator
 
-from rpa_tasks.jobs import queries, shops
+from rpa_tasks.jobs import queries
 from rpa_tasks.jobs.publish import (
     MAX_DELAY,
     BacklogFull,
@@ -28,7 +27,7 @@ from rpa_tasks.jobs.publish import (
     request_cancel,
 )
 from rpa_tasks.jobs.queries import LEAVES_FAILED_TASKS
-from rpa_tasks.models import Evidence, Job, JobState, LoginState, Platform, Run, Shop
+from rpa_tasks.models import Evidence, Job, JobState, Platform, Run, Shop
 from rpa_tasks.worker.runner import unpack_text
 from scheduling import sql
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor, charge_in_thread, get_principal, require_scope
@@ -210,53 +209,9 @@ class JobsOut(Schema):
     next: str | None
 
 
-class ShopFilters(Page):
-    platform: Text = ""
-    login: LoginState | None = None
-
-
-class ShopOut(Schema):
-    platform: str = Field(alias="platform.key")
-    shop_id: str
-    name: str
-    login: str
-    login_lost_at: datetime | None
-    paused: bool
-    platform_paused: bool = Field(alias="platform.paused")
-    breaker_open_until: datetime | None = Field(alias="platform.breaker.open_until")
-    dedicated_queue: bool
-    waiting: int
-    running: UUID | None = Field(alias="lane.task_id")
-    last_served_at: datetime | None = Field(alias="lane.last_served_at")
-    last_success_at: datetime | None = Field(alias="lane.last_success_at")
-
-    @staticmethod
-    def resolve_login(shop: Any) -> str:
-        return "checking" if shop.checked and shop.login_state == LoginState.NEEDED else shop.login_state
-
-
-class ShopsOut(Schema):
-    items: list[ShopOut]
-    next: str | None
-
-
-class RebalanceIn(Request):
-    """Filters of shops that leave their preferred node. All given ones must match; `platform` or `node` is required."""
-
-    platform: Text = ""
-    shop_ids: Annotated[list[Text], Field(max_length=5_000)] = []
-    node: Text = ""
-
-
-class RebalancedOut(Schema):
-    released: int
-    running: int
-
-
 PUBLISH, READ, OPERATE = ApiKeyAuth("rpa.publish"), ApiKeyAuth("rpa.read"), ApiKeyAuth("rpa.operate")
 router = Router(tags=["RPA"], auth=READ)
 PROBLEMS = (400, 401, 403, 404, 409, 413, 422, 429, 503)
-LARGEST_KEY = 2**63 - 1
 
 
 @router.post("/rpa/jobs", auth=PUBLISH, response={(200, 202): ReceiptOut, PROBLEMS: ProblemOut})
@@ -436,64 +391,3 @@ def serve_evidence(row: Evidence, task_id: UUID, disposition: str) -> HttpRespon
     response["Content-Security-Policy"] = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
     response["X-Content-Type-Options"] = "nosniff"
     return response
-
-
-@router.get("/rpa/shops", response={200: ShopsOut, PROBLEMS: ProblemOut})
-def list_shops(request: HttpRequest, filters: Query[ShopFilters]) -> dict[str, Any]:
-    """List shops with their state."""
-    with limit_list_time():
-        before = filters.before()
-        if before is not None and before.int > LARGEST_KEY:
-            raise InvalidInput.of("cursor", "is not one that this list has given out")
-        found = select_shops().filter(platform__retired_at=None, pk__gt=before.int if before else 0)
-        if filters.platform:
-            found = found.filter(platform__key=filters.platform)
-        if filters.login:
-            found = found.filter(login_state=filters.login)
-        rows = list(found.order_by("pk")[: filters.limit + 1])
-        return build_page(rows, [UUID(int=row.pk) for row in rows], filters.limit)
-
-
-def select_shops() -> QuerySet[Any]:
-    """Return active shops with `waiting`, the number of waiting jobs, and `checked`: if a login check is open."""
-    found = Shop.objects.filter(retired_at=None).select_related("platform__breaker", "lane")
-    return found.annotate(waiting=shops.count_waiting_jobs(), checked=shops.is_being_checked())
-
-
-@router.post("/rpa/shops/rebalance", auth=OPERATE, response={200: RebalancedOut, PROBLEMS: ProblemOut})
-def rebalance(request: HttpRequest, wish: RebalanceIn) -> shops.UnpinCounts:
-    """Release the preferred node of many shops. Nodes with free slots take the shops with a new browser profile, so
-    platforms may ask for a login again. Shops with a running job keep their node and count as `running`."""
-    with sql.brief_lock_waits():
-        return shops.unpin_matching_shops(
-            by=build_api_key_actor(request).name, platform=wish.platform, shop_ids=wish.shop_ids, node=wish.node
-        )
-
-
-@router.post("/rpa/shops/{platform}/{shop_id}/logged-in", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
-def logged_in(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> Any:
-    """Confirm that an operator logged the shop in. Its jobs continue. If the platform has a login check, it runs first,
-    and `login` is `checking` until it has ended."""
-    return _act_on_shop(request, platform, shop_id, shops.check_login)
-
-
-@router.post("/rpa/shops/{platform}/{shop_id}/pause", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
-def pause(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> Any:
-    """Start no more jobs of this shop. A running job continues. Idempotent."""
-    return _act_on_shop(request, platform, shop_id, shops.pause_shop)
-
-
-@router.post("/rpa/shops/{platform}/{shop_id}/resume", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
-def resume(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> Any:
-    """End the pause of the shop."""
-    return _act_on_shop(request, platform, shop_id, shops.resume_shop)
-
-
-def _act_on_shop(request: HttpRequest, platform: str, shop_id: str, act: Callable[..., bool]) -> Any:
-    found = select_shops().filter(platform__key=platform, shop_id=shop_id)
-    pk = found.values_list("pk", flat=True).first()
-    if pk is None:
-        raise NotFound(f"There is no shop {platform}/{shop_id}.")
-    with sql.brief_lock_waits():
-        act(pk, by=build_api_key_actor(request).name)
-    return found.get()

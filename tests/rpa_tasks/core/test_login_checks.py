@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils.timezone import now
 
-from rpa_tasks.api.jobs import ShopOut, select_shops
+from rpa_tasks.api.shops import ShopOut, select_shops
 from rpa_tasks.jobs import dispatch
 from rpa_tasks.jobs.ledger import Pick, job_ledger
 from rpa_tasks.jobs.publish import request_cancel
