@@ -372,7 +372,7 @@ class ShopAdmin(LiveTable, RunPages, Pausing, OfPlatform, HistoryAdmin, Retirabl
             text=gettext("The next node that has room takes the shop, with a browser profile of its own: the "
                          "platform may ask for a login again."),
             facts=[gettext("Its profile is on node %(node)s now.") % {"node": row.lane.home}],
-            act=lambda: shops.unpin_shop(row.pk, by=request.user.get_username()),
+            act=lambda: bool(shops.unpin_shops([row.pk], by=request.user.get_username()).released),
             done=gettext("The next node that has room takes the shop."),
             unchanged=gettext("The shop has no preferred node, or a job of it is running there."),
             refused=translate_reason("retired"),

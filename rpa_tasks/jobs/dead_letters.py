@@ -151,15 +151,7 @@ def _claim_retried_window(old: Job, key: str, retry: Retry) -> None:
     at = sql.now()
     _window, lasts = find_window(old.flow, at, max(retry.due_at - at, timedelta(0)))
     assert lasts is not None
-    holder = claim_window(retry.task_id, old.shop_id, old.flow, key, lasts)
-    if holder is not None:
-        raise Conflict(
-            _(
-                "Job %(job)s of the same kind has the window until %(until)s.",
-                job=holder.task_id,
-                until=holder.ends_at.isoformat(),
-            )
-        )
+    claim_window(retry.task_id, old.shop_id, old.flow, key, lasts)
 
 
 def read_job_payload(row: FailedTask) -> Mapping[str, Any] | None:

@@ -94,11 +94,12 @@ def measure_loads(names: Sequence[str]) -> dict[str, NodeLoad]:
         return dict(found.annotate(Count("pk")))
 
     pinned = Shop.objects.filter(retired_at=None)
+    due = Job.objects.filter(shop=OuterRef("pk"), state__in=WAITING, due_at__lte=Now())
     counts = (
         count(Job.objects.filter(state="running"), "node"),
         count(open_take_overs(), "node"),
         count(pinned, "lane__home"),
-        count(pinned.filter(Exists(_due_jobs())), "lane__home"),
+        count(pinned.filter(Exists(due)), "lane__home"),
     )
     return {name: NodeLoad(*(each.get(name, 0) for each in counts)) for name in names}
 
@@ -117,7 +118,3 @@ def pinned_shops(name: str) -> QuerySet[Shop]:
     waiting = count_waiting_jobs(due_at__lte=Now())
     shops = Shop.objects.filter(lane__home=name, retired_at=None).select_related("platform", "lane")
     return shops.annotate(waiting=waiting).order_by("-waiting", "platform__key", "shop_id")
-
-
-def _due_jobs() -> QuerySet[Job]:
-    return Job.objects.filter(shop=OuterRef("pk"), state__in=WAITING, due_at__lte=Now())

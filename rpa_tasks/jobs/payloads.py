@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta, timezone
 from decimal import Decimal
 from functools import cache
@@ -172,15 +171,6 @@ WHERE {IS_FREE}
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """The job that holds a window. Its state is empty if the job has been deleted."""
-
-    task_id: UUID
-    state: str
-    ends_at: datetime
-
-
 def find_period(flow: Flow, at: datetime) -> tuple[str, datetime]:
     """Return the name of the flow's period that contains this instant, and its end."""
     local = at.astimezone(ZoneInfo(flow.dedupe_timezone or settings.TIME_ZONE))
@@ -212,16 +202,17 @@ def find_window(flow: Flow, at: datetime | None, delay: timedelta) -> tuple[str,
     return "", None if flow.dedupe_window is None else max(delay, timedelta(0)) + flow.dedupe_window
 
 
-def claim_window(task_id: UUID, shop: int, flow: Flow, key: str, lasts: timedelta) -> Holder | None:
-    """Claim the window for a job. It lasts from now on. Returns its holder if that is another job.
+def claim_window(task_id: UUID, shop: int, flow: Flow, key: str, lasts: timedelta) -> None:
+    """Claim the window for a job that is stored in the same transaction. It lasts from now on.
 
-    The job must be stored in the same transaction, else `release_unused`.
+    Raises:
+        Conflict: another job holds it.
     """
     given = {"id": task_id, "shop": shop, "flow": flow.pk, "key": key, "lasts": lasts}
     while not sql.execute(_CLAIM, given):
-        for found in sql.rows(_HOLDER, given):
-            return Holder(*found)
-    return None
+        for job, until in sql.rows(_HOLDER, given):  # none: its holder was deleted since
+            words = _("Job %(job)s of the same kind has the window until %(until)s.", job=job, until=until.isoformat())
+            raise Conflict(words)
 
 
 def release_unused(task_ids: Sequence[UUID]) -> None:
@@ -257,9 +248,8 @@ VALUES (%(id)s, %(shop)s, %(flow)s, %(key)s, statement_timestamp() + %(lasts)s)
 {TAKE_OVER}
 """  # noqa: S608  (only our own words)
 _HOLDER = """
-SELECT held.task_id, COALESCE(job.state, ''), held.ends_at
-FROM rpa_tasks_dedupewindow AS held LEFT JOIN rpa_tasks_job AS job ON job.task_id = held.task_id
-WHERE held.shop_id = %(shop)s AND held.flow_id = %(flow)s AND held.key = %(key)s
+SELECT task_id, ends_at FROM rpa_tasks_dedupewindow
+WHERE shop_id = %(shop)s AND flow_id = %(flow)s AND key = %(key)s
 """
 _RELEASE = """
 DELETE FROM rpa_tasks_dedupewindow AS held

@@ -106,11 +106,10 @@ class Receipt:
 class BacklogFull(AftertouchError):
     """Too many jobs of a shop or platform are waiting."""
 
+    retry_after = 60  #: seconds
+
     def __init__(self, scope: str, limit: int) -> None:
         super().__init__(_("%(scope)s: %(limit)s jobs wait already, no more are taken.", scope=scope, limit=limit))
-        self.scope = scope
-        self.limit = limit
-        self.retry_after = 60  #: seconds
 
 
 #: What a request of a batch leads to. An error of PostgreSQL means that the database is busy: repeat the request.

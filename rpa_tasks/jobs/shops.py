@@ -53,15 +53,6 @@ def resume_shop(shop_pk: int, *, by: str) -> bool:
     return _change_row(Shop, shop_pk, Q(paused=True), {"paused": False}, "resumed", by, wakes=True)
 
 
-def unpin_shop(shop_pk: int, *, by: str) -> bool:
-    """Unpin the shop, so that any node may serve it with a new profile. Returns False if it is not pinned or is
-    running.
-    """
-    if not Shop.objects.filter(pk=shop_pk).exists():
-        raise NotFound(_("There is no shop %(shop)s.", shop=shop_pk))
-    return bool(unpin_shops([shop_pk], by=by).released)
-
-
 @dataclass(frozen=True, slots=True)
 class UnpinCounts:
     released: int  #: shops that any node may serve now
@@ -93,7 +84,9 @@ def unpin_matching_shops(*, by: str, platform: str = "", shop_ids: Sequence[str]
 
 
 def unpin_shops(shop_pks: Sequence[int], *, by: str) -> UnpinCounts:
-    """Unpin these shops, except those that are running or held by an operator."""
+    """Unpin these shops, so that any node may serve them with new profiles. Those that are running or held by an
+    operator stay.
+    """
     with transaction.atomic():
         lanes = Lane.objects.filter(shop__in=shop_pks).exclude(home="").order_by("shop_id")
         locked = list(lanes.select_for_update(no_key=True).annotate(busy=_IS_BUSY).values_list("shop_id", "busy"))
