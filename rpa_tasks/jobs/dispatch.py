@@ -228,9 +228,16 @@ def _rescue_run(claim: Claim, began: bool, at: datetime) -> bool:
 
 
 def cancel_retired_jobs() -> int:
-    """Cancel waiting jobs whose shop, flow or platform is retired, with the reason `retired`."""
-    found = sql.rows(_RETIRED, {"limit": LIMIT})
-    return len(job_ledger.cancel([task_id for (task_id,) in found], reason="retired")) if found else 0
+    """Cancel waiting jobs whose shop, flow or platform is retired, with the reason `retired`.
+
+    A job that another transaction has locked waits for the next pass.
+    """
+    found = [task_id for (task_id,) in sql.rows(_RETIRED, {"limit": LIMIT})]
+    if not found:
+        return 0
+    with transaction.atomic():
+        free = Job.objects.select_for_update(skip_locked=True).filter(pk__in=found).order_by("pk")
+        return len(job_ledger.cancel(list(free.values_list("pk", flat=True)), reason="retired"))
 
 
 # Two branches: with one OR over the three tables PostgreSQL reads the whole history of jobs every few seconds.

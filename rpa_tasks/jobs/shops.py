@@ -284,7 +284,8 @@ def clear_ended_checks() -> int:
     return sql.execute(_CLEAR_ENDED, {})
 
 
-# The second comparison protects a check that another transaction starts between look and update.
+# A lane that another transaction has locked waits for the next pass. The second comparison protects a check that one
+# starts between look and update.
 _CLEAR_ENDED = """
 WITH ended AS MATERIALIZED (
     SELECT lane.shop_id, lane.check_id FROM rpa_tasks_lane AS lane
@@ -292,6 +293,7 @@ WITH ended AS MATERIALIZED (
         SELECT FROM rpa_tasks_job AS job
         WHERE job.task_id = lane.check_id AND job.state IN ('scheduled', 'queued', 'running')
     )
+    FOR NO KEY UPDATE OF lane SKIP LOCKED
 )
 UPDATE rpa_tasks_lane AS lane SET check_id = NULL, check_reason = 'cancelled'
 FROM ended WHERE lane.shop_id = ended.shop_id AND lane.check_id = ended.check_id

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from django.contrib.auth.models import User
 from django.utils.timezone import now
@@ -17,9 +19,11 @@ from rpa_tasks.jobs.shops import check_login, clear_ended_checks
 from rpa_tasks.models import Flow, Job, Lane, LoginState, Shop, TakeOverEnd
 from rpa_tasks.takeover import leases
 from scheduling.errors import NotFound
-from scheduling.models import FailedTask
+from scheduling.ids import new_id
+from scheduling.models import WAITING, FailedTask
 from tests.rpa_tasks.core.conftest import Market
-from tests.support.second_connection import Race
+from tests.scheduling.api.serving import database_url
+from tests.support.second_connection import Race, act_and_close
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
@@ -133,6 +137,27 @@ def test_continue_races_with_the_end_of_a_check_and_with_the_sweep(market: Marke
         race(3, lambda number, acts=acts: acts[number]())
         check_login(shop.pk, by="cid")
         assert is_shown_as_checking(shop)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_rows_that_another_transaction_holds_stop_no_repair_pass(market: Market, shop: Shop) -> None:
+    """The pass waited for them without end, and so did the wake-ups after it."""
+    other, held = market.shop("s2"), market.shop("s3")
+    for each in (shop, other, held):
+        market.publish(each.shop_id)
+        Lane.objects.filter(shop=each).update(check_id=new_id())
+    Flow.objects.update(retired_at=now())
+    with psycopg.connect(database_url()) as holder:
+        holder.execute("SELECT FROM rpa_tasks_job WHERE shop_id = %s FOR NO KEY UPDATE", [held.pk])
+        holder.execute("SELECT FROM rpa_tasks_lane WHERE shop_id = %s FOR NO KEY UPDATE", [held.pk])
+        with ThreadPoolExecutor(1) as pool:
+            repair = pool.submit(act_and_close, dispatch.run_repair_passes)
+            try:
+                repair.result(20)
+            finally:
+                holder.rollback()
+    assert list(Job.objects.filter(state__in=WAITING).values_list("shop", flat=True)) == [held.pk]
+    assert list(Lane.objects.exclude(check_id=None).values_list("shop", flat=True)) == [held.pk]
 
 
 def test_cancelled_waiting_check_is_forgotten(market: Market, shop: Shop) -> None:
