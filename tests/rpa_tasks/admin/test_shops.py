@@ -201,7 +201,7 @@ def test_run_now_reports_result_for_each_shop(editor: Client, market: Market) ->
 
 @pytest.mark.django_db(transaction=True)
 def test_run_now_names_a_shop_whose_job_another_transaction_holds(editor: Client, market: Market) -> None:
-    """It waited for the lock, and after an error no page told what was published."""
+    """It waited for the lock, and after an error no page named what was published."""
     market.waiting("s1")
     with psycopg.connect(database_url()) as other:
         other.execute("SELECT FROM rpa_tasks_job FOR NO KEY UPDATE")

@@ -76,7 +76,7 @@ def test_send_limits_threads_while_jobs_cannot_be_stored(market: Market, job_tab
 
 
 def test_thread_waits_for_a_lock_no_longer_than_its_attempt(market: Market, job_table_lock: threading.Event) -> None:
-    """Four threads that waited on held every later touch, also those whose jobs nobody held."""
+    """Four threads that waited on held every later touch, also those whose jobs were free."""
     market.flow()
     market.shop()
     channel = Rpa({"platform": "pdd", "task_type": "sync_order", "shop_id": "s1"}, timedelta(seconds=0.5))
