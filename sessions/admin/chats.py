@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -25,7 +26,7 @@ from scheduling.models import Event, Touch
 from scheduling.monitoring.duration_text import describe_duration
 from sessions.detection.presence import SessionPresence, parse_event_id
 from sessions.detection.silence_events import SOURCE
-from sessions.frames import ID_LENGTH
+from sessions.frames import ID_LENGTH, USER_LENGTH
 from sessions.store import inbox, sessions, stats
 from sessions.store.client import StoreUnavailable
 from sessions.store.stats import SessionSnapshot
@@ -128,14 +129,16 @@ class ChatPages(OpsAdmin):
     @table_page("chat/", "view", *VIEW_CHATS)
     def chat(self, request: HttpRequest) -> HttpResponse:
         """Render the chat whose session id is `session`, with its messages, silences and touches."""
-        session_id = request.GET.get("session", "")[:ID_LENGTH]
+        session_id, user_id = request.GET.get("session", "")[:ID_LENGTH], request.GET.get("user", "")[:USER_LENGTH]
         store = sessions.live_store()
-        try:
-            found, moments = stats.session_snapshot(store, session_id), _message_moments(session_id)
-        except StoreUnavailable:
-            found, moments = None, []
-        if found:
-            moments += _silence_moments(found)
+        found: SessionSnapshot | None = None
+        entries: list[inbox.Entry] = []
+        with suppress(StoreUnavailable):
+            entries = store.messages_since(session_id, inbox.START, MOST_MESSAGES)
+            found = stats.session_snapshot(store, session_id)
+        # A closed session has no owner. Its messages have, and a link from a list names the user.
+        owner = (found and found.user_id) or next((each.owner for each in reversed(entries) if each.owner), user_id)
+        moments = [*_message_moments(entries), *_silence_moments(session_id, owner)]
         moments.sort(key=lambda each: each.at, reverse=True)
         row = _chat_row(found) if found and found.armed_at else None
         # The policies of both sides: whom each waits for, its key and the tags that chose it.
@@ -202,7 +205,7 @@ def _chat_row(found: SessionSnapshot) -> dict[str, Any]:
         last = _("%(side)s, %(span)s ago") % {"side": SIDES[side], "span": span}
     return {
         "session_id": found.session_id,
-        "link": build_chat_link(found.session_id),
+        "link": build_chat_link(found.session_id, found.user_id),
         "user_id": found.user_id,
         "state": words,
         "tone": tone,
@@ -214,11 +217,12 @@ def _chat_row(found: SessionSnapshot) -> dict[str, Any]:
     }
 
 
-def build_chat_link(session_id: str) -> str:
-    return f"{reverse('admin:chat_sessions_silencepolicy_chat')}?{urlencode({'session': session_id})}"
+def build_chat_link(session_id: str, user_id: str) -> str:
+    query = urlencode({"session": session_id, "user": user_id})
+    return f"{reverse('admin:chat_sessions_silencepolicy_chat')}?{query}"
 
 
-def _message_moments(session_id: str) -> list[ChatMoment]:
+def _message_moments(entries: Sequence[inbox.Entry]) -> list[ChatMoment]:
     writers = {
         "user": _("Message: %(side)s") % {"side": SIDES["customer"]},
         "agent": _("Message: %(side)s") % {"side": SIDES["agent"]},
@@ -226,21 +230,21 @@ def _message_moments(session_id: str) -> list[ChatMoment]:
         inbox.SYSTEM: _("Guide message"),
     }
     found = []
-    for entry in sessions.live_store().messages_since(session_id, inbox.START, MOST_MESSAGES):
+    for entry in entries:
         body = json.loads(entry.body)
         at = datetime.fromisoformat(inbox.stored_at(entry.cursor))
         found.append(ChatMoment(at, writers.get(body.get("from", ""), ""), body.get("node", "")))
     return found
 
 
-def _silence_moments(found: SessionSnapshot) -> list[ChatMoment]:
+def _silence_moments(session_id: str, user_id: str) -> list[ChatMoment]:
     """Return the silences of the session and what happened to their touches."""
     events = list(
         Event.objects.filter(
-            customer__user_id=found.user_id,
+            customer__user_id=user_id,
             type__in=SessionPresence.event_types,
             source=SOURCE,
-            event_id__startswith=f"{found.session_id}:",
+            event_id__startswith=f"{session_id}:",
         ).order_by("-occurred_at")[:MOST_SILENCES]
     )
     silences = [
@@ -287,7 +291,7 @@ def _silence_rows(events: Sequence[Event]) -> list[dict[str, Any]]:
                 "what": name_silence(event),
                 "link": reverse("admin:scheduling_event_change", args=[event.pk]),
                 "session_id": session_id,
-                "chat_link": build_chat_link(session_id),
+                "chat_link": build_chat_link(session_id, event.user_id),
                 "user_id": event.user_id,
                 "tags": ", ".join(event.data.get("tags", ())),
                 "policy": name_silence_policy(event),

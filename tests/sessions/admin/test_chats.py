@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
+from html import unescape
 
 import pytest
 from django.test import Client
@@ -93,6 +95,22 @@ def test_chat_page_explains_policy_and_shows_timeline(editor: Client, chats: Cha
     assert page.count("Guide message") == 1
     # A session whose id starts the same is another one.
     assert "Nothing is recorded." in text(editor.get(chat_url("s")))
+
+
+def test_timeline_of_ended_chat_has_its_silences(editor: Client, chats: Chats, matrix: MatrixBuilder) -> None:
+    """A close drops the owner of a session, and a day later the session is gone. The page found no silence then."""
+    matrix.node("guide", "session.silent", delay=timedelta(0))
+    chats.user("s 1")
+    chats.store.put_messages([Post("s 1", "m-1", "user", "hello", user_id="ann")])
+    chats.pass_time(61)
+    record_events([silence_event(each, each.deadline_ms) for each in chats.claim()])
+    (link,) = re.findall(r'href="([^"]*/chat/[^"]*)"', text(editor.get(url("silencepolicy_silences"))))
+    chats.store.close("s 1", "ann")
+    assert "Silence, message 1" in text(editor.get(chat_url("s 1")))
+    chats.store.server.client.flushdb()
+    page = text(editor.get(unescape(link)))
+    assert "There is no such chat." in page
+    assert "Silence, message 1" in page
 
 
 def test_list_selects_chats_and_finds_one_without_a_timer(editor: Client, chats: Chats) -> None:
