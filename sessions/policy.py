@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 DEFAULT_KEY = "default"
+LONGEST_WAIT = timedelta(hours=13)  #: open time of a timer at most, `LONGEST` in `lua/prelude.lua`
 
 #: Whose message starts the timer. `any`: every frame renews it. `agent`: an agent wrote last, and the customer is
 #: silent. `customer`: the customer wrote, and no agent answers. The first two are guide policies, the last is an answer

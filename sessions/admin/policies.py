@@ -18,7 +18,7 @@ from scheduling.admin.shown_values import render_tag
 from scheduling.monitoring.duration_text import describe_duration
 from sessions.admin.dashboard import LivePages
 from sessions.models import Campaign, SilencePolicy
-from sessions.policy import CUSTOMER, own_tags
+from sessions.policy import CUSTOMER, LONGEST_WAIT, own_tags
 
 NOT_BACKWARDS = _(
     "A change applies from the next frame of a chat. Timers that are already running keep their deadline."
@@ -72,7 +72,7 @@ class SilencePolicyForm(CheckedForm):
             "max_nudges": _(
                 "Maximum number of messages or steps for one silence. A frame of the user restarts the count."
             ),
-            "growth": _("Each gap between two messages is so many times the one before."),
+            "growth": _("Each gap between two messages is so many times the one before, up to 13 hours."),
         }
 
     def clean(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class SilencePolicyAdmin(LivePages, HistoryAdmin, Retirable):
         """Return the times of the messages of one silence, counted from the last frame."""
         at, spans = timedelta(0), []
         for number in range(row.max_nudges):
-            at += row.threshold * row.growth**number
+            at += min(row.threshold * row.growth**number, LONGEST_WAIT)
             spans.append(describe_duration(at))
         return " · ".join(spans[:4]) + (" …" if len(spans) > 4 else "")
 

@@ -72,7 +72,7 @@ local function read_mark(mark)
   return (mark or ''):match('^(%d+):(%d+):(%d*):(%a?):(.*)$')
 end
 
--- ms; well below the time for which sessions are kept.
+-- ms; well below the time for which sessions are kept; `LONGEST_WAIT` in `policy.py`.
 local LONGEST = 46800000
 
 -- Return the instant, ms, at which `span` of the open hours after `from` has passed. Each closed hour is skipped.

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from django.conf import settings
 
 from sessions.frames import KINDS, USER, Frame
-from sessions.policy import PolicySet
+from sessions.policy import LONGEST_WAIT, PolicySet
 from sessions.rates import Every
 from sessions.store import client, inbox
 from sessions.store.client import (
@@ -49,7 +49,6 @@ RENEWED_EVERY = timedelta(hours=1)
 PAUSE_COUNTS = SESSION_LIFETIME - 2 * RENEWED_EVERY
 TYPED_LATELY = timedelta(seconds=10)  #: after a typing frame without a message, the user still counts as typing
 
-LONG_TIMER = timedelta(hours=13)  #: `LONGEST` in `lua/prelude.lua`
 REARMED, REARM_SPREAD = 200, timedelta(seconds=10)  #: sessions per shard and batch, about
 DROPPED, COUNTED, IDLE, REFUSED, UNAVAILABLE = 0, 1, 2, 3, 4
 OUTCOMES = {COUNTED: "counted", DROPPED: "dropped", IDLE: "idle"}  #: names of those that are no error
@@ -215,7 +214,7 @@ class Store:
             The keys that could not be written, with `partly`.
         """
         now = int(time.time() * 1000)
-        far = now + to_milliseconds(LONG_TIMER)
+        far = now + to_milliseconds(LONGEST_WAIT)
         hour_ms, lifetime = to_milliseconds(timedelta(hours=1)), to_milliseconds(SESSION_LIFETIME)
         groups: dict[tuple[int, int], list[str]] = defaultdict(list)
         for user_id, (_, deadline) in present.items():

@@ -79,6 +79,12 @@ def test_policy_form_shows_errors_at_fields(
     assert not SilencePolicy.objects.exclude(key="default").exists()
 
 
+def test_list_shows_the_gaps_that_the_store_keeps(editor: Client) -> None:
+    """A gap does not grow beyond 13 hours."""
+    SilencePolicy.objects.create(key="vip", threshold=timedelta(hours=6), growth=4, max_nudges=3)
+    assert "6 hours · 19 hours · 1 day 8 hours" in text(editor.get(url("silencepolicy_changelist")))
+
+
 def test_default_policy_cannot_be_retired_or_renamed(editor: Client, default: SilencePolicy) -> None:
     page = text(editor.get(url("silencepolicy_change", default.pk)))
     assert 'name="key"' not in page
