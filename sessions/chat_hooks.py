@@ -22,7 +22,7 @@ from django.views.decorators.http import require_POST
 
 from scheduling.errors import InvalidInput
 from scheduling.strict_text import InvalidText, decode_json
-from sessions.frames import AGENT, MOST_TAGS, TAG_LENGTH, USER, Frame
+from sessions.frames import AGENT, MOST_TAGS, USER, Frame, is_tag
 from sessions.store.client import StoreUnavailable
 from sessions.store.sessions import OUTCOMES, live_store
 
@@ -88,7 +88,7 @@ def convert_chatwoot(payload: dict[str, Any]) -> Iterator[Frame]:
 def _chatwoot_frame(conversation: dict[str, Any], sender: str, kind: str, seq: Any = None) -> Frame:
     inbox, number = conversation.get("inbox_id"), conversation.get("id")
     contact = _nested_member(conversation, "meta", "sender")
-    if not (inbox and number and contact.get("id")):
+    if not _are_ids(inbox, number, contact.get("id")):
         raise InvalidInput.of("conversation", "must have id, inbox_id and meta.sender.id")
     return Frame(
         f"chatwoot-{inbox}-{number}", f"chatwoot-{contact['id']}", f"chatwoot-{inbox}", sender, kind, seq,
@@ -125,7 +125,7 @@ def convert_rocketchat(payload: dict[str, Any]) -> Iterator[Frame]:
 
 def _rocketchat_frame(room: dict[str, Any], sender: str, kind: str, seq: int | None = None) -> Frame:
     visitor = _nested_member(room, "visitor").get("_id")
-    if not (room.get("_id") and visitor):
+    if not _are_ids(room.get("_id"), visitor):
         raise InvalidInput.of("visitor", "the payload must have _id and visitor._id")
     tags = _fitting_tags(room.get("tags"))
     return Frame(f"rocketchat-{room['_id']}", f"rocketchat-{visitor}", "", sender, kind, seq, tags=tags)
@@ -146,6 +146,10 @@ def _is_equal(given: str, wanted: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())
 
 
+def _are_ids(*given: Any) -> bool:
+    return all(type(each) in (int, str) and each for each in given)
+
+
 def _nested_member(found: Any, *names: str) -> dict[str, Any]:
     """Return a nested object, empty where it is missing."""
     for name in names:
@@ -154,9 +158,8 @@ def _nested_member(found: Any, *names: str) -> dict[str, Any]:
 
 
 def _fitting_tags(given: Any) -> list[str]:
-    """Return the labels that fit as tags. A long label must not stop the detection."""
-    labels = given if isinstance(given, list) else []
-    return [each for each in labels if isinstance(each, str) and 0 < len(each) <= TAG_LENGTH][:MOST_TAGS]
+    """Return the labels that fit as tags. An odd label must not stop the detection."""
+    return [each for each in given if is_tag(each)][:MOST_TAGS] if isinstance(given, list) else []
 
 
 class ChatSystem(NamedTuple):

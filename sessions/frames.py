@@ -85,15 +85,9 @@ class Frame:
             and (self.seq is None or (type(self.seq) is int and 0 <= self.seq <= MAX_SEQ))
             and not _UNSTORABLE.search("".join(texts))
             and not find_user_id_problem(self.user_id)
-            and (not self.tags or self._tags_fit())
-        )
-
-    def _tags_fit(self) -> bool:
-        return (
-            type(self.tags) in (list, tuple)
+            and type(self.tags) in (list, tuple)
             and len(self.tags) <= MOST_TAGS
-            and all(type(tag) is str and 0 < len(tag) <= TAG_LENGTH for tag in self.tags)
-            and not _UNSTORABLE.search("".join(self.tags))
+            and all(map(is_tag, self.tags))
         )
 
     @property
@@ -129,6 +123,10 @@ def _check_text(found: ErrorCollector, name: str, text: object, longest: int, le
 
 def has_control_characters(text: str) -> bool:
     return bool(_UNSTORABLE.search(text))
+
+
+def is_tag(given: object) -> bool:
+    return type(given) is str and 0 < len(given) <= TAG_LENGTH and not _UNSTORABLE.search(given)
 
 
 def check_id(session_id: str) -> None:

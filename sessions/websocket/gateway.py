@@ -220,8 +220,12 @@ def build_frame(given: Any) -> Frame:
         raise InvalidInput(*(FieldError(name[:ID_LENGTH], "is not a member of a frame") for name in sorted(unknown)))
     get = given.get
     sender, kind, epoch, spoken = get("from", USER), get("kind", "message"), get("epoch", ""), get("spoken", False)
-    if type(sender) is not str or type(kind) is not str or type(spoken) is not bool:
-        raise InvalidInput.of("frame", "from and kind must be text, spoken true or false")
+    for name, value, kinds, words in (
+        ("from", sender, str, "must be text"), ("kind", kind, str, "must be text"),
+        ("spoken", spoken, bool, "must be true or false"),
+    ):  # fmt: skip
+        if type(value) is not kinds:
+            raise InvalidInput.of(name, words)
     return Frame(
         get("session_id", ""), get("user_id", ""), get("chat_id", ""), sender, kind, get("seq"), get("tag", ""),
         str(epoch) if type(epoch) is int else epoch, spoken, False, get("tags", ()),

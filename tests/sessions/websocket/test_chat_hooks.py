@@ -27,7 +27,7 @@ CHATWOOT_CONVERSATION: dict[str, Any] = {
     "additional_attributes": {"browser": {"browser_name": "Chrome"}, "referer": "https://shop.example.com/"},
     "can_reply": True, "channel": "Channel::WebWidget", "id": 17, "inbox_id": 3, "status": "open",
     "contact_inbox": {"id": 9, "contact_id": 41, "inbox_id": 3, "source_id": "8f2e", "pubsub_token": "x"},
-    "labels": ["vip", "x" * 65], "custom_attributes": {}, "unread_count": 1, "timestamp": 1769846400,
+    "labels": ["vip", "x" * 65, "a\tb", 7], "custom_attributes": {}, "unread_count": 1, "timestamp": 1769846400,
     "meta": {
         "sender": {"id": 41, "name": "Ann", "email": "ann@example.com", "identifier": None, "type": "contact"},
         "assignee": {"id": 2, "name": "Bob", "type": "user"}, "team": None, "hmac_verified": False,
@@ -160,6 +160,7 @@ def test_hook_with_wrong_token_or_without_secret_is_refused(settings: Settings) 
     "payload, field",
     [
         (ROCKETCHAT | {"visitor": None, "type": "LivechatSession"}, "visitor"),
+        (ROCKETCHAT | {"visitor": {"_id": ["a"]}, "type": "LivechatSession"}, "visitor"),
         (ROCKETCHAT | {"messages": [said("x")]}, "messages.ts"),
         (ROCKETCHAT | {"_id": "x" * 200, "messages": [said("01.000")]}, "session_id"),
     ],
@@ -170,8 +171,9 @@ def test_hook_with_unfit_payload_names_field(payload: dict[str, Any], field: str
 
 
 def test_hook_with_unfit_conversation_names_field() -> None:
-    response = chatwoot(CHATWOOT_MESSAGE | {"conversation": {"id": 17}})
-    assert (response.status_code, json.loads(response.content)["errors"][0]["field"]) == (422, "conversation")
+    for odd in ({"id": None}, {"id": [17]}, {"id": True}, {"inbox_id": 3.5}, {"meta": {"sender": {"id": {"a": 1}}}}):
+        response = chatwoot(CHATWOOT_MESSAGE | {"conversation": CHATWOOT_CONVERSATION | odd})
+        assert (response.status_code, json.loads(response.content)["errors"][0]["field"]) == (422, "conversation"), odd
     assert rocketchat([]).status_code == 200
     assert post("rocketchat", "{", {"X-RocketChat-Livechat-Token": SECRET}).status_code == 400
 
