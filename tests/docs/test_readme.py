@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 
 from config.environment import ROOT
 from tests.docs.pages import blocks, commands, images, inline_code, links
@@ -40,3 +41,10 @@ def test_chinese_readme_lines_are_chinese() -> None:
     for line in re.sub(r"^```.*?^```$", "", CHINESE, flags=re.MULTILINE | re.DOTALL).splitlines():
         words = re.findall(r"[A-Za-z]{2,}", re.sub(r"`[^`]*`|\]\([^)]*\)", "", line))
         assert len(words) < 8 or re.search(r"[\u4e00-\u9fff]", line), line
+
+
+def test_make_lists_each_target() -> None:
+    """The name of `test-all` has a hyphen, so the list left it out."""
+    said = subprocess.run(["make", "-s"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (names,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(re.findall(r"^  make (\S+)", said, re.MULTILINE)) == set(names.split())
