@@ -28,6 +28,7 @@ from sessions.store.sessions import ClaimedSilence
 from tests.sessions.conftest import Chats
 from tests.sessions.refusing_server import refuse_writes
 from tests.sessions.test_presence import silence_question
+from tests.support.tables import each_row
 from tests.support.waiting import WAIT_LIMIT
 
 SECOND = timedelta(seconds=1)
@@ -301,10 +302,18 @@ def test_check_accepts_flags_with_expired_events(chats: Chats, valkey: redis.Red
     valkey.config_set("notify-keyspace-events", "")
 
 
-@pytest.mark.parametrize("pattern", ["session", "*:*", "s?:*", "[ab]:*"])
-def test_pattern_requires_one_star(pattern: str) -> None:
-    with pytest.raises(ValueError, match="one \\*"):
-        Pattern(pattern)
+@each_row(
+    "words, said",
+    [
+        *((["--pattern", odd], "--pattern: .* must have one \\*") for odd in ("session", "*:*", "s?:*", "[ab]:*")),
+        (["--pattern", "s:*", "--window", "soon"], "--window: “soon” is not a duration"),
+        (["--pattern", "s:*", "--tag", "a\nb"], "--tag: must have at most 64 characters"),
+        (["--pattern", "s:*", "--tag", "x" * 65], "--tag: must have at most 64 characters"),
+    ],
+)
+def test_listen_expired_explains_an_unfit_option(words: list[str], said: str) -> None:
+    with pytest.raises(CommandError, match=said):
+        call_command("listen_expired", *words)
 
 
 def test_pattern_extracts_user_from_key() -> None:
