@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from socket import gethostname
 from typing import Annotated, Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 from zoneinfo import available_timezones
 
 from psycopg import ProgrammingError
@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ROLES = ("viewer", "operator", "editor", "command editor", "administrator")
 PLACEHOLDER_POSTGRES = "postgresql://aftertouch@127.0.0.1:1/aftertouch"
 PLACEHOLDER_REDIS = "redis://127.0.0.1:1/0"
+IMPLIED_PORTS = {("http", 80), ("https", 443)}
 
 
 def _split_commas(value: Any) -> Any:
@@ -185,8 +186,8 @@ class Environment(BaseSettings):
     @classmethod
     def require_base_without_path(cls, url: str) -> str:
         address = urlsplit(url)
-        if url and (address.scheme not in ("http", "https") or not address.hostname or not _has_port(url)):
-            raise ValueError("must be an address like https://aftertouch.example.com")
+        if url and not _is_web_address(address):
+            raise ValueError("must be an address like https://aftertouch.example.com, without a user")
         if address.path.strip("/") or address.query or address.fragment:
             raise ValueError("must not have a path: Aftertouch has a host name of its own")
         return url.rstrip("/")
@@ -201,8 +202,9 @@ class Environment(BaseSettings):
     @field_validator("aftertouch_link_base_url")
     @classmethod
     def require_web_address(cls, url: str) -> str:
-        if url and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname or not url.isascii()):
-            raise ValueError("must be an address like https://go.example.com")
+        address = urlsplit(url)
+        if url and not (_is_web_address(address) and url == _without_query(address) and url.isascii()):
+            raise ValueError("must be an address like https://go.example.com, without user and query")
         return url
 
     @field_validator("aftertouch_http_proxy")
@@ -218,8 +220,7 @@ class Environment(BaseSettings):
     @classmethod
     def require_issuer(cls, url: str) -> str:
         address = urlsplit(url)
-        plain = url == f"{address.scheme}://{address.netloc}{address.path}" and "@" not in address.netloc
-        if url and not (address.scheme in ("http", "https") and address.hostname and plain and _has_port(url)):
+        if url and not (_is_web_address(address) and url == _without_query(address)):
             raise ValueError("must be an address like https://id.example.com, without query and user name")
         return url
 
@@ -270,7 +271,9 @@ class Environment(BaseSettings):
     def require_origins(cls, origins: list[str]) -> list[str]:
         for origin in origins:
             address = urlsplit(origin)
-            if address.scheme not in ("http", "https") or origin != f"{address.scheme}://{address.netloc}":
+            # As browsers send it: in ASCII, without a path, and without the port that the scheme implies.
+            is_origin = _is_web_address(address) and origin == f"{address.scheme}://{address.netloc}"
+            if not (is_origin and origin.isascii() and (address.scheme, address.port) not in IMPLIED_PORTS):
                 raise ValueError(f"{origin} must be an origin, such as https://shop.example.com")
         return [origin.lower() for origin in origins]
 
@@ -321,12 +324,17 @@ class Environment(BaseSettings):
         return [name.upper() for name, each in options.items() if not is_verified(each)]
 
 
-def _has_port(url: str) -> bool:
-    """Return whether the port is a number or missing."""
+def _is_web_address(address: SplitResult) -> bool:
+    """Return whether it has a host, no user, and a valid port or none."""
     try:
-        return urlsplit(url).port != 0
+        has_port = address.port != 0
     except ValueError:
         return False
+    return bool(address.scheme in ("http", "https") and address.hostname and "@" not in address.netloc and has_port)
+
+
+def _without_query(address: SplitResult) -> str:
+    return f"{address.scheme}://{address.netloc}{address.path}"
 
 
 def read_query(url: str) -> str:
