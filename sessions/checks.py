@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from django.conf import settings
@@ -46,21 +47,15 @@ def check_eviction(**_: Any) -> list[CheckMessage]:
 def find_eviction_policy() -> str:
     """Return the first policy by which a server of live chats deletes keys, "" if none does or answers."""
     for server in connect_nodes(settings.AFTERTOUCH_SESSIONS_REDIS_URL or settings.REDIS_URL):
-        with server:
-            try:
-                if policy := read_eviction_policy(server):
-                    return policy
-            except (RedisError, OSError):
-                continue
+        with server, suppress(RedisError, OSError):
+            if policy := read_eviction_policy(server):
+                return policy
     return ""
 
 
 def _first_answer(url: str) -> bool | None:
     """Return whether the first server that answers runs in cluster mode, None without an answer."""
     for server in connect_nodes(url):
-        with server:
-            try:
-                return bool(server.info("cluster")["cluster_enabled"])
-            except (RedisError, OSError, LookupError):
-                continue
+        with server, suppress(RedisError, OSError, LookupError):
+            return bool(server.info("cluster")["cluster_enabled"])
     return None

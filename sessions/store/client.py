@@ -276,17 +276,12 @@ def _make_node(host: str, port: int) -> ClusterNode:
 
 def find_slots(commands: Sequence[Command]) -> list[int]:
     """Return the slot of each command's first key. A command without a key goes with the first that has one."""
-    slots = [_find_slot(words) for words, _ in commands]
+    slots: list[int | None] = []
+    for words, _ in commands:
+        key = next(iter(words[3 if words[0] in ("EVALSHA", "EVAL") else 1 :]), None)
+        slots.append(None if key is None else key_slot(key if isinstance(key, bytes) else str(key).encode()))
     first = next((slot for slot in slots if slot is not None), 0)
     return [first if slot is None else slot for slot in slots]
-
-
-def _find_slot(words: Sequence[Any]) -> int | None:
-    place = 3 if words[0] in ("EVALSHA", "EVAL") else 1
-    if len(words) <= place:
-        return None
-    key = words[place]
-    return key_slot(key if isinstance(key, bytes) else str(key).encode())
 
 
 # Run scripts and commands about live sessions in Redis. Raises `StoreUnavailable` for every error that kept the server

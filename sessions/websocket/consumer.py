@@ -182,7 +182,8 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             last, owner = await asyncio.to_thread(sessions.live_store().read_cursor_and_owner, session_id)
             if self._is_of_other(owner):
                 return
-            if await asyncio.to_thread(self._is_revoked):
+            me, server = self.admission, sessions.live_store().server
+            if await asyncio.to_thread(tokens.is_revoked, server, session_id, me.role, me.issued_at):
                 raise tokens.BadToken("revoked")
         left = max(0.0, self.admission.ends_at - time.time())
         self.expiry = asyncio.get_running_loop().call_later(
@@ -203,10 +204,6 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             return False
         self.send_queue.end(Close.OTHER_USER, OTHER_USER_TEXT)
         return True
-
-    def _is_revoked(self) -> bool:
-        me = self.admission
-        return tokens.is_revoked(sessions.live_store().server, me.session_id, me.role, me.issued_at)
 
     async def websocket_disconnect(self) -> None:
         self.send_queue.drop()
