@@ -9,7 +9,7 @@ AftertouchError
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -88,6 +88,11 @@ def errors_within(path: str) -> Iterator[None]:
         raise InvalidInput(*(FieldError(join_path(path, each.field), each.message) for each in error.errors)) from None
     except ValueError as error:
         raise InvalidInput.of(path, str(error)) from None
+
+
+def describe_model_error(raw: Mapping[str, Any]) -> str:
+    """Return the text of one error of a pydantic model: our own, before which pydantic puts “Value error, ”, or its."""
+    return str(raw.get("ctx", {}).get("error", raw["msg"]))
 
 
 def join_path(path: str, inner: str) -> str:

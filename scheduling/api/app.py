@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import wraps
 from io import BytesIO
 from typing import Any
 
@@ -32,8 +33,9 @@ from scheduling.api import (
 )
 from scheduling.api.auth import admit_body, in_database_thread
 from scheduling.api.schemas import MEDIA_TYPE, Problem, problem_response, register_problem_handlers
+from scheduling.errors import FieldError, InvalidInput
 from scheduling.planning import request_metrics
-from scheduling.strict_text import decode_json
+from scheduling.strict_text import PATH_SHOWN, decode_json
 from scheduling.web.middleware import NOT_A_PAGE, POLICY, set_security_headers
 
 
@@ -51,6 +53,30 @@ class Api(NinjaAPI):
         return f"{tag}_{operation.view_func.__name__}".replace(" ", "_").lower()
 
 
+def refuse_unknown_parameters(view: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse query parameters that a view does not have, and single ones that are given twice.
+
+    Ninja ignores them: a misspelt filter would choose every row. The result of an asynchronous view is its coroutine.
+    """
+    models = [model for model in view._ninja_operation.models if model.__ninja_param_source__ == "query"]  # type: ignore[attr-defined]
+    known = {name for model in models for name in model.__ninja_flatten_map__}
+    lists = {name for model in models for name in model.__ninja_collection_fields__}
+
+    @wraps(view)
+    def run(request: HttpRequest, **values: Any) -> Any:
+        errors = []
+        for name, given in request.GET.lists():
+            if name not in known:
+                errors.append(FieldError(name[:PATH_SHOWN], "is no parameter here"))
+            elif len(given) > 1 and name not in lists:
+                errors.append(FieldError(name, "is given twice"))
+        if errors:
+            raise InvalidInput(*errors)
+        return view(request, **values)
+
+    return run
+
+
 api = Api(
     title="Aftertouch",
     version="1",
@@ -59,6 +85,7 @@ api = Api(
     description="Delayed outreach. Errors are problem details; lists take `limit` and `cursor`.",
 )
 register_problem_handlers(api)
+api.add_decorator(refuse_unknown_parameters)
 for router in (
     events.router, touches.router, customers.router, bulk_actions.router,
     failed_tasks.router, receivers.router, receipts.router, webhooks.router,

@@ -42,7 +42,7 @@ from scheduling.api.schemas import (
 )
 from scheduling.customers.inputs import UserId
 from scheduling.error_text import ErrorText as _
-from scheduling.errors import FieldError, InvalidInput
+from scheduling.errors import FieldError, InvalidInput, describe_model_error
 from scheduling.planning import request_metrics
 from scheduling.planning.ingest import DatabaseUnavailable, IngestOverloaded, NewEvent, Receipt, submit
 from scheduling.policy.profile import check_characters
@@ -148,8 +148,7 @@ def parse_event(raw: Any, *, prefix: str = "", trace_id: UUID | None = None) -> 
         found = []
         for each in islice(error.errors(include_url=False, include_input=False), ERRORS_SHOWN):
             path = ".".join(filter(None, (prefix, *map(str, each["loc"]))))[:PATH_SHOWN]
-            # Our own text if there is one: pydantic puts “Value error, ” before it.
-            found.append(FieldError(path, str(each.get("ctx", {}).get("error", each["msg"]))))
+            found.append(FieldError(path, describe_model_error(each)))
         raise InvalidInput(*found) from None
     return event.to_event(trace_id)
 

@@ -27,10 +27,10 @@ from psycopg.errors import QueryCanceled
 from pydantic import AfterValidator, BeforeValidator, ConfigDict
 
 from scheduling import sql
-from scheduling.errors import AftertouchError, Conflict, FieldError, InvalidInput, NotFound
+from scheduling.errors import AftertouchError, Conflict, FieldError, InvalidInput, NotFound, describe_model_error
 from scheduling.models import FailedTask
 from scheduling.operations.preview import PreviewedTouch
-from scheduling.strict_text import InvalidText, find_unstorable_text
+from scheduling.strict_text import PATH_SHOWN, InvalidText, find_unstorable_text
 
 log = structlog.get_logger(__name__)
 
@@ -414,13 +414,14 @@ def _convert_exception(error: BaseException) -> Problem | None:  # noqa: PLR0911
 
 
 def _convert_field_error(raw: Mapping[str, Any]) -> FieldError:
-    location = [str(part) for part in raw.get("loc", ())]
-    if location[:1] == ["body"]:
-        # The argument's name is internal. For an array it names the content: `sessions.1.user_id`.
-        location = location[1 if location[2:3] and location[2].isdigit() else 2 :]
-    elif location[:1] in (["query"], ["path"], ["header"]):
-        location = location[1:]
-    return FieldError(".".join(location), str(raw.get("msg", "")))
+    source, *location = raw.get("loc") or ("",)
+    # The first part may be the view's argument, which is internal. For an array it names the content:
+    # `sessions.1.user_id`. Ninja leaves it out of a single query parameter.
+    if len(location) > 1:
+        location = location if isinstance(location[1], int) else location[1:]
+    elif source == "body":
+        location = []
+    return FieldError(".".join(map(str, location))[:PATH_SHOWN], describe_model_error(raw))
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from scheduling.api.schemas import (
     check_storable,
     limit_list_time,
 )
+from scheduling.customers.inputs import Tags
 from scheduling.errors import InvalidInput, NotFound
 from scheduling.models import Pause, Touch, TouchState
 from scheduling.operations import commands, queries
@@ -97,7 +98,7 @@ class ImaginedCustomer(Request):
     """Values that the customer of a preview has instead of the stored ones."""
 
     level: Text = ""
-    tag: list[Text] = []
+    tag: Tags = []
     attributes: Annotated[str, Field(max_length=8_000), AfterValidator(check_storable)] = ""  #: a JSON object
 
 

@@ -12,7 +12,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
 from scheduling.customers.changes import MAX_ADDRESSES
 from scheduling.error_text import ErrorText as _
-from scheduling.errors import FieldError, InvalidInput
+from scheduling.errors import FieldError, InvalidInput, describe_model_error
 from scheduling.ids import find_user_id_problem
 from scheduling.policy.profile import (
     MAX_ATTRIBUTES,
@@ -114,8 +114,6 @@ def _describe_error(error: Mapping[str, Any]) -> str:
     """Return the message of an error of the model, as a page can translate it."""
     context = error.get("ctx", {})
     match error["type"]:
-        case "value_error":
-            return str(context["error"])
         case "refused":
             return str(context["message"])
         case "string_too_short":
@@ -126,4 +124,4 @@ def _describe_error(error: Mapping[str, Any]) -> str:
             return KIND_RULE
         case "too_long":
             return _("must not have more than %(most)s entries", most=context["max_length"])
-    return str(error["msg"])
+    return describe_model_error(error)

@@ -188,7 +188,7 @@ def test_preview_of_an_imagined_customer_judges_its_values(api: Client, matrix: 
         ({"attributes": "{"}, "attributes"),
         ({"attributes": "[]"}, "attributes"),
         ({"attributes": '{"1": 2}'}, "attributes.1"),
-        ({"tag": [" x"]}, "tags"),
+        ({"tag": [" x"]}, "tag"),
         ({"level": "x" * 41}, "level"),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
+from uuid import UUID
 
 import pytest
 import requests
@@ -80,6 +82,47 @@ def test_unknown_path_or_method_is_a_problem(api: Client, method: str, path: str
 
 
 # --- the way out -----------------------------------------------------------------------------------------------------
+
+
+@each_row(
+    "method, path, field, message",
+    [
+        ("GET", "/touches?usr=ann", "usr", "is no parameter here"),
+        ("GET", "/touches?user=ann&user=bob", "user", "is given twice"),
+        ("GET", "/failed-tasks?State=open", "State", "is no parameter here"),
+        ("GET", "/customers?tag=a&tag=b", "tag", "is given twice"),
+        ("POST", "/events?Partial=true", "Partial", "is no parameter here"),
+        ("GET", f"/touches/{UUID(int=1)}?user=ann", "user", "is no parameter here"),
+        ("POST", "/preview?lvl=vip", "lvl", "is no parameter here"),
+    ],
+)
+def test_parameter_that_cannot_be_meant_is_refused(
+    api: Client, method: str, path: str, field: str, message: str
+) -> None:
+    """A misspelt filter would list every row, and a misspelt `partial` would refuse a whole batch."""
+    answer = api(method, path, cloud_event() if method == "POST" else None)
+    assert (answer.status_code, answer.json().get("errors")) == (422, [{"field": field, "message": message}])
+
+
+@each_row(
+    "method, path, body, field, message",
+    [
+        ("POST", "/preview?tag=a&tag=%20", cloud_event(), "tag", "a tag has 1 to 64 characters"),
+        ("POST", "/preview?tag=" + "x" * 65, cloud_event(), "tag", "a tag has 1 to 64 characters"),
+        ("PUT", "/customers/ann", {"7": "x"}, "7", "not permitted"),
+        ("PUT", "/customers/ann", {"k" * 9_000: "x"}, "k" * 200, "not permitted"),
+        ("PUT", "/customers/ann", {"name": "\x01"}, "name", "contains"),
+        ("POST", "/customers", {"customers": [{"user_id": "ann", "level": 7}]}, "customers.0.level", "valid string"),
+        ("GET", "/customers?q=%00", None, "q", "contains U+0000"),
+    ],
+)
+def test_error_names_the_field_as_the_client_wrote_it(
+    api: Client, method: str, path: str, body: Any, field: str, message: str
+) -> None:
+    (error,) = api(method, path, body).json()["errors"]
+    assert error["field"] == field
+    assert message in error["message"]
+    assert "Value error" not in error["message"]
 
 
 def test_opt_out_link_asks_and_then_needs_no_cookie_or_token() -> None:
