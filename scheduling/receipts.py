@@ -35,7 +35,7 @@ from scheduling.channels.vendors.callbacks import CallbackResult, CustomerMessag
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
 from scheduling.delivery.routing import find_delivery_keys, store_disabled_targets
-from scheduling.ids import new_id
+from scheduling.ids import ERASED, new_id
 from scheduling.ledger import locks
 from scheduling.models import Customer, CustomerChange, DeliveryReceipt, ReceiptKind, WebhookEvent, WebhookFact
 from scheduling.models.customer import REPLYING
@@ -83,7 +83,6 @@ WHERE settled_at > statement_timestamp() - %(span)s::interval AND node_id = %(no
 
 BATCH = 500
 DETAIL = 300  #: characters
-ERASED = "erased:"  #: start of the user id of an erased customer
 #: By kind of a receipt, the event that always follows.
 CONSEQUENCES: Mapping[str, str] = {
     ReceiptKind.REPLIED: "conversation.started",
