@@ -99,7 +99,7 @@ def archive(request: HttpRequest, failed_id: UUID, wish: ActionIn) -> FailedTask
 def comment(request: HttpRequest, failed_id: UUID, wish: CommentIn) -> FailedTask:
     """Add a comment to a failed task. Its state stays."""
     with sql.brief_lock_waits():
-        failed_tasks.add_comment(failed_id, wish.text, build_api_key_actor(request, ""))
+        failed_tasks.add_comment(failed_id, wish.text, build_api_key_actor(request))
     return _read_failed_task(failed_id)
 
 
@@ -107,7 +107,7 @@ def comment(request: HttpRequest, failed_id: UUID, wish: CommentIn) -> FailedTas
 def assign(request: HttpRequest, failed_id: UUID, wish: AssignIn) -> FailedTask:
     """Assign a failed task to a user of the back office by user name. null removes the assignee."""
     with sql.brief_lock_waits():
-        failed_tasks.assign_failed_task(failed_id, wish.user)
+        failed_tasks.assign_failed_task(failed_id, wish.user, build_api_key_actor(request))
     return _read_failed_task(failed_id)
 
 

@@ -71,6 +71,7 @@ def confirm_enrolment(user: User, code: str) -> list[str] | None:
     return replace_recovery_codes(user)
 
 
+@transaction.atomic
 def accept_code(user: User, text: str) -> bool:
     """Accept a code of the app or a recovery code. Of concurrent calls with one code, one returns True.
 

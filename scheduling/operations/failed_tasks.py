@@ -338,7 +338,7 @@ def list_assignable_users() -> list[User]:
     return list(User.objects.filter(is_active=True, is_staff=True).order_by("username"))
 
 
-def assign_failed_task(failed_id: UUID, username: str | None) -> None:
+def assign_failed_task(failed_id: UUID, username: str | None, actor: Actor) -> None:
     """Assign a failed task to a user of the back office; None removes the assignee. Idempotent.
 
     Raises:
@@ -352,8 +352,14 @@ def assign_failed_task(failed_id: UUID, username: str | None) -> None:
             raise InvalidInput.of(
                 "user", _("there is no active user “%(name)s” of the back office", name=username[:150])
             )
-    if not FailedTask.objects.filter(pk=failed_id).update(assignee=user):
-        raise NotFound(_("There is no failed task %(failed_id)s.", failed_id=failed_id))
+    with transaction.atomic():
+        row = _lock_failed_task(failed_id)
+        before = row.assignee
+        if before != user:
+            row.assignee = user
+            row.save(update_fields=["assignee"])
+            change = ("assignee", *(each.get_username() if each else None for each in (before, user)))
+            record_action("changed", row, label=str(row), actor=actor.name, changes=[change])
 
 
 def add_comment(failed_id: UUID, text: str, actor: Actor) -> FailedTaskComment:

@@ -479,7 +479,7 @@ class FailedTaskAdmin(RowPage, MatchingRowsMixin, ListExportMixin, ReadOnlyAdmin
     def assign(self, request: HttpRequest, row: FailedTask) -> HttpResponse:
         """Assign the failed task to the chosen user, or to none."""
         try:
-            failed_tasks.assign_failed_task(row.pk, request.POST.get("user") or None)
+            failed_tasks.assign_failed_task(row.pk, request.POST.get("user") or None, build_user_actor(request))
             messages.success(request, gettext("The assignee was changed."))
         except InvalidInput as error:
             messages.error(request, translate_error(error.errors[0].message))

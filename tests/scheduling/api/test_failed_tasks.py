@@ -10,7 +10,7 @@ import pytest
 
 from scheduling.ids import new_id
 from scheduling.ledger import failures
-from scheduling.models import BulkAction, FailedTask, Touch
+from scheduling.models import AuditEntry, BulkAction, FailedTask, Touch
 from scheduling.operations import bulk_actions
 from tests.scheduling.api.serving import Client
 from tests.support.matrix import MatrixBuilder
@@ -184,6 +184,11 @@ def test_comments_and_assignee_are_listed(api: Client, fail: Callable[..., Faile
     assert (item["assignee"], item["state"]) == ("olga", "open")
     assert [(each["author"], each["text"]) for each in item["comments"]] == [("api:shop", "vendor informed")]
     assert api("POST", f"/failed-tasks/{row.pk}/assign", {"user": None}).json()["assignee"] is None
+    assert api("POST", f"/failed-tasks/{row.pk}/assign", {"user": None}).status_code == 200
+    entries = AuditEntry.objects.filter(object_id=str(row.pk)).order_by("pk")
+    assert [(each.action, each.actor, each.changes) for each in entries] == [
+        ("changed", "api:shop", [["assignee", None, "olga"]]), ("changed", "api:shop", [["assignee", "olga", None]]),
+    ]  # fmt: skip
     refused = api("POST", f"/failed-tasks/{row.pk}/assign", {"user": "nobody"})
     assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "user")
     assert api("POST", f"/failed-tasks/{row.pk}/comments", {"text": ""}).status_code == 422

@@ -14,7 +14,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import OperationalError, connection
 from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
@@ -123,6 +123,20 @@ def test_recovery_code_of_concurrent_requests_is_used_once(race: Race, ann: User
     _secret, codes = enrol(ann)
     assert sorted(race(6, lambda _at: totp.accept_code(ann, codes[0]))) == [False] * 5 + [True]
     assert count_recovery_codes() == 9
+
+
+def test_recovery_code_without_an_audit_entry_stays_usable(ann: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OperationalError("the server ended the connection")
+
+    _secret, codes = enrol(ann)
+    with monkeypatch.context() as patched:
+        patched.setattr(totp, "record_action", fail)
+        with pytest.raises(OperationalError):
+            totp.accept_code(ann, codes[0])
+    assert count_recovery_codes() == 10
+    assert totp.accept_code(ann, codes[0])
+    assert AuditEntry.objects.get(action="acted").reason == "recovery code used"
 
 
 @pytest.mark.django_db(transaction=True)
