@@ -179,8 +179,10 @@ async def _read_provider() -> dict[str, Any]:
     found = await _fetch_json("GET", issuer.rstrip("/") + "/.well-known/openid-configuration")
     if found.get("issuer") != issuer:
         raise ProviderFailed("issuer: the document names another one than AFTERTOUCH_OIDC_ISSUER")
+    if not all(isinstance(found.get(name) or "", str) for name in (*ENDPOINTS, "userinfo_endpoint")):
+        raise ProviderFailed("the document holds an address that is no text")
     for name in ENDPOINTS:
-        check_url(found.get(name, ""), PrivateHosts.from_settings())
+        check_url(found.get(name) or "", PrivateHosts.from_settings())
     return found
 
 
@@ -214,7 +216,6 @@ async def _exchange_code(flow: Mapping[str, Any], code: str) -> dict[str, Any]:
 
 def _check_token(tokens: Mapping[str, Any], keys: Mapping[str, Any], nonce: str) -> dict[str, Any]:
     """Check signature, issuer, audience, times and nonce of the ID token. Return its claims."""
-    usable = [key for key in keys.get("keys", ()) if key.get("kty") in ("RSA", "EC", "OKP") and key.get("use") != "enc"]
     options = {
         "iss": {"essential": True, "value": settings.AFTERTOUCH_OIDC_ISSUER},
         "aud": {"essential": True, "value": settings.AFTERTOUCH_OIDC_CLIENT_ID},
@@ -223,10 +224,11 @@ def _check_token(tokens: Mapping[str, Any], keys: Mapping[str, Any], nonce: str)
         "nonce": nonce, "client_id": settings.AFTERTOUCH_OIDC_CLIENT_ID, "access_token": tokens.get("access_token"),
     }  # fmt: skip
     try:
+        usable = [key for key in keys["keys"] if key.get("kty") in ("RSA", "EC", "OKP") and key.get("use") != "enc"]
         token = jwt.decode(str(tokens["id_token"]), KeySet.import_key_set({"keys": usable}), algorithms=ALGORITHMS)
         claims = CodeIDToken(token.claims, token.header, options, params)
         claims.validate(leeway=LEEWAY)
-    except (JoseError, ValueError, KeyError, TypeError) as error:
+    except (JoseError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ProviderFailed(f"id_token: {type(error).__name__} {error}"[:200]) from error
     return dict(claims)
 

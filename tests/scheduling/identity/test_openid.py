@@ -210,6 +210,29 @@ def test_check_token_wrong_token_is_refused(token: dict[str, str], settings: Set
         openid._check_token(token, keys, "n")
 
 
+@each_row("keys", [{}, {"keys": None}, {"keys": ["x"]}, {"keys": [None]}, {"keys": [{"kty": "RSA"}]}])
+def test_keys_that_are_none_are_the_fault_of_the_provider(keys: dict[str, Any], settings: Settings) -> None:
+    settings.AFTERTOUCH_OIDC_ISSUER, settings.AFTERTOUCH_OIDC_CLIENT_ID = "https://id.example.com", "aftertouch"
+    with pytest.raises(openid.ProviderFailed):
+        openid._check_token(make_token(), keys, "n")
+
+
+@each_row("name", [*openid.ENDPOINTS, "userinfo_endpoint"])
+@each_row("address", [7, ["https://id.example.com"], {"url": "x"}])
+def test_address_that_is_no_text_is_the_fault_of_the_provider(
+    name: str, address: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.AFTERTOUCH_OIDC_ISSUER = issuer = "https://id.example.com"
+    document = {"issuer": issuer, **dict.fromkeys(openid.ENDPOINTS, f"{issuer}/x"), name: address}
+
+    async def read_document(*_: Any) -> dict[str, Any]:
+        return document
+
+    monkeypatch.setattr(openid, "_fetch_json", read_document)
+    with pytest.raises(openid.ProviderFailed):
+        openid.begin_flow("https://shop.example.com/back", 0.0)
+
+
 def test_only_provider_refuses_passwords(provider: MockProvider, settings: Settings) -> None:
     User.objects.create_superuser("ann", password="right")
     client = Client()
