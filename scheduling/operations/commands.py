@@ -13,10 +13,12 @@ from uuid import UUID
 
 from django.contrib.auth.models import User
 from django.db import transaction
+from django.utils.translation import override
 
 from scheduling import sql
 from scheduling.audit import record_action
 from scheduling.customers.changes import change_customer
+from scheduling.error_text import ErrorText
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, InvalidInput, NotFound
 from scheduling.ids import new_id
@@ -72,7 +74,11 @@ def cancel_one_touch(task_id: UUID, *, actor: str, wait: bool = True) -> None:
             break
     if state is None:
         raise NotFound(_("There is no touch %(task_id)s.", task_id=task_id))
-    raise Conflict(_("The touch is %(state)s already.", state=state))
+    if state == TouchState.RUNNING:
+        raise Conflict(_("The touch is being sent already."))
+    with override("en"):
+        label = ErrorText(str(TouchState(state).label))
+    raise Conflict(_("The touch is %(state)s already.", state=label))
 
 
 STILL_HELD = _("touches that a worker holds may stay suppressed")
