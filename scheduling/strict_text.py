@@ -39,8 +39,8 @@ MAX_DEPTH = 32
 YAML_DEPTH = MAX_DEPTH + 8  #: a configuration file wraps the values of forms in lists and mappings
 FIELD_SIZE = 65_536  #: characters of a form field
 SMALLEST, LARGEST = -(2**63), 2**64 - 1  #: integers that other languages can hold
-ERRORS_SHOWN = 100
-PATH_SHOWN = 200
+ERRORS_SHOWN = 100  #: of a request: more would make the response as large as it
+PATH_SHOWN = 200  #: characters
 
 _NULL = re.compile(r"(?:~|null|Null|NULL|)")
 _BOOL = re.compile(r"(?:true|True|TRUE|false|False|FALSE)")

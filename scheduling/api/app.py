@@ -32,7 +32,7 @@ from scheduling.api import (
     webhooks,
 )
 from scheduling.api.auth import admit_body, in_database_thread
-from scheduling.api.schemas import MEDIA_TYPE, Problem, problem_response, register_problem_handlers
+from scheduling.api.schemas import MEDIA_TYPE, Problem, register_problem_handlers
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.planning import request_metrics
 from scheduling.strict_text import PATH_SHOWN, decode_json
@@ -145,7 +145,7 @@ class ApiHandler(ASGIHandler):
         try:
             request = ASGIRequest(scope, BytesIO(body))
         except UnicodeDecodeError:
-            return problem_response(400, "The address cannot be read."), "unread"
+            return Problem(400, "The address cannot be read.").response(), "unread"
         response = await self.get_response_async(request)
         route = request.resolver_match.route if request.resolver_match else "unknown"
         set_security_headers(request, response)
@@ -153,7 +153,7 @@ class ApiHandler(ASGIHandler):
             kept = {name: value for name, value in response.items() if name in ("Allow", "Retry-After")}
             status = response.status_code
             detail = DETAILS.get(status, "The request cannot be answered.")
-            return problem_response(status, detail, headers=kept), route
+            return Problem(status, detail, headers=kept).response(), route
         return response, route
 
     async def get_response_async(self, request: HttpRequest) -> HttpResponseBase:

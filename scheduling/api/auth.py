@@ -45,6 +45,7 @@ THREADS = 8
 AUTH_THREADS = 2  #: for keys and rates: a look-up every few seconds, a lease every few hundred requests
 
 _threads = ThreadPoolExecutor(THREADS, thread_name_prefix="api")
+#: Events use no other threads, so they must not wait for reading requests.
 _auth_threads = ThreadPoolExecutor(AUTH_THREADS, thread_name_prefix="api-auth")
 
 
@@ -53,26 +54,16 @@ async def in_database_thread(function: Callable[P, R], *args: P.args, **kwargs: 
     return await _run_in_pool(_threads, partial(function, *args, **kwargs))
 
 
-async def in_auth_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run `function` in the threads for authentication.
-
-    Events use no other threads, so they must not wait for reading requests.
-    """
-    return await _run_in_pool(_auth_threads, partial(function, *args, **kwargs))
-
-
 async def _run_in_pool(pool: ThreadPoolExecutor, call: Callable[[], R]) -> R:
-    context = contextvars.copy_context()
-    return await asyncio.get_running_loop().run_in_executor(pool, context.run, partial(_call_with_connection, call))
-
-
-def _call_with_connection(call: Callable[[], R]) -> R:
-    reset_queries()
-    close_old_connections()
-    try:
-        return call()
-    finally:
+    def run() -> R:
+        reset_queries()
         close_old_connections()
+        try:
+            return call()
+        finally:
+            close_old_connections()
+
+    return await asyncio.get_running_loop().run_in_executor(pool, contextvars.copy_context().run, run)
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------
@@ -115,7 +106,7 @@ api_key_cache = ApiKeyCache()
 async def find_principal(key: str) -> ApiKey | None:
     """Return the row of a valid key. Raises what the database raises."""
     known, principal = api_key_cache.get_cached(key)
-    return principal if known else await in_auth_thread(api_key_cache.load_key, key)
+    return principal if known else await _run_in_pool(_auth_threads, partial(api_key_cache.load_key, key))
 
 
 # --- rates ------------------------------------------------------------------------------------------------------------
@@ -284,7 +275,8 @@ async def charge(principal: ApiKey, what: str = "requests", count: int = 1) -> N
     budget, limit = f"{principal.pk}:{what}", _get_limit(principal, what)
     wait = get_rate_limits().consume(budget, count)
     if wait is None:
-        wait = await in_auth_thread(get_rate_limits().take_and_consume, budget, count, limit)
+        take = partial(get_rate_limits().take_and_consume, budget, count, limit)
+        wait = await _run_in_pool(_auth_threads, take)
     _refuse_over_limit(wait, limit, what)
 
 

@@ -30,7 +30,7 @@ from scheduling import sql
 from scheduling.errors import AftertouchError, Conflict, FieldError, InvalidInput, NotFound, describe_model_error
 from scheduling.models import FailedTask
 from scheduling.operations.preview import PreviewedTouch
-from scheduling.strict_text import PATH_SHOWN, InvalidText, find_unstorable_text
+from scheduling.strict_text import ERRORS_SHOWN, PATH_SHOWN, InvalidText, find_unstorable_text
 
 log = structlog.get_logger(__name__)
 
@@ -319,7 +319,6 @@ class ResolveIn(ActionIn):
 
 
 MEDIA_TYPE = "application/problem+json"
-ERRORS_SHOWN = 100  #: more would make the response as large as the request
 RETRY_AFTER = 2  #: seconds of `Retry-After` while the database is unavailable or the queue is full
 
 
@@ -342,23 +341,17 @@ class Problem(AftertouchError):
             self.headers["Retry-After"] = str(max(1, round(retry_after + 0.5)))
 
     def response(self) -> HttpResponse:
-        return problem_response(self.status, str(self), self.errors, self.headers)
-
-
-def problem_response(
-    status: int, detail: str, errors: Sequence[FieldError] = (), headers: Mapping[str, str] | None = None
-) -> HttpResponse:
-    """Build a problem document with at most `ERRORS_SHOWN` field errors."""
-    title = HTTPStatus(status).phrase
-    body = {
-        "type": f"urn:aftertouch:problem:{title.lower().replace(' ', '-')}",
-        "title": title,
-        "status": status,
-        "detail": detail,
-        "errors": [{"field": each.field, "message": each.message} for each in errors[:ERRORS_SHOWN]],
-    }
-    # ASCII, so that a lone surrogate in the request can be named in the response.
-    return HttpResponse(json.dumps(body), content_type=MEDIA_TYPE, status=status, headers=dict(headers or {}))
+        """Return the problem document, with at most `ERRORS_SHOWN` field errors."""
+        title = HTTPStatus(self.status).phrase
+        body = {
+            "type": f"urn:aftertouch:problem:{title.lower().replace(' ', '-')}",
+            "title": title,
+            "status": self.status,
+            "detail": str(self),
+            "errors": [{"field": each.field, "message": each.message} for each in self.errors[:ERRORS_SHOWN]],
+        }
+        # ASCII, so that a lone surrogate in the request can be named in the response.
+        return HttpResponse(json.dumps(body), content_type=MEDIA_TYPE, status=self.status, headers=self.headers)
 
 
 def build_unavailable_problem(
