@@ -20,12 +20,12 @@ from psycopg.types.json import Jsonb
 
 from scheduling import sql
 from scheduling.error_text import ErrorText as _
-from scheduling.errors import FieldError, InvalidInput, join_path
+from scheduling.errors import FieldError, InvalidInput, errors_within, join_path
 from scheduling.ids import new_id
 from scheduling.ledger import locks
 from scheduling.models import Customer, CustomerChange
 from scheduling.models.node import enable_targets
-from scheduling.policy.profile import InvalidValue, merge_attributes
+from scheduling.policy.profile import merge_attributes
 from scheduling.strict_text import is_same_json
 
 BATCH = 500  #: most customers per transaction
@@ -38,10 +38,6 @@ NO_VALUES: Mapping[str, Any] = {
     "name": "", "level": "", "locale": "", "timezone": "", "addresses": {}, "opted_out": False, "opted_out_at": None,
     "objected_at": None, "consent": {}, "attributes": {}, "tags": [],
 }  # fmt: skip
-
-
-class TooManyAddresses(InvalidValue):
-    """A customer would have more than `MAX_ADDRESSES`."""
 
 
 class CustomersRefused(InvalidInput):
@@ -86,19 +82,26 @@ class StoredCustomer:
         """Apply the values that differ and note the old and the new ones.
 
         Raises:
-            InvalidValue: there would be too many attributes or addresses.
+            InvalidInput: there would be too many attributes or addresses.
         """
         for name, value in fields.items():
             if name == "attributes":
                 stored = self.values["attributes"]
-                merged = merge_attributes(stored, value)
+                with errors_within("attributes"):
+                    merged = merge_attributes(stored, value)
                 names = sorted(name for name in value if not is_same_json(stored.get(name), merged.get(name)))
                 if names:
                     self.before["attributes"] = {name: stored.get(name) for name in names}
                     self.after["attributes"] = {name: merged.get(name) for name in names}
                     self.values["attributes"] = merged
             elif name == "addresses":
-                self._set("addresses", _merge_addresses(self.values["addresses"], value))
+                merged = {**self.values["addresses"], **value}
+                kept = {kind: address for kind, address in merged.items() if address is not None}
+                if len(kept) > MAX_ADDRESSES:
+                    raise InvalidInput.of(
+                        "addresses", _("a customer has at most %(most)s addresses", most=MAX_ADDRESSES)
+                    )
+                self._set("addresses", kept)
             elif name not in ("opted_out", "objection", "consent"):
                 self._set(name, value)
         if fields.keys() & {"opted_out", "objection"}:
@@ -133,14 +136,6 @@ class StoredCustomer:
 
 def _write_value(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime) else value
-
-
-def _merge_addresses(stored: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
-    merged = {**(stored if isinstance(stored, dict) else {}), **changes}
-    kept = {kind: address for kind, address in merged.items() if address is not None}
-    if len(kept) > MAX_ADDRESSES:
-        raise TooManyAddresses(_("a customer has at most %(most)s addresses", most=MAX_ADDRESSES))
-    return kept
 
 
 def change_customers(inputs: Sequence[CustomerInput], *, actor: str) -> list[StoredCustomer]:
@@ -214,9 +209,8 @@ def _apply_inputs(inputs: Sequence[CustomerInput], stored: Mapping[str, StoredCu
     for position, each in enumerate(inputs):
         try:
             stored[each.user_id].change(each.fields, at)
-        except InvalidValue as error:
-            field = "addresses" if isinstance(error, TooManyAddresses) else "attributes"
-            errors[position] = FieldError(field, str(error))
+        except InvalidInput as error:
+            errors[position] = error.errors[0]
     if errors:
         raise CustomersRefused(errors)
 
