@@ -162,19 +162,13 @@ def list_worker_reports() -> list[WorkerReport]:
     Execution workers report on RabbitMQ only.
     """
     now, found = _read_reports()
-    return [
-        WorkerReport(
-            said["name"],
-            said["processes"],
-            said["busy"],
-            said["queues"],
-            said["running"],
-            max(0.0, now - said["at"]),
-            said["unacked"],
-        )
-        for _key, said in sorted((key, json.loads(text)) for key, text in found.items())
-        if now - said["at"] < REPORT_LIFETIME
-    ]
+    reports = []
+    for _key, text in sorted(found.items()):
+        said = json.loads(text)
+        age = now - said.pop("at")
+        if age < REPORT_LIFETIME:
+            reports.append(WorkerReport(**said | {"age": max(0.0, age)}))
+    return reports
 
 
 def count_unacked_messages() -> Counter[str]:
