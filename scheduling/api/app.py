@@ -19,6 +19,7 @@ from django.urls import set_script_prefix, set_urlconf
 from ninja import NinjaAPI
 from ninja.operation import Operation
 from ninja.parser import Parser
+from simple_history.models import HistoricalRecords
 
 from scheduling.api import (
     bulk_actions,
@@ -175,8 +176,13 @@ class ApiHandler(ASGIHandler):
         if iscoroutinefunction(view):
             return view
 
+        def answer(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            # In the thread, and for this request alone. The audit log takes the address from it.
+            HistoricalRecords.context.request = request
+            return view(request, *args, **kwargs)
+
         async def run(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-            return await in_database_thread(view, request, *args, **kwargs)
+            return await in_database_thread(answer, request, *args, **kwargs)
 
         return run
 

@@ -358,8 +358,8 @@ def assign_failed_task(failed_id: UUID, username: str | None, actor: Actor) -> N
         if before != user:
             row.assignee = user
             row.save(update_fields=["assignee"])
-            change = ("assignee", *(each.get_username() if each else None for each in (before, user)))
-            record_action("changed", row, label=str(row), actor=actor.name, changes=[change])
+            old, new = (each.get_username() if each else None for each in (before, user))
+            record_action("changed", row, label=str(row), actor=actor.name, changes=[("assignee", old, new)])
 
 
 def add_comment(failed_id: UUID, text: str, actor: Actor) -> FailedTaskComment:
