@@ -156,24 +156,15 @@ def parse_event(raw: Any, *, prefix: str = "", trace_id: UUID | None = None) -> 
 QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"\Z', re.DOTALL)
 
 
-def read_events(request: HttpRequest) -> list[NewEvent]:
-    """Return the events of a request. A batch is accepted only if all its events are valid.
+def require_valid(entries: Sequence[NewEvent | InvalidInput]) -> list[NewEvent]:
+    """Return the events of a request, which is accepted only as a whole.
 
     Raises:
-        Problem: the request is of another media type or too large.
-        InvalidText: the body is not JSON.
-        InvalidInput: an event is invalid.
+        InvalidInput: some are invalid.
     """
-    events: list[NewEvent] = []
-    errors: list[FieldError] = []
-    for each in read_each_event(request):
-        if isinstance(each, NewEvent):
-            events.append(each)
-        else:
-            errors += each.errors
-    if errors:
+    if errors := [error for each in entries if isinstance(each, InvalidInput) for error in each.errors]:
         raise InvalidInput(*errors[:ERRORS_SHOWN])
-    return events
+    return [each for each in entries if isinstance(each, NewEvent)]
 
 
 def read_each_event(request: HttpRequest) -> list[NewEvent | InvalidInput]:
@@ -305,12 +296,14 @@ async def post_events(request: HttpRequest, partial: bool = False) -> HttpRespon
     touches. A batch is stored completely or not at all. With `partial=true` the valid events of a batch are stored, and
     `results` has an entry for each: accepted, duplicate or refused.
     """
-    if partial:
-        return await _store_valid_events(request)
-    events = read_events(request)
-    await charge(get_principal(request), "events", len(events))
-    receipts = await _submit_events(events)
-    return HttpResponse(_format_receipts(events, receipts), content_type=PLAIN, status=202)
+    entries = read_each_event(request)
+    events = [each for each in entries if isinstance(each, NewEvent)] if partial else require_valid(entries)
+    await charge(get_principal(request), "events", len(entries))
+    receipts = await _submit_events(events) if events else []
+    duplicates = sum(receipt.duplicate for receipt in receipts)
+    request_metrics.count_ingested(len(receipts) - duplicates, duplicates)
+    answer = _list_results(entries, receipts) if partial else _list_receipts(events, receipts)
+    return HttpResponse(json.dumps(answer, ensure_ascii=False), content_type=PLAIN, status=202)
 
 
 @router.api_operation(["OPTIONS"], "/events", auth=None, include_in_schema=False)
@@ -321,26 +314,6 @@ def allow_delivery(request: HttpRequest) -> HttpResponse:
         answer["WebHook-Allowed-Origin"] = origin
         answer["WebHook-Allowed-Rate"] = str(settings.AFTERTOUCH_API_RATE_PER_MINUTE)
     return answer
-
-
-async def _store_valid_events(request: HttpRequest) -> HttpResponse:
-    found = read_each_event(request)
-    await charge(get_principal(request), "events", len(found))
-    valid = [each for each in found if isinstance(each, NewEvent)]
-    receipts = iter(await _submit_events(valid) if valid else ())
-    results: list[dict[str, Any]] = []
-    for index, each in enumerate(found):
-        if isinstance(each, InvalidInput):
-            errors = [{"field": error.field, "message": error.message} for error in each.errors]
-            results.append({"index": index, "status": "refused", "touches": [], "errors": errors})
-            continue
-        receipt = next(receipts)
-        status = "duplicate" if receipt.duplicate else "accepted"
-        touches = [str(task_id) for task_id in receipt.task_ids]
-        results.append({"index": index, "status": status, "touches": touches, "errors": []})
-    statuses = Counter(each["status"] for each in results)
-    request_metrics.count_ingested(statuses["accepted"], statuses["duplicate"])
-    return HttpResponse(json.dumps({"results": results}, ensure_ascii=False), content_type=PLAIN, status=202)
 
 
 async def _submit_events(events: Sequence[NewEvent]) -> list[Receipt]:
@@ -354,7 +327,7 @@ async def _submit_events(events: Sequence[NewEvent]) -> list[Receipt]:
         ) from error
 
 
-def _format_receipts(events: Sequence[NewEvent], receipts: Sequence[Receipt]) -> str:
+def _list_receipts(events: Sequence[NewEvent], receipts: Sequence[Receipt]) -> dict[str, Any]:
     rows: list[dict[str, Any]] = [
         {
             "source": event.source,
@@ -365,13 +338,25 @@ def _format_receipts(events: Sequence[NewEvent], receipts: Sequence[Receipt]) ->
         for event, receipt in zip(events, receipts, strict=True)
     ]
     duplicates = sum(receipt.duplicate for receipt in receipts)
-    request_metrics.count_ingested(len(rows) - duplicates, duplicates)
-    return json.dumps(
-        {
-            "accepted": len(rows) - duplicates,
-            "duplicates": duplicates,
-            "touches": [task_id for row in rows for task_id in row["touches"]],
-            "events": rows,
-        },
-        ensure_ascii=False,
-    )
+    return {
+        "accepted": len(rows) - duplicates,
+        "duplicates": duplicates,
+        "touches": [task_id for row in rows for task_id in row["touches"]],
+        "events": rows,
+    }
+
+
+def _list_results(entries: Sequence[NewEvent | InvalidInput], receipts: Sequence[Receipt]) -> dict[str, Any]:
+    """Return a result for each entry of a request. The receipts are those of its valid events."""
+    stored = iter(receipts)
+    results: list[dict[str, Any]] = []
+    for index, each in enumerate(entries):
+        if isinstance(each, InvalidInput):
+            errors = [{"field": error.field, "message": error.message} for error in each.errors]
+            results.append({"index": index, "status": "refused", "touches": [], "errors": errors})
+            continue
+        receipt = next(stored)
+        status = "duplicate" if receipt.duplicate else "accepted"
+        touches = [str(task_id) for task_id in receipt.task_ids]
+        results.append({"index": index, "status": status, "touches": touches, "errors": []})
+    return {"results": results}

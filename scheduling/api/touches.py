@@ -12,7 +12,7 @@ from pydantic import AfterValidator
 
 from scheduling import sql
 from scheduling.api.auth import ApiKeyAuth, build_api_key_actor
-from scheduling.api.events import EVENT_BODY, read_events
+from scheduling.api.events import EVENT_BODY, read_each_event, require_valid
 from scheduling.api.schemas import (
     Page,
     PauseIn,
@@ -109,7 +109,7 @@ def preview(request: HttpRequest, imagined: Query[ImaginedCustomer]) -> dict[str
     `level`, `tag` (repeatable) and `attributes` (a JSON object, merged by name) replace what is stored about the
     customer, who may be unknown.
     """
-    events = read_events(request)
+    events = require_valid(read_each_event(request))
     if len(events) != 1:
         raise InvalidInput.of("", "one event at a time")
     try:

@@ -43,7 +43,7 @@ def test_stored_event_is_accepted_when_metrics_fail(monkeypatch: pytest.MonkeyPa
     async def submit(given: Sequence[NewEvent]) -> list[Receipt]:
         return receipts(given)
 
-    monkeypatch.setattr(events, "read_events", lambda *_: GIVEN)
+    monkeypatch.setattr(events, "read_each_event", lambda *_: GIVEN)
     monkeypatch.setattr(events, "get_principal", lambda _: None)
     monkeypatch.setattr(events, "charge", free)
     monkeypatch.setattr(events, "submit", submit)
