@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
@@ -225,10 +227,11 @@ def test_address_that_is_no_text_is_the_fault_of_the_provider(
     settings.AFTERTOUCH_OIDC_ISSUER = issuer = "https://id.example.com"
     document = {"issuer": issuer, **dict.fromkeys(openid.ENDPOINTS, f"{issuer}/x"), name: address}
 
-    async def read_document(*_: Any) -> dict[str, Any]:
-        return document
+    class Transport:
+        async def request(self, *_: Any, **__: Any) -> Any:
+            return SimpleNamespace(status=200, complete=True, body=json.dumps(document).encode())
 
-    monkeypatch.setattr(openid, "_fetch_json", read_document)
+    monkeypatch.setattr(openid, "shared_transport", Transport)
     with pytest.raises(openid.ProviderFailed):
         openid.begin_flow("https://shop.example.com/back", 0.0)
 
