@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from celery import current_app
 from cron_descriptor import (  # type: ignore[import-untyped]
     ExpressionDescriptor,
     FormatException,
@@ -32,6 +33,7 @@ from django_celery_beat.models import (
     SolarSchedule,
     cronexp,
 )
+from kombu.exceptions import OperationalError
 from unfold.admin import ModelAdmin, TabularInline
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
@@ -40,7 +42,8 @@ from scheduling.admin.base import OpsPages, ops_display
 from scheduling.admin.labels import translate_error, translate_errors
 from scheduling.app_integrations import scheduled_rounds
 from scheduling.audit import record_action
-from scheduling.errors import InvalidInput
+from scheduling.error_text import ErrorText
+from scheduling.errors import AftertouchError, InvalidInput, NotFound
 from scheduling.models.versioned import lock_for_write
 from scheduling.operations.periodic_rows import find_problem
 from scheduling.strict_text import InvalidText, read_json
@@ -176,26 +179,34 @@ class PeriodicTaskAdmin(OpsPages, beat.PeriodicTaskAdmin, ModelAdmin):  # type: 
     toggle_tasks = _record_switch(beat.PeriodicTaskAdmin.toggle_tasks)
 
     def run_tasks(self, request: HttpRequest, queryset: QuerySet[PeriodicTask]) -> None:
-        """Run the selected schedules now.
+        """Run the selected schedules now. One that cannot run stops no other.
 
         Publish a round of tasks in `scheduled_rounds`, as beat does. Send the others as messages.
         """
+        current_app.loader.import_default_modules()
         rounds, published = scheduled_rounds(), 0
-        for row in queryset.filter(task__in=rounds):
+        for row in queryset:
             try:
-                rounds[row.task].publish(row.pk, sql.now(), read_json(row.args), read_json(row.kwargs))
-            except (InvalidInput, InvalidText) as error:
-                self.message_user(request, f"{row.name}: {'; '.join(translate_errors(error))}", messages.ERROR)
+                args, kwargs = read_json(row.args), read_json(row.kwargs)
+                if row.task in rounds:
+                    rounds[row.task].publish(row.pk, sql.now(), args, kwargs)
+                elif task := current_app.tasks.get(row.task):
+                    headers = {"periodic_task_name": row.name}
+                    task.apply_async(args=args, kwargs=kwargs, queue=row.queue or None, headers=headers)
+                else:
+                    raise NotFound(ErrorText("There is no task %(task)s.", task=row.task))
+            except (AftertouchError, InvalidText) as error:
+                problem = "; ".join(translate_errors(error))
+            except (OperationalError, OSError, TimeoutError):
+                problem = gettext("The broker does not respond.")
             else:
                 published += 1
                 self.log_change(request, row, gettext("Run now."))
+                continue
+            self.message_user(request, f"{row.name}: {problem}", messages.ERROR)
         if published:
             words = ngettext("%(count)d schedule was run.", "%(count)d schedules were run.", published)
             self.message_user(request, words % {"count": published}, messages.SUCCESS)
-        if others := queryset.exclude(task__in=rounds):
-            super().run_tasks(request, others)
-            for row in others:
-                self.log_change(request, row, gettext("Run now."))
 
     run_tasks.short_description = beat.PeriodicTaskAdmin.run_tasks.short_description  # type: ignore[attr-defined]
 

@@ -6,14 +6,18 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from celery import current_app
 from django.conf import settings
+from django.contrib.admin.models import LogEntry
 from django.db import connection
 from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
 from django_celery_beat.models import CrontabSchedule, IntervalSchedule, PeriodicTask, SolarSchedule
+from kombu.exceptions import OperationalError
 
 from scheduling.models import AuditEntry
+from tests.scheduling.admin.conftest import read_messages
 from tests.support.tables import each_row
 
 LIST = "admin:django_celery_beat_periodictask_changelist"
@@ -125,3 +129,30 @@ def test_changed_crontab_publishes_no_earlier_round(administrator: Client) -> No
     row.refresh_from_db()
     assert row.last_run_at is None
     assert now() - row.date_changed < timedelta(hours=1)
+
+
+def test_task_that_cannot_run_stops_no_other_and_is_named(
+    administrator: Client, stored: dict[str, PeriodicTask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hourly = stored["hourly"]
+    sent: list[Any] = []
+    PeriodicTask.objects.filter(name="sun").update(task="shop.unknown")
+    for name, task in (("refused", "scheduling.dispatch_due"), ("sent", "scheduling.delete_expired")):
+        PeriodicTask.objects.create(name=name, task=task, interval=hourly.interval, queue="long")
+
+    def refuse(**_: Any) -> None:
+        raise OperationalError("connection refused")
+
+    monkeypatch.setattr(current_app.tasks["scheduling.dispatch_due"], "apply_async", refuse)
+    monkeypatch.setattr(
+        current_app.tasks["scheduling.delete_expired"], "apply_async", lambda **given: sent.append(given)
+    )
+    administrator.cookies["django_language"] = "zh-hans"
+    chosen = [str(row.pk) for row in PeriodicTask.objects.filter(name__in=["sun", "refused", "sent"])]
+    answer = administrator.post(reverse(LIST), {"action": "run_tasks", "_selected_action": chosen})
+    assert read_messages(answer) == (
+        "refused: 消息中间件没有响应。 sun: 没有名为 shop.unknown 的任务。 已执行 1 个定时任务，任务已发布。"
+    )
+    headers = {"periodic_task_name": "sent"}
+    assert sent == [{"args": [], "kwargs": {}, "queue": "long", "headers": headers}]
+    assert LogEntry.objects.get().object_repr.startswith("sent")
