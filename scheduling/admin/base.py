@@ -215,6 +215,21 @@ class OpsPages:
             return True
         return lookup in {getattr(each, "parameter_name", None) for each in filters} | {self.date_hierarchy}
 
+    def layout(self, request: HttpRequest, obj: Any) -> list[Any] | None:
+        """Return fieldsets that depend on the row or the user; None for the default."""
+        return None
+
+    def get_fieldsets(self: Any, request: HttpRequest, obj: models.Model | None = None) -> Any:
+        """Add the version of a stored row, which its form compares (see `OptimisticLockForm`)."""
+        fieldsets = self.layout(request, obj) or super().get_fieldsets(request, obj)  # type: ignore[misc]
+        if obj is None or not self.has_change_permission(request, obj):
+            return fieldsets
+        (name, options), *others = fieldsets
+        return [(name, {**options, "fields": (VERSION_FIELD, *options["fields"])}), *others]
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return [each for each in super().get_fields(request, obj) if each != VERSION_FIELD]  # type: ignore[misc]
+
     def log_deletions(self, request: HttpRequest, queryset: Iterable[Any]) -> None:
         """Log one row after the other: Django stores several entries without the signal that the audit log needs."""
         for row in queryset:
@@ -356,20 +371,10 @@ class OpsAdmin(OpsPages, DraftableAdmin, ModelAdmin):  # type: ignore[misc]
         )  # fmt: skip
 
     def get_fieldsets(self, request: HttpRequest, obj: models.Model | None = None) -> Any:
-        fieldsets = self.layout(request, obj) or super().get_fieldsets(request, obj)
-        if obj is None:
+        fieldsets = super().get_fieldsets(request, obj)
+        if obj is None or self.has_change_permission(request, obj):
             return fieldsets
-        if self.has_change_permission(request, obj):
-            (name, options), *others = fieldsets
-            return [(name, {**options, "fields": (VERSION_FIELD, *options["fields"])}), *others]
         return [(name, {**options, "fields": self._drop_write_only(options["fields"])}) for name, options in fieldsets]
-
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return [each for each in super().get_fields(request, obj) if each != VERSION_FIELD]
-
-    def layout(self, request: HttpRequest, obj: Any) -> list[Any] | None:
-        """Return fieldsets that depend on the row or the user; None for the default."""
-        return None
 
     def _drop_write_only(self, fields: Any) -> list[Any]:
         return [

@@ -91,7 +91,7 @@ class OptimisticLockForm(forms.ModelForm):  # type: ignore[type-arg]
     def _update_errors(self, errors: ValidationError) -> None:
         """Show each error of the row's rules at its field, in the reader's language. A wrong field keeps its error."""
         others = {}
-        for path, found in errors.error_dict.items():
+        for path, found in errors.update_error_dict({}).items():
             own = [each.message for each in found if isinstance(each.message, ErrorText)]
             for message in own:
                 self.add_row_error(path, message)
@@ -120,9 +120,11 @@ class OptimisticLockForm(forms.ModelForm):  # type: ignore[type-arg]
         if self.instance._state.adding:
             return ""
         written = {name for name, field in self.fields.items() if not field.disabled}
-        names = {*written, *self.written_columns}
-        values = [getattr(self.instance, each.attname) for each in self.instance._meta.fields if each.name in names]
+        names, meta = {*written, *self.written_columns}, self.instance._meta
+        values = [getattr(self.instance, each.attname) for each in meta.fields if each.name in names]
         stored = [each.stored if isinstance(each, Sealed) else each for each in values]
+        links = [getattr(self.instance, each.name) for each in meta.many_to_many if each.name in names]
+        stored += [list(each.order_by("pk").values_list("pk", flat=True)) for each in links]
         return salted_hmac(VERSION_FIELD, repr((sorted(written), stored))).hexdigest()
 
     def _is_same_text(self, name: str) -> bool:

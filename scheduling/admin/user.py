@@ -43,7 +43,7 @@ from scheduling.models import IdentityLink, Invitation, Role
 admin.site.unregister(User)
 
 
-class PersonForm(UserChangeForm):  # type: ignore[misc]
+class PersonForm(OptimisticLockForm, UserChangeForm):  # type: ignore[misc]
     role = forms.ChoiceField(
         label=_("role"), choices=[("", _("A selection of single rights")), *Role.choices], required=False,
         widget=UnfoldAdminSelectWidget,

@@ -130,7 +130,7 @@ admin.site.unregister(Group)
 
 @admin.register(Group)
 class RoleAdmin(OpsPages, TranslatedPermissions, GroupAdmin, ModelAdmin):  # type: ignore[misc]
-    pass
+    form = OptimisticLockForm
 
 
 @admin.register(FailedLogin)

@@ -40,6 +40,7 @@ from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 from scheduling import sql
 from scheduling.admin.base import OpsPages, ops_display
 from scheduling.admin.labels import translate_error, translate_errors
+from scheduling.admin.row_edits import OptimisticLockForm
 from scheduling.app_integrations import scheduled_rounds
 from scheduling.audit import record_action
 from scheduling.error_text import ErrorText
@@ -89,8 +90,8 @@ class TaskSelect(UnfoldAdminSelectWidget, beat.TaskSelectWidget):  # type: ignor
     """The registered tasks as a select in Unfold's style."""
 
 
-class PeriodicTaskForm(beat.PeriodicTaskForm):  # type: ignore[misc]
-    def __init__(self, *args: object, **kwargs: object) -> None:
+class PeriodicTaskForm(OptimisticLockForm, beat.PeriodicTaskForm):  # type: ignore[misc]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fields["task"].widget = UnfoldAdminTextInputWidget()
         self.fields["regtask"].widget = TaskSelect()
@@ -227,6 +228,8 @@ def restart_from_now(rows: QuerySet[PeriodicTask]) -> None:
 
 class RestartsTasks:
     """A schedule whose change makes its tasks wait for the next round."""
+
+    form = OptimisticLockForm
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         super().save_model(request, obj, form, change)  # type: ignore[misc]
