@@ -31,8 +31,8 @@ def parse_number(text: str) -> int | None:
 
 
 def first_id_at(instant: datetime) -> UUID:
-    """Return the lowest id that can be created at an instant, to the millisecond."""
-    return UUID(int=int(instant.timestamp() * 1000) << 80)
+    """Return the lowest id that can be created at an instant, to the millisecond. No id is older than 1970."""
+    return UUID(int=max(int(instant.timestamp() * 1000), 0) << 80)
 
 
 def derive_id(key: str, instant: datetime) -> UUID:

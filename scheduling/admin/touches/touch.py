@@ -14,10 +14,7 @@ from django.utils.safestring import mark_safe
 from django.utils.timezone import now
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
-from unfold.contrib.filters.admin import (
-    DropdownFilter,
-    RangeDateTimeFilter,
-)
+from unfold.contrib.filters.admin import DropdownFilter
 
 from scheduling import sql
 from scheduling.admin.base import (
@@ -274,7 +271,7 @@ class TypeFilter(ColumnFilter):
 class EventAdmin(BigTable, ReadOnlyAdmin):
     list_display = ("occurred_at", "type", "who", "chat_id", "source", "event_id")
     list_before_template = "ops/events_above.html"
-    list_filter = (TypeFilter, ("occurred_at", RangeDateTimeFilter), ("received_at", ReceivedFilter))
+    list_filter = (TypeFilter, ("occurred_at", SpanFilter), ("received_at", ReceivedFilter))
     list_select_related = ("customer",)
     ordering = ("-pk",)
     search_fields = ("event_id",)

@@ -20,6 +20,7 @@ from scheduling.models.touch_log import MOST_VERDICTS
 from tests.scheduling.admin.conftest import Url
 from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder
+from tests.support.tables import each_row
 from tests.support.touch_logs import add_attempts, add_verdicts
 from tests.support.undrawn import read_context
 
@@ -163,6 +164,19 @@ def test_reason_filter_offers_what_the_latest_touches_have(
     assert offered("?reason=dedupe") == ["by:ann", "cap", "dedupe"]
     monkeypatch.setattr(lists, "LOOKED_AT", 0)
     assert offered() == []
+
+
+@each_row("span, shown", [
+    ("occurred_at_from_0=2026-03-02", False), ("occurred_at_to_0=2026-03-02", True),
+    ("occurred_at_to_0=2026-03-02&occurred_at_to_1=x", False), ("received_at_from_0=0001-01-01", True),
+    ("received_at_to_0=1969-12-31", False),
+])  # fmt: skip
+def test_event_list_applies_a_span_without_times(
+    matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: RecordEvent, span: str, shown: bool
+) -> None:
+    """The form of the filter has two fields, and a day is enough. No row is in a span that cannot be read."""
+    record_event(occurred_at=LONG_AGO)
+    assert bool(listed(viewer, f"{admin_url('event_changelist')}?{span}")) is shown
 
 
 def test_touch_list_with_an_unknown_status_is_empty(
