@@ -13,7 +13,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.contrib.auth import get_user_model
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import Paginator
 from django.db import models, transaction
 from django.db.models import QuerySet
@@ -479,15 +479,28 @@ class HistoryAdmin(RestorableAdmin, SimpleHistoryAdmin):  # type: ignore[misc]
     #: Columns with values by name, of which the history shows the names: every viewer may read it.
     masked_in_history: ClassVar[frozenset[str]] = frozenset()
 
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        self._refuse_odd_ids(object_id)
+        return super().history_view(request, object_id, extra_context)  # type: ignore[no-any-return]
+
     def history_form_view(
         self, request: HttpRequest, object_id: str, version_id: str, extra_context: Any = None
     ) -> HttpResponse:
         """Show an old state. All users see it as the row's page shows it to viewers."""
+        self._refuse_odd_ids(object_id, version_id)
         version = get_object_or_404(self.model.history, **{self.opts.pk.attname: object_id, "history_id": version_id})
         link = self.restore_link(request, version)
         request.reads_version = True  # type: ignore[attr-defined]
         context = {"version": version, "restore_link": link, **(extra_context or {})}
         return super().history_form_view(request, object_id, version_id, context)  # type: ignore[no-any-return]
+
+    def _refuse_odd_ids(self, object_id: str, version_id: str = "0") -> None:
+        """Answer 404 to ids that no row can have. `simple_history` passes them to the database."""
+        try:
+            self.opts.pk.to_python(unquote(object_id))
+            self.model.history.model._meta.pk.to_python(version_id)
+        except ValidationError:
+            raise Http404 from None
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return not hasattr(request, "reads_version") and super().has_change_permission(request, obj)

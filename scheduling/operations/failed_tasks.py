@@ -347,7 +347,8 @@ def assign_failed_task(failed_id: UUID, username: str | None, actor: Actor) -> N
     """
     user = None
     if username is not None:
-        user = User.objects.filter(username=username, is_active=True, is_staff=True).first()
+        named = User.objects.filter(username=username, is_active=True, is_staff=True)
+        user = None if "\0" in username else named.first()  # PostgreSQL cannot compare NUL
         if user is None:
             raise InvalidInput.of(
                 "user", _("there is no active user “%(name)s” of the back office", name=username[:150])

@@ -204,7 +204,8 @@ def test_operator_assigns_comments_and_filters(
 
 def test_invalid_assignee_and_empty_comment_are_reported(failed: Failed, operator: Client, admin_url: Url) -> None:
     row = failed()
-    assert "no active user" in read_messages(operator.post(admin_url("failedtask_assign", row.pk), {"user": "x"}))
+    for name in ("x", "x\0"):
+        assert "no active user" in read_messages(operator.post(admin_url("failedtask_assign", row.pk), {"user": name}))
     assert "required" in read_messages(operator.post(admin_url("failedtask_comment", row.pk), {"text": " "}))
     assert not row.comments.exists()
 

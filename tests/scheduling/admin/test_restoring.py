@@ -30,6 +30,9 @@ def test_old_version_of_a_node_is_restored_with_reason_by_editors(
     assert read_context(viewer, link)["adminform"].form["enabled"].value() is False, "a viewer gets the values of now"
     for wrong in ("999999", "x"):
         assert editor.get(f"{url}?restore={wrong}").status_code == 404
+        assert editor.get(admin_url("node_simple_history", node.pk, wrong)).status_code == 404
+        assert editor.get(admin_url("node_simple_history", wrong, node.history.earliest().pk)).status_code == 404
+        assert editor.get(admin_url("node_history", wrong)).status_code == 404
     node.refresh_from_db()
     assert node.delay == timedelta(hours=1)
     save_form(link)
