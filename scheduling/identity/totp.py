@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import unicodedata
 from base64 import b32encode
 
 import pyotp
@@ -62,7 +63,7 @@ def describe_enrolment(device: TotpDevice) -> dict[str, str]:
 def confirm_enrolment(user: User, code: str) -> list[str] | None:
     """Turn the second factor on. Return new recovery codes, or None for a wrong code. Concurrent calls confirm once."""
     device = TotpDevice.objects.select_for_update().filter(user=user, confirmed_at=None).first()
-    step = _find_step(device, code) if device else None
+    step = _find_step(device, _read_code(code)) if device else None
     if device is None or step is None:
         return None
     waiting = TotpDevice.objects.filter(pk=device.pk, confirmed_at=None)
@@ -77,9 +78,7 @@ def accept_code(user: User, text: str) -> bool:
 
     The guard is in the UPDATE: the second call waits for the row and then finds the code used.
     """
-    code = "".join(text.split()).replace("-", "").upper()
-    if not code.isascii():
-        return False
+    code = _read_code(text)
     if code.isdigit():
         device = find_device(user)
         step = _find_step(device, code) if device else None
@@ -114,6 +113,11 @@ def reset_totp(user: User) -> bool:
     return bool(removed)
 
 
+def _read_code(text: str) -> str:
+    """Return a code as it is compared: apps show it in groups, and a Chinese keyboard may type full-width digits."""
+    return "".join(unicodedata.normalize("NFKC", text).split()).replace("-", "").upper()
+
+
 def _find_step(device: TotpDevice, code: str) -> int | None:
     """Return the time step of a code within the drift; None if it belongs to none."""
     if isinstance(device.secret, Sealed):
@@ -122,7 +126,7 @@ def _find_step(device: TotpDevice, code: str) -> int | None:
     generator = pyotp.TOTP(device.secret)
     at = now().timestamp()
     for drift in range(-DRIFT, DRIFT + 1):
-        if secrets.compare_digest(generator.generate_otp(int(at) // STEP + drift), code):
+        if secrets.compare_digest(generator.generate_otp(int(at) // STEP + drift).encode(), code.encode()):
             return int(at) // STEP + drift
     return None
 

@@ -29,6 +29,8 @@ from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
+FULL_WIDTH = str.maketrans("0123456789", "０１２３４５６７８９")
+
 
 def enrol(user: User) -> tuple[str, list[str]]:
     """The secret and the recovery codes. The confirming code is two minutes old, so that the next one is not used."""
@@ -88,6 +90,17 @@ def test_code_is_accepted_within_one_step(ann: User, steps: int, accepted: bool,
     time_machine.move_to(now(), tick=False)
     secret, _codes = enrol(ann)
     assert totp.accept_code(ann, code_of(secret, steps)) is accepted
+
+
+@each_row("write", [lambda code: f" {code[:3]} {code[3:]}", lambda code: code.translate(FULL_WIDTH)])
+def test_code_in_groups_or_in_full_width_digits_is_accepted(ann: User, client: Client, write: Any) -> None:
+    open_login(client)
+    client.post(reverse("admin:account_second_factor"), {"do": "start"})
+    data = {"do": "confirm", "code": write(code_of(TotpDevice.objects.get().secret))}
+    assert "Recovery codes" in client.post(reverse("admin:account_second_factor"), data).content.decode()
+    TotpDevice.objects.update(last_step=0)
+    assert totp.accept_code(ann, write(code_of(TotpDevice.objects.get().secret)))
+    assert not totp.accept_code(ann, "٣" * 6)
 
 
 def test_code_is_accepted_once(ann: User, time_machine: Any) -> None:
