@@ -77,6 +77,9 @@ def test_form_refuses_what_beat_would_skip_and_repairs_a_row(
     }  # fmt: skip
     address = reverse(FORM, args=[row.pk])
     assert "There is no task shop.unknown." in administrator.post(address, form).content.decode()
+    assert "at most 200 characters" in administrator.post(address, form | {"task": "x" * 201}).content.decode()
+    other = reverse(FORM, args=[stored["hourly"].pk])
+    assert "must be set" in administrator.post(other, form | {"name": "other", "interval": ""}).content.decode()
     form |= {"task": "scheduling.dispatch_due"}
     assert "shorter than a second" in administrator.post(address, form).content.decode()
     answer = administrator.post(address, form | {"enabled": ""})
