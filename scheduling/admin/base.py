@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from typing import Any, ClassVar, TypeVar, cast
 
 from django import forms
@@ -15,7 +15,7 @@ from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import Paginator
-from django.db import models, transaction
+from django.db import IntegrityError, models, transaction
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed
 from django.shortcuts import get_object_or_404, redirect, render
@@ -162,9 +162,9 @@ def row_action(
             row = self.get_row_or_404(request, object_id)
             try:
                 answer = method(self, request, row)
-            except NotFound:  # deleted since it was read
+                return self.confirm(request, answer, row) if isinstance(answer, Confirmation) else answer
+            except (NotFound, self.model.DoesNotExist):  # deleted since it was read
                 raise Http404 from None
-            return self.confirm(request, answer, row) if isinstance(answer, Confirmation) else answer
 
         view.permission, view.allowed, view.in_bar = permission, allowed, label is not None  # type: ignore[attr-defined]
         return view
@@ -229,6 +229,17 @@ class OpsPages:
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         return [each for each in super().get_fields(request, obj) if each != VERSION_FIELD]  # type: ignore[misc]
+
+    def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        """Check a form again if what it refers to changed between its check and its save, which is rolled back.
+
+        The form then names the field: of two users who add the same key at once, one is refused.
+        """
+        show = partial(super().changeform_view, request, *args, **kwargs)  # type: ignore[misc]
+        try:
+            return show()  # type: ignore[no-any-return]
+        except (IntegrityError, InvalidInput):
+            return show()  # type: ignore[no-any-return]
 
     def log_deletions(self, request: HttpRequest, queryset: Iterable[Any]) -> None:
         """Log one row after the other: Django stores several entries without the signal that the audit log needs."""

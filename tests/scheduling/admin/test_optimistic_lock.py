@@ -20,14 +20,14 @@ from rpa_tasks.admin.platform import PlatformForm
 from rpa_tasks.models import Flow, Platform
 from scheduling.admin.row_edits import OptimisticLockForm
 from scheduling.admin.shown_values import describe_instant
-from scheduling.models import ChannelConfig, Customer, Node, Template, TemplateText
+from scheduling.models import ApiKey, ChannelConfig, Customer, Node, Stage, Template, TemplateText
 from scheduling.models.versioned import lock_for_write
 from scheduling.operations import commands
 from sessions.admin.policies import CampaignForm, SilencePolicyForm
 from sessions.models import Campaign, SilencePolicy
 from tests.scheduling.admin.conftest import FillForm, Url, interrupt
 from tests.support.matrix import MatrixBuilder
-from tests.support.second_connection import act_behind_locks
+from tests.support.second_connection import SecondConnection, act_behind_locks
 from tests.support.tables import each_row
 from tests.support.undrawn import read_context
 
@@ -44,6 +44,10 @@ RELOAD = "Reload the page to see the current values."
 def node(matrix: MatrixBuilder) -> Node:
     node: Node = matrix.node(rollout_percent=100)
     return node
+
+
+def model_pages(model: Any) -> Any:
+    return admin.site.get_model_admin(model)
 
 
 def refuse(client: Client, url: str, page: dict[str, Any]) -> str:
@@ -192,6 +196,45 @@ def test_of_two_concurrent_saves_the_second_shows_the_error(
     stored = Node.objects.get()
     saved = (timedelta(minutes=44), 100) if statuses == [302, 200] else (node.delay, 7)
     assert (sorted(statuses), (stored.delay, stored.rollout_percent)) == ([200, 302], saved)
+
+
+@pytest.mark.django_db(transaction=True)
+@each_row("page, model, sent", [
+    ("stage", Stage, {"key": "presale", "name": "New", "position": "1"}),
+    ("apikey", ApiKey, {"name": "shop", "scopes": ["events"]}),
+])  # fmt: skip
+def test_of_two_who_add_the_same_key_one_is_refused_at_its_field(
+    administrator: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch, second_connection: SecondConnection,
+    page: str, model: Any, sent: dict[str, Any],
+) -> None:  # fmt: skip
+    """The other user's row is stored after the form was checked."""
+    unique = next(iter(sent))
+    values = {unique: sent[unique]} if model is Stage else {"name": "shop", "digest": b"d", "scopes": ["events"]}
+    model.objects.filter(**{unique: sent[unique]}).delete()
+    save_model = model_pages(model).save_model
+
+    def save(*args: Any) -> None:
+        if not model.objects.filter(**{unique: sent[unique]}).exists():
+            second_connection(lambda: model.objects.create(**values))
+        save_model(*args)
+
+    monkeypatch.setattr(model_pages(model), "save_model", save)
+    answer = administrator.post(admin_url(f"{page}_add"), sent)
+    assert list(answer.context["adminform"].form.errors) == [unique]
+    assert model.objects.filter(**{unique: sent[unique]}).count() == 1
+
+
+def test_row_that_is_deleted_while_it_is_retired_is_not_found(
+    administrator: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage.objects.create(key="spare", name="Spare")
+
+    def delete_first(row: Any) -> list[str]:
+        Stage.objects.filter(pk=row.pk).delete()
+        return []
+
+    monkeypatch.setattr(model_pages(Stage), "describe_retirement_effects", delete_first)
+    assert administrator.post(admin_url("stage_retire", stage.pk)).status_code == 404
 
 
 @each_row("form, create, sent, column, value", [
