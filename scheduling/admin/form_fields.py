@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from django import forms
 from django.core.exceptions import ValidationError
+from django.core.validators import ProhibitNullCharactersValidator
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
@@ -57,6 +58,12 @@ class TextLikeField(forms.CharField):
 
     def prepare_value(self, value: Any) -> Any:
         return value if value is None or isinstance(value, str) else self.write(value)
+
+    def to_python(self, value: Any) -> Any:
+        """Return the text, from which a format reads its value. Django's own check of NUL sees that value only."""
+        text = super().to_python(value)
+        ProhibitNullCharactersValidator()(text)
+        return text
 
     def clean(self, value: Any) -> Any:
         """Return the stored value of a disabled field, which Django passes here instead of a text."""

@@ -8,6 +8,9 @@ from django.contrib import admin
 from django.test import AsyncClient, Client
 from django.urls import reverse
 
+from scheduling.models import WebhookSubscription
+from tests.scheduling.admin.conftest import CheckFormErrors, Url
+
 pytestmark = pytest.mark.django_db
 
 FILTERS = ("state", "scope", "q", "e", "reason", "node__id__exact")
@@ -35,3 +38,12 @@ def test_paths_and_asgi_requests_with_nul_are_refused(administrator: Client) -> 
     asking.cookies = administrator.cookies
     answer = async_to_sync(asking.get)(reverse("admin:scheduling_touch_changelist"), {"state": "\0"})
     assert answer.status_code == 400
+
+
+def test_fields_with_a_format_refuse_nul_characters(
+    editor: Client, admin_url: Url, check_form_errors: CheckFormErrors
+) -> None:
+    config = {"url": "https://example.com/in", "secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}
+    hook = WebhookSubscription.objects.create(key="crm", config=config, events=["job.ended"])
+    wrong = [({name: "a\0"}, name, "Null characters") for name in ("filter_node", "filter_platform", "filter_shop")]
+    check_form_errors(admin_url("webhooksubscription_change", hook.pk), *wrong)
