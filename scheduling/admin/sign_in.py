@@ -99,7 +99,7 @@ def check_code(request: HttpRequest, user: User, form: CodeForm) -> bool:
     if totp.accept_code(user, form.cleaned_data["code"]):
         login_lockout.reset_tries(request, user)
         return True
-    record_action("login_failed", user, label=user.get_username(), actor="", reason="second factor")
+    record_action("login_failed", user, label=user.get_username(), actor="", reason=gettext("second factor"))
     form.refuse_code(request)
     return False
 

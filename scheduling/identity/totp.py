@@ -16,6 +16,7 @@ from django.db import transaction
 from django.db.models import F, Func, Value
 from django.db.models.functions import Now
 from django.utils.timezone import now
+from django.utils.translation import gettext
 
 from scheduling.audit import record_action
 from scheduling.models import TotpDevice
@@ -90,8 +91,9 @@ def accept_code(user: User, text: str) -> bool:
     holding = TotpDevice.objects.filter(user=user, confirmed_at__isnull=False, recovery_digests__contains=[digest])
     used = holding.update(recovery_digests=left)
     if used:
-        record_action("acted", user, label=user.get_username(), actor=user.get_username(), reason="recovery code used")
-        log.warning("recovery_code_used", user=user.get_username())
+        name, words = user.get_username(), gettext("recovery code used")
+        record_action("acted", user, label=name, actor=name, reason=words)
+        log.warning("recovery_code_used", user=name)
     return bool(used)
 
 

@@ -85,6 +85,16 @@ def test_code_without_a_fresh_password_opens_no_session(ann: User, client: Clien
     assert not is_inside(client)
 
 
+def test_audit_log_names_a_code_in_the_language_of_the_page(ann: User, client: Client) -> None:
+    _secret, codes = enrol(ann)
+    open_login(client)
+    client.cookies["django_language"] = "zh-hans"
+    enter_code(client, "000000")
+    enter_code(client, codes[0])
+    reasons = AuditEntry.objects.exclude(reason="").order_by("pk").values_list("reason", flat=True)
+    assert list(reasons) == ["两步验证", "使用了恢复码"]
+
+
 @each_row("steps, accepted", [(-2, False), (-1, True), (0, True), (1, True), (2, False)])
 def test_code_is_accepted_within_one_step(ann: User, steps: int, accepted: bool, time_machine: Any) -> None:
     time_machine.move_to(now(), tick=False)
