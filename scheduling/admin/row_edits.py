@@ -55,7 +55,13 @@ class OptimisticLockForm(forms.ModelForm):  # type: ignore[type-arg]
     @cached_property
     def changed_data(self) -> list[str]:
         """Return the fields that the user edited. Browsers send line ends as CRLF, which is no edit."""
-        return [name for name in super().changed_data if name != VERSION_FIELD and not self._is_same_text(name)]
+        edited = []
+        for name in super().changed_data:
+            sent, shown = self[name].data, self.fields[name].prepare_value(self[name].initial)
+            is_same = isinstance(sent, str) and isinstance(shown, str) and sent.replace("\r\n", "\n") == shown
+            if name != VERSION_FIELD and not is_same:
+                edited.append(name)
+        return edited
 
     def clean(self) -> dict[str, Any]:
         shown = self.cleaned_data.pop(VERSION_FIELD, "")
@@ -126,10 +132,6 @@ class OptimisticLockForm(forms.ModelForm):  # type: ignore[type-arg]
         links = [getattr(self.instance, each.name) for each in meta.many_to_many if each.name in names]
         stored += [list(each.order_by("pk").values_list("pk", flat=True)) for each in links]
         return salted_hmac(VERSION_FIELD, repr((sorted(written), stored))).hexdigest()
-
-    def _is_same_text(self, name: str) -> bool:
-        sent, shown = self[name].data, self.fields[name].prepare_value(self[name].initial)
-        return isinstance(sent, str) and isinstance(shown, str) and sent.replace("\r\n", "\n") == shown
 
 
 def _describe_last_change(row: Model) -> str:

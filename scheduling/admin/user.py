@@ -263,19 +263,12 @@ def accept(request: HttpRequest, token: str) -> HttpResponse:
     try:
         row = invitations.find_invitation(token)
         form = AcceptanceForm(request.POST or None, initial={"username": row.name or row.email.partition("@")[0]})
-        if request.method == "POST" and form.is_valid() and _store_user(token, form):
+        if request.method == "POST" and form.is_valid():
+            invitations.accept_invitation(token, form.save(commit=False))
             messages.success(request, gettext("Welcome. Log in with the name and the password that you have chosen."))
             return redirect("admin:index")
+    except IntegrityError:  # another request has stored the name since the check
+        form.add_error("username", gettext("A user with this name exists."))
     except invitations.InvitationEnded as ended:
         return render_site_page(request, page, title, status=404, form=None, reason=ended.reason)
     return render_site_page(request, page, title, form=form, role=SHORT_LABELS[row.role])
-
-
-def _store_user(token: str, form: AcceptanceForm) -> bool:
-    """Return False, with an error at the name, if another request has stored the name since the check."""
-    try:
-        invitations.accept_invitation(token, form.save(commit=False))
-    except IntegrityError:
-        form.add_error("username", gettext("A user with this name exists."))
-        return False
-    return True

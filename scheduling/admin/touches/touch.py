@@ -203,7 +203,7 @@ class TouchAdmin(RowPage, MatchingRowsMixin, ListExportMixin, BigTable, ReadOnly
     @ops_action(description=_("Cancel waiting touches"), permissions=["change"])
     def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Touch]) -> None:
         cancelled = []
-        waiting = list(queryset.filter(state__in=WAITING).values_list("pk", flat=True)[:1000])
+        waiting = list(queryset.filter(state__in=WAITING).values_list("pk", flat=True))
         chosen = queryset.count()  # now: a list of waiting touches no longer has those that are cancelled
         for task_id in waiting:
             with suppress(AftertouchError):
@@ -212,7 +212,7 @@ class TouchAdmin(RowPage, MatchingRowsMixin, ListExportMixin, BigTable, ReadOnly
         words = ngettext("%(count)s touch was cancelled.", "%(count)s touches were cancelled.", len(cancelled))
         link = create_undo_link(request, "touch.cancel", cancelled)
         messages.success(request, words % {"count": len(cancelled)}, extra_tags=link)
-        if left := chosen - len(cancelled) if len(waiting) < 1000 else 0:
+        if left := chosen - len(cancelled):
             messages.info(
                 request,
                 gettext("Not cancelled because they were already running or had ended: %(count)s.") % {"count": left},
