@@ -37,7 +37,7 @@ def insert_planned(planned: Sequence[PlannedTouch], dispatched: Set[UUID], *, at
             int(is_dispatched),
             at if is_dispatched else None,
             at if touch.cancelled_as else None,
-            touch.cancelled_as,
+            touch.cancelled_as[:64],
             at,
             touch.event.id,
             node.id,

@@ -62,6 +62,19 @@ def test_duplicate_in_batch_gets_touches_of_the_first(matrix: MatrixBuilder) -> 
     assert Touch.objects.count() == Event.objects.count() == 3
 
 
+@pytest.mark.parametrize("changes", [{"on_repeat": "restart", "trigger": "t" * 120}, {"cancel_on": ["t" * 120]}])
+def test_touch_that_an_event_with_a_long_type_cancels_is_stored(matrix: MatrixBuilder, changes: dict[str, Any]) -> None:
+    """The later, earlier event was refused with status 500, for good."""
+    node, long_type, at = matrix.node(**changes), "t" * 120, now()
+    record_events([new(long_type, occurred_at=at)])
+
+    (late,) = record_events([new(node.trigger, occurred_at=at - HOUR)])
+
+    ((state, reason),) = states(late)
+    assert state == "cancelled"
+    assert len(reason) == 64
+
+
 def test_later_duplicate_plans_and_cancels_nothing(matrix: MatrixBuilder) -> None:
     matrix.node(cancel_on=["order.paid"])
     paid = new("order.paid")
