@@ -134,7 +134,8 @@ LARGEST_ORIGIN = 8_192  #: bytes of JSON; an end carries no larger data of the f
 
 def is_followed(node: NodeSpec, event: EventSpec) -> bool:
     """Return whether the node's trigger includes this event of its type: it follows all nodes, or this one."""
-    return not node.from_nodes or event.data.get("node") in node.from_nodes
+    named = event.data.get("node")  # any value, if another system sent the event
+    return not node.from_nodes or (isinstance(named, str) and named in node.from_nodes)
 
 
 def read_depth(event_type: str, data: Mapping[str, Any]) -> int:

@@ -94,6 +94,14 @@ def test_end_of_other_node_and_other_state_plan_nothing(journey: MatrixBuilder, 
     assert not Event.objects.filter(type__startswith="touch.").exists()
 
 
+@pytest.mark.parametrize("node", [["guide"], {"key": "guide"}, 1, None])
+def test_foreign_event_that_names_no_node_plans_nothing(
+    journey: MatrixBuilder, record_event: RecordEvent, node: Any
+) -> None:
+    """A list was answered with status 500."""
+    assert record_event("touch.delivered", data={"node": node}).task_ids == ()
+
+
 def test_end_is_no_activity_of_the_customer(journey: MatrixBuilder, record_event: RecordEvent) -> None:
     ids = record_event().task_ids
     pass_time(days=2)
