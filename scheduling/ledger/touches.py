@@ -638,6 +638,8 @@ _SETTLE_CHANGES = {
     "settled_at": _SETTLED_AT,
     "reserved_at": f"CASE WHEN {_KEEPS_SLOT} THEN row.reserved_at END",
     "verdicts": _ADD_VERDICT,
+    # Marked as sending, but not tried: its process had no connection for it. It uses up no retry.
+    "attempt": "row.attempt - (v.attempt IS NULL AND row.sending_at IS NOT NULL)::int",
     "attempts": "CASE WHEN v.attempt IS NULL THEN row.attempts ELSE COALESCE(row.attempts, '[]') || v.attempt END",
 }
 _SETTLE_MATCHED = """row.task_id = v.task_id AND row.task_id = ANY(%(ids)b)
