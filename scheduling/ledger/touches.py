@@ -473,7 +473,7 @@ WITH waiting AS MATERIALIZED (
 )
 UPDATE scheduling_touch_live AS row
 SET state = 'scheduled', lease_until = NULL, wakeups = 0, due_at = v.due_at, planned_at = v.due_at,
-    expires_at = v.due_at + %(expires_after)s
+    expires_at = v.due_at + %(expires_after)s, reason = CASE WHEN row.paused_by = '' THEN '' ELSE row.reason END
 FROM {sql.parallel_rows(ids="uuid", due="timestamptz")} AS v(task_id, due_at)
 WHERE row.task_id = v.task_id AND row.task_id = ANY(ARRAY(SELECT task_id FROM waiting))
 """

@@ -342,4 +342,7 @@ def move_after_plan(planned: ChangePlan, within: timedelta | None = None) -> Mov
     listed = set()
     if "nodes" in planned.given:
         listed = set(Node.objects.filter(retired_at=None, dynamic=False).values_list("pk", flat=True))
-    return move_waiting([after.nodes[pk] for pk in sorted(before | listed)], after.delay_rules, within)
+    # A node that another user has added since has no touch to move.
+    return move_waiting(
+        [after.nodes[pk] for pk in sorted(before | listed) if pk in after.nodes], after.delay_rules, within
+    )

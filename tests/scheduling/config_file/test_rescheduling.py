@@ -12,6 +12,8 @@ import pytest
 from django.core.management import call_command
 from pytest_django import DjangoAssertNumQueries, Settings
 
+from scheduling.configuration.snapshot import Snapshot
+from scheduling.ids import new_id
 from scheduling.ledger import locks
 from scheduling.models import Customer, EventType, HarassmentRule, Holdout, Node, Touch
 from scheduling.planning import rescheduling
@@ -104,6 +106,36 @@ def test_move_waiting_leaves_a_touch_that_is_tried_before_its_lock(
     monkeypatch.setattr(locks, "lock_customers_of_touches", lock_after_a_try)
     apply(base_config.replace("15m", "5h"), "--move-waiting")
     assert delay_of(tried) == 2 * HOUR
+
+
+@pytest.mark.parametrize(("paused_by", "shown"), [("", ""), ("all", "paused")])
+def test_moved_touch_waits_for_its_new_time_alone(
+    apply: Apply, base_config: str, start_touch: Callable[..., Touch], paused_by: str, shown: str
+) -> None:
+    """It was shown and counted as one that waits for a quota slot, and its cancellation gave back another's slot."""
+    waiting = start_touch("ann", HOUR)
+    reason = "paused" if paused_by else "quota"
+    Touch.objects.filter(pk=waiting.pk).update(due_at=waiting.due_at + HOUR, reason=reason, paused_by=paused_by)
+    apply(base_config.replace("15m", "5h"), "--move-waiting")
+    assert delay_of(waiting) == 5 * HOUR
+    assert (waiting.reason, waiting.paused_by) == (shown, paused_by)
+
+
+def test_node_that_is_added_during_the_move_stops_nothing(
+    apply: Apply, base_config: str, start_touch: Callable[..., Touch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch, read = start_touch("ann", HOUR), rescheduling.current
+
+    def read_before_another_edit() -> Snapshot:
+        found, node = read(), Node.objects.get(key="presale-download")
+        if node.delay == 5 * HOUR:
+            node.pk, node.key = None, f"node-{new_id()}"
+            node.save()
+        return found
+
+    monkeypatch.setattr(rescheduling, "current", read_before_another_edit)
+    apply(base_config.replace("15m", "5h"), "--move-waiting")
+    assert delay_of(touch) == 5 * HOUR
 
 
 def test_move_waiting_batches_cover_all(
