@@ -142,11 +142,17 @@ class TemplateText(Checked):
         return f"{self.template_id}/{self.locale}"
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Save the text. A change increments the template's version."""
-        before = TemplateText.objects.filter(pk=self.pk).values("locale", "subject", "body").first()
+        """Save the text. A change increments the template's version, and so does a text beside others."""
+        texts = TemplateText.objects.filter(template=self.template_id)
+        stored = list(texts.values_list("pk", "locale", "subject", "body"))
         super().save(*args, **kwargs)
-        if before and before != {"locale": self.locale, "subject": self.subject, "body": self.body}:
+        if stored and (self.pk, self.locale, self.subject, self.body) not in stored:
             Template.objects.filter(pk=self.template_id).update(version=models.F("version") + 1)
+
+    def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
+        """Delete the text, which increments the template's version."""
+        Template.objects.filter(pk=self.template_id).update(version=models.F("version") + 1)
+        return super().delete(*args, **kwargs)
 
 
 class ChannelConfig(Addressed, Versioned):

@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any
 
 from django.conf import settings
-from django.db.models import F
 from django.db.models.functions import Length
 from django.utils.module_loading import import_string
 
@@ -205,7 +204,7 @@ class Templates(Section):
         return entry
 
     def store(self, change: Change, stamp: Stamp) -> None:
-        """Write the template before its texts: saving a text increments the template's version."""
+        """Write the template before its texts: a changed, added or deleted text increments the template's version."""
         row, before = change.after, change.before
         if change.verb != "changed" or super().write_entry(before) != super().write_entry(row):
             super().store(change, stamp)
@@ -221,9 +220,6 @@ class Templates(Section):
         for unlisted in stored.values():
             stamp.on(unlisted)
             unlisted.delete()
-        # Saving a changed text increments the version; adding or removing one does not.
-        if before is not None and dict(list_texts(before)).keys() != row.listed_texts.keys():
-            Template.objects.filter(pk=row.pk).update(version=F("version") + 1)
 
     def export_row(self, row: Any, position: int, with_secrets: bool) -> list[dict[str, Any]]:
         own = super().write_entry(row)

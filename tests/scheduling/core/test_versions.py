@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from django.db import IntegrityError, OperationalError, connection, transaction
 
-from scheduling.models import Node, Template
+from scheduling.models import Node, Template, TemplateText
 from scheduling.models.versioned import lock_for_write
 from tests.scheduling.core.conftest import deliver_when_due
 from tests.support.matrix import MatrixBuilder, RecordEvent
@@ -31,6 +31,19 @@ def test_concurrent_edits_get_distinct_versions(matrix: MatrixBuilder, race: Rac
     assert node.version == 9
     node.save()
     assert Node.objects.get(pk=node.pk).version == 9, "nothing has changed"
+
+
+@pytest.mark.django_db
+def test_added_and_deleted_texts_are_versions_of_their_template(matrix: MatrixBuilder) -> None:
+    """An automatic roll-out took the canary for the same content, and a repeat sent another text under one key."""
+    template = matrix.template("guide")
+    versions = [template.version]
+    text = TemplateText(template=template, locale="en", body="hi")
+    for act in (text.save, text.save, text.delete):
+        act()
+        template.refresh_from_db()
+        versions.append(template.version)
+    assert versions == [1, 2, 2, 3]
 
 
 @pytest.mark.django_db(transaction=True)
