@@ -23,7 +23,7 @@ from django.conf import settings
 from scheduling import sql
 from scheduling.configuration.snapshot import Snapshot, sort_texts
 from scheduling.delivery import presence
-from scheduling.delivery.outgoing import ServerClock
+from scheduling.delivery.outgoing import Delivery, ServerClock
 from scheduling.delivery.presence import PresenceQuestion
 from scheduling.delivery.routing import FoundRoute, Target, find_disabled_targets, load_community_targets
 from scheduling.ledger import locks
@@ -41,7 +41,7 @@ _parse = JSONDecoder().raw_decode  # psycopg's way through `json.loads` takes th
 
 @dataclass(eq=False, slots=True)
 class AnnouncedTouch:
-    """A touch of one message: what never changes about it, then what was read with its lock."""
+    """A touch of one message: what never changes about it, what was read with its lock, and what is decided."""
 
     task_id: UUID
     customer_id: int
@@ -54,6 +54,8 @@ class AnnouncedTouch:
     question: PresenceQuestion | None = None  #: to the presence providers
     presence_block: str = ""  #: why a provider blocks it
     locked: LockedTouch = field(init=False, repr=False)  #: only of those that are due
+    delivery: Delivery | None = None  #: present if it is sent
+    detail: str = ""  #: why no message could be prepared
 
     @property
     def is_retry(self) -> bool:

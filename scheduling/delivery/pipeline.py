@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import lru_cache, partial
-from typing import NamedTuple
 from uuid import UUID
 
 import structlog
@@ -106,7 +105,7 @@ def _deliver_batch(task_ids: Sequence[UUID], waits: LaneWaits) -> None:
     config = snapshot.current()
     announced = read_announced(task_ids, config)
     slots = reserve_quota_slots(task_ids, config)
-    decisions: Decided = {}
+    decisions: Decisions = {}
     deferred: dict[UUID, Settlement] = {}
     rest: list[WakeUp] = []
     with transaction.atomic():
@@ -116,7 +115,7 @@ def _deliver_batch(task_ids: Sequence[UUID], waits: LaneWaits) -> None:
             if deferred:
                 touch_ledger.defer(deferred)
             decisions = _write_decisions(batch, judge_batch(batch))
-            decided = {each.touch.task_id for alike in decisions.values() for each in alike}
+            decided = {each.task_id for alike in decisions.values() for each in alike}
             rest = [*batch.rest, *(each.wakeup for each in batch.due if each.task_id not in decided)]
     judged = [each for alike in decisions.values() for each in alike]
     keep = {task_id for task_id, end in deferred.items() if end.reason != QUOTA}
@@ -137,52 +136,47 @@ def _deliver_batch(task_ids: Sequence[UUID], waits: LaneWaits) -> None:
         publish_touches(touch_ledger.premature_wakeups(task_ids), config.nodes)
 
 
-def _write_decisions(batch: DueBatch, judged: Sequence[Judged]) -> Decided:
+def _write_decisions(batch: DueBatch, decisions: Decisions) -> Decisions:
     """Write claim and state of each touch, the verdicts, and the failed tasks. Return what was written.
 
     A touch whose node is off stays unchanged if the configuration has changed since: an undo of the switch would not
     see its late end.
     """
-    decisions: Decided = {}
-    if not judged:
+    if not decisions:
         return decisions
-    for each in judged:
-        decisions.setdefault(each.settlement, []).append(each)
     written = touch_ledger.write_decisions(
-        {end: [each.touch.task_id for each in alike] for end, alike in decisions.items()},
+        {end: [each.task_id for each in alike] for end, alike in decisions.items()},
         at=batch.locked_at,
         lease=LEASE,
         version=batch.config.version,
     )
-    if written < len(judged):
+    if written < sum(map(len, decisions.values())):
         decisions = {end: alike for end, alike in decisions.items() if end.reason != NODE_DISABLED}
     failed = [each for end, alike in decisions.items() if end.state in FAILED_ENDS for each in alike]
-    details = {each.touch.task_id: each.detail for each in failed}
+    details = {each.task_id: each.detail for each in failed}
     record_failed_touches(list(details), details=details)
     return decisions
 
 
-def _list_stopped_notes(judged: Sequence[Judged]) -> list[presence.SendingNote]:
+def _list_stopped_notes(judged: Sequence[AnnouncedTouch]) -> list[presence.SendingNote]:
     """Return the questions about events of presence providers whose touches stop here, after an earlier claim.
 
     A worker that was killed before the mark may have asked the last question. A touch that was marked before may have
     been sent, so it is left out.
     """
     types = presence.provider_event_types()
-    stopped = [each.touch for each in judged if not each.delivery]
     return [
         (touch.question, False)
-        for touch in stopped
-        if touch.locked.attempt == 0 and touch.locked.lease_no > 1
+        for touch in judged
+        if not touch.delivery and touch.locked.attempt == 0 and touch.locked.lease_no > 1
         if touch.question and touch.event.type in types
     ]
 
 
-def _log_unsent(decisions: Decided, config: Snapshot) -> None:
+def _log_unsent(decisions: Decisions, config: Snapshot) -> None:
     """Log the touches that were not sent. The sender logs the others."""
     names: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for end, alike in decisions.items():
-        touches = [each.touch for each in alike]
+    for end, touches in decisions.items():
         if end.state in FAILED_ENDS:
             for touch in touches:
                 log_failed(touch.task_id, touch.event.trace, end, node=config.nodes[touch.node_id].key)
@@ -198,40 +192,32 @@ def _log_unsent(decisions: Decided, config: Snapshot) -> None:
 LONGEST_JUDGING = 3.0  #: seconds per batch, during which its customers are locked
 
 
-class Judged(NamedTuple):
-    """A touch with its verdict and its next state."""
-
-    touch: AnnouncedTouch
-    settlement: Settlement
-    delivery: Delivery | None = None  #: present if the touch is sent
-    detail: str = ""  #: why no message could be prepared
+Decisions = dict[Settlement, list[AnnouncedTouch]]  #: the judged touches of a batch by what is decided about them
 
 
-Decided = dict[Settlement, list[Judged]]  #: the touches of a batch by what is decided about them
-
-
-def judge_batch(batch: DueBatch) -> list[Judged]:
+def judge_batch(batch: DueBatch) -> Decisions:
     """Judge the touches in the order of admission, the most important first: the first one gets a free cap slot.
 
     Customers and touches are locked for at most `LONGEST_JUDGING` seconds. Touches not judged by then are left to the
     next batch.
     """
     ends_at = time.monotonic() + LONGEST_JUDGING
-    judged: list[Judged] = []
+    decisions: Decisions = {}
     for touch in batch.due:
-        if judged and time.monotonic() > ends_at:
+        if decisions and time.monotonic() > ends_at:
             break
         candidate = batch.candidate(touch)
         verdict = guards.judge_touch(candidate, batch.build_context(touch), batch.locked_at)
         if verdict.decision == guards.SEND:
-            judged.append(_prepare_send(batch, touch, candidate, verdict))
+            settlement = _prepare_send(batch, touch, candidate, verdict)
         else:
-            judged.append(Judged(touch, _without_attempt(batch, touch, decision_for(verdict))))
-    return judged
+            settlement = _without_attempt(batch, touch, decision_for(verdict))
+        decisions.setdefault(settlement, []).append(touch)
+    return decisions
 
 
-def _prepare_send(batch: DueBatch, touch: AnnouncedTouch, candidate: Candidate, verdict: GuardVerdict) -> Judged:
-    """Render the message and find its target before it takes a cap slot.
+def _prepare_send(batch: DueBatch, touch: AnnouncedTouch, candidate: Candidate, verdict: GuardVerdict) -> Settlement:
+    """Render the message and find its target before the touch takes a cap slot. Set its delivery.
 
     A failure after that would use a slot that other touches need.
     """
@@ -248,17 +234,17 @@ def _prepare_send(batch: DueBatch, touch: AnnouncedTouch, candidate: Candidate, 
         message = _build_message(batch, touch, candidate, route)
     except (CannotRender, NoTarget) as error:
         reason = "template_data_missing" if isinstance(error, CannotRender) else error.reason
+        touch.detail = storable_text(str(error))
         failed = Settlement("failed", reason, releases_cap_slot=True, content=content, verdict=verdict)
-        return Judged(touch, _without_attempt(batch, touch, failed), detail=storable_text(str(error)))
+        return _without_attempt(batch, touch, failed)
     if not candidate.has_cap_slot:
         until = batch.locked_at + LEASE
         slot = CapSlot(
             touch.task_id, batch.locked_at, template.content_type, counts, False, until, touch.node_id, template.id
         )
         batch.history.add_cap_slot(touch, slot)
-    return Judged(
-        touch, _build_send_settlement(content, verdict), _build_delivery(batch, touch, message, route, candidate)
-    )
+    touch.delivery = _build_delivery(batch, touch, message, route, candidate)
+    return _build_send_settlement(content, verdict)
 
 
 @lru_cache(maxsize=1024)
