@@ -1,6 +1,6 @@
-"""Remove personal data from touches and failed tasks of an erased customer.
+"""Remove personal data from touches and failed tasks of an erased customer, or delete those of sample data.
 
-States and figures stay for the statistics.
+After an erasure states and figures stay for the statistics.
 """
 
 from __future__ import annotations
@@ -99,6 +99,18 @@ def anonymize_touches(event_ids: Sequence[UUID]) -> tuple[list[UUID], list[UUID]
     return [row[0] for row in rows], [row[1] for row in rows]
 
 
+def delete_touches_of(event_ids: Sequence[UUID]) -> tuple[list[UUID], int]:
+    """Delete the touches of these events with their failed tasks. Return their ids and how many are being sent.
+
+    Call it while the customers are locked. A touch that a worker holds stays.
+    """
+    deleted = [row[0] for row in sql.rows(_DELETE_TOUCHES_OF, {"events": sql.UuidArray(event_ids)})]
+    ((running,),) = sql.rows(_COUNT_TOUCHES_OF, {"events": sql.UuidArray(event_ids)})
+    sql.execute(_DELETE_COMMENTS_OF, {"ids": sql.UuidArray(deleted)})
+    sql.execute("DELETE FROM scheduling_failedtask WHERE task_id = ANY(%(ids)b)", {"ids": sql.UuidArray(deleted)})
+    return deleted, running
+
+
 def lock_failed_tasks(event_ids: Sequence[UUID]) -> None:
     """Lock the failed tasks of these events' touches. A retry locks them before their touches too."""
     sql.rows(_LOCK_FAILED, {"events": sql.UuidArray(event_ids)})
@@ -187,4 +199,12 @@ UPDATE django_admin_log SET object_repr = '', change_message = ''
 WHERE (object_repr <> '' OR change_message <> '') AND object_id IN (
     SELECT key::text FROM unnest(%(keys)b) AS key
     UNION ALL SELECT f.id::text FROM scheduling_failedtask AS f WHERE f.task_id = ANY(%(keys)b))
+"""
+_DELETE_TOUCHES_OF = """
+DELETE FROM scheduling_touch WHERE event_id = ANY(%(events)b) AND state <> 'running' RETURNING task_id
+"""
+_COUNT_TOUCHES_OF = "SELECT count(*) FROM scheduling_touch WHERE event_id = ANY(%(events)b)"
+_DELETE_COMMENTS_OF = """
+DELETE FROM scheduling_failedtaskcomment AS c USING scheduling_failedtask AS f
+WHERE f.id = c.failed_task_id AND f.task_id = ANY(%(ids)b)
 """

@@ -1,4 +1,4 @@
-"""Insert new touches: those of an event, and the one that publishes an ended touch again."""
+"""Insert new touches: those of an event, and the one that publishes an ended touch again, until an undo."""
 
 from __future__ import annotations
 
@@ -86,6 +86,17 @@ def insert_retry(
     )
 
 
+def delete_unclaimed_retry(task_id: UUID, *, keeps_slot: bool) -> bool:
+    """Delete a republished touch that no worker has claimed. Return whether there was one.
+
+    A row that another transaction has locked stays. With `keeps_slot` the cap slot goes back to the original.
+    """
+    rows = sql.rows(_WITHDRAW_RETRY, {"id": task_id})
+    for old_id, reserved_at in rows if keeps_slot else ():
+        sql.execute(_RETURN_SLOT, {"id": old_id, "at": reserved_at})
+    return bool(rows)
+
+
 _PLANNED_COLUMNS = {
     "task_id": "uuid", "root_id": "uuid", "state": "varchar", "priority": "int2", "due_at": "timestamptz",
     "planned_at": "timestamptz", "paused_by": "varchar", "attempt": "int2", "lease_no": "int4",
@@ -96,3 +107,13 @@ _PLANNED_COLUMNS = {
 }  # fmt: skip
 
 _COPY_TOUCHES = f"COPY scheduling_touch ({', '.join(_PLANNED_COLUMNS)}) FROM STDIN (FORMAT BINARY)"
+
+_WITHDRAW_RETRY = """
+DELETE FROM scheduling_touch_live WHERE task_id = ANY(ARRAY(
+    SELECT task_id FROM scheduling_touch_live
+    WHERE task_id = %(id)s AND COALESCE(state, '') IN ('scheduled', 'queued') AND lease_no = 0
+    FOR UPDATE SKIP LOCKED
+))
+RETURNING retry_of, reserved_at
+"""
+_RETURN_SLOT = "UPDATE scheduling_touch_ended SET reserved_at = %(at)s WHERE task_id = %(id)s"

@@ -7,6 +7,7 @@ may be missing or doubled for a reader. A pass therefore moves at most `MOST_MOV
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
@@ -81,6 +82,18 @@ def drop_expired_partitions(before: datetime) -> int:
         if each.until <= before:
             dropped += _drop_partition(each)
     return dropped
+
+
+def delete_ended(task_ids: Sequence[UUID], before: datetime) -> int:
+    """Delete the touches of the partition `rest` that ended before `before` and that nothing needs. Return the number.
+
+    Touches that another transaction has locked are skipped.
+    """
+    over = [row[0] for row in sql.rows(_LOCK_TOUCHES, {"ids": task_ids, "before": before})]
+    if not over:
+        return 0
+    sql.execute(_LEAVE_COMPLAINTS, {"ids": over})
+    return sql.execute(_DELETE_TOUCHES, {"ids": over})
 
 
 def _create_partition(partition: Partition) -> None:
@@ -174,3 +187,15 @@ WITH batch AS MATERIALIZED (
 )
 SELECT (SELECT event_id FROM batch ORDER BY event_id DESC LIMIT 1)
 """
+
+# The same touches stay as in `drop_expired_partitions`.
+_LOCK_TOUCHES = """
+SELECT t.task_id FROM scheduling_touch_ended_rest AS t
+WHERE t.task_id = ANY(%(ids)b) AND t.state IN ('delivered', 'suppressed', 'cancelled', 'failed', 'unknown')
+  AND t.settled_at < %(before)s AND (t.reserved_at IS NULL OR t.reserved_at < %(before)s)
+  AND NOT EXISTS (SELECT FROM scheduling_failedtask AS f WHERE f.task_id = t.task_id)
+  AND (SELECT again.task_id FROM scheduling_touch AS again WHERE again.retry_of = t.task_id LIMIT 1) IS NULL
+FOR UPDATE OF t SKIP LOCKED
+"""
+_LEAVE_COMPLAINTS = "UPDATE scheduling_complaint SET touch_id = NULL WHERE touch_id = ANY(%(ids)b)"
+_DELETE_TOUCHES = "DELETE FROM scheduling_touch_ended_rest WHERE task_id = ANY(%(ids)b)"

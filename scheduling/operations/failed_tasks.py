@@ -31,8 +31,7 @@ from scheduling.error_text import ErrorText
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, ErrorCollector, InvalidInput, NotFound
 from scheduling.ids import new_id
-from scheduling.ledger import deletion
-from scheduling.ledger.new_touches import insert_retry
+from scheduling.ledger.new_touches import delete_unclaimed_retry, insert_retry
 from scheduling.ledger.touches import touch_ledger
 from scheduling.models import FailedTask, FailedTaskComment, Touch
 from scheduling.policy.specs import EventSpec, template_for
@@ -314,7 +313,7 @@ REPUBLISHER = Republisher(
     republish_touch,
     read_touch_text,
     "scheduling.change_template",
-    lambda row, task_id, as_new: deletion.delete_unclaimed_retry(task_id, keeps_slot=not as_new),
+    lambda row, task_id, as_new: delete_unclaimed_retry(task_id, keeps_slot=not as_new),
 )
 
 

@@ -26,7 +26,6 @@ from scheduling.configuration import snapshot
 from scheduling.delivery import routing
 from scheduling.ids import first_id_at
 from scheduling.ledger import ends, partitions
-from scheduling.ledger.deletion import delete_ended
 from scheduling.models import CustomerImport, Node, RefusedLines
 from scheduling.operations.undo import KEPT_FOR
 
@@ -190,7 +189,7 @@ FOR UPDATE OF e SKIP LOCKED
 _DELETE_COMPLAINTS = "DELETE FROM scheduling_complaint WHERE event_id = ANY(%(ids)b)"
 _DELETE_EVENTS = "DELETE FROM scheduling_event WHERE id = ANY(%(ids)b)"
 
-TOUCHES = RetentionTable(partitions.REST, _retention_time, delete_ended, key="task_id")
+TOUCHES = RetentionTable(partitions.REST, _retention_time, partitions.delete_ended, key="task_id")
 EVENTS = RetentionTable(
     "scheduling_event", _event_time, delete_locked(_LOCK_EVENTS, _DELETE_COMPLAINTS, _DELETE_EVENTS)
 )

@@ -15,7 +15,7 @@ from scheduling import sql
 from scheduling.customers.changes import CustomerInput, change_customers
 from scheduling.errors import Conflict
 from scheduling.ledger import locks
-from scheduling.ledger.deletion import delete_touches_of
+from scheduling.ledger.anonymization import delete_touches_of
 from scheduling.models import Customer, CustomerProfile, Node
 from scheduling.planning.ingest import NewEvent, record_events
 
