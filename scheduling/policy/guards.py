@@ -244,7 +244,8 @@ def _judge_send_window(touch: Candidate, context: GuardContext, now: datetime) -
     customer = touch.customer
     if is_open(timing, customer.timezone, now) or (start := next_opening(timing, customer.timezone, now)) <= now:
         return None
-    resumes_at = spread_opening(timing, customer.timezone, start, customer.user_id)
+    later = spread_opening(timing, customer.timezone, start, customer.user_id)
+    resumes_at = start if later >= touch.expires_at else later
     zone = timing.windows[0].zone_of(customer.timezone)
     hours = f"{'; '.join(window.text for window in timing.windows)} {zone.key}"
     return GuardVerdict(

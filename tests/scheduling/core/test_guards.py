@@ -137,6 +137,24 @@ def test_end_of_quiet_hours_is_spread_within_expiry_and_waking_hours() -> None:
     assert max(ends(short_day)) < morning + timedelta(minutes=1)
 
 
+def test_opening_of_a_send_window_is_spread_within_expiry() -> None:
+    """A touch that expired during the spread was suppressed, although its window opened before."""
+    opens_at = NOON + HOUR
+    timing = TimingSpec(
+        CalendarSpec(), windows=compile_windows([parse_window_line("daily 21:00-22:00")], CalendarsSpec())
+    )
+
+    def resumes(expires_at: datetime) -> set[datetime | None]:
+        customers = [ann(user_id=f"user-{number}") for number in range(50)]
+        touches = [candidate(customer=each, node=node(timing=timing), expires_at=expires_at) for each in customers]
+        verdicts = [judge_touch(touch, around(), NOON) for touch in touches]
+        assert {(each.decision, each.rule) for each in verdicts} == {(HOLD, "send_window")}
+        return {each.next_eligible_at for each in verdicts}
+
+    assert len(resumes(NOON + DAY)) > 40
+    assert resumes(opens_at + INSTANT) == {opens_at}
+
+
 # --- the same content ------------------------------------------------------------------------------------------------
 
 
