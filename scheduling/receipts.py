@@ -139,7 +139,7 @@ def record_reports(reports: Sequence[Report]) -> RecordingResult:
     for each in sorted(found, key=lambda one: one.at):
         first.setdefault((each.touch.task_id, each.report.kind), each)
     keys = sorted({key for key, _ in first})
-    stored = {(row[0], row[1]) for row in sql.rows(_STORED, {"keys": sql.UuidArray(keys)})} if keys else set()
+    stored = {(row[0], row[1]) for row in sql.rows(_STORED, {"keys": list(keys)})} if keys else set()
     new = [each for key, each in first.items() if key not in stored]
     _record_consequences(config, new)
     lasting = {each.touch.task_id: each for each in found if each.report.permanent}
@@ -157,7 +157,7 @@ def _find_touches(
     keys = find_delivery_keys(by_vendor)
     named = [each.delivery_key or keys.get((channels.get(each.channel, 0), each.vendor_id)) for each in reports]
     wanted = sorted({key for key in named if key})
-    rows = sql.rows(_TOUCHES, {"keys": sql.UuidArray(wanted)}) if wanted else []
+    rows = sql.rows(_TOUCHES, {"keys": list(wanted)}) if wanted else []
     touches = {row[0]: ReportedTouch._make(row) for row in rows}
     found = []
     for position, (report, key) in enumerate(zip(reports, named, strict=True)):
@@ -336,7 +336,7 @@ def erase_receipts(delivery_keys: Sequence[UUID]) -> int:
 
     Call it while the customer is locked. Idempotent.
     """
-    keys = {"keys": sql.UuidArray(sorted(set(delivery_keys)))}
+    keys = {"keys": sorted(set(delivery_keys))}
     sql.execute("DELETE FROM scheduling_vendormessage WHERE delivery_key = ANY(%(keys)b)", keys)
     return sql.execute("UPDATE scheduling_deliveryreceipt SET detail = '' WHERE delivery_key = ANY(%(keys)b)", keys)
 

@@ -6,13 +6,11 @@ timestamps parsed in Python. Write arrays as `%(name)b` (binary). Results are bi
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 import psycopg
 from django.db import (
@@ -24,7 +22,6 @@ from django.db import (
     connections,
     transaction,
 )
-from psycopg.adapt import Dumper
 from psycopg.errors import LockNotAvailable
 from psycopg.pq import Format
 
@@ -33,8 +30,6 @@ from psycopg.pq import Format
 UNAVAILABLE_ERRORS = (OperationalError, InterfaceError, InternalError)
 #: Alias of the database that reads use; see `replica.read_from_replica`.
 reads_from: ContextVar[str] = ContextVar("reads_from", default=DEFAULT_DB_ALIAS)
-_UUID = psycopg.adapters.types["uuid"].oid
-_UUID_ARRAY = psycopg.adapters.types["uuid"].array_oid
 
 
 def is_idle_timeout(error: BaseException) -> bool:
@@ -99,38 +94,6 @@ def parallel_rows(**arrays: str) -> str:
     """
     columns = ", ".join(f"unnest(%({name})b::{kind}[])" for name, kind in arrays.items())
     return f"ROWS FROM ({columns}, generate_series(1, (SELECT 0)))"
-
-
-class UuidArray:
-    """The ids of a batch as a `uuid[]`, written as `%(name)b` in half of psycopg's time."""
-
-    __slots__ = ("ids",)
-
-    def __init__(self, ids: Sequence[UUID]) -> None:
-        self.ids = ids
-
-
-class _UuidArrayDumper(Dumper):
-    format = Format.BINARY
-    oid = _UUID_ARRAY
-
-    def dump(self, obj: UuidArray) -> bytes:
-        size = b"\0\0\0\x10"
-        head = struct.pack("!iiIii", 1, 0, _UUID, len(obj.ids), 1)
-        return head + b"".join([size + each.bytes for each in obj.ids])
-
-
-class _UuidArrayTextDumper(Dumper):
-    """Shows the ids to a cursor that puts parameters into the text, as Django's log of queries does."""
-
-    oid = _UUID_ARRAY
-
-    def dump(self, obj: UuidArray) -> bytes:
-        return f"{{{','.join(map(str, obj.ids))}}}".encode()
-
-
-psycopg.adapters.register_dumper(UuidArray, _UuidArrayTextDumper)
-psycopg.adapters.register_dumper(UuidArray, _UuidArrayDumper)
 
 
 def now() -> datetime:

@@ -132,7 +132,7 @@ def _describe_ends(found: Sequence[ends.EndedTouch], config: snapshot.Snapshot) 
     """Return the ends with their events. The id of the touch is that of the message: an end read again repeats it."""
     if not found:
         return []
-    ids = sql.UuidArray(list({each.event_id for each in found}))
+    ids = list({each.event_id for each in found})
     events = {row[0]: row[1:] for row in sql.rows(_EVENTS_OF_ENDS, {"ids": ids})}
     described = []
     for each in found:

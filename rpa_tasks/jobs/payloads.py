@@ -217,7 +217,7 @@ def claim_window(task_id: UUID, shop: int, flow: Flow, key: str, lasts: timedelt
 
 def release_unused(task_ids: Sequence[UUID]) -> None:
     """Release the windows of jobs that were not stored after all."""
-    sql.execute(_RELEASE, {"ids": sql.UuidArray(task_ids)})
+    sql.execute(_RELEASE, {"ids": list(task_ids)})
 
 
 def move_window(old: UUID, new: UUID) -> bool:

@@ -29,7 +29,7 @@ from scheduling.ledger.anonymization import Identity, build_json_search
 
 def export_jobs(who: Identity, delivery_keys: Sequence[UUID], most: int) -> list[dict[str, Any]]:
     """Return the latest jobs of the customer with their runs, at most `most`, for JSON."""
-    given = {**who.build_search(), "keys": sql.UuidArray(delivery_keys), "most": most}
+    given = {**who.build_search(), "keys": list(delivery_keys), "most": most}
     found = [row[0] for row in sql.rows(_LATEST_JOBS, given)]
     jobs = Job.objects.filter(pk__in=found).select_related("shop__platform", "flow").prefetch_related("runs")
     return [_export_job(job) for job in jobs.order_by("-pk")]
@@ -55,7 +55,7 @@ def erase_jobs_of_touches(delivery_keys: Sequence[UUID]) -> int:
         ErasureDelayed: one of them runs, or waits for further requests too. Its `cancel` cancels the others.
     """
     # A job without a payload has been emptied before.
-    given = {"keys": sql.UuidArray(delivery_keys), "words": []}
+    given = {"keys": list(delivery_keys), "words": []}
     cancel = partial(_cancel_jobs, f"{_OF_TOUCHES} AND payload <> '{{}}'", given)
     found, delayed = cancel()
     if delayed:
@@ -104,7 +104,7 @@ def _empty_jobs(task_ids: list[UUID]) -> int:
     """Empty payload, result, output, evidence and failed tasks of ended jobs. Return the number of jobs."""
     if task_ids:
         for statement in (_EMPTY_JOBS, _EMPTY_WINDOWS, _EMPTY_RUNS, _DELETE_EVIDENCE_OF_JOBS):
-            sql.execute(statement, {"ids": sql.UuidArray(task_ids)})
+            sql.execute(statement, {"ids": list(task_ids)})
         anonymization.empty_failed_tasks(task_ids)
         anonymization.blank_log_entries(task_ids)
     return len(task_ids)

@@ -562,7 +562,7 @@ def _columns(entries: Sequence[Publication]) -> dict[str, Any]:
     deadlines: list[datetime | None] = [each.deadline for each in requests]
     return {
         "places": [entry.place for entry in entries],
-        "ids": sql.UuidArray([entry.task_id for entry in entries]),
+        "ids": [entry.task_id for entry in entries],
         "shops": [entry.shop.pk for entry in entries],
         "flows": [entry.flow.pk for entry in entries],
         "keys": [f"{TASK_KEY}{entry.task_id}" if entry.key is None else entry.key for entry in entries],

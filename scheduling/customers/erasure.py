@@ -293,7 +293,7 @@ def _erase_events(row: Customer, events: Sequence[UUID], counts: Counter[str]) -
     counts["log entries"] += anonymization.blank_log_entries([*events, *task_ids])
     counts["receipts"] += erase_receipts(keys)
     counts["jobs"] += sum(place.erase_deliveries(keys) for place in list_personal_data())
-    counts["events"] += sql.execute(_ANONYMIZE_EVENTS, {"ids": sql.UuidArray(events), "user_id": row.user_id})
+    counts["events"] += sql.execute(_ANONYMIZE_EVENTS, {"ids": list(events), "user_id": row.user_id})
 
 
 def _end_erasure(erasure_id: UUID, who: Identity) -> None:

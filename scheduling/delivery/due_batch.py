@@ -96,7 +96,7 @@ def load_announced(task_ids: Sequence[UUID], *, most_bytes: int) -> dict[UUID, A
 
     A touch that runs now is among them: it may be waiting again before the lock.
     """
-    rows = sql.rows(ANNOUNCE_STATEMENT, {"ids": sql.UuidArray(task_ids), "most_bytes": most_bytes})
+    rows = sql.rows(ANNOUNCE_STATEMENT, {"ids": list(task_ids), "most_bytes": most_bytes})
     announced = {}
     for task_id, customer_id, node_id, root_id, republished, planned_at, readable, *values, data, trace_id in rows:
         event = EventSpec._make((*values, _parse(data)[0] if data else {}, trace_id))
@@ -132,7 +132,7 @@ def load_edited_texts(root_ids: Sequence[UUID]) -> dict[UUID, TextSpec]:
 
     All retries under that key send the same text.
     """
-    rows = sql.rows(_EDITED, {"roots": sql.UuidArray(root_ids)})
+    rows = sql.rows(_EDITED, {"roots": list(root_ids)})
     return {root_id: TextSpec("", subject or "", body) for root_id, subject, body in rows if body}
 
 

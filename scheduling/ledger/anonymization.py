@@ -95,7 +95,7 @@ def anonymize_touches(event_ids: Sequence[UUID]) -> tuple[list[UUID], list[UUID]
 
     The id of a chat stays if it names a stored community: it names a group then.
     """
-    rows = sql.rows(_ANONYMIZE, {"events": sql.UuidArray(event_ids)})
+    rows = sql.rows(_ANONYMIZE, {"events": list(event_ids)})
     return [row[0] for row in rows], [row[1] for row in rows]
 
 
@@ -104,16 +104,16 @@ def delete_touches_of(event_ids: Sequence[UUID]) -> tuple[list[UUID], int]:
 
     Call it while the customers are locked. A touch that a worker holds stays.
     """
-    deleted = [row[0] for row in sql.rows(_DELETE_TOUCHES_OF, {"events": sql.UuidArray(event_ids)})]
-    ((running,),) = sql.rows(_COUNT_TOUCHES_OF, {"events": sql.UuidArray(event_ids)})
-    sql.execute(_DELETE_COMMENTS_OF, {"ids": sql.UuidArray(deleted)})
-    sql.execute("DELETE FROM scheduling_failedtask WHERE task_id = ANY(%(ids)b)", {"ids": sql.UuidArray(deleted)})
+    deleted = [row[0] for row in sql.rows(_DELETE_TOUCHES_OF, {"events": list(event_ids)})]
+    ((running,),) = sql.rows(_COUNT_TOUCHES_OF, {"events": list(event_ids)})
+    sql.execute(_DELETE_COMMENTS_OF, {"ids": deleted})
+    sql.execute("DELETE FROM scheduling_failedtask WHERE task_id = ANY(%(ids)b)", {"ids": deleted})
     return deleted, running
 
 
 def lock_failed_tasks(event_ids: Sequence[UUID]) -> None:
     """Lock the failed tasks of these events' touches. A retry locks them before their touches too."""
-    sql.rows(_LOCK_FAILED, {"events": sql.UuidArray(event_ids)})
+    sql.rows(_LOCK_FAILED, {"events": list(event_ids)})
 
 
 def empty_failed_tasks(task_ids: Sequence[UUID]) -> int:
@@ -122,7 +122,7 @@ def empty_failed_tasks(task_ids: Sequence[UUID]) -> int:
     Those that wait for a person are archived. A failed task that was edited into one of these tasks is emptied too: its
     difference holds the same payload.
     """
-    return _empty_failed(_OF_TASKS, {"ids": sql.UuidArray(task_ids)})
+    return _empty_failed(_OF_TASKS, {"ids": list(task_ids)})
 
 
 def empty_failed_tasks_of_customer(who: Identity) -> int:
@@ -136,20 +136,20 @@ def empty_failed_tasks_of_customer(who: Identity) -> int:
 def _empty_failed(condition: str, given: dict[str, Any]) -> int:
     emptied = [row[0] for row in sql.rows(f"{_EMPTY_FAILED} WHERE {condition} RETURNING f.id", given)]
     # A later statement: a comment that was committed while the update waited for its row is found too.
-    sql.execute(_DELETE_COMMENTS, {"ids": sql.UuidArray(emptied)})
+    sql.execute(_DELETE_COMMENTS, {"ids": emptied})
     blank_log_entries(emptied)
     return len(emptied)
 
 
 def find_failed_tasks_of_customer(who: Identity, task_ids: Sequence[UUID], most: int) -> list[UUID]:
     """Return the latest failed tasks of these touches, and those whose payload names the customer."""
-    given = {**who.build_search(), "ids": sql.UuidArray(task_ids), "most": most}
+    given = {**who.build_search(), "ids": list(task_ids), "most": most}
     return [row[0] for row in sql.rows(_LIST_FAILED, given)]
 
 
 def blank_log_entries(keys: Sequence[UUID]) -> int:
     """Remove the texts of log entries of rows with these keys, and of the failed tasks of these touches and jobs."""
-    return sql.execute(_BLANK_LOG, {"keys": sql.UuidArray(keys)})
+    return sql.execute(_BLANK_LOG, {"keys": list(keys)})
 
 
 _UNSENT = """
@@ -197,7 +197,7 @@ ORDER BY f.id DESC LIMIT %(most)s
 _BLANK_LOG = """
 UPDATE django_admin_log SET object_repr = '', change_message = ''
 WHERE (object_repr <> '' OR change_message <> '') AND object_id IN (
-    SELECT key::text FROM unnest(%(keys)b) AS key
+    SELECT key::text FROM unnest(%(keys)b::uuid[]) AS key
     UNION ALL SELECT f.id::text FROM scheduling_failedtask AS f WHERE f.task_id = ANY(%(keys)b))
 """
 _DELETE_TOUCHES_OF = """

@@ -37,7 +37,7 @@ def insert_customers(activity: Mapping[str, Activity]) -> dict[str, int]:
 
 def lock_customers_of_touches(task_ids: Sequence[UUID]) -> dict[int, CustomerSpec]:
     """Lock the customers of these touches in the order of their ids and return them by id."""
-    rows = sql.rows(_LOCK_CUSTOMERS_OF_TOUCHES, {"ids": sql.UuidArray(task_ids)})
+    rows = sql.rows(_LOCK_CUSTOMERS_OF_TOUCHES, {"ids": list(task_ids)})
     return {row[0]: CustomerSpec(*row) if row[-1] else CustomerSpec(*row[:-1]) for row in rows}
 
 
@@ -112,7 +112,7 @@ def lock_communities(task_ids: Sequence[UUID]) -> None:
 
 def delete_personal_chats(event_ids: Sequence[UUID]) -> int:
     """Delete the rows that exist only for the lock of these events' chats. Their ids may name a customer."""
-    chats = [row[0] for row in sql.rows(_LOCK_PERSONAL_CHATS, {"events": sql.UuidArray(event_ids)})]
+    chats = [row[0] for row in sql.rows(_LOCK_PERSONAL_CHATS, {"events": list(event_ids)})]
     return sql.execute("DELETE FROM scheduling_community WHERE id = ANY(%(ids)b)", {"ids": chats}) if chats else 0
 
 

@@ -141,7 +141,7 @@ class TouchLedger:
         The rows stay unchanged until `write_decisions` writes claim and verdict in one update. Each write of a row
         costs as much as all other work on it. Until then the lock is the claim.
         """
-        rows = sql.rows(_LOCK_DUE, {"ids": sql.UuidArray(task_ids)})
+        rows = sql.rows(_LOCK_DUE, {"ids": list(task_ids)})
         return [LockedTouch._make(row[:8]) for row in rows], rows[0][8] if rows else None
 
     def write_decisions(
@@ -167,7 +167,7 @@ class TouchLedger:
                 "lease": lease,
                 "version": version and version[0],
                 "changed_at": version and version[1],
-                "ids": sql.UuidArray(task_ids),
+                "ids": list(task_ids),
                 "numbers": [number for number, each in enumerate(decisions.values(), 1) for _ in each],
                 **_settlement_columns(decisions, at),
                 "types": [each and each.content_type for each in contents],
@@ -197,7 +197,7 @@ class TouchLedger:
             for row in sql.rows(
                 SETTLE,
                 {
-                    "ids": sql.UuidArray([claim.task_id for claim in settlements]),
+                    "ids": [claim.task_id for claim in settlements],
                     "lease_nos": [claim.lease_no for claim in settlements],
                     **_settlement_columns(settlements.values(), at),
                     "attempts": [
@@ -291,9 +291,7 @@ class TouchLedger:
         Return their number. A touch that was tried since keeps the due time of its retry. A wake-up already
         published for the old time is premature or has no effect.
         """
-        return sql.execute(
-            _RESCHEDULE, {"ids": sql.UuidArray(task_ids), "due": list(due), "expires_after": expires_after}
-        )
+        return sql.execute(_RESCHEDULE, {"ids": list(task_ids), "due": list(due), "expires_after": expires_after})
 
     def with_unknown_outcome(self, task_ids: Sequence[UUID]) -> set[UUID]:
         """Return the touches whose earlier attempt, or whose republished touch, has an unknown outcome."""

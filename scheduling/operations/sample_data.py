@@ -82,7 +82,7 @@ def remove_samples() -> dict[str, int]:
             raise Conflict(f"{running} sample touches are being sent. Nothing was removed; try again in a minute.")
         for table in ("vendormessage", "deliveryreceipt"):
             statement = f"DELETE FROM scheduling_{table} WHERE delivery_key = ANY(%(keys)b)"  # noqa: S608 (constants)
-            sql.execute(statement, {"keys": sql.UuidArray(touches)})
+            sql.execute(statement, {"keys": list(touches)})
         for table in ("complaint", "event", "customerchange", "customerprofile"):
             sql.execute(f"DELETE FROM scheduling_{table} WHERE customer_id = ANY(%(ids)s)", customers)  # noqa: S608
         sql.execute("DELETE FROM scheduling_customer WHERE id = ANY(%(ids)s)", customers)
