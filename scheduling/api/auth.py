@@ -28,7 +28,7 @@ from ninja.security.http import HttpAuthBase
 
 from scheduling.api.schemas import Problem
 from scheduling.models import ApiKey
-from scheduling.models.api_key import digest_api_key
+from scheduling.models.access import digest_api_key
 from scheduling.operations.failed_tasks import Actor
 from scheduling.redis_client import RedisError, connect_redis
 

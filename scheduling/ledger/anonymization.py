@@ -158,7 +158,7 @@ ORDER BY task_id
 """
 
 # Entries 6, 8 and 9 of an attempt are detail, subject and body; entry 4 of a verdict is what the guard observed
-# (`models.touch_log`). A row of a community without name and targets exists for its lock only.
+# (`models.touch`). A row of a community without name and targets exists for its lock only.
 _ANONYMIZE = """
 UPDATE scheduling_touch AS t
 SET chat_id = CASE WHEN EXISTS (SELECT FROM scheduling_community AS c WHERE c.chat_id = t.chat_id

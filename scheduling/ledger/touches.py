@@ -21,8 +21,7 @@ from django.dispatch import Signal
 from scheduling import sql, tracing
 from scheduling.ledger.transitions import WAKEUP_LEASE, Claim, Settlement, WakeUp, fetch_wakeups, lock_expired_runs
 from scheduling.models import Attempt, Touch, Verdict
-from scheduling.models.touch import Priority
-from scheduling.models.touch_log import MOST_VERDICTS, encode_entry
+from scheduling.models.touch import MOST_VERDICTS, Priority, encode_entry
 from scheduling.policy.guards import HOLD, NODE_DISABLED, PAUSED, SUPPRESS, GuardVerdict
 
 SLICE = timedelta(milliseconds=250)  #: of the future; what is dispatched ahead is bounded in each

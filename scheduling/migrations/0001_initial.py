@@ -9,7 +9,7 @@ import django.db.models.functions.datetime
 import django.utils.timezone
 import scheduling.ids
 import scheduling.models.encrypted
-import scheduling.models.touch_log
+import scheduling.models.touch
 import simple_history.models
 import scheduling.errors
 import scheduling.models.versioned
@@ -1331,8 +1331,8 @@ class Migration(migrations.Migration):
                     ('content_type', models.CharField(blank=True, default='', max_length=64, verbose_name='content type')),
                     ('reserved_at', models.DateTimeField(null=True, verbose_name='cap slot reserved at')),
                     ('counts_toward_cap', models.BooleanField(default=True, verbose_name='counts toward the cap')),
-                    ('verdicts', scheduling.models.touch_log.LogField(default=list, editable=False, entry=scheduling.models.touch_log.Verdict, null=True, verbose_name='verdicts')),
-                    ('attempts', scheduling.models.touch_log.LogField(default=list, editable=False, entry=scheduling.models.touch_log.Attempt, null=True, verbose_name='attempts')),
+                    ('verdicts', scheduling.models.touch.LogField(default=list, editable=False, entry=scheduling.models.touch.Verdict, null=True, verbose_name='verdicts')),
+                    ('attempts', scheduling.models.touch.LogField(default=list, editable=False, entry=scheduling.models.touch.Attempt, null=True, verbose_name='attempts')),
                 ],
                 options={
                     'verbose_name': 'touch',

@@ -1,6 +1,18 @@
 from __future__ import annotations
 
-from scheduling.models.api_key import INCLUDED, ApiKey, AuditEntry, FailedLogin, Pause, Scope
+from scheduling.models.access import (
+    INCLUDED,
+    ApiKey,
+    AuditEntry,
+    FailedLogin,
+    IdentityLink,
+    Invitation,
+    Pause,
+    Role,
+    Scope,
+    SignIn,
+    TotpDevice,
+)
 from scheduling.models.customer import (
     Community,
     Complaint,
@@ -40,18 +52,20 @@ from scheduling.models.operations import (
     DismissedChecklist,
     UndoableAct,
 )
-from scheduling.models.people import IdentityLink, Invitation, Role, SignIn, TotpDevice
 from scheduling.models.touch import (
     WAITING,
+    Attempt,
+    AttemptOutcome,
     EndMark,
     FailedTask,
     FailedTaskComment,
+    GuardDecision,
     LedgerRow,
     Priority,
     Touch,
     TouchState,
+    Verdict,
 )
-from scheduling.models.touch_log import Attempt, AttemptOutcome, GuardDecision, Verdict
 from scheduling.models.versioned import Configuration
 from scheduling.models.webhooks import (
     WebhookEndpoint,

@@ -39,7 +39,7 @@ from scheduling.models import (
     TouchState,
     UndoableAct,
 )
-from scheduling.models.api_key import digest_api_key
+from scheduling.models.access import digest_api_key
 from scheduling.operations.failed_tasks import Actor
 from scheduling.operations.undo import MOST_ROWS
 

@@ -35,7 +35,7 @@ from scheduling.models import (
     Verdict,
 )
 from scheduling.models.node import digest_address
-from scheduling.models.touch_log import MOST_VERDICTS
+from scheduling.models.touch import MOST_VERDICTS
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.policy.guards import ALL_NODES
 from scheduling.receipts import count_delivered_touches, count_receipts

@@ -8,7 +8,7 @@ from django.test import Client
 from django.urls import reverse
 
 from scheduling.models import ApiKey, Pause, Touch
-from scheduling.models.api_key import digest_api_key
+from scheduling.models.access import digest_api_key
 from scheduling.operations.commands import create_api_key, pause_scope
 from tests.scheduling.admin.conftest import Url
 from tests.support.matrix import MatrixBuilder, RecordEvent

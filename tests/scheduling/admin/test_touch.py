@@ -16,7 +16,7 @@ from scheduling.admin.lists import ReasonFilter
 from scheduling.admin.shown_values import format_instant
 from scheduling.admin.touches.timeline import build_timeline
 from scheduling.models import Attempt, Complaint, Event, Touch, Verdict
-from scheduling.models.touch_log import MOST_VERDICTS
+from scheduling.models.touch import MOST_VERDICTS
 from tests.scheduling.admin.conftest import Url
 from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder

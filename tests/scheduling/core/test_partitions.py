@@ -18,7 +18,7 @@ from scheduling.ledger.partitions import ENDED, REST, Partition
 from scheduling.ledger.touches import touch_ledger
 from scheduling.ledger.transitions import Claim, Settlement
 from scheduling.models import Complaint, EndMark, FailedTask, Touch
-from scheduling.models.touch_log import MOST_VERDICTS
+from scheduling.models.touch import MOST_VERDICTS
 from scheduling.operations import retention
 from scheduling.policy.guards import HOLD, SEND, GuardVerdict
 from tests.scheduling.core.conftest import deliver, fall_due
