@@ -99,6 +99,7 @@ def _give_up(task_id: UUID, error: Exception) -> None:
         touch_ledger.write_decisions({end: [task_id]}, at=locked_at, lease=LEASE)
         if end.state in FAILED_ENDS:
             record_failed_touches([task_id], details={task_id: traceback.format_exc(limit=-5)})
+    measure_settlements({end: 1})
 
 
 def _deliver_batch(task_ids: Sequence[UUID], waits: LaneWaits) -> None:

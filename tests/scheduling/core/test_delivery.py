@@ -12,6 +12,7 @@ import time_machine
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
+from prometheus_client.registry import REGISTRY
 
 from scheduling import dispatch, sql
 from scheduling.configuration import snapshot
@@ -322,9 +323,15 @@ def test_failing_touch_does_not_affect_its_batch(shop: Shop, monkeypatch: pytest
             raise ZeroDivisionError("nobody thought of it")
         return judge(touch, *rest)
 
+    def count_failed() -> float:
+        labels = {"state": "failed", "reason": "internal_error"}
+        return REGISTRY.get_sample_value("aftertouch_touches_ended_total", labels) or 0.0
+
     monkeypatch.setattr(pipeline.guards, "judge_touch", poisoned)
+    before = count_failed()
     found = deliver_when_due(*waiting)
 
+    assert count_failed() - before == 1, "it was missing in the counts"
     assert [end(row) for row in found].count(("delivered", "")) == 8
     assert end(found[4]) == ("failed", "internal_error")
     assert "nobody thought of it" in FailedTask.objects.get().detail
