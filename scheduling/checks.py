@@ -13,7 +13,7 @@ from django.utils.module_loading import import_string
 
 from scheduling.channels.base import Channel
 from scheduling.delivery.outgoing import BATCH_DEADLINE, LEASE
-from scheduling.ledger.transitions import WAKEUP_LEASE
+from scheduling.ledger.touches import WAKEUP_LEASE
 from scheduling.models.node import MAX_TIMEOUT
 
 LOCAL_HOST = re.compile(r"|localhost|127\..*|::1|/.*")

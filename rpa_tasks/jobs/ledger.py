@@ -23,7 +23,6 @@ from scheduling.ledger.transitions import (
     Claim,
     Settlement,
     WakeUp,
-    fetch_wakeups,
     lock_expired_runs,
 )
 from scheduling.queue_names import RPA_QUEUES
@@ -153,7 +152,7 @@ class JobLedger:
 
         Safe to run concurrently on any node: only one caller gets a job.
         """
-        return fetch_wakeups(_DISPATCH_DUE, {"horizon": horizon, "limit": limit})
+        return [WakeUp(*row) for row in sql.rows(_DISPATCH_DUE, {"horizon": horizon, "limit": limit})]
 
     def pick(self, queues: Sequence[str], *, node: str, lease: timedelta) -> Pick | None:
         """Claim the best startable job of these queues together with its lane. Returns None if no job can start.

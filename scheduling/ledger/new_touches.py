@@ -9,8 +9,7 @@ from uuid import UUID
 from django.db.models.functions import Now
 
 from scheduling import sql
-from scheduling.ledger.touches import touch_ledger
-from scheduling.ledger.transitions import WAKEUP_LEASE
+from scheduling.ledger.touches import WAKEUP_LEASE, touch_ledger
 from scheduling.models import Touch
 from scheduling.policy.matrix import PlannedTouch
 

@@ -19,11 +19,12 @@ from django.db import transaction
 from django.dispatch import Signal
 
 from scheduling import sql, tracing
-from scheduling.ledger.transitions import WAKEUP_LEASE, Claim, Settlement, WakeUp, fetch_wakeups, lock_expired_runs
+from scheduling.ledger.transitions import Claim, Settlement, WakeUp, lock_expired_runs
 from scheduling.models import Attempt, Touch, Verdict
 from scheduling.models.touch import MOST_VERDICTS, Priority, encode_entry
 from scheduling.policy.guards import HOLD, NODE_DISABLED, PAUSED, SUPPRESS, GuardVerdict
 
+WAKEUP_LEASE = timedelta(seconds=10)  #: how long past due a published wake-up is trusted; doubles with each wake-up
 SLICE = timedelta(milliseconds=250)  #: of the future; what is dispatched ahead is bounded in each
 MIN_REPUBLISH_WAIT = timedelta(milliseconds=20)  #: minimum wait before a premature wake-up message is repeated
 RECENTLY_DUE = timedelta(seconds=1)  #: longer than the time from a claim to the query for premature wake-ups
@@ -74,18 +75,16 @@ class TouchLedger:
         Safe to run concurrently on any node: only one caller gets a row. Callers at the same moment may exceed a bound
         by one window each.
         """
-        return fetch_wakeups(
-            _DISPATCH_DUE,
-            {
-                "slices": -(-horizon // SLICE),
-                "slice": SLICE,
-                "limit": limit,
-                "priorities": Priority.values,
-                "window": window,
-                "slice_window": window // 2,
-                "lease": WAKEUP_LEASE,
-            },
-        )
+        parameters = {
+            "slices": -(-horizon // SLICE),
+            "slice": SLICE,
+            "limit": limit,
+            "priorities": Priority.values,
+            "window": window,
+            "slice_window": window // 2,
+            "lease": WAKEUP_LEASE,
+        }
+        return [WakeUp(*row) for row in sql.rows(_DISPATCH_DUE, parameters)]
 
     def seconds_until_due(self, horizon: timedelta) -> float | None:
         """Return the seconds until a touch that is not dispatched falls due; None if no touch does within `horizon`."""
@@ -127,10 +126,9 @@ class TouchLedger:
         Rows that fell due since the claim are included: otherwise they would wait until their lease expires. A row that
         another worker has just claimed may be included; its second message then has no effect.
         """
-        return fetch_wakeups(
-            _PREMATURE_WAKEUPS,
-            {"ids": list(task_ids), "here": datetime.now(UTC), "moment": MIN_REPUBLISH_WAIT, "since": RECENTLY_DUE},
-        )
+        here = datetime.now(UTC)
+        parameters = {"ids": list(task_ids), "here": here, "moment": MIN_REPUBLISH_WAIT, "since": RECENTLY_DUE}
+        return [WakeUp(*row) for row in sql.rows(_PREMATURE_WAKEUPS, parameters)]
 
     def lock_due(self, task_ids: Sequence[UUID]) -> tuple[list[LockedTouch], datetime | None]:
         """Lock the due, waiting and unlocked touches among `task_ids`. Return them and the time of the lock.

@@ -18,14 +18,12 @@ The ledger of touches (`scheduling.ledger.touches`) claims a whole batch with it
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 from scheduling import sql
 from scheduling.policy.guards import GuardVerdict
-
-WAKEUP_LEASE = timedelta(seconds=10)  #: how long past due a published wake-up is trusted; doubles with each wake-up
 
 
 class WakeUp(NamedTuple):
@@ -84,8 +82,3 @@ def lock_expired_runs(table: str, *, limit: int) -> list[tuple[Claim, bool]]:
         {"limit": limit},
     )
     return [(Claim(task_id, lease_no), sent) for task_id, lease_no, sent in rows]
-
-
-def fetch_wakeups(statement: str, parameters: dict[str, Any]) -> list[WakeUp]:
-    """Run a statement that returns id, due time, priority and owner of rows."""
-    return [WakeUp(*row) for row in sql.rows(statement, parameters)]

@@ -15,7 +15,7 @@ from pytest_django import Settings
 
 from scheduling import checks
 from scheduling.delivery.outgoing import BATCH_DEADLINE, LEASE
-from scheduling.ledger.transitions import WAKEUP_LEASE
+from scheduling.ledger.touches import WAKEUP_LEASE
 from scheduling.models.node import MAX_TIMEOUT
 from tests.support.tables import each_row
 
