@@ -232,6 +232,7 @@ class Transport:
         Raises:
             DestinationRefused: the URL, the proxy or their addresses are not allowed.
             NotSent: no byte of the request was written, or the proxy asked for a password instead of passing it on.
+                The reason is "busy" if the time ended while this process let it wait.
             NoAnswer: the request may have been written, and no response came.
         """
         request = _Request(method, check_url(url, self._private), body, headers)
@@ -247,9 +248,9 @@ class Transport:
                 calls = [request] if through is None else await self._lead_through(through, request)
                 origin = request.url.origin()
                 places = self._places.setdefault(origin, asyncio.Semaphore(PER_HOST))
-                flight.queued = places.locked()
+                flight.waits_for = "a connection to the host: all are in use" if places.locked() else ""
                 async with places:
-                    flight.queued = False
+                    flight.waits_for = ""
                     await self._send_request(flight, calls, repeatable=repeatable)
         except (aiohttp.ClientError, OSError) as error:
             if flight.status is None:
@@ -393,7 +394,7 @@ class Flight:
     proxied: bool = False  #: goes through a proxy
     sent: bool = False  #: a byte of it may have been written
     reused: bool = False  #: sent on a connection that served before
-    queued: bool = False  #: waits for one of the host's connections
+    waits_for: str = ""  #: what this process keeps it waiting for; the receiver has no part in it
     status: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytearray = field(default_factory=bytearray)
@@ -406,8 +407,8 @@ class Flight:
             if isinstance(error, TimeoutError):
                 return NoAnswer("timeout", "no answer within the time limit")
             return NoAnswer("garbled" if isinstance(error, aiohttp.ClientResponseError) else "disconnected", said)
-        if self.queued:
-            return NotSent("busy", "all connections to the host are in use")
+        if self.waits_for and isinstance(error, TimeoutError):
+            return NotSent("busy", f"waited until the time limit for {self.waits_for}")
         if isinstance(error, (aiohttp.ClientSSLError, ssl.SSLError)):
             return NotSent("tls", said)
         if isinstance(error, TimeoutError):
@@ -442,15 +443,20 @@ class _Connector(aiohttp.TCPConnector):
     ) -> Connection:
         flight = _flight.get()
         connection = await super().connect(req, traces, timeout)
-        assert connection.protocol is not None
-        flight.reused = connection.protocol in self._served
-        self._served.add(connection.protocol)
+        protocol = connection.protocol
+        assert protocol is not None
+        flight.reused = protocol in self._served
+        self._served.add(protocol)
         if act := before_first_byte.get():
+            flight.waits_for = "a place within the receiver's limit of messages"
             try:
                 await act()
+                if not protocol.is_connected():
+                    raise aiohttp.ServerDisconnectedError  # by now; nothing was written
             except BaseException:
                 connection.close()
                 raise
+            flight.waits_for = ""
         flight.sent = True  # the caller writes the first byte next
         return connection
 

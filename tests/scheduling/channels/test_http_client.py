@@ -4,14 +4,16 @@ import asyncio
 import itertools
 import socket
 import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from config.local.processes import select_port
-from scheduling.channels.base import DestinationRefused, NoAnswer, NotSent
-from scheduling.channels.http_client import BODY_CAP, Response
+from scheduling.channels.base import DestinationRefused, NoAnswer, NotSent, Transient
+from scheduling.channels.http_client import BODY_CAP, Response, before_first_byte
 from tests.scheduling.channels.http_receivers import (
     LONG,
     Answer,
@@ -26,6 +28,7 @@ from tests.scheduling.channels.http_receivers import (
     read_request,
     reply,
     reset,
+    time_out,
     transport,
 )
 from tests.support.tables import each_row
@@ -359,6 +362,62 @@ async def test_post_busy_host_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> No
             await first
 
     assert failure.value.reason == "busy"
+
+
+async def test_post_that_waits_for_its_slot_is_not_sent_and_blames_no_receiver() -> None:
+    async def wait() -> None:
+        await time_out()
+
+    async with Receiver() as receiver, transport("127.0.0.1") as out:
+        with acting_before_first_byte(wait), pytest.raises(NotSent) as failure:
+            await post(out, receiver.url)
+
+        assert receiver.requests == []
+    assert failure.value.reason == "busy"
+    assert failure.value.outcome() == Transient("busy", failure.value.detail, asked=False)
+
+
+@each_row("repeatable", [False, True])
+async def test_post_whose_connection_closes_while_it_waits_for_its_slot_is_not_sent(repeatable: bool) -> None:
+    """A repeatable one goes on another connection, if it had an idle one before."""
+    close, closed = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if repeatable:
+            receiver.requests.append(await read_request(reader))
+            writer.write(reply())
+        if receiver.connections == 1:
+            await close.wait()
+            reset(writer)
+            closed.set()
+        await never()
+
+    async def wait() -> None:
+        close.set()
+        await closed.wait()
+        await asyncio.sleep(0.05)  # until the loop has read the reset
+
+    async with Receiver(on_connect=serve) as receiver, transport("127.0.0.1") as out:
+        if repeatable:
+            await post(out, receiver.url, repeatable=True)
+        with acting_before_first_byte(wait):
+            if repeatable:
+                assert (await post(out, receiver.url, repeatable=True)).status == 200
+            else:
+                with pytest.raises(NotSent) as failure:
+                    await post(out, receiver.url)
+                assert failure.value.reason == "connect"
+
+        assert len(receiver.requests) == (2 if repeatable else 0)
+
+
+@contextmanager
+def acting_before_first_byte(act: Callable[[], Awaitable[None]]) -> Iterator[None]:
+    outer = before_first_byte.set(act)
+    try:
+        yield
+    finally:
+        before_first_byte.reset(outer)
 
 
 async def test_post_slow_lookup_does_not_block_others() -> None:
