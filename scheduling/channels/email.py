@@ -17,7 +17,7 @@ import unicodedata
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from email.charset import BASE64, Charset
 from email.utils import parseaddr
@@ -71,8 +71,11 @@ class Relay:
     tls: bool = False  #: from the first byte (smtps)
     starttls: bool = False  #: required, not only tried
     user: str = ""
-    password: str = ""
+    password: str = field(default="", repr=False)
     guarded: bool = False  #: set by a channel editor: a private address needs an administrator's permission
+
+
+_RELAY_FORM = _("must look like smtp://user:password@host:587?tls=1 or smtps://user:password@host")
 
 
 def parse_relay(url: str) -> Relay:
@@ -81,13 +84,17 @@ def parse_relay(url: str) -> Relay:
     Raises:
         ValueError: the URL is invalid; the message never contains the password.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        (parts.hostname or "").encode("idna")  # as the resolver will: no empty and no long label
+    except ValueError:  # its message may contain the password, with a full-width “：” for example
+        raise ValueError(_RELAY_FORM) from None
     try:
         port = parts.port
     except ValueError:
         raise ValueError(_("the port must be 1 to 65535")) from None
     if parts.scheme not in DEFAULT_PORTS or not parts.hostname or parts.path not in {"", "/"}:
-        raise ValueError(_("must look like smtp://user:password@host:587?tls=1 or smtps://user:password@host"))
+        raise ValueError(_RELAY_FORM)
     options = parse_qs(parts.query, keep_blank_values=True)
     if set(options) - {"tls"} or options.get("tls", ["0"])[-1] not in {"0", "1"}:
         raise ValueError(_("the only option is tls=0 or tls=1"))
@@ -354,7 +361,7 @@ class Email(Channel):
 
 
 def one_line(text: str) -> str:
-    """Return a text for a header: one line, no control or format characters, at most 200 characters."""
+    """Return a text for a header: one line, no control characters and no surrogates, at most 200 characters."""
     visible = "".join(" " if unicodedata.category(letter) in {"Cc", "Zl", "Zp", "Cs"} else letter for letter in text)
     return " ".join(visible.split())[:SUBJECT_LENGTH]
 

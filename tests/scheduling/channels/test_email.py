@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import email
 import email.policy
+import traceback
 import tracemalloc
 from base64 import urlsafe_b64decode
 from datetime import timedelta
@@ -14,7 +15,7 @@ from django.core import signing
 from pytest_django import Settings
 
 from config.local.processes import select_port
-from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
+from scheduling.channels.base import Delivered, InvalidSetting, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.email import (
     Conversation,
     Email,
@@ -321,11 +322,16 @@ def test_relay_is_parsed(url: str, relay: Relay) -> None:
 
 
 @each_row(
-    "url", ["mail.example.com", "http://mail.example.com", "smtp://", "smtp://h:p", "smtp://h?tls=yes", "smtp://h/x"]
-)
-def test_invalid_relay_is_refused(url: str) -> None:
-    with pytest.raises(ValueError):
-        parse_relay(url)
+    "url",
+    ["mail.example.com", "http://mail.example.com", "smtp://", "smtp://h:p", "smtp://h?tls=yes", "smtp://h/x",
+     "smtp://mail..example.com", f"smtp://{'h' * 64}.example.com", "smtp://user:s3cret@[::1",
+     "smtp://user：s3cret@mail.example.com", "smtp://user:s3cret／@mail.example.com", "smtp://user:s3cret/@h"],
+)  # fmt: skip
+def test_invalid_relay_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(InvalidSetting) as refused:
+        Email({"url": url}, timedelta(seconds=10))
+    assert refused.value.field == "url"
+    assert "s3cret" not in "".join(traceback.format_exception(refused.value))
 
 
 @each_row(
