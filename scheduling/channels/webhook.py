@@ -107,8 +107,8 @@ def read_secrets(settings: Mapping[str, Any]) -> tuple[str, ...]:
     Raises:
         InvalidSetting: a secret is not accepted.
     """
-    value = settings.get("secret") or ()
-    secrets = tuple(value.split()) if isinstance(value, str) else value
+    value = settings.get("secret")
+    secrets = (value or "").split() if value is None or isinstance(value, str) else value
     if not isinstance(secrets, (list, tuple)) or not all(isinstance(secret, str) for secret in secrets):
         raise InvalidSetting("secret", _("must be text, or a list of texts"))
     for secret in secrets:

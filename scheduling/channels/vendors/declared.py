@@ -247,7 +247,7 @@ def read_condition(settings: Mapping[str, Any], key: str) -> AnswerCondition | N
     field, op = given.get("field"), given.get("op", "eq")
     if not isinstance(field, str) or not field:
         raise InvalidSetting(f"{key}.field", _("is missing"))
-    if op not in OPERATORS:
+    if not isinstance(op, str) or op not in OPERATORS:
         raise InvalidSetting(f"{key}.op", _("must be one of %(known)s", known=", ".join(OPERATORS)))
     if op in ("in", "not_in") and not isinstance(given.get("value"), list):
         raise InvalidSetting(f"{key}.value", _("must be a list"))
@@ -262,7 +262,8 @@ def read_errors(settings: Mapping[str, Any]) -> dict[str, Refusal]:
     Raises:
         InvalidSetting: a part of a row is not accepted.
     """
-    rows = settings.get("errors") or []
+    rows = settings.get("errors", [])
+    rows = [] if rows is None else rows
     if not isinstance(rows, list) or len(rows) > MAX_ERRORS:
         raise InvalidSetting("errors", _("must be a list of at most %(most)s rows", most=MAX_ERRORS))
     table: dict[str, Refusal] = {}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import structlog
 
-from scheduling.channels.base import Channel, Delivered, Message, Outcome, Unknown, channel_kinds
+from scheduling.channels.base import Channel, Delivered, InvalidSetting, Message, Outcome, Unknown, channel_kinds
 from scheduling.channels.email import Email
 from scheduling.channels.log import Log
 from scheduling.channels.robots import DingTalk, Feishu, WeCom
@@ -44,6 +45,32 @@ def test_kind_refuses_unknown_settings(kind: type[Channel]) -> None:
         kind(MINIMAL[kind] | {"colour": "red"}, timedelta(seconds=5))
     with pytest.raises(ValueError, match=r"^colour: is not known here"):
         kind.validate_target({"colour": "red"})
+
+
+@every
+def test_kind_takes_or_refuses_any_value(kind: type[Channel]) -> None:
+    odd = (
+        None, "", [], {}, 0, -1, True, False, 1.5, 10**20, float("nan"), "\0", "\ud800", "9" * 5_000, [[]], [{}],
+        {"a": []}, {1: 2}, {"field": "a", "op": []}, {"field": [], "op": "in"}, [{"code": [[]]}], [{"then": []}],
+    )  # fmt: skip
+    with pytest.raises(InvalidSetting) as unknown:
+        kind(MINIMAL[kind] | {"?": 1}, timedelta(seconds=5))
+    for name in str(unknown.value).rpartition("known are ")[2].split(", "):
+        for value in odd:
+            with suppress(InvalidSetting):
+                kind(MINIMAL[kind] | {name: value}, timedelta(seconds=5))
+            with suppress(InvalidSetting):
+                kind.validate_target({name: value})
+
+
+@each_row(
+    "kind, name, values",
+    [(Webhook, "secret", [0, False, {}]), (DeclaredHttp, "errors", [0, False, "", {}])],
+)
+def test_empty_value_of_another_type_is_refused(kind: type[Channel], name: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(InvalidSetting, match=f"^{name}: must be"):
+            kind(MINIMAL[kind] | {name: value}, timedelta(seconds=5))
 
 
 async def test_log_channel_shows_body_at_debug_only(monkeypatch: pytest.MonkeyPatch) -> None:
