@@ -27,7 +27,7 @@ from uuid import UUID
 
 import structlog
 from django.conf import settings
-from django.db import close_old_connections, connections, transaction
+from django.db import IntegrityError, close_old_connections, connections, transaction
 from django.utils.timezone import now
 from psycopg.types.json import Jsonb
 
@@ -302,24 +302,31 @@ def put_subscription(key: str, given: Mapping[str, Any], *, actor: str) -> None:
     Raises:
         InvalidInput: with all errors by field.
     """
-    with transaction.atomic():
-        row = lock_for_write(WebhookSubscription.objects.all()).filter(key=key).first()
-        row = row or WebhookSubscription(key=key)
-        if row.retired_at:
-            row = WebhookSubscription(pk=row.pk, key=key, version=row.version)
-        stored = {} if isinstance(row.config, Sealed) else row.config
-        config = stored | {name: given[name] for name in SECRET_SETTINGS if name in given}
-        values = {name: given.get(name, getattr(row, name)) for name in ("events", "filter", "enabled")}
-        for name, value in (*values.items(), ("config", config), ("retired_at", None)):
-            setattr(row, name, value)
-        try:
-            check_row(row)
-        except InvalidInput as error:
-            raise InvalidInput(
-                *(FieldError(each.field.removeprefix("config."), each.message) for each in error.errors)
-            ) from None
-        row._change_reason = actor[:100]  # type: ignore[attr-defined]
-        row.save()
+    try:
+        _write_subscription(key, given, actor)
+    except IntegrityError:  # another one has created it since its row was looked for
+        _write_subscription(key, given, actor)
+
+
+@transaction.atomic
+def _write_subscription(key: str, given: Mapping[str, Any], actor: str) -> None:
+    row = lock_for_write(WebhookSubscription.objects.all()).filter(key=key).first()
+    row = row or WebhookSubscription(key=key)
+    if row.retired_at:
+        row = WebhookSubscription(pk=row.pk, key=key, version=row.version)
+    stored = {} if isinstance(row.config, Sealed) else row.config
+    config = stored | {name: given[name] for name in SECRET_SETTINGS if name in given}
+    values = {name: given.get(name, getattr(row, name)) for name in ("events", "filter", "enabled")}
+    for name, value in (*values.items(), ("config", config), ("retired_at", None)):
+        setattr(row, name, value)
+    try:
+        check_row(row)
+    except InvalidInput as error:
+        raise InvalidInput(
+            *(FieldError(each.field.removeprefix("config."), each.message) for each in error.errors)
+        ) from None
+    row._change_reason = actor[:100]  # type: ignore[attr-defined]
+    row.save()
 
 
 def retire_subscription(key: str, *, actor: str) -> None:

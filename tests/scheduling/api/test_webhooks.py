@@ -8,7 +8,9 @@ import pytest
 
 from scheduling import sql
 from scheduling.models import WebhookMessage, WebhookSubscription
+from scheduling.webhooks import put_subscription
 from tests.scheduling.api.serving import Client
+from tests.support.second_connection import act_behind_locks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -52,3 +54,13 @@ def test_error_names_each_wrong_field(api: Client) -> None:
     answer = api("POST", "/webhooks/crm/replay", {"from": "yesterday", "to": "2026-11-23T08:00:00"})
     assert answer.status_code == 422
     assert {each["field"] for each in answer.json()["errors"]} == {"from", "to"}
+
+
+def test_two_clients_create_a_webhook_at_once(api: Client) -> None:
+    """The later one changes the row that it could not see."""
+    (answer,) = act_behind_locks(
+        lambda: put_subscription("crm", GIVEN, actor="first"),
+        lambda: api("PUT", "/webhooks/crm", {**GIVEN, "filter": {}}),
+    )
+    assert answer.status_code == 200, answer.text
+    assert WebhookSubscription.objects.get().filter == {}
