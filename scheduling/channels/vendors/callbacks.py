@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from uuid import UUID
 
 MOST_REPORTS = 5_000  #: of one call
@@ -59,6 +59,14 @@ class CallbackResult:
     sync_token: str = ""  #: WeChat customer service: messages wait at the vendor and are fetched with it
     cursor: str = ""  #: after the fetched messages; "" if none were fetched
     problem: str = ""  #: why messages are left at the vendor, which repeats its call
+
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def limit_instant(at: datetime, now: datetime) -> datetime:
+    """Return an instant that a vendor reports; `now` for one of the future and for one up to 1970, a vendor's zero."""
+    return at if EPOCH < at < now else now
 
 
 def read_uuid(value: object) -> UUID | None:

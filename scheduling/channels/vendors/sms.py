@@ -32,6 +32,7 @@ from scheduling.channels.vendors.callbacks import (
     CallbackRequest,
     CallbackResult,
     Report,
+    limit_instant,
     read_uuid,
 )
 from scheduling.error_text import ErrorText as _
@@ -161,9 +162,9 @@ def _build_report(
 
 
 def _read_china_time(text: object, now: datetime) -> datetime:
-    """Return the instant of a time in China; `now` for anything else, and for the future."""
+    """Return the instant of a time in China; `now` for anything else."""
     try:
-        return min(datetime.strptime(str(text), "%Y-%m-%d %H:%M:%S").replace(tzinfo=CHINA), now)
+        return limit_instant(datetime.strptime(str(text), "%Y-%m-%d %H:%M:%S").replace(tzinfo=CHINA), now)
     except (ValueError, OverflowError):
         return now
 

@@ -41,6 +41,7 @@ from scheduling.channels.vendors.callbacks import (
     CallbackResult,
     CustomerMessage,
     Report,
+    limit_instant,
     read_uuid,
 )
 from scheduling.error_text import ErrorText as _
@@ -208,9 +209,9 @@ class WeChatCallbacks(VendorChannel):
 
 
 def read_seconds(text: str | None, now: datetime) -> datetime:
-    """Return the instant of seconds since 1970; `now` for anything else, and for the future."""
+    """Return the instant of seconds since 1970; `now` for anything else."""
     try:
-        return min(datetime.fromtimestamp(int(text or ""), UTC), now)
+        return limit_instant(datetime.fromtimestamp(int(text or ""), UTC), now)
     except (ValueError, OverflowError, OSError):
         return now
 

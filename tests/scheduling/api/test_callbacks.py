@@ -19,8 +19,9 @@ from cryptography.hazmat.primitives.ciphers.modes import CBC
 
 from scheduling.channels.vendors.callbacks import CallbackRefused, CallbackRequest
 from scheduling.channels.vendors.sms import AliyunSms, TencentSms
-from scheduling.channels.vendors.wechat import OfficialAccount, WeComApp, parse_xml_document, read_key
+from scheduling.channels.vendors.wechat import OfficialAccount, WeComApp, parse_xml_document, read_key, read_seconds
 from scheduling.delivery.routing import store_vendor_ids
+from scheduling.ids import new_id
 from scheduling.models import ChannelConfig, Customer, DeliveryReceipt, DisabledTarget, Event, Touch
 from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
 from tests.scheduling.core.conftest import deliver_when_due
@@ -246,6 +247,17 @@ def test_receipt_before_the_id_is_stored_is_asked_again(api: Client, sent: Sent)
     assert DeliveryReceipt.objects.get().kind == "delivered"
     old = spoken("openid", kind="event", Event="TEMPLATESENDJOBFINISH", MsgID="v3", Status="success", CreateTime="1")
     assert call(api, "wechat_official/", old.encode(), sign_plain()).status_code == 200
+
+
+def test_time_that_cannot_be_is_that_of_the_call() -> None:
+    """PostgreSQL stores some that cannot be read again: the page of the touch would fail for ever."""
+    now = datetime.now(UTC)
+    for text in ("0001-01-01 00:00:00", "1970-01-01 08:00:00", "9999-12-31 23:59:59", "2026-02-30 00:00:00", ""):
+        body = json.dumps([{"out_id": str(new_id()), "success": True, "report_time": text}]).encode()
+        [report] = AliyunSms(ALIYUN, SPAN).answer_callback(CallbackRequest({}, body, SMS_TOKEN, now)).reports
+        assert report.at == now, text
+    for text in ("-62135596800", "0", "99999999999", "9" * 5_000, "soon"):
+        assert read_seconds(text, now) == now, text
 
 
 @pytest.mark.django_db(transaction=True)
