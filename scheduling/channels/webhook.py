@@ -23,6 +23,7 @@ from scheduling.tracing import build_traceparent
 
 EVENT_TYPE = "touch.due"
 SECRET_PREFIX = "whsec_"  # noqa: S105  a prefix, not a secret
+MOST_SECRETS = 10  # each adds a signature to the headers of a request
 SECRET_BYTES = (24, 64)  # Standard Webhooks, "Signature scheme"
 
 
@@ -109,8 +110,9 @@ def read_secrets(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """
     value = settings.get("secret")
     secrets = (value or "").split() if value is None or isinstance(value, str) else value
-    if not isinstance(secrets, (list, tuple)) or not all(isinstance(secret, str) for secret in secrets):
-        raise InvalidSetting("secret", _("must be text, or a list of texts"))
+    is_list = isinstance(secrets, (list, tuple)) and all(isinstance(secret, str) for secret in secrets)
+    if not is_list or len(secrets) > MOST_SECRETS:
+        raise InvalidSetting("secret", _("must be text, or a list of at most %(most)s texts", most=MOST_SECRETS))
     for secret in secrets:
         _check_secret(secret)
     return tuple(secrets)

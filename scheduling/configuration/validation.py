@@ -298,8 +298,11 @@ def check_webhook(values: Mapping[str, Any], found: ErrorCollector) -> None:
     events = values.get("events", [])
     if "events" in values and not events:
         found.add("events", _("is missing"))
-    elif not isinstance(events, list) or not set(events) <= set(WebhookEvent.values):
+    elif not isinstance(events, list) or not all(each in WebhookEvent.values for each in events):
         found.add("events", _("must be one of %(known)s", known=", ".join(WebhookEvent.values)))
+    else:
+        with found.within("events"):
+            check_texts(events, 64)
     filters = values.get("filter", {})
     if not isinstance(filters, dict) or not filters.keys() <= WEBHOOK_FILTERS:
         found.add("filter", _("must be a mapping of %(parts)s", parts=", ".join(sorted(WEBHOOK_FILTERS))))
@@ -307,6 +310,8 @@ def check_webhook(values: Mapping[str, Any], found: ErrorCollector) -> None:
     for name, wanted in filters.items():
         with found.within(f"filter.{name}"):
             check_texts(wanted, 140)
+            if name == "shop" and (wrong := [each for each in wanted if not all(each.partition("/"))]):
+                raise ValueError(_("“%(given)s” is not like pdd/s1", given=wrong[0]))
     if "config" in values:
         config = values["config"]
         with found.within("config"):

@@ -50,6 +50,9 @@ def test_error_names_each_wrong_field(api: Client) -> None:
     answer = api("PUT", "/webhooks/Crm", wrong)
     assert answer.status_code == 422
     assert {each["field"] for each in answer.json()["errors"]} == {"key", "url", "secret", "events", "filter"}
+    wrong = {"secret": " ".join([SECRET] * 11), "events": ["pause.changed"] * 2, "filter": {"shop": ["pdd/s1", "s2"]}}
+    answer = api("PUT", "/webhooks/crm", GIVEN | wrong)
+    assert {each["field"] for each in answer.json()["errors"]} == {"secret", "events", "filter.shop"}
     api("PUT", "/webhooks/crm", GIVEN)
     answer = api("POST", "/webhooks/crm/replay", {"from": "yesterday", "to": "2026-11-23T08:00:00"})
     assert answer.status_code == 422
