@@ -30,8 +30,7 @@ from django.db.models.functions import Now
 from django.utils.encoding import punycode
 
 from scheduling import sql
-from scheduling.channels.base import channel_kinds
-from scheduling.channels.vendors.callbacks import CallbackResult, CustomerMessage, Report
+from scheduling.channels.base import CallbackResult, CustomerMessage, Report, channel_kinds
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
 from scheduling.delivery.routing import find_delivery_keys, store_disabled_targets

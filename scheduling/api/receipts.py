@@ -11,7 +11,7 @@ from pydantic import AfterValidator
 
 from scheduling.api.auth import ApiKeyAuth, charge_in_thread, get_principal
 from scheduling.api.schemas import PastInstant, ProblemOut, Request, Text, check_storable
-from scheduling.channels.vendors.callbacks import Report
+from scheduling.channels.base import Report
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.receipts import BATCH, DETAIL, RecordingResult, record_bounce, record_reports
 

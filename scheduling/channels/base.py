@@ -1,4 +1,4 @@
-"""Define the interface of a channel and its four outcomes, and load the kinds of `settings.CHANNELS`.
+"""Define the interface of a channel, its four outcomes and what its vendor reports; load the kinds of the settings.
 
 A channel is a class with one coroutine. It never raises for the receiver's behaviour: it returns an outcome, and the
 outcome alone decides the next step of the ledger. An exception from a defect of the channel counts as `Unknown`.
@@ -10,8 +10,8 @@ import asyncio
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, ClassVar, NamedTuple
 from uuid import UUID
@@ -106,6 +106,81 @@ class CalendarQuota:
 Quotas = tuple[Quota | CalendarQuota, ...]
 
 
+# --- callbacks of vendors ---------------------------------------------------------------------------------------------
+
+
+# Vendors call us with receipts of messages, and with messages of customers. Both have ids, so a repeated call has no
+# second effect.
+
+MOST_REPORTS = 5_000  #: of one call
+SUCCESS = "success"
+
+
+class CallbackRefused(Exception):
+    """The request is not from the vendor, or not for this account. The answer gives no reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackRequest:
+    query: Mapping[str, str]
+    body: bytes | None  #: None for the verification of the address
+    path_token: str  #: what follows the channel in the path
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A receipt as reported. It names its message by the delivery key, or by channel and the vendor's id."""
+
+    kind: str  #: of `ReceiptKind`
+    at: datetime | None = None  #: None: now
+    delivery_key: UUID | None = None
+    channel: str = ""
+    vendor_id: str = ""
+    detail: str = ""
+    permanent: bool = False  #: a bounce after which nothing more is sent to the address
+    address: str = ""  #: the address that bounced; "": the customer's present one
+    opens_conversation: bool = True  #: a reply that is not yet stored as a conversation
+
+
+@dataclass(frozen=True, slots=True)
+class CustomerMessage:
+    """A message that a customer sent. Its text is not kept."""
+
+    address: str
+    message_id: str
+    at: datetime
+
+
+@dataclass(slots=True)
+class CallbackResult:
+    text: str = SUCCESS
+    content_type: str = "text/plain"
+    reports: list[Report] = field(default_factory=list)
+    messages: list[CustomerMessage] = field(default_factory=list)
+    sync_token: str = ""  #: WeChat customer service: messages wait at the vendor and are fetched with it
+    cursor: str = ""  #: after the fetched messages; "" if none were fetched
+    problem: str = ""  #: why messages are left at the vendor, which repeats its call
+
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def limit_instant(at: datetime, now: datetime) -> datetime:
+    """Return an instant that a vendor reports; `now` for one of the future and for one up to 1970, a vendor's zero."""
+    return at if EPOCH < at < now else now
+
+
+def read_uuid(value: object) -> UUID | None:
+    try:
+        return UUID(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
+# --- channels ---------------------------------------------------------------------------------------------------------
+
+
 class InvalidSetting(InvalidInput, ValueError):
     """A field of a channel's settings or of a target is not accepted."""
 
@@ -158,6 +233,15 @@ class Channel:
     def list_secret_hosts(cls, config: Mapping[str, Any]) -> frozenset[str]:
         """Return scheme, host and port of each receiver of the secret that the settings name. They may be wrong."""
         return frozenset()
+
+    def answer_callback(self, request: CallbackRequest) -> CallbackResult:
+        """Return what a call of the vendor reports.
+
+        Raises:
+            CallbackRefused: it is not from the vendor, or the kind takes no calls.
+            ValueError: its content cannot be read.
+        """
+        raise CallbackRefused
 
     async def send(self, message: Message) -> Outcome:
         """Try once. A channel that exceeds its time limit or raises counts as `Unknown`: it may have sent it."""

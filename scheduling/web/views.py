@@ -32,8 +32,9 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from scheduling import broker_health
+from scheduling.channels.base import CallbackRefused, CallbackRequest, Channel, Report
 from scheduling.channels.email import read_token
-from scheduling.channels.vendors.callbacks import CallbackRefused, CallbackRequest, CallbackResult, Report
+from scheduling.channels.vendors.wechat import WeChatService
 from scheduling.configuration import snapshot
 from scheduling.delivery.links import find_link, read_link_token
 from scheduling.delivery.routing import NoTarget, channel_of
@@ -286,18 +287,19 @@ def receive_callback(request: HttpRequest, channel: str, token: str = "") -> Htt
     """
     if int(request.headers.get("Content-Length") or 0) > LARGEST_BODY:
         return HttpResponse(status=413)
-    spec, receiver = _find_receiver(channel)
     body = request.body if request.method == "POST" else None
     asked = CallbackRequest(request.GET.dict(), body, token, datetime.now(UTC))
     try:
-        if receiver is None or spec is None:
-            raise CallbackRefused
-        result: CallbackResult = receiver.answer_callback(asked)
-        if result.sync_token:
-            receiver.fetch_messages(result, _read_cursor(_name_cursor(spec, receiver)))
+        spec, receiver = _find_receiver(channel)
+        result = receiver.answer_callback(asked)
+        name = ""
+        if isinstance(receiver, WeChatService) and result.sync_token:
+            # An operator can give the channel another account, which has cursors of its own.
+            name = f"at:kf:{spec.id}:{receiver.settings['corp_id']}:{receiver.settings['open_kfid']}"
+            receiver.fetch_messages(result, _read_cursor(name))
         record_callback(spec, result)
         if result.cursor:  # after the recording: a repeated callback fetches again what could not be recorded
-            _store_cursor(_name_cursor(spec, receiver), result.cursor)
+            _store_cursor(name, result.cursor)
     except CallbackRefused:
         log.info("callback_refused", channel=channel[:64])
         return HttpResponse(status=403)
@@ -316,16 +318,15 @@ def receive_callback(request: HttpRequest, channel: str, token: str = "") -> Htt
     return HttpResponse(result.text, content_type=f"{result.content_type}; charset=utf-8")
 
 
-def _find_receiver(key: str) -> tuple[ChannelSpec | None, Any]:
-    """Return the channel with this key and its instance; None if it takes no callbacks."""
+def _find_receiver(key: str) -> tuple[ChannelSpec, Channel]:
+    """Return the channel with this key and its instance. Raises `CallbackRefused`."""
     spec = next((each for each in snapshot.current().channels.values() if each.key == key and not each.retired), None)
-    if spec is None:
-        return None, None
     try:
-        channel = channel_of(spec)
+        if spec is not None:
+            return spec, channel_of(spec)
     except (NoTarget, Unreadable):
-        return spec, None
-    return spec, channel if hasattr(channel, "answer_callback") else None
+        pass
+    raise CallbackRefused
 
 
 def _read_cursor(name: str) -> str:
@@ -344,8 +345,3 @@ def _store_cursor(name: str, cursor: str) -> None:
             client.set(name, cursor, ex=CURSOR_KEPT)
     except RedisError as error:
         log.info("callback_cursor_not_stored", name=name, error=str(error))
-
-
-def _name_cursor(spec: ChannelSpec, channel: Any) -> str:
-    """Return the name of a cursor. An operator can give the channel another account, which has cursors of its own."""
-    return f"at:kf:{spec.id}:{channel.settings['corp_id']}:{channel.settings['open_kfid']}"

@@ -15,7 +15,7 @@ def test_opened_link_is_followed_and_bounced_address_is_enabled_again(
     ops: OpenPage, site_url: str, matrix: MatrixBuilder, record_event: RecordEvent, settings: Any
 ) -> None:
     from config.local.processes import wait_until
-    from scheduling.channels.vendors.callbacks import Report
+    from scheduling.channels.base import Report
     from scheduling.delivery.links import make_link_token
     from scheduling.models import ChannelConfig, Customer, DisabledTarget, Touch
     from scheduling.receipts import record_reports

@@ -23,18 +23,20 @@ from django.utils.crypto import constant_time_compare
 from yarl import URL
 
 from scheduling.channels.answers import Code, Refusal
-from scheduling.channels.base import InvalidSetting, Message, Quota
-from scheduling.channels.http_client import JSON_HEADERS, encode_json
-from scheduling.channels.vendors.base import VendorChannel, VendorRequest
-from scheduling.channels.vendors.callbacks import (
+from scheduling.channels.base import (
     MOST_REPORTS,
     CallbackRefused,
     CallbackRequest,
     CallbackResult,
+    InvalidSetting,
+    Message,
+    Quota,
     Report,
     limit_instant,
     read_uuid,
 )
+from scheduling.channels.http_client import JSON_HEADERS, encode_json
+from scheduling.channels.vendors.base import VendorChannel, VendorRequest
 from scheduling.error_text import ErrorText as _
 
 ALIYUN, TENCENT = "ACS3-HMAC-SHA256", "TC3-HMAC-SHA256"

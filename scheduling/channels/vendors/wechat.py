@@ -28,22 +28,28 @@ from django.utils.crypto import constant_time_compare
 
 from scheduling.channels import options
 from scheduling.channels.answers import Refusal, parse_answer
-from scheduling.channels.base import Delivered, Failure, InvalidSetting, Message, Outcome, Permanent, Quota
-from scheduling.channels.http_client import Response, close_shared_transport, encode_json
-from scheduling.channels.markup import escape_markdown, escape_tags, read_card
-from scheduling.channels.robots import CARD, MARKDOWN, TEXT, clip_text
-from scheduling.channels.vendors.base import VendorChannel, VendorRequest, add_query
-from scheduling.channels.vendors.callbacks import (
+from scheduling.channels.base import (
     MOST_REPORTS,
     SUCCESS,
     CallbackRefused,
     CallbackRequest,
     CallbackResult,
     CustomerMessage,
+    Delivered,
+    Failure,
+    InvalidSetting,
+    Message,
+    Outcome,
+    Permanent,
+    Quota,
     Report,
     limit_instant,
     read_uuid,
 )
+from scheduling.channels.http_client import Response, close_shared_transport, encode_json
+from scheduling.channels.markup import escape_markdown, escape_tags, read_card
+from scheduling.channels.robots import CARD, MARKDOWN, TEXT, clip_text
+from scheduling.channels.vendors.base import VendorChannel, VendorRequest, add_query
 from scheduling.error_text import ErrorText as _
 from scheduling.templating import read_locale
 

@@ -7,7 +7,7 @@ from django.test import Client
 from django.utils import translation
 
 from scheduling.admin.touches.timeline import build_timeline
-from scheduling.channels.vendors.callbacks import Report
+from scheduling.channels.base import Report
 from scheduling.models import Touch
 from scheduling.receipts import record_reports
 from tests.scheduling.admin.conftest import Url

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CBC
 
-from scheduling.channels.vendors.callbacks import CallbackRefused, CallbackRequest
+from scheduling.channels.base import CallbackRefused, CallbackRequest
 from scheduling.channels.vendors.sms import AliyunSms, TencentSms
 from scheduling.channels.vendors.wechat import OfficialAccount, WeComApp, parse_xml_document, read_key, read_seconds
 from scheduling.delivery.routing import store_vendor_ids

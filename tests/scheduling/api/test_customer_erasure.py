@@ -23,7 +23,7 @@ from rpa_tasks.jobs.dead_letters import record_failed_job
 from rpa_tasks.models import Evidence, Flow, Job, Platform, Run, Shop
 from scheduling import sql
 from scheduling.app_integrations import PersonalData
-from scheduling.channels.vendors.callbacks import CallbackResult, CustomerMessage, Report
+from scheduling.channels.base import CallbackResult, CustomerMessage, Report
 from scheduling.configuration import snapshot
 from scheduling.customers.erasure import (
     ErasureDelayed,

@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from scheduling.channels.vendors.callbacks import Report
+from scheduling.channels.base import Report
 from scheduling.customers.erasure import continue_erasures
 from scheduling.delivery.routing import store_vendor_ids
 from scheduling.ids import new_id

@@ -12,10 +12,17 @@ from pytest_django import Settings
 from redis import Redis
 
 from config.local.processes import select_port
-from scheduling.channels.base import Delivered, DestinationRefused, NoAnswer, NotSent, Transient, Unknown
+from scheduling.channels.base import (
+    CallbackResult,
+    Delivered,
+    DestinationRefused,
+    NoAnswer,
+    NotSent,
+    Transient,
+    Unknown,
+)
 from scheduling.channels.http_client import LOOKUP_THREADS, Lookup, before_first_byte, close_shared_transport
 from scheduling.channels.vendors import wechat
-from scheduling.channels.vendors.callbacks import CallbackResult
 from scheduling.channels.vendors.declared import DeclaredHttp
 from scheduling.channels.vendors.wechat import WeChatService
 from scheduling.channels.webhook import Webhook

@@ -9,8 +9,7 @@ from django.db import connection
 from django.utils.timezone import now
 from pytest_django import Settings
 
-from scheduling.channels.base import Delivered
-from scheduling.channels.vendors.callbacks import Report
+from scheduling.channels.base import Delivered, Report
 from scheduling.delivery.routing import find_delivery_keys
 from scheduling.ids import first_id_at
 from scheduling.models import ChannelConfig, DeliveryReceipt, Touch, VendorMessage

@@ -16,7 +16,7 @@ from config.local.processes import wait_until
 from rpa_tasks.jobs.shops import pause_platform, record_login
 from rpa_tasks.models import Flow, Job, LoginState, Platform, Shop
 from scheduling import sql
-from scheduling.channels.vendors.callbacks import Report
+from scheduling.channels.base import Report
 from scheduling.customers import erasure
 from scheduling.customers.erasure import continue_erasures, request_erasure
 from scheduling.ledger.failures import record_unreadable_message
