@@ -18,7 +18,6 @@ from scheduling.monitoring.wanted_numbers import Scale, read_scaling
 
 router = Router(tags=["receivers"], auth=ApiKeyAuth("metrics"))
 PROBLEMS = (401, 403, 422, 429, 503)
-MOST_SKIPPED = 100_000
 
 
 class ReceiverPageIn(Page):
@@ -30,7 +29,7 @@ class ReceiverPageIn(Page):
         """
         if self.cursor and not (self.cursor.isascii() and self.cursor.isdecimal() and len(self.cursor) <= 6):
             raise InvalidInput.of("cursor", "is not one that a list has given out")
-        return min(int(self.cursor or 0), MOST_SKIPPED)
+        return int(self.cursor or 0)
 
 
 class RestOut(Schema):
