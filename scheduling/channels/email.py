@@ -309,7 +309,9 @@ class Email(Channel):
         options.check_known_keys(config, {"from", "reply_to", "bounces_to", "url"})
         self._from = options.read_text(config, "from") or settings.DEFAULT_FROM_EMAIL
         self._reply_to = options.read_text(config, "reply_to")
-        _check_address(parseaddr(self._from)[1] if self._from == one_line(self._from) else "", "from")
+        address = parseaddr(self._from)[1]  # of several it returns the first
+        is_one = self._from == one_line(self._from) and (self._from == address or self._from.endswith(f"<{address}>"))
+        _check_address(address if is_one else "", "from")
         if self._reply_to:
             _check_address(self._reply_to, "reply_to")
         self._bounces_to = options.read_text(config, "bounces_to")
@@ -366,10 +368,16 @@ def one_line(text: str) -> str:
     return " ".join(visible.split())[:SUBJECT_LENGTH]
 
 
-def _check_address(address: str, field: str) -> None:
+def is_mail_address(text: str) -> bool:
+    """Return whether a text is one plain address that a relay takes: its domain has a form in ASCII."""
     try:
-        validate_email(address)
-    except ValidationError:
-        address = ""
-    if not address or len(address) > ADDRESS_LENGTH:
+        validate_email(text)
+        sanitize_address(text, "utf-8")
+    except (ValidationError, ValueError):
+        return False
+    return len(text) <= ADDRESS_LENGTH
+
+
+def _check_address(address: str, field: str) -> None:
+    if not is_mail_address(address):
         raise InvalidSetting(field, _("must be one mail address"))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from django.core.exceptions import ValidationError as DjangoValidationError
-from django.core.validators import validate_email
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
+from scheduling.channels.email import is_mail_address
 from scheduling.customers.changes import MAX_ADDRESSES
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput, describe_model_error
@@ -56,11 +55,8 @@ def refuse_member(name: str, message: str) -> ValidationError:
 
 
 def _check_email(addresses: dict[str, str | None]) -> dict[str, str | None]:
-    if email := addresses.get("email"):
-        try:
-            validate_email(email)
-        except DjangoValidationError:
-            raise refuse_member("email", _("is not an e-mail address")) from None
+    if (email := addresses.get("email")) and not is_mail_address(email):
+        raise refuse_member("email", _("is not an e-mail address"))
     return addresses
 
 

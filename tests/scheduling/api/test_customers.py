@@ -91,6 +91,7 @@ def test_user_id_with_any_characters_has_a_path(api: Client, user_id: str) -> No
         ({"opted_out": False, "consent": AGREED | {"source": ""}}, "consent.source"),
         ({"addresses": {"email": 7}}, "addresses.email"),
         ({"addresses": {"email": "nobody"}}, "addresses.email"),
+        ({"addresses": {"email": "ann@example.com\u202c"}}, "addresses.email"),  # as some programs copy it
         ({"addresses": {"email": "a@b.example\nBcc: c@d.example"}}, "addresses.email"),
         ({"addresses": {"inapp": ""}}, "addresses.inapp"),
         ({"addresses": {f"k{number}": "x" for number in range(21)}}, "addresses"),

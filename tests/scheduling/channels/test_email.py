@@ -118,7 +118,8 @@ async def test_subject_cannot_add_a_header(breaker: str) -> None:
 @each_row(
     "address",
     ["", "alice@", "alice@example.org\r\nRCPT TO:<eve@example.org>", "alice@example.org, eve@x.org",
-     "Alice <alice@example.org>", "alice@example.org\n", "a" * 300 + "@example.org"],
+     "Alice <alice@example.org>", "alice@example.org\n", "a" * 300 + "@example.org", "alice@example.org\u202c",
+     f"alice@例{'x' * 62}.cn"],
 )  # fmt: skip
 async def test_address_not_single_is_refused(address: str) -> None:
     async with RelayServer() as relay:
@@ -307,6 +308,16 @@ async def test_slow_mails_run_concurrently() -> None:
         outcomes = await asyncio.gather(*(sent(relay.url, timedelta(seconds=60)) for _ in range(20)))
 
     assert all(isinstance(outcome, Delivered) for outcome in outcomes)
+
+
+@each_row(
+    "sender",
+    ["a@b.example, c@d.example", "a@b.example;c@d.example", "Shop <a@b.example> <c@d.example>",
+     "a@b.example <c@d.example>", "Group: a@b.example;", "Shop a@b.example", "Shop <a@b.example\u202c>"],
+)  # fmt: skip
+def test_sender_is_one_address(sender: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"^from: must be one mail address"):
+        Email({"from": sender}, TIMEOUT)
 
 
 @each_row(
