@@ -432,7 +432,7 @@ _flight: ContextVar[Flight] = ContextVar("flight")
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Tell a request in flight about its connection. The traces of aiohttp would cost a quarter of a request."""
+    """Note in the flight of a request what its connection does. Traces of aiohttp would cost a quarter of a request."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
