@@ -14,7 +14,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -302,6 +302,16 @@ def _is_too_deep(value: Any) -> bool:
         if not level:
             return False
     return True
+
+
+def check_storable(values: Mapping[str, Any]) -> None:
+    """Check the values of a row, by column, that a person typed: JSON columns take any text.
+
+    Raises:
+        InvalidInput: each error with its place.
+    """
+    if errors := list(islice(_find_invalid_values(values, "", depth=-1), ERRORS_SHOWN)):
+        raise InvalidInput(*errors)
 
 
 def _find_invalid_values(value: Any, path: str, *, depth: int = 0) -> Iterator[FieldError]:

@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy as _
 from scheduling.error_text import ErrorText
 from scheduling.errors import ErrorCollector, InvalidInput, check_key, check_number
 from scheduling.models.encrypted import Sealed
-from scheduling.strict_text import is_same_json
+from scheduling.strict_text import check_storable, is_same_json
 
 
 @deconstructible
@@ -53,15 +53,15 @@ class Checked(models.Model):
     def clean(self) -> None:
         super().clean()
         rules = type(self).rules
-        if rules is None:
-            return
         try:
             values = {}  # by column, without those that cannot be read here; references are not loaded
             for field in self._meta.concrete_fields:
                 value = self._state.fields_cache.get(field.name) or getattr(self, field.attname)
                 if not isinstance(value, (Sealed, DatabaseDefault)):
                     values[field.name] = value
-            rules(values)
+            check_storable(values)
+            if rules is not None:
+                rules(values)
         except InvalidInput as error:
             found: dict[str, list[str]] = {}
             for each in error.errors:

@@ -61,6 +61,7 @@ from scheduling.configuration.condition_fields import FieldCatalogue, conditions
 from scheduling.error_text import ErrorText
 from scheduling.models import Node
 from scheduling.policy.matrix import TOUCH_TYPES, find_follow_problem
+from scheduling.strict_text import storable_text
 
 MOST_WAITING = 1_000  #: counted touches of a node
 
@@ -180,7 +181,7 @@ class NodeForm(CheckedForm):
         self.catalogue = FieldCatalogue()
         trigger = self["trigger"].value() if "trigger" in self.fields else ""
         for name in {"when", "variants"} & self.fields.keys():
-            self.fields[name].widget.suggest = lambda: self.catalogue.suggest(str(trigger or ""))
+            self.fields[name].widget.suggest = lambda: self.catalogue.suggest(storable_text(str(trigger or "")))
         if "key" in self.fields:  # of a new node
             self.fields["key"].required = False
 

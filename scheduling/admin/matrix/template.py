@@ -39,6 +39,7 @@ from scheduling.ids import new_id, parse_number
 from scheduling.models import ChannelConfig, Community, Customer, Node, Template, TemplateText
 from scheduling.models.encrypted import Unreadable
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
+from scheduling.strict_text import storable_text
 from scheduling.templating import CannotRender, choose_text, render_message
 
 SUGGESTED = 500  #: chats that the input suggests; others can be typed
@@ -62,7 +63,7 @@ def render_preview(request: HttpRequest, text: TextSpec) -> HttpResponse:
         data = DataField().clean(request.POST.get("data", ""))
     except ValidationError as error:
         return JsonResponse({"body": "", "subject": "", "problem": " ".join(error.messages)})
-    who = sample_customer(request.POST.get("user_id", "").strip())
+    who = sample_customer(storable_text(request.POST.get("user_id", "").strip()))
     event = sample_event(who.user_id, request.POST.get("chat_id", "").strip(), data)
     try:
         subject, body, _locale = render_message(TemplateSpec(0, "preview", 0, "", "", (text,)), who, event)
