@@ -184,6 +184,9 @@ def _describe_card_change(form: CardForm, row: Node) -> str:
 
 def copy_node(nodes_admin: Any, request: HttpRequest, row: Node) -> HttpResponse:
     """Store a copy of a node, with a new key and switched off."""
+    if problem := nodes_admin.explain_restoration_block(row):  # of a retired node
+        messages.error(request, problem)
+        return redirect(nodes_admin.url("change", row.pk))
     with transaction.atomic():  # it keeps the lock of the key
         made = Node.objects.get(pk=row.pk)
         made.pk = None

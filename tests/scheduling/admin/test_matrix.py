@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from django.test import Client
-from django.utils.timezone import localtime
+from django.utils.timezone import localtime, now
 from pytest_django import Settings
 
 from scheduling.admin.matrix import grid
-from scheduling.models import Event, Node, Stage, Touch
+from scheduling.models import Event, Node, Stage, Template, Touch
 from tests.scheduling.admin.conftest import FillForm, Url, read_messages
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race
@@ -207,6 +207,15 @@ def test_copies_are_switched_off_and_have_keys_of_their_own(
     assert (copies[0].delay, copies[0].tags, copies[0].template) == (node.delay, ["offer"], node.template)
     assert copies[0].history.get().history_user.username == "editor"
     assert not copies[0].touches.exists()
+
+
+def test_node_is_not_copied_while_it_names_retired_rows(matrix: MatrixBuilder, editor: Client, admin_url: Url) -> None:
+    """The copy would be in use, and the export of the configuration could not be applied."""
+    node = matrix.node(retired_at=now())
+    Template.objects.update(retired_at=now())
+    answer = editor.post(admin_url("node_copy", node.pk))
+    assert "It uses objects that are retired: guide." in read_messages(answer)
+    assert Node.objects.get() == node
 
 
 @each_row(
