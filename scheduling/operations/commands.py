@@ -17,6 +17,7 @@ from django.utils.translation import override
 
 from scheduling import sql
 from scheduling.audit import record_action
+from scheduling.configuration.file.section import check_row
 from scheduling.customers.changes import change_customer
 from scheduling.error_text import ErrorText
 from scheduling.error_text import ErrorText as _
@@ -210,7 +211,7 @@ def create_api_key(
     """Create a key and return it. It cannot be read again.
 
     Raises:
-        InvalidInput: `scope` or `name` is invalid.
+        InvalidInput: `scope` or a column is invalid.
     """
     unknown = sorted(set(scopes) - set(Scope.values))
     if unknown or not scopes:
@@ -227,14 +228,12 @@ def create_api_key(
             "name", _("a key named “%(name)s” already exists", name=name) if name else _("must be given")
         )
     key = f"at_{secrets.token_urlsafe(32)}"
+    row = ApiKey(
+        name=name, digest=digest_api_key(key), prefix=key[:8], scopes=sorted(set(scopes)),
+        rate_per_minute=rate_per_minute, expires_at=expires_at,
+    )  # fmt: skip
+    check_row(row)
     with transaction.atomic():
-        row = ApiKey.objects.create(
-            name=name,
-            digest=digest_api_key(key),
-            prefix=key[:8],
-            scopes=sorted(set(scopes)),
-            rate_per_minute=rate_per_minute,
-            expires_at=expires_at,
-        )
+        row.save()
         record_action("added", row, label=name, actor=actor, changes=[("scopes", None, row.scopes)])
     return key

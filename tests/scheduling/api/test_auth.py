@@ -196,3 +196,6 @@ def test_create_api_key_prints_a_working_key(
     assert ApiKey.objects.get().scopes == ["events", "touches"]
     with pytest.raises(CommandError, match="name"):
         call_command("create_api_key", "shop", "--scope", "events")
+    for arguments, field in ((["x" * 101], "name"), (["other", "--rate-per-minute", str(2**31)], "rate_per_minute")):
+        with pytest.raises(CommandError, match=field):
+            call_command("create_api_key", *arguments, "--scope", "events")
