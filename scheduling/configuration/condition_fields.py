@@ -71,10 +71,10 @@ class FieldCatalogue:
             return ""  # the data of any first event
         if field.startswith(DATA):
             known = self.event_paths(trigger)
-            plain = ".".join(ITEM if name.isdigit() else name for name in field.split("."))
+            # A name of digits may be that of a mapping's member, too.
             return (
                 ""
-                if plain in known
+                if _generalize(field) in map(_generalize, known)
                 else _unknown(field, known, _("none of the latest events of type “%(type)s” has it", type=trigger))
             )
         if counted := counted_type(field):
@@ -114,6 +114,11 @@ class FieldCatalogue:
                     break
             self._paths[trigger] = found
         return self._paths[trigger]
+
+
+def _generalize(path: str) -> str:
+    """Return a path with `ITEM` for each number."""
+    return ".".join(ITEM if name.isdigit() else name for name in path.split("."))
 
 
 def _list_paths(data: Any, path: str, depth: int) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from string import ascii_uppercase
 from typing import Any
 
 from django import forms
@@ -23,7 +24,7 @@ from scheduling.policy.node_conditions import MOST_ROWS, MOST_VARIANTS, WITH_LIS
 from scheduling.strict_text import InvalidText, read_json
 
 BLANK_ROWS = 3
-GROUPS = "ABCDEFGH"
+GROUPS = ascii_uppercase[:MOST_ROWS]  #: a condition may have a group for each row
 JOIN_LABELS = {"all": gettext_lazy("All rows must hold"), "any": gettext_lazy("Any row must hold")}
 OPERATOR_LABELS = {
     "eq": gettext_lazy("is"), "ne": gettext_lazy("is not"), "gt": gettext_lazy("is more than"),
@@ -75,7 +76,7 @@ def _spread_rows(stored: Mapping[str, Any] | None) -> dict[str, Any]:
     ((join, parts),) = stored.items()
     rows, letters = [], iter(GROUPS)
     for part in parts:
-        group = "" if "field" in part or join in part else next(letters, "")
+        group = "" if "field" in part or join in part else next(letters)
         inner = [part] if "field" in part else next(iter(part.values()))
         rows += [
             {"field": row["field"], "op": row["op"], "value": format_value(row.get("value")), "group": group}
@@ -241,11 +242,15 @@ class VariantsField(forms.Field):
 
     def clean(self, value: Any) -> list[dict[str, Any]]:
         stored, errors = [], []
+        templates = set(Template.objects.filter(retired_at=None).values_list("key", flat=True)) if value else set()
         for number, each in enumerate(value or [], 1):
             try:
                 condition = read_rows(each["when"])
                 if condition is None or not each["template"] or not each["key"]:
                     raise ValidationError(_("needs a key, a template and at least one row; clear all to remove it"))
+                if each["template"] not in templates:
+                    named = {"noun": _("template"), "name": each["template"]}
+                    raise ValidationError(_("there is no %(noun)s “%(name)s”") % named)
                 stored.append({"key": each["key"], "when": condition, "template": each["template"]})
             except ValidationError as error:
                 words = "; ".join(error.messages)

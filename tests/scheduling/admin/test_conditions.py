@@ -95,6 +95,19 @@ def test_other_edits_of_a_node_keep_all_digits(
     }  # fmt: skip
 
 
+def test_other_edits_of_a_node_keep_as_many_groups_as_a_file_may_have(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: FillForm
+) -> None:
+    tags = [{"field": "customer.tags", "op": "contains", "value": f"tag{number}"} for number in range(20)]
+    when = {
+        "all": [{"any": tags[place : place + 2]} for place in range(0, 18, 2)] + [{"any": [each]} for each in tags[18:]]
+    }
+    url = admin_url("node_change", matrix.node(when=when).pk)
+    inputs = read_inputs(editor.get(url).content.decode())
+    assert editor.post(url, {**fill_form(url, name="renamed"), **inputs}).status_code == 302
+    assert Node.objects.values("name", "when").get() == {"name": "renamed", "when": when}
+
+
 def test_rows_of_the_form_are_stored_shown_and_kept_by_the_next_save(
     matrix: MatrixBuilder, editor: Client, viewer: Client, admin_url: Url, fill_form: FillForm, save_form: SaveForm
 ) -> None:
@@ -144,12 +157,15 @@ def test_unknown_data_field_is_refused_with_suggestions(
     list_form_errors: FormErrors, save_form: SaveForm,
 ) -> None:  # fmt: skip
     node = matrix.node(trigger="order.paid")
-    record_event("order.paid", data={"total": 5, "items": [{"sku": "A"}]})
+    record_event("order.paid", data={"total": 5, "items": [{"sku": "A"}], "prices": {"100": [{"7": 1}]}})
     url = admin_url("node_change", node.pk)
     assert 'value="event.data.items.0.sku"' in editor.get(url).content.decode()
     (errors,) = list_form_errors(url, rows(("event.data.totl", "gte", "1", "")))
     assert "did you mean event.data.total" in errors["when"]
-    sent = rows(("event.data.total", "gte", "1", ""), ("event.data.items.4.sku", "exists", "", ""))
+    sent = rows(
+        ("event.data.total", "gte", "1", ""), ("event.data.items.4.sku", "exists", "", ""),
+        ("event.data.prices.100.3.7", "exists", "", ""),
+    )  # fmt: skip
     save_form(url, **sent)
     Node.objects.update(when={"all": [{"field": "event.data.gone", "op": "exists"}]})
     save_form(url, **rows(("event.data.gone", "exists", "", "")))  # a stored field is accepted

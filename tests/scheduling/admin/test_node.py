@@ -14,6 +14,7 @@ from django.utils.timezone import now
 from scheduling.admin.matrix import preview
 from scheduling.models import ChannelConfig, HarassmentRule, Node, Touch
 from tests.scheduling.admin.conftest import CheckFormErrors, FillForm, SaveForm, Url
+from tests.scheduling.admin.test_conditions import rows
 from tests.scheduling.core.conftest import pass_time
 from tests.support.matrix import MatrixBuilder
 from tests.support.second_connection import Race
@@ -58,6 +59,13 @@ def test_node_form_errors_name_the_field(
     matrix.node("reminder", "touch.delivered", from_nodes=["guide"])
     matrix.node("last", "touch.failed", from_nodes=["reminder"])
     matrix.node("old", "touch.failed", from_nodes=["guide"], retired_at=now())
+    matrix.template("retired", retired_at=now())
+
+    def varied(template: str) -> dict[str, str]:
+        return {
+            "variants-0-key": "vips", "variants-0-template": template, **rows(("chat_id", "eq", "1", ""), name="variants-0")
+        }  # fmt: skip
+
     check_form_errors(
         admin_url("node_change", node.pk),
         ({"delay": "15 minutes"}, "delay", "not a duration"),
@@ -79,6 +87,8 @@ def test_node_form_errors_name_the_field(
         ({"at_day": "next"}, "at", "is missing"),
         ({"at": "10:00", "not_before": "09:00"}, "not_before", "cannot apply"),
         ({"variants-0-template": "guide"}, "variants", "Variant 1: needs a key, a template"),
+        (varied("gone"), "variants", "Variant 1: there is no template “gone”"),
+        (varied("retired"), "variants", "Variant 1: there is no template “retired”"),
     )
 
 
