@@ -49,9 +49,16 @@ def parse_document(raw: bytes) -> dict[str, Any]:
 
 
 def export_document(names: Iterable[str] = (), *, with_secrets: bool = False) -> dict[str, Any]:
-    """Export these sections, or all, in one transaction."""
+    """Export these sections, or all, as of one moment: an edit of several sections is in the export or is not.
+
+    Inside a transaction of the caller, locks must keep others from editing these sections.
+    """
     document: dict[str, Any] = {"version": VERSION}
+    is_own = not connection.in_atomic_block
     with transaction.atomic():
+        if is_own:
+            with connection.cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         for name in names or sections():
             given = sections()[name].export(with_secrets=with_secrets)
             if given is not None:
@@ -219,10 +226,18 @@ def compute_version() -> str:
     Raises:
         Conflict: a stored secret cannot be read here.
     """
+    return _name_version(_export_secrets())
+
+
+def _export_secrets(names: Iterable[str] = ()) -> dict[str, Any]:
     try:
-        text = json.dumps(export_document(with_secrets=True), sort_keys=True)
+        return export_document(names, with_secrets=True)
     except Unreadable as error:
         raise Conflict(str(error)) from error
+
+
+def _name_version(document: Mapping[str, Any]) -> str:
+    text = json.dumps(document, sort_keys=True)
     return salted_hmac("scheduling.configuration.version", text, algorithm="sha256").hexdigest()[:32]
 
 
@@ -234,7 +249,8 @@ def publish_document(
     *,
     may_repeat: bool = False,
 ) -> tuple[ChangePlan, str]:
-    """Store a document; return its changes and the new version.
+    """Store a document; return its changes and the new version, without edits of other sections during the publication:
+    the client has not read them, and its next publication must be refused.
 
     `check` raises what it has against the plan. With `may_repeat` a document that is stored already is accepted with
     any version: the client repeats its publication.
@@ -247,7 +263,8 @@ def publish_document(
     """
     with edit_sections(document):
         # With any version expected, too: no row is overwritten or retired whose secret cannot be read here.
-        is_outdated = expected not in (compute_version(), None)
+        before = _export_secrets()
+        is_outdated = expected not in (_name_version(before), None)
         if is_outdated and not may_repeat:  # it may also be invalid because of what it does not know
             raise OutdatedVersion
         planned = plan_changes(document)
@@ -255,4 +272,5 @@ def publish_document(
             raise OutdatedVersion
         check(planned)
         _write_changes(planned.changes, stamp)
-        return planned, compute_version()
+        after = before | _export_secrets(planned.given) if planned.given else before
+        return planned, _name_version(after)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,12 +14,15 @@ from django.db import connection
 
 from scheduling import sql
 from scheduling.api import config
-from scheduling.configuration.file.apply import compute_version, export_document, plan_changes
+from scheduling.configuration.file.apply import compute_version, export_document, plan_changes, publish_document
+from scheduling.configuration.file.section import Stamp
+from scheduling.configuration.file.sections import sections
 from scheduling.models import AuditEntry, Node, Template
 from scheduling.planning import rescheduling
 from scheduling.strict_text import write_yaml
 from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
 from tests.scheduling.config_file.conftest import BASE_CONFIG
+from tests.support.second_connection import SecondConnection
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -196,6 +200,42 @@ def test_version_follows_each_edit_of_an_operator_and_secrets(api: Client) -> No
     assert publish(api, BASE_CONFIG, read).status_code == 412
     Node.objects.filter(pk=node.pk).update(delay=timedelta(minutes=5))  # the same content is the same version
     assert compute_version() == api.get("/config").headers["etag"].strip('"')
+
+
+def test_version_of_a_publication_leaves_out_edits_of_other_sections_meanwhile(
+    api: Client, second_connection: SecondConnection
+) -> None:
+    """A client that continued with it took back an edit that it had never read."""
+    publish(api, BASE_CONFIG)
+    read, edit = compute_version(), partial(Node.objects.update, delay=timedelta(minutes=5))
+    _planned, version = publish_document(
+        {"templates": export_document()["templates"]}, Stamp("test"), read, lambda _planned: second_connection(edit)
+    )
+    assert version == read != compute_version()
+
+
+def test_export_is_of_one_moment(
+    api: Client, second_connection: SecondConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a node refers to a template that the file does not have, or the file retires it."""
+    publish(api, BASE_CONFIG)
+
+    def publish_meanwhile(*args: Any, **options: Any) -> Any:
+        exported = export(*args, **options)
+        if not Template.objects.filter(key="other").exists():
+            second_connection(add_template_to_node)
+        return exported
+
+    def add_template_to_node() -> None:
+        Node.objects.update(template=Template.objects.create(key="other", content_type="guide"))
+
+    templates = sections()["templates"]
+    export = templates.export
+    monkeypatch.setattr(templates, "export", publish_meanwhile)
+    exported = export_document()
+    assert Node.objects.get().template.key == "other"
+    assert plan_changes(exported).of("nodes"), "the file has the node as it was"
+    assert exported["nodes"][0]["template"] == "guide"
 
 
 SHARED = {
