@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
-from scheduling.admin.form_fields import write_number
+from scheduling.admin.form_fields import find_entries, write_number
 from scheduling.admin.labels import translate_error
 from scheduling.errors import ErrorCollector
 from scheduling.models import Template
@@ -33,7 +33,6 @@ OPERATOR_LABELS = {
     "not_contains": gettext_lazy("does not contain"), "starts_with": gettext_lazy("starts with"),
     "exists": gettext_lazy("exists"), "absent": gettext_lazy("is missing"),
 }  # fmt: skip
-_ENTRY = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[^,，;；\n]+)\s*')
 _TRUTH = {"true": True, "false": False, "是": True, "否": False}
 OTHER_JOIN = {"all": "any", "any": "all"}
 
@@ -176,7 +175,7 @@ def read_rows(shown: Any) -> dict[str, Any] | None:
     for number, row in enumerate(rows, 1):
         stored: dict[str, Any] = {"field": row["field"], "op": row["op"]}
         if row["op"] in WITH_LIST:
-            stored["value"] = [parse_value(each) for each in _ENTRY.findall(row["value"])]
+            stored["value"] = [parse_value(each) for each in find_entries(row["value"])]
         elif row["value"]:
             stored["value"] = parse_value(row["value"])
         numbers[id(stored)] = number
