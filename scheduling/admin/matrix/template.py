@@ -40,7 +40,7 @@ from scheduling.models import ChannelConfig, Community, Customer, Node, Template
 from scheduling.models.encrypted import Unreadable
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
 from scheduling.strict_text import storable_text
-from scheduling.templating import CannotRender, choose_text, render_message
+from scheduling.templating import CannotRender, choose_text, read_locale, render_message
 
 SUGGESTED = 500  #: chats that the input suggests; others can be typed
 
@@ -172,9 +172,23 @@ class TextForm(OptimisticLockForm):
         }
 
 
+class TextFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
+    def clean(self) -> None:
+        """Refuse two texts of one language, of which customers would get one. A file refuses them, too."""
+        super().clean()
+        seen = set()
+        for form in self.forms:
+            locale = getattr(form, "cleaned_data", {}).get("locale")
+            if locale and form not in self.deleted_forms:
+                if read_locale(locale) in seen:
+                    form.add_error("locale", gettext("“%(name)s” is there twice") % {"name": locale})
+                seen.add(read_locale(locale))
+
+
 class TextInline(StackedInline):  # type: ignore[misc]
     model = TemplateText
     form = TextForm
+    formset = TextFormSet
     extra = 0
     min_num = 1
     hide_title = True

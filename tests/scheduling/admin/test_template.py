@@ -42,6 +42,18 @@ def test_template_with_a_content_type_of_spaces_is_refused() -> None:
     assert list(refused.value.message_dict) == ["content_type"]
 
 
+def test_second_text_of_a_language_is_refused(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: FillForm
+) -> None:
+    """Customers would get one of the two, and the export of the configuration could not be applied."""
+    url = admin_url("template_change", matrix.template("guide").pk)
+    more = {"texts-TOTAL_FORMS": "2", "texts-1-locale": "zh_Hans", "texts-1-body": "您好"}
+    answer = read_refusal(editor, url, fill_form(url) | more)
+    assert [list(each) for each in answer["inline_admin_formsets"][0].formset.errors] == [[], ["locale"]]
+    sent = fill_form(url) | more | {"texts-1-locale": "zh-TW"}
+    assert editor.post(url, sent).status_code == 302
+
+
 def test_changed_text_is_a_new_template_version(matrix: MatrixBuilder, admin_url: Url, save_form: SaveForm) -> None:
     template = matrix.template("guide")
     save_form(admin_url("template_change", template.pk), **{"texts-0-body": "dear {{ user.name }}"})
