@@ -52,7 +52,7 @@ from scheduling.admin.labels import translate_error
 from scheduling.admin.matrix import grid
 from scheduling.admin.matrix.conditions import ConditionField, VariantsField
 from scheduling.admin.matrix.preview import move_after_commit, preview_node
-from scheduling.admin.matrix.rules import add_calendar_errors
+from scheduling.admin.matrix.rules import add_calendar_errors, unfold_edits
 from scheduling.admin.page_reads import count_within
 from scheduling.admin.shown_values import render_link
 from scheduling.admin.touches.pause import is_paused, load_paused_scopes, redirect_to_pause_page
@@ -96,15 +96,6 @@ def build_sections(row: Node | None) -> list[Any]:
             for title, names in others
         ),
         (life[0], {"fields": life[1], "classes": ("collapse",)}),
-    ]
-
-
-def unfold_edits(form: Any) -> None:
-    """Unfold sections with errors or edits. Django overlooks the errors of fields that share a line."""
-    seen = {*form.form.errors, *(form.form.changed_data if form.form.is_bound else ())}
-    form.fieldsets = [
-        (name, {**options, "classes": ()} if set(flatten(options["fields"])) & seen else options)
-        for name, options in form.fieldsets
     ]
 
 

@@ -7,6 +7,8 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.contrib import admin
+from django.contrib.admin.utils import flatten
+from django.http import HttpRequest, HttpResponse
 from django.utils.formats import date_format
 from django.utils.html import format_html_join
 from django.utils.timezone import localdate
@@ -183,6 +185,18 @@ class HarassmentRuleForm(CheckedForm):
         }  # fmt: skip
 
 
+def unfold_edits(form: Any) -> None:
+    """Show sections with errors or edits, which are folded or of another kind.
+
+    Django overlooks the errors of fields that share a line.
+    """
+    seen = {*form.form.errors, *(form.form.changed_data if form.form.is_bound else ())}
+    form.fieldsets = [
+        (name, {**options, "classes": ()} if set(flatten(options["fields"])) & seen else options)
+        for name, options in form.fieldsets
+    ]
+
+
 @admin.register(HarassmentRule)
 class HarassmentRuleAdmin(HistoryAdmin, Retirable):
     form = HarassmentRuleForm
@@ -200,6 +214,10 @@ class HarassmentRuleAdmin(HistoryAdmin, Retirable):
         (_("Life"), {"fields": ("version", "change_reason")}),
     )  # fmt: skip
     readonly_fields = ("version",)
+
+    def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> HttpResponse:
+        unfold_edits(context["adminform"])
+        return super().render_change_form(request, context, *args, **kwargs)
 
     def in_use(self, row: HarassmentRule) -> bool:
         """Always in use: verdicts refer to a rule by its version."""

@@ -6,11 +6,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.admin.utils import flatten
 from django.test import Client
 
 from scheduling.models import DelayRule, HarassmentRule, Holdout
 from tests.scheduling.admin.conftest import CheckFormErrors, FillForm, SaveForm, Url
 from tests.support.matrix import MatrixBuilder
+from tests.support.undrawn import read_refusal
 
 pytestmark = pytest.mark.django_db
 
@@ -84,6 +86,19 @@ def test_rule_form_errors_name_the_field(
     )  # fmt: skip
     cap.refresh_from_db()
     assert (cap.limit, cap.window, cap.history.count()) == (3, 24 * HOUR, changes_so_far)
+
+
+def test_error_of_a_field_of_another_kind_is_seen(
+    cap: HarassmentRule, editor: Client, admin_url: Url, fill_form: FillForm
+) -> None:
+    """The form hides the fields of other kinds: a channel of the cap kept it from becoming another rule, unseen."""
+    HarassmentRule.objects.update(channel="log")
+    url = admin_url("harassmentrule_change", cap.pk)
+    form = read_refusal(editor, url, fill_form(url, kind="conversation"))["adminform"]
+    assert list(form.form.errors) == ["channel"]
+    hidden = [options["fields"] for _name, options in form.fieldsets if options.get("classes")]
+    assert not any("channel" in flatten(fields) for fields in hidden)
+    assert any("window" in flatten(fields) for fields in hidden)
 
 
 def test_delay_and_holdout_form_errors_name_the_field(
