@@ -27,10 +27,10 @@ from scheduling.admin.dashboard.charts import (
     Series,
     Span,
     count_by_span,
+    link_ended,
     read_requested_days,
     split_period,
 )
-from scheduling.admin.dashboard.series import link_ended
 from scheduling.admin.lists import build_span_link
 from scheduling.admin.page_reads import PageTimeLimit, count_within
 from scheduling.configuration.snapshot import current

@@ -43,7 +43,7 @@ def cleared_hourly_cache() -> Iterator[None]:
 @pytest.fixture
 def busy_week(matrix: MatrixBuilder) -> None:
     """A week of touches, with a spike of failures two hours ago."""
-    from scheduling.admin.dashboard.series import MODELS
+    from scheduling.admin.dashboard.overview import MODELS
     from scheduling.ids import first_id_at
     from scheduling.models import Complaint, Customer, Event, FailedTask, Node, Touch
 

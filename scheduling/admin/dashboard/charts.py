@@ -18,6 +18,7 @@ from django.utils.html import strip_tags
 from django.utils.timezone import localtime, now
 from django.utils.translation import gettext as _
 
+from scheduling.admin.lists import build_span_link
 from scheduling.admin.page_reads import PageTimeLimit
 from scheduling.admin.shown_values import format_instant
 from scheduling.app_integrations import integrations
@@ -174,6 +175,11 @@ def split_period(days: int) -> list[Span]:
 def join_spans(spans: Sequence[Span]) -> Span:
     """Return the whole time of consecutive bars."""
     return Span("", spans[0].since, spans[-1].until)
+
+
+def link_ended(span: Span, **filters: str) -> str:
+    """Return the address of the touches that ended in a span."""
+    return build_span_link("scheduling_touch", "settled_at", span.since, span.until, **filters)
 
 
 Counts = Sequence[Counter[Any] | None]  #: of each bar; None where counting exceeded its time limit

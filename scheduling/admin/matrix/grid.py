@@ -21,8 +21,14 @@ from django.utils.translation import gettext_lazy, gettext_noop, ngettext
 
 from scheduling import sql
 from scheduling.admin.base import CheckedForm, Confirmation, Retirable, ops_display
-from scheduling.admin.dashboard.charts import add_up, count_by_span, format_capped_count, join_spans, split_period
-from scheduling.admin.dashboard.series import link_ended
+from scheduling.admin.dashboard.charts import (
+    add_up,
+    count_by_span,
+    format_capped_count,
+    join_spans,
+    link_ended,
+    split_period,
+)
 from scheduling.admin.page_reads import PageTimeLimit, count_within, read_for_page
 from scheduling.admin.row_edits import VERSION_FIELD, OptimisticLockForm
 from scheduling.admin.touches.pause import is_paused, load_paused_scopes

@@ -17,7 +17,7 @@ from django.utils.timezone import now
 
 from rpa_tasks.models import Platform, Shop
 from scheduling.admin.dashboard.charts import ActionLine
-from scheduling.admin.dashboard.series import MODELS
+from scheduling.admin.dashboard.overview import MODELS
 from scheduling.models import Alert, ChannelConfig, DismissedChecklist, FailedTask, Node, Pause, Touch
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.undrawn import read_context
