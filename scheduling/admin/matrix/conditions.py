@@ -20,7 +20,7 @@ from scheduling.admin.form_fields import find_entries, write_number
 from scheduling.admin.labels import translate_error
 from scheduling.errors import ErrorCollector
 from scheduling.models import Template
-from scheduling.policy.node_conditions import MOST_ROWS, MOST_VARIANTS, WITH_LIST, check_condition
+from scheduling.policy.node_conditions import MOST_ROWS, MOST_VARIANTS, WITH_LIST, WITHIN_TEXT, check_condition
 from scheduling.strict_text import InvalidText, read_json
 
 BLANK_ROWS = 3
@@ -177,7 +177,10 @@ def read_rows(shown: Any) -> dict[str, Any] | None:
         if row["op"] in WITH_LIST:
             stored["value"] = [parse_value(each) for each in find_entries(row["value"])]
         elif row["value"]:
-            stored["value"] = parse_value(row["value"])
+            typed = parse_value(row["value"])
+            # Inside a text, 1.10 is not 1.1, and “是” is not true.
+            is_other = row["op"] in WITHIN_TEXT and not isinstance(typed, str) and format_value(typed) != row["value"]
+            stored["value"] = row["value"] if is_other else typed
         numbers[id(stored)] = number
         letter = row["group"] if row["group"] in GROUPS else ""
         if letter and letter not in groups:
