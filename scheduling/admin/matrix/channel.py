@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from django import forms
 from django.conf import settings
 from django.contrib import admin
-from django.db.models import Count, QuerySet
+from django.db.models import Count, Q, QuerySet
 from django.db.models.functions import Length
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
@@ -155,7 +155,8 @@ class ChannelAdmin(HistoryAdmin, Retirable):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ChannelConfig]:
         disabled = Count("disabledtarget", distinct=True)
-        return super().get_queryset(request).annotate(disabled=disabled, used=Count("nodes", distinct=True))  # type: ignore[no-any-return]
+        used = Count("nodes", filter=Q(nodes__retired_at=None), distinct=True)
+        return super().get_queryset(request).annotate(disabled=disabled, used=used)  # type: ignore[no-any-return]
 
     def load_rows(self, rows: Iterable[Any]) -> None:
         scopes = load_paused_scopes()

@@ -5,10 +5,13 @@ from datetime import timedelta
 
 import pytest
 from django.test import Client
+from django.utils.timezone import now
 
 from scheduling.models import ChannelConfig, Community, DisabledTarget, Pause
 from tests.scheduling.admin.conftest import FillForm, FormErrors, SaveForm, Url
+from tests.support.matrix import MatrixBuilder
 from tests.support.tables import each_row
+from tests.support.undrawn import read_context
 
 pytestmark = pytest.mark.django_db
 
@@ -92,6 +95,13 @@ def test_channel_shows_pause_and_disabled_targets_until_they_are_enabled(
     assert removal
     assert editor.post(url, {**data, **removal}).status_code == 302
     assert not DisabledTarget.objects.exists()
+
+
+def test_list_counts_the_nodes_in_use_of_a_channel(matrix: MatrixBuilder, viewer: Client, admin_url: Url) -> None:
+    matrix.node("guide")
+    matrix.node("former", retired_at=now())
+    (row,) = read_context(viewer, admin_url("channelconfig_changelist"))["cl"].result_list
+    assert row.used == 1
 
 
 def test_community_keeps_targets_left_empty_and_refuses_a_foreign_host(
