@@ -331,11 +331,11 @@ class ConfigDraftAdmin(RowPage, OpsAdmin):
         if request.method != "POST":
             return self.show_row(request, drafts.find_draft(request.user))
         try:
-            act = request.POST.get("act")
+            act, seen = request.POST.get("act"), request.POST.get("seen", "")
             if act == "replay":
-                drafts.request_replay(request.user, request.POST.get("seen", ""))
+                drafts.request_replay(request.user, seen)
             elif act == "discard":
-                drafts.discard_draft(request.user)
+                drafts.discard_draft(request.user, seen)
                 messages.success(request, _("The draft was discarded."))
         except (Conflict, InvalidConfiguration) as error:
             for line in translate_errors(error):

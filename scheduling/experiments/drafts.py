@@ -2,7 +2,7 @@
 
 The draft and the live configuration meet in a transaction that is rolled back: the edits of the draft are stored over
 the live rows, and the result is read. Edits that other users made since stay. A row that both edited is a conflict.
-Every write locks the draft's row and names the content that its page showed.
+Every write locks the draft's row. That of a draft's page names the content that the page showed.
 """
 
 from __future__ import annotations
@@ -235,8 +235,15 @@ def replace_text(user: Any, text: str, seen: str) -> ConfigDraft | None:
         return draft if draft.pk else None
 
 
-def discard_draft(user: Any) -> None:
-    ConfigDraft.objects.filter(owner=user).delete()
+def discard_draft(user: Any, seen: str) -> None:
+    """Delete the user's draft. Idempotent.
+
+    Raises:
+        Conflict: another page changed the draft.
+    """
+    with transaction.atomic():
+        if find_draft(user) is not None:
+            _lock_draft(seen, owner=user).delete()
 
 
 # --- replay ---

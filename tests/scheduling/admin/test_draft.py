@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -145,6 +146,20 @@ def test_later_live_edits_stay_and_a_conflict_asks_for_a_new_draft(
     assert node.delay == timedelta(minutes=15)
     act(editor, admin_url, "discard")
     assert not ConfigDraft.objects.exists()
+
+
+def test_page_discards_only_the_edits_that_it_shows(
+    node: Node, editor: Client, admin_url: Url, fill_form: FillForm
+) -> None:
+    url, mine = admin_url("node_change", node.pk), admin_url("configdraft_mine")
+    seen = tried(editor, url, fill_form(url, delay="20m")).context["seen"]
+    tried(editor, url, fill_form(url, holdout_percent="5"))
+    answer = editor.post(mine, {"act": "discard", "seen": seen}, follow=True)
+    assert texts(answer) == ["The draft changed after you opened the page. Reload the page."]
+    shown = re.findall('name="seen" value="([^"]*)"', answer.content.decode())
+    for _click in range(2):
+        editor.post(mine, {"act": "discard", "seen": shown[-1]})
+        assert not ConfigDraft.objects.exists()
 
 
 def test_edit_on_top_of_a_draft_that_fits_no_more_names_the_problem(
