@@ -202,7 +202,7 @@ def test_version_follows_each_edit_of_an_operator_and_secrets(api: Client) -> No
     assert compute_version() == api.get("/config").headers["etag"].strip('"')
 
 
-def test_version_of_a_publication_leaves_out_edits_of_other_sections_meanwhile(
+def test_version_of_a_publication_leaves_out_edits_of_other_sections(
     api: Client, second_connection: SecondConnection
 ) -> None:
     """A client that continued with it took back an edit that it had never read."""
@@ -220,7 +220,7 @@ def test_export_is_of_one_moment(
     """Otherwise a node refers to a template that the file does not have, or the file retires it."""
     publish(api, BASE_CONFIG)
 
-    def publish_meanwhile(*args: Any, **options: Any) -> Any:
+    def export_before_an_edit(*args: Any, **options: Any) -> Any:
         exported = export(*args, **options)
         if not Template.objects.filter(key="other").exists():
             second_connection(add_template_to_node)
@@ -231,7 +231,7 @@ def test_export_is_of_one_moment(
 
     templates = sections()["templates"]
     export = templates.export
-    monkeypatch.setattr(templates, "export", publish_meanwhile)
+    monkeypatch.setattr(templates, "export", export_before_an_edit)
     exported = export_document()
     assert Node.objects.get().template.key == "other"
     assert plan_changes(exported).of("nodes"), "the file has the node as it was"
