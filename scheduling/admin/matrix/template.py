@@ -178,8 +178,8 @@ class TextFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
         super().clean()
         seen = set()
         for form in self.forms:
-            locale = getattr(form, "cleaned_data", {}).get("locale")
-            if locale and form not in self.deleted_forms:
+            given = getattr(form, "cleaned_data", {})
+            if (locale := given.get("locale")) and not given.get("DELETE"):
                 if read_locale(locale) in seen:
                     form.add_error("locale", gettext("“%(name)s” is there twice") % {"name": locale})
                 seen.add(read_locale(locale))

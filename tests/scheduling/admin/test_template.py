@@ -50,8 +50,11 @@ def test_second_text_of_a_language_is_refused(
     more = {"texts-TOTAL_FORMS": "2", "texts-1-locale": "zh_Hans", "texts-1-body": "您好"}
     answer = read_refusal(editor, url, fill_form(url) | more)
     assert [list(each) for each in answer["inline_admin_formsets"][0].formset.errors] == [[], ["locale"]]
-    sent = fill_form(url) | more | {"texts-1-locale": "zh-TW"}
-    assert editor.post(url, sent).status_code == 302
+    replaced = fill_form(url) | more | {"texts-0-DELETE": "on"}
+    errors = read_refusal(editor, url, replaced | {"texts-1-body": ""})["inline_admin_formsets"][0].formset.errors
+    assert [list(each) for each in errors] == [["body"]]
+    assert editor.post(url, replaced).status_code == 302
+    assert editor.post(url, fill_form(url) | more | {"texts-1-locale": "zh-TW"}).status_code == 302
 
 
 def test_changed_text_is_a_new_template_version(matrix: MatrixBuilder, admin_url: Url, save_form: SaveForm) -> None:
