@@ -65,8 +65,10 @@ def unowned_processes(profile: str) -> list[int]:
     return [
         process.pid
         for process in processes_on_profile(profile)
-        if "--type=" not in read_command_line(process.pid)  # renderers and helpers have overwritten their mark
-        and not _marker_of(process)
+        if not _marker_of(process)
+        # Behind the mark: a process that has just ended shows neither. Renderers and helpers have overwritten theirs.
+        and (line := read_command_line(process.pid))
+        and "--type=" not in line
     ]
 
 

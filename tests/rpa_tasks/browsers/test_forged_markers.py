@@ -18,8 +18,8 @@ from rpa_tasks import isolation
 from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.browser_processes import MARKER, leftover_browsers_on, read_command_line, unowned_processes
 from rpa_tasks.browsers.pool import AcquiredBrowser
-from rpa_tasks.supervisor.processes import all_processes
-from rpa_tasks.supervisor.runs import TASK_ID
+from rpa_tasks.supervisor.processes import Process, all_processes
+from rpa_tasks.supervisor.runs import TASK_ID, Ancestry
 from tests.rpa_tasks.browsers.browser_processes import eventually, is_gone, read_slot_states
 
 Acquire = Callable[..., AcquiredBrowser]
@@ -74,6 +74,29 @@ def test_process_outside_sandbox_owns_profile(start_flow: StartFlow) -> None:
             assert eventually(lambda: unowned_processes(profile), "it does not start") == [person.pid]
         finally:
             person.kill()
+
+
+def test_helper_that_ends_during_the_look_owns_no_profile(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It outlives the browser that a person closed by moments, and then shows neither words nor variables."""
+    profile = str(registry.profile_dir("s1").resolve())
+    words = [sys.executable, "-c", SLEEP, "--type=renderer", f"--user-data-dir={profile}"]
+    has_supervisor, looks = Ancestry.has_supervisor, []
+    with subprocess.Popen(words) as helper:
+
+        def end_behind(ancestry: Ancestry, process: Process) -> bool:
+            found = has_supervisor(ancestry, process)
+            helper.kill()
+            helper.wait()
+            looks.append(process.pid)
+            return found
+
+        try:
+            eventually(lambda: profile in read_command_line(helper.pid), "it does not start")
+            monkeypatch.setattr(Ancestry, "has_supervisor", end_behind)
+            assert unowned_processes(profile) == []
+            assert looks == [helper.pid]
+        finally:
+            helper.kill()
 
 
 def test_profile_link_in_own_root_is_ignored(start_flow: StartFlow, tmp_path: Path) -> None:
