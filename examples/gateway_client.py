@@ -73,6 +73,14 @@ class GatewayClient:
             self._changed.notify_all()
 
     async def _run(self) -> None:
+        """Pass an unexpected error to `send` and `flush`, which would otherwise wait without end."""
+        try:
+            await self._reconnect()
+        except Exception as error:
+            self._error = error
+        await self._notify()
+
+    async def _reconnect(self) -> None:
         pause = FIRST_PAUSE
         async with aiohttp.ClientSession(headers=self._headers) as http:
             while self._error is None:
@@ -88,12 +96,13 @@ class GatewayClient:
                     pause = FIRST_PAUSE if self._last - len(self._batches) > acknowledged else pause
                     await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  no secret
                     pause = min(pause * 2, LONGEST_PAUSE)
-        await self._notify()
 
     async def _serve(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         writing = asyncio.create_task(self._write(socket))
         try:
             async for message in socket:
+                if message.type is aiohttp.WSMsgType.ERROR:  # no answer to a ping
+                    break
                 answer = json.loads(message.data)
                 if answer["type"] == "ack":
                     del self._batches[answer["n"]]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 import redis
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from django.utils.timezone import now
 from websockets.sync.client import ClientConnection, connect
 
@@ -241,3 +243,49 @@ def test_killed_web_process_loses_no_acknowledged_frame(initial_rows: None, valk
 
     with listening() as listener:
         asyncio.run(scene(listener, address_of(listener)))
+
+
+async def send_one_batch(serve: Callable[[web.Request], Awaitable[web.WebSocketResponse]]) -> None:
+    application = web.Application()
+    application.router.add_get("/ws/v1/gateway", serve)
+    async with (
+        asyncio.timeout(WAIT_LIMIT),
+        TestServer(application) as server,
+        GatewayClient(str(server.make_url("")), "key") as client,
+    ):
+        await client.send([ANN])
+        await client.flush()
+
+
+def test_client_reconnects_if_pings_are_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a firewall that has forgotten the connection."""
+    monkeypatch.setattr("examples.gateway_client.PING_EVERY", 0.2)
+    batches: list[str] = []
+
+    async def serve(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(autoping=bool(batches))
+        await socket.prepare(request)
+        batches.append(await socket.receive_str())
+        if len(batches) == 1:
+            await asyncio.Event().wait()
+        await socket.send_json({"type": "ack", "n": json.loads(batches[-1])["n"]})
+        await socket.receive()
+        return socket
+
+    asyncio.run(send_one_batch(serve))
+    assert len(batches) == 2
+    assert batches[0] == batches[1]
+
+
+def test_client_ends_with_an_answer_that_it_does_not_understand() -> None:
+    """Otherwise its caller would wait without end."""
+
+    async def serve(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.send_str("<html>")
+        await socket.receive()
+        return socket
+
+    with pytest.raises(json.JSONDecodeError):
+        asyncio.run(send_one_batch(serve))
