@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from importlib import import_module
 from typing import Any
-from urllib.parse import urlsplit
 
 import structlog
 from django.conf import settings
@@ -89,7 +88,7 @@ def is_own_origin(headers: dict[bytes, bytes]) -> bool:
     if origin in settings.CSRF_TRUSTED_ORIGINS:
         return True
     allowed = validate_host(split_domain_port(host)[0], settings.ALLOWED_HOSTS)
-    return allowed and bool(host) and urlsplit(origin).netloc.lower() == host.lower()
+    return allowed and bool(host) and origin.partition("://")[2].lower() == host.lower()
 
 
 async def serve_take_over(scope: Any, receive: Any, send: Any) -> None:

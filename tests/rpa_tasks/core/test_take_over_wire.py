@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
+from pytest_django import Settings
+
+from rpa_tasks.takeover.page_socket import is_own_origin
 from rpa_tasks.takeover.wire import BadInput, Sealer, parse_input, run_until_one_ends
 
 MOUSE = {"do": "mouse", "type": "mousePressed", "x": 1, "y": 2, "button": "left", "buttons": 1, "clicks": 1,
@@ -71,3 +74,15 @@ def test_steps_end_although_one_loses_a_cancellation() -> None:
         return "ended"
 
     assert asyncio.run(asyncio.wait_for(run_until_one_ends(lose_one(), end()), 30)) == "ended"
+
+
+def test_only_pages_of_this_host_may_connect(settings: Settings) -> None:
+    settings.ALLOWED_HOSTS, settings.CSRF_TRUSTED_ORIGINS = ["a.example"], ["https://b.example"]
+    own = ("https://a.example:8443", "https://A.example:8443", "https://b.example")
+    foreign = ("", "null", "https://a.example", "http://evil.example", "http://[", "a.example:8443", "https://\xff")
+    found = {
+        each: is_own_origin({b"host": b"a.example:8443", b"origin": each.encode("latin-1")}) for each in own + foreign
+    }
+    assert found == dict.fromkeys(own, True) | dict.fromkeys(foreign, False)
+    assert not is_own_origin({b"host": b"evil.example", b"origin": b"http://evil.example"})
+    assert not is_own_origin({b"origin": b"http://a.example"})
