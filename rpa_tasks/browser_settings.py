@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
-from zoneinfo import available_timezones
 
 from rpa_tasks.browsers.launch import PROXY_FAILED, LaunchSettings, NoBrowser
 from rpa_tasks.models import Platform, Shop
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector
 from scheduling.models.encrypted import Sealed
+from scheduling.policy.send_times import is_time_zone
 
 #: Path below `browser` by stored name.
 SETTINGS = {
@@ -95,7 +95,7 @@ def _launch_problems(given: Mapping[str, Any]) -> dict[str, str]:
     problems: dict[str, str] = {}
     if "language" in given and not _LANGUAGE.fullmatch(given["language"]):
         problems["language"] = _("must be a language like zh-CN or pt")
-    if "timezone" in given and given["timezone"] not in available_timezones():
+    if "timezone" in given and not is_time_zone(given["timezone"]):
         problems["timezone"] = _("must be a time zone like Asia/Shanghai")
     if "window" in given and not _WINDOW.fullmatch(given["window"]):
         problems["window"] = _("must be a size like 1366x768, from 100 to 9999")

@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
-from zoneinfo import available_timezones
 
 import jsonschema_rs
 from django.db import transaction
@@ -36,6 +35,7 @@ from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector, InvalidInput
 from scheduling.models import WAITING
 from scheduling.models.versioned import rules_of
+from scheduling.policy.send_times import is_time_zone
 from scheduling.strict_text import find_unstorable_text
 
 # Values have the names of the model's fields; absent ones are skipped. `platform` is always the platform's key.
@@ -110,7 +110,7 @@ def _check_period(values: Mapping[str, Any], found: ErrorCollector) -> None:
     period, timezone = values.get("dedupe_period", ""), values.get("dedupe_timezone", "")
     if period and values.get("dedupe_window"):
         found.add("dedupe_period", _("has no effect beside a time span; remove one of the two"))
-    if timezone and timezone not in available_timezones():
+    if timezone and not is_time_zone(timezone):
         found.add("dedupe_timezone", _("must be a time zone like Asia/Shanghai"))
     elif timezone and not period:
         found.add("dedupe_timezone", _("has no effect without a period; remove it or set the period"))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from django.db import IntegrityError, connection, transaction
+from django.utils import translation
 from pytest_django import Settings
 
 from rpa_tasks.admin.platform import BrowserForm, PlatformForm
@@ -346,6 +347,18 @@ def test_form_sends_no_password_of_a_shop_to_another_proxy(market: Market) -> No
     market.s1.save()
     assert fill(market.pdd, PlatformForm, browser_language="en-US").is_valid()
     assert set(fill(market.pdd, PlatformForm, browser_proxy_url="http://evil:1").errors) == {"browser_proxy_url"}
+
+
+def test_chinese_page_shows_no_english_in_an_error(market: Market) -> None:
+    market.pdd.browser = {"proxy_url": "http://p:1"}
+    market.pdd.save()
+    for number in range(7):
+        Shop.objects.create(platform=market.pdd, shop_id=f"x{number}", proxy_secret={"username": "u", "password": "p"})
+    with translation.override("zh-hans"):
+        exposed = fill(market.pdd, PlatformForm, browser_proxy_url="http://evil:1").errors["browser_proxy_url"]
+        address = fill(market.s1, browser_proxy_url="ftp://p:1").errors["browser_proxy_url"]
+    assert "x0, x1, x2, x3, x4 等，另有 2 个" in exposed[0]
+    assert address[0].endswith("必须是地址，例如 http://host.example:8080, socks5://host.example:8080")
 
 
 def test_form_names_bad_settings(market: Market) -> None:
