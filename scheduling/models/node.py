@@ -5,7 +5,8 @@ The rules are delays, anti-harassment rules, the global hold-out and calendars.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any
@@ -19,7 +20,7 @@ from simple_history.models import HistoricalRecords
 from scheduling.errors import TICK, check_number, check_retry_delays, check_span, check_texts
 from scheduling.models.encrypted import EncryptedJSONField, Sealed
 from scheduling.models.touch import Priority
-from scheduling.models.versioned import KEY, PERCENT, Bound, Checked, Versioned
+from scheduling.models.versioned import KEY, PERCENT, Bound, Checked, Versioned, lock_for_write
 from scheduling.policy.profile import MAX_TAG
 
 
@@ -117,12 +118,28 @@ class Template(Versioned):
     def __str__(self) -> str:
         return self.key
 
+    @contextmanager
+    def store_as_one_version(self) -> Iterator[None]:
+        """Make the changes of this template and its texts one version. A new template keeps its first."""
+        with _lock_template(self.pk) as before:
+            yield
+            after = before + 1
+            Template.objects.filter(pk=self.pk, version__gt=after).update(version=after)
+
     @property
     def headline(self) -> str:
         """Return the first text's subject, or else its first words: up to `HEADLINE` characters."""
         text = next(iter(self.texts.all()), None)
         line = " ".join((text.subject or text.body).split()) if text else ""
         return line if len(line) <= HEADLINE else f"{line[: HEADLINE - 1]}…"
+
+
+@contextmanager
+def _lock_template(template_id: Any) -> Iterator[int]:
+    """Lock a template before its texts, in a transaction. Yield its version, 0 if it is new."""
+    with transaction.atomic():
+        row = lock_for_write(Template.objects.filter(pk=template_id)).values_list("version").first()
+        yield row[0] if row else 0
 
 
 class TemplateText(Checked):
@@ -142,17 +159,18 @@ class TemplateText(Checked):
         return f"{self.template_id}/{self.locale}"
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Save the text. A change increments the template's version, and so does a text beside others."""
-        texts = TemplateText.objects.filter(template=self.template_id)
-        stored = list(texts.values_list("pk", "locale", "subject", "body"))
-        super().save(*args, **kwargs)
-        if stored and (self.pk, self.locale, self.subject, self.body) not in stored:
-            Template.objects.filter(pk=self.template_id).update(version=models.F("version") + 1)
+        """Save the text. A new or changed one increments the template's version."""
+        with _lock_template(self.template_id):
+            stored = TemplateText.objects.filter(pk=self.pk).values_list("template", "locale", "subject", "body")
+            if (self.template_id, self.locale, self.subject, self.body) not in stored:
+                Template.objects.filter(pk=self.template_id).update(version=models.F("version") + 1)
+            super().save(*args, **kwargs)
 
     def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
         """Delete the text, which increments the template's version."""
-        Template.objects.filter(pk=self.template_id).update(version=models.F("version") + 1)
-        return super().delete(*args, **kwargs)
+        with _lock_template(self.template_id):
+            Template.objects.filter(pk=self.template_id).update(version=models.F("version") + 1)
+            return super().delete(*args, **kwargs)
 
 
 class ChannelConfig(Addressed, Versioned):

@@ -123,8 +123,8 @@ class Versioned(Checked):
                 before = stored.filter(pk=self.pk).values().first()  # type: ignore[assignment]
             if before:
                 after = {field.attname: getattr(self, field.attname) for field in self._meta.concrete_fields}
-                if not all(is_same_json(before[name], value) for name, value in after.items() if name != "version"):
-                    self.version = before["version"] + 1
+                same = all(is_same_json(before[name], value) for name, value in after.items() if name != "version")
+                self.version = before["version"] + (not same)  # this row may be older than the stored one
             super().save(*args, **kwargs)
 
 

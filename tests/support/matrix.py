@@ -36,10 +36,11 @@ class MatrixBuilder:
     def template(self, key: str, content_type: str = "", body: str = "hi {{ user.name }}", **changes: Any) -> Template:
         from scheduling.models import Template, TemplateText
 
-        template, made = Template.objects.get_or_create(
-            key=key, defaults={"content_type": content_type or key, **changes}
-        )
-        if made:
+        if template := Template.objects.filter(key=key).first():
+            return template
+        template = Template(key=key, content_type=content_type or key, **changes)
+        with template.store_as_one_version():
+            template.save()
             TemplateText.objects.create(template=template, body=body)
         return template
 

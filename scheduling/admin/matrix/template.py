@@ -218,6 +218,14 @@ class TemplateAdmin(HistoryAdmin, Retirable):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Template]:
         return super().get_queryset(request).prefetch_related("texts")  # type: ignore[no-any-return]
 
+    def save_model(self, request: HttpRequest, obj: Template, form: Any, change: bool) -> None:
+        """Leave the template to `save_related`, which stores it with its texts."""
+
+    def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
+        with form.instance.store_as_one_version():
+            super().save_model(request, form.instance, form, change)
+            super().save_related(request, form, formsets, change)
+
     def in_use(self, row: Template) -> bool:
         of_variant = Q(variants__contains=[{"template": row.key}])
         nodes = Node.objects.filter(Q(template=row) | Q(canary_template=row) | of_variant)

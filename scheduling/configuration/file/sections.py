@@ -204,12 +204,15 @@ class Templates(Section):
         return entry
 
     def store(self, change: Change, stamp: Stamp) -> None:
-        """Write the template before its texts: a changed, added or deleted text increments the template's version."""
+        """Write the template and its texts as one version."""
         row, before = change.after, change.before
-        if change.verb != "changed" or super().write_entry(before) != super().write_entry(row):
-            super().store(change, stamp)
-        if row is None:
-            return
+        with (row or before).store_as_one_version():
+            if change.verb != "changed" or super().write_entry(before) != super().write_entry(row):
+                super().store(change, stamp)
+            if row is not None:
+                self._store_texts(row, before, stamp)
+
+    def _store_texts(self, row: Any, before: Any, stamp: Stamp) -> None:
         stored = {} if before is None else dict(list_texts(before))
         for locale, wanted in row.listed_texts.items():
             saved = stored.pop(locale, None) or TemplateText(template=row, locale=locale)

@@ -62,15 +62,22 @@ def test_changed_text_is_a_new_template_version(matrix: MatrixBuilder, admin_url
     save_form(admin_url("template_change", template.pk), **{"texts-0-body": "dear {{ user.name }}"})
     template.refresh_from_db()
     assert (template.version, template.texts.get().body) == (2, "dear {{ user.name }}")
+    more = {"texts-TOTAL_FORMS": "3", "texts-1-locale": "en", "texts-1-body": "hi", "texts-2-locale": "fr"}
+    changed = {"texts-0-body": "hello", "texts-2-body": "salut", "content_type": "other"}
+    save_form(admin_url("template_change", template.pk), **more, **changed)
+    template.refresh_from_db()
+    assert (template.version, template.texts.count(), template.content_type) == (3, 3, "other")
 
 
-def test_template_is_created_with_its_first_text(editor: Client, admin_url: Url) -> None:
+def test_template_is_created_with_its_texts(editor: Client, admin_url: Url) -> None:
     data = {
-        "key": "new", "content_type": "guide", "category": "service", "texts-TOTAL_FORMS": "1",
+        "key": "new", "content_type": "guide", "category": "service", "texts-TOTAL_FORMS": "2",
         "texts-INITIAL_FORMS": "0", "texts-0-locale": "zh-hans", "texts-0-body": "您好 {{ user.name }}",
+        "texts-1-locale": "en", "texts-1-body": "hello",
     }  # fmt: skip
     assert editor.post(admin_url("template_add"), data).status_code == 302
-    assert Template.objects.get(key="new").texts.get().body == "您好 {{ user.name }}"
+    template = Template.objects.get(key="new")
+    assert (template.version, [each.body for each in template.texts.all()]) == (1, ["hello", "您好 {{ user.name }}"])
 
 
 def test_template_preview_renders_for_a_customer(matrix: MatrixBuilder, editor: Client, admin_url: Url) -> None:

@@ -172,6 +172,19 @@ def test_apply_text_change_is_a_template_version(apply: Apply, base_config: str)
     assert TemplateText.objects.get().locale == "zh-hans"
 
 
+def test_apply_is_one_version_of_a_template(apply: Apply) -> None:
+    def store(content_type: str, *texts: str) -> int:
+        own = f"key: guide, content_type: {content_type}, category: service"
+        apply(f"version: 1\ntemplates: [{', '.join(f'{{{own}, {each}}}' for each in texts)}]\n")
+        return Template.objects.get().version
+
+    english, french, none = "locale: en, body: hi", "locale: fr, body: salut", "body: null"
+    assert store("guide", english, french) == 1
+    assert store("guide", none) == 2
+    assert store("guide", english) == 3, "the first text"
+    assert store("other", "locale: en, body: hello", french) == 4
+
+
 def test_apply_dry_run_prints_same_and_writes_nothing(apply: Apply, base_config: str) -> None:
     dry = apply(base_config, "--dry-run")
     assert not Node.objects.exists()

@@ -12,7 +12,7 @@ from scheduling.models import Node, Template, TemplateText
 from scheduling.models.versioned import lock_for_write
 from tests.scheduling.core.conftest import deliver_when_due
 from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.second_connection import Race
+from tests.support.second_connection import Race, act_and_close, await_lock_waits
 from tests.support.waiting import WAIT_LIMIT
 
 
@@ -39,11 +39,38 @@ def test_added_and_deleted_texts_are_versions_of_their_template(matrix: MatrixBu
     template = matrix.template("guide")
     versions = [template.version]
     text = TemplateText(template=template, locale="en", body="hi")
-    for act in (text.save, text.save, text.delete):
+    for act in (text.save, text.save, text.delete, template.texts.get().delete, text.save):
         act()
         template.refresh_from_db()
         versions.append(template.version)
-    assert versions == [1, 2, 2, 3]
+    assert versions == [1, 2, 2, 3, 4, 5]
+
+
+@pytest.mark.django_db
+def test_template_read_before_an_edit_of_its_texts_keeps_the_version(matrix: MatrixBuilder) -> None:
+    template = matrix.template("guide")
+    TemplateText.objects.create(template=template, locale="en", body="hi")
+    assert template.version == 1, "as it was read"
+    template.save()
+    assert Template.objects.get().version == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_writer_of_a_text_locks_the_template_first(matrix: MatrixBuilder) -> None:
+    """It and a deletion, which locked the template first, waited for each other."""
+    template = matrix.template("guide")
+    text = template.texts.get()
+    text.body = "edited"
+
+    def write_both() -> None:
+        with template.store_as_one_version():
+            pool.submit(act_and_close, text.save)
+            await_lock_waits()
+            TemplateText.objects.filter(pk=text.pk).update(subject="changed")
+
+    with ThreadPoolExecutor(1) as pool:
+        write_both()
+    assert template.texts.get().body == "edited"
 
 
 @pytest.mark.django_db(transaction=True)
