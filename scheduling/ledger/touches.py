@@ -23,6 +23,7 @@ from scheduling.ledger.transitions import Claim, Settlement, WakeUp, lock_expire
 from scheduling.models import Attempt, Touch, Verdict
 from scheduling.models.touch import MOST_VERDICTS, Priority, encode_entry
 from scheduling.policy.guards import HOLD, NODE_DISABLED, PAUSED, SUPPRESS, GuardVerdict
+from scheduling.policy.send_times import EXPIRY_MARGIN
 
 WAKEUP_LEASE = timedelta(seconds=10)  #: how long past due a published wake-up is trusted; doubles with each wake-up
 SLICE = timedelta(milliseconds=250)  #: of the future; what is dispatched ahead is bounded in each
@@ -273,10 +274,10 @@ class TouchLedger:
     def resume_paused(self, scope: str, *, spread: timedelta, limit: int = 5000) -> int:
         """Resume up to `limit` touches that `scope` had paused. Return their number.
 
-        Overdue touches are spread evenly over `spread`, but not beyond ten seconds before they expire, which leaves
-        time to dispatch and judge them.
+        Overdue touches are spread evenly over `spread`, but not beyond `EXPIRY_MARGIN` before they expire.
         """
-        return sql.execute(_RESUME_PAUSED, {"scope": scope, "spread": spread, "limit": limit})
+        given = {"scope": scope, "spread": spread, "margin": EXPIRY_MARGIN, "limit": limit}
+        return sql.execute(_RESUME_PAUSED, given)
 
     def paused_scopes(self) -> list[str]:
         """Return the scopes that pause touches."""
@@ -439,7 +440,7 @@ UPDATE scheduling_touch_live AS row
 SET paused_by = '', reason = '',
     due_at = GREATEST(
         row.due_at,
-        LEAST(statement_timestamp() + random() * %(spread)s, row.expires_at - interval '10 seconds')
+        LEAST(statement_timestamp() + random() * %(spread)s, row.expires_at - %(margin)s)
     )
 WHERE row.task_id = ANY(ARRAY(SELECT task_id FROM paused))
 """

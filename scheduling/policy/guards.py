@@ -38,7 +38,15 @@ from zoneinfo import ZoneInfo
 from scheduling.durations import format_duration
 from scheduling.policy.matrix import read_depth
 from scheduling.policy.node_conditions import Facts
-from scheduling.policy.send_times import is_open, next_opening, spread_for, spread_opening
+from scheduling.policy.send_times import (
+    EXPIRY_MARGIN,
+    OPENING_SPREAD,
+    SPREAD,
+    is_open,
+    next_opening,
+    spread_for,
+    spread_opening,
+)
 from scheduling.policy.specs import CustomerSpec, NodeSpec, RuleSpec, TemplateSpec, in_holdout, in_rollout
 
 SEND, HOLD, SUPPRESS = "send", "hold", "suppress"
@@ -228,13 +236,18 @@ def _judge_quiet_hours(touch: Candidate, context: GuardContext, now: datetime) -
             until = quiet_until(rule, zone, now)
             if until is not None:
                 span = f"{rule.quiet_from:%H:%M}–{rule.quiet_to:%H:%M} {zone.key}"
-                # The customer's instant after their end. It is not quiet and not later than the expiry.
-                later = until + spread_for(touch.customer.user_id)
-                resumes_at = until if later >= touch.expires_at or quiet_until(rule, zone, later) else later
+                # The customer's instant after their end. It is not quiet.
+                later = until + spread_for(touch.customer.user_id, _limit_spread(SPREAD, touch, until))
+                resumes_at = until if quiet_until(rule, zone, later) else later
                 return GuardVerdict(
                     HOLD, "quiet_hours", rule.version, f"{now.astimezone(zone):%H:%M}", span, resumes_at
                 )
     return None
+
+
+def _limit_spread(span: timedelta, touch: Candidate, start: datetime) -> timedelta:
+    """Return the part of `span` after `start` that leaves time to send the touch before it expires."""
+    return max(min(span, touch.expires_at - EXPIRY_MARGIN - start), timedelta(0))
 
 
 def _judge_send_window(touch: Candidate, context: GuardContext, now: datetime) -> GuardVerdict | None:
@@ -244,8 +257,8 @@ def _judge_send_window(touch: Candidate, context: GuardContext, now: datetime) -
     customer = touch.customer
     if is_open(timing, customer.timezone, now) or (start := next_opening(timing, customer.timezone, now)) <= now:
         return None
-    later = spread_opening(timing, customer.timezone, start, customer.user_id)
-    resumes_at = start if later >= touch.expires_at else later
+    span = _limit_spread(OPENING_SPREAD, touch, start)
+    resumes_at = spread_opening(timing, customer.timezone, start, customer.user_id, span)
     zone = timing.windows[0].zone_of(customer.timezone)
     hours = f"{'; '.join(window.text for window in timing.windows)} {zone.key}"
     return GuardVerdict(

@@ -157,6 +157,9 @@ class TimingSpec:
         return ZoneInfo(timezone or self.calendar.timezone)
 
 
+EXPIRY_MARGIN = timedelta(seconds=10)  #: before a touch expires: time to dispatch and judge it
+
+
 class SendTime(NamedTuple):
     """An instant with the steps that led to it: `at`, `not_before`, `send_window`, `spread`, and where it moved to."""
 

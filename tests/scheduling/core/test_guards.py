@@ -133,6 +133,7 @@ def test_end_of_quiet_hours_is_spread_within_expiry_and_waking_hours() -> None:
     assert all(morning <= each < morning + SPREAD for each in spread)
     assert len({each.replace(second=each.second // 10 * 10, microsecond=0) for each in spread}) == 12
     assert set(ends(NIGHT, expires_at=morning + SECOND / 1_000)) == {morning}
+    assert morning + 50 * SECOND < max(ends(NIGHT, expires_at=morning + 70 * SECOND)) < morning + 60 * SECOND
     short_day = replace(NIGHT, quiet_from=time(8, 1), quiet_to=time(8))
     assert max(ends(short_day)) < morning + timedelta(minutes=1)
 
@@ -153,6 +154,9 @@ def test_opening_of_a_send_window_is_spread_within_expiry() -> None:
 
     assert len(resumes(NOON + DAY)) > 40
     assert resumes(opens_at + INSTANT) == {opens_at}
+    before_expiry = resumes(opens_at + 70 * SECOND)
+    assert len(before_expiry) > 40
+    assert max(filter(None, before_expiry)) < opens_at + 60 * SECOND, "ten seconds are left to send it"
 
 
 # --- the same content ------------------------------------------------------------------------------------------------
