@@ -27,6 +27,7 @@ from scheduling.delivery.due_batch import AnnouncedTouch, DueBatch
 from scheduling.delivery.routing import FoundRoute, Route, find_disabled_targets, find_route, load_community_targets
 from scheduling.delivery.sender import sender
 from scheduling.delivery.settling import measure_deferrals
+from scheduling.ledger.touches import QuotaSlot
 from scheduling.ledger.transitions import Settlement
 from scheduling.policy.specs import CustomerSpec
 
@@ -133,18 +134,29 @@ def _group_by_receiver(
     return groups, lanes
 
 
-def return_quota_slots(task_ids: list[UUID], **_: object) -> None:
-    """Give the slots of cancelled touches back, so that later touches need not wait behind them.
+def return_quota_slots(slots: list[QuotaSlot], **_: object) -> None:
+    """Give the slots of cancelled and moved touches back, so that later touches need not wait behind them.
 
     A thread of its own does it: the commit of intake waits for neither PostgreSQL nor Redis. A return that is lost
     leaves its slot unused. None is repeated.
     """
-    freed_slots.submit(task_ids)
+    freed_slots.submit(slots)
 
 
-def _give_back(task_ids: Sequence[UUID]) -> None:
+def _give_back(slots: Sequence[QuotaSlot]) -> None:
     config = snapshot.current()
-    rows = sql.rows(_FREED, {"ids": list(task_ids), "nodes": list(config.counting_quotas)}, replan=True)
+    counted = [slot for slot in slots if slot.node_id in config.counting_quotas]
+    rows = sql.rows(
+        _FREED,
+        {
+            "ids": [slot.task_id for slot in counted],
+            "nodes": [slot.node_id for slot in counted],
+            "chats": [slot.chat_id for slot in counted],
+            "customers": [slot.customer_id for slot in counted],
+            "priorities": [slot.priority for slot in counted],
+            "instants": [slot.at for slot in counted],
+        },
+    )
     groups, _lanes = _group_by_receiver([_QuotaTouch(*row) for row in rows], config)
     for found in groups.values():
         sender().quotas.give_back({key: [(each, slot.longest) for each, slot in group] for key, group in found.items()})
@@ -207,12 +219,12 @@ def report_deferrals(batch: DueBatch, deferred: Mapping[UUID, Settlement]) -> No
     measure_deferrals(found)
 
 
-# `due_at` of a cancelled touch is the instant of its slot. The hour leaves out older partitions.
 _FREED = """
-SELECT t.task_id, t.node_id, t.chat_id, c.addresses, t.priority, t.due_at, statement_timestamp(), '', c.conversation_at
-FROM scheduling_touch_ended AS t JOIN scheduling_customer AS c ON c.id = t.customer_id
-WHERE t.task_id = ANY(%(ids)b) AND t.settled_at > statement_timestamp() - interval '1 hour'
-  AND t.node_id = ANY(%(nodes)b::bigint[]) AND t.due_at > statement_timestamp()
+SELECT t.task_id, t.node_id, t.chat_id, c.addresses, t.priority, t.at, statement_timestamp(), '', c.conversation_at
+FROM unnest(%(ids)b::uuid[], %(nodes)b::bigint[], %(chats)b::text[], %(customers)b::bigint[], %(priorities)b::int[],
+            %(instants)b::timestamptz[]) AS t(task_id, node_id, chat_id, customer_id, priority, at)
+JOIN scheduling_customer AS c ON c.id = t.customer_id
+WHERE t.at > statement_timestamp()
 """
 
 _WANTING = """

@@ -46,7 +46,18 @@ class Sending(NamedTuple):
     event_at: datetime | None  #: a later conversation stops it; None: the node ignores conversations
 
 
-quota_slots_freed = Signal()  #: after the commit, with `task_ids`: cancelled touches that waited for their slots
+class QuotaSlot(NamedTuple):
+    """A quota slot that its touch no longer waits for. The last columns of `CANCEL` and `_RESCHEDULE`."""
+
+    task_id: UUID
+    node_id: int
+    chat_id: str
+    customer_id: int
+    priority: int
+    at: datetime
+
+
+quota_slots_freed = Signal()  #: after the commit, with `slots`: of touches that were cancelled or moved
 
 
 class LockedTouch(NamedTuple):
@@ -261,9 +272,8 @@ class TouchLedger:
         """
         locked = _CANCELLABLE if wait else _CANCELLABLE_AT_ONCE
         rows = sql.rows(CANCEL.format(locked=locked), {"ids": list(task_ids), "reason": reason[:64]})
-        cancelled = {task_id for task_id, _ in rows}
-        if freed := [task_id for task_id, has_quota_slot in rows if has_quota_slot]:
-            transaction.on_commit(lambda: quota_slots_freed.send_robust(TouchLedger, task_ids=freed))
+        cancelled = {task_id for _, task_id, *_ in rows}
+        _free_quota_slots(rows)
         if cancelled:
             names = [tracing.trace_label(None, task_id) for task_id in cancelled]
             transaction.on_commit(
@@ -287,9 +297,11 @@ class TouchLedger:
         """Set new due times for waiting touches that no attempt was made for, and the times at which they expire.
 
         Return their number. A touch that was tried since keeps the due time of its retry. A wake-up already
-        published for the old time is premature or has no effect.
+        published for the old time is premature or has no effect. A quota slot at the old time is given back.
         """
-        return sql.execute(_RESCHEDULE, {"ids": list(task_ids), "due": list(due), "expires_after": expires_after})
+        rows = sql.rows(_RESCHEDULE, {"ids": list(task_ids), "due": list(due), "expires_after": expires_after})
+        _free_quota_slots(rows)
+        return len(rows)
 
     def with_unknown_outcome(self, task_ids: Sequence[UUID]) -> set[UUID]:
         """Return the touches whose earlier attempt, or whose republished touch, has an unknown outcome."""
@@ -459,19 +471,27 @@ WITH RECURSIVE scopes(scope) AS (
 SELECT scope FROM scopes WHERE scope IS NOT NULL
 """
 
+# A touch that waits until its expiry has no slot.
+_QUOTA_SLOT = """row.state <> 'running' AND row.reason = 'quota' AND row.due_at < row.expires_at - interval '1 second'
+        AS has_quota_slot"""
+_QUOTA_SLOT_COLUMNS = "has_quota_slot, task_id, node_id, chat_id, customer_id, priority, due_at"
+
 # `COALESCE` hides from the planner that the index of an event's touches has those that repeat none.
 _RESCHEDULE = f"""
 WITH waiting AS MATERIALIZED (
-    SELECT task_id FROM scheduling_touch_live
+    SELECT task_id, node_id, chat_id, customer_id, priority, due_at, {_QUOTA_SLOT}
+    FROM scheduling_touch_live AS row
     WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued')
       AND attempt = 0 AND COALESCE(retry_of, task_id) = task_id AND reserved_at IS NULL
     ORDER BY task_id FOR UPDATE
+), moved AS (
+    UPDATE scheduling_touch_live AS row
+    SET state = 'scheduled', lease_until = NULL, wakeups = 0, due_at = v.due_at, planned_at = v.due_at,
+        expires_at = v.due_at + %(expires_after)s, reason = CASE WHEN row.paused_by = '' THEN '' ELSE row.reason END
+    FROM {sql.parallel_rows(ids="uuid", due="timestamptz")} AS v(task_id, due_at)
+    WHERE row.task_id = v.task_id AND row.task_id = ANY(ARRAY(SELECT task_id FROM waiting))
 )
-UPDATE scheduling_touch_live AS row
-SET state = 'scheduled', lease_until = NULL, wakeups = 0, due_at = v.due_at, planned_at = v.due_at,
-    expires_at = v.due_at + %(expires_after)s, reason = CASE WHEN row.paused_by = '' THEN '' ELSE row.reason END
-FROM {sql.parallel_rows(ids="uuid", due="timestamptz")} AS v(task_id, due_at)
-WHERE row.task_id = v.task_id AND row.task_id = ANY(ARRAY(SELECT task_id FROM waiting))
+SELECT {_QUOTA_SLOT_COLUMNS} FROM waiting
 """
 
 _CANCELLABLE = """
@@ -535,6 +555,11 @@ SELECT task_id, stop, scope, version, conversation_at FROM judged
 """
 
 touch_ledger = TouchLedger()
+
+
+def _free_quota_slots(rows: Sequence[tuple[Any, ...]]) -> None:
+    if freed := [QuotaSlot(*slot) for has_quota_slot, *slot in rows if has_quota_slot]:
+        transaction.on_commit(lambda: quota_slots_freed.send_robust(TouchLedger, slots=freed))
 
 
 # --- statements that settle -------------------------------------------------------------------------------------------
@@ -634,7 +659,8 @@ _SETTLE_CHANGES = {
     "settled_at": _SETTLED_AT,
     "reserved_at": f"CASE WHEN {_KEEPS_SLOT} THEN row.reserved_at END",
     "verdicts": _ADD_VERDICT,
-    # Marked as sending, but not tried: its process had no connection for it. It uses up no retry.
+    # Marked as sending, but not tried: its process had no connection, or the answer of the mark was lost. It uses up no
+    # retry.
     "attempt": "row.attempt - (v.attempt IS NULL AND row.sending_at IS NOT NULL)::int",
     "attempts": "CASE WHEN v.attempt IS NULL THEN row.attempts ELSE COALESCE(row.attempts, '[]') || v.attempt END",
 }
@@ -665,10 +691,9 @@ _CANCEL_CHANGES = {
 CANCEL = f"""
 WITH locked AS MATERIALIZED ({{locked}}), moved AS (
     DELETE FROM scheduling_touch_live AS row WHERE row.task_id = ANY(ARRAY(SELECT task_id FROM locked))
-    RETURNING {_compose_moved(_CANCEL_CHANGES)}, row.state <> 'running' AND row.reason = 'quota'
-        AND row.due_at < row.expires_at - interval '1 second' AS has_quota_slot -- later: it waits without a slot
+    RETURNING {_compose_moved(_CANCEL_CHANGES)}, {_QUOTA_SLOT}
 ), ended AS (
     INSERT INTO scheduling_touch_ended ({", ".join(_COLUMNS)}) SELECT {", ".join(_COLUMNS)} FROM moved
 )
-SELECT task_id, has_quota_slot FROM moved
+SELECT {_QUOTA_SLOT_COLUMNS} FROM moved
 """

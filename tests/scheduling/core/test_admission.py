@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 from uuid import UUID
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.utils.timezone import localtime, now
 from prometheus_client.registry import REGISTRY
@@ -25,7 +25,7 @@ from scheduling.channels.webhook import Webhook
 from scheduling.delivery import admission, lanes, pipeline
 from scheduling.delivery.sender import sender
 from scheduling.ids import new_id
-from scheduling.ledger.touches import TouchLedger
+from scheduling.ledger.touches import TouchLedger, touch_ledger
 from scheduling.models import ChannelConfig, HarassmentRule, Node, Pause, Touch
 from scheduling.operations import commands
 from tests.scheduling.core.conftest import Shop, deliver_when_due, fall_due, make_quiet_now, pass_time, rows
@@ -276,6 +276,16 @@ def test_cancelled_touch_gives_its_slot_back(limited: Node, shop: Shop) -> None:
 
     assert (row.state, row.reason) == ("scheduled", "quota")
     assert abs(row.due_at - waiting[0].due_at) < timedelta(seconds=5)
+
+
+def test_moved_touch_gives_its_slot_back(limited: Node, shop: Shop) -> None:
+    """Its former instant was forgotten, and later touches waited behind an empty slot."""
+    waiting = [row for row in deliver_when_due(*shop.plan(6)) if row.state == "scheduled"]
+    later = [row.due_at + timedelta(days=1) for row in waiting]
+    with transaction.atomic():
+        moved = touch_ledger.reschedule([row.pk for row in waiting], later, expires_after=timedelta(days=1))
+        assert moved == len(waiting) == 4
+    assert wait_until(lambda: count_returned_slots() == len(waiting), WAIT_LIMIT)
 
 
 def count_returned_slots() -> int:
