@@ -162,8 +162,8 @@ def _write_decisions(batch: DueBatch, decisions: Decisions) -> Decisions:
 def _list_stopped_notes(judged: Sequence[AnnouncedTouch]) -> list[presence.SendingNote]:
     """Return the questions about events of presence providers whose touches stop here, after an earlier claim.
 
-    A worker that was killed before the mark may have asked the last question. A touch that was marked before may have
-    been sent, so it is left out.
+    A worker that was killed before the mark, or had no connection, may have asked the last question. A touch that was
+    tried before may have been sent, so it is left out.
     """
     types = presence.provider_event_types()
     return [

@@ -289,7 +289,28 @@ def test_touch_without_free_connection_uses_up_no_retry(
     while answers:
         (row,) = deliver_when_due(task_id)
         assert row.state == ("scheduled" if answers else "delivered")
+        assert row.reason == ("" if not answers else "http_503" if len(answers) == 6 else "target_busy")
     assert [(each.number, each.outcome) for each in list_attempts(pk=task_id)] == [(1, "transient"), (2, "delivered")]
+
+
+def test_touch_whose_mark_lost_its_answer_goes_again(
+    fake_touches: Sequence[UUID], fake_channel: FakeChannelState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark is stored, but nothing was sent. That is no attempt."""
+    mark_sending = sender.touch_ledger.mark_sending
+
+    def lose_answer(sendings: Any, *, margin: timedelta) -> Any:
+        assert mark_sending(sendings, margin=margin) == dict.fromkeys(fake_touches)
+        raise OperationalError("the connection is lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sender.touch_ledger, "mark_sending", lose_answer)
+        (row,) = deliver_when_due(*fake_touches)
+    assert (row.state, row.reason, row.attempt, fake_channel.received) == ("scheduled", "mark_failed", 0, [])
+
+    (row,) = deliver_when_due(*fake_touches)
+    assert (row.state, row.attempt, len(fake_channel.received)) == ("delivered", 1, 1)
+    assert [(each.number, each.outcome) for each in list_attempts()] == [(1, "delivered")]
 
 
 # --- two rows of channels that lead to one robot ---------------------------------------------------------------------
