@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections.abc import Mapping
 from datetime import timedelta
+from time import monotonic
 from typing import Any, ClassVar
 
 from django.db import connection
@@ -79,10 +80,11 @@ class Rpa(Channel):
             touch_key=message.delivery_key,
             source=f"touch {message.task_id}",
         )
+        ends_at = monotonic() + self.timeout.total_seconds()
         try:
             async with asyncio.timeout(self.timeout.total_seconds()):
                 receipt = await asyncio.get_running_loop().run_in_executor(
-                    thread_pool("rpa-jobs", THREADS), _publish_in_thread, request, self.timeout.total_seconds()
+                    thread_pool("rpa-jobs", THREADS), _publish_in_thread, request, ends_at
                 )
         except InvalidInput as error:
             return Permanent("rpa_refused", str(error)[:500])
@@ -93,9 +95,12 @@ class Rpa(Channel):
         return Delivered(f"job {receipt.task_id}")
 
 
-def _publish_in_thread(request: PublishRequest, seconds: float) -> Receipt:
+def _publish_in_thread(request: PublishRequest, ends_at: float) -> Receipt:
+    left = ends_at - monotonic()
+    if left < 0.001:  # PostgreSQL counts milliseconds, and 0 is no limit
+        raise TimeoutError
     try:
-        with sql.brief_lock_waits(seconds):  # a thread that outlives its attempt takes the place of another one
+        with sql.brief_lock_waits(left):  # a thread that outlives its attempt takes the place of another one
             return publish_job(request)
     finally:
         connection.close()  # the thread may not run again for days

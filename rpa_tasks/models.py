@@ -420,7 +420,8 @@ class DedupeWindow(models.Model):
 
 
 class Run(models.Model):
-    """One attempt of a job on a node, and its outcome. Append-only, except for repeated deferrals."""
+    """One attempt of a job on a node, and its outcome. Append-only, except for deferrals: a repeated one
+    rewrites the row of its reason."""
 
     OUTCOMES = {
         RunOutcome.SUCCEEDED.value: _("Succeeded"),

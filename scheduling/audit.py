@@ -8,7 +8,7 @@ clients on other rows call `record_action` where they happen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
 from typing import Any
 
@@ -36,10 +36,23 @@ def record_action(
     changes: Sequence[Change] = (),
 ) -> None:  # fmt: skip
     """Store one entry. `target` is a row, or a kind with an id. Secrets and personal numbers are hidden."""
+    _build_entry(action, target, actor=actor, label=label, reason=reason, changes=changes).save()
+
+
+def record_actions(action: str, rows: Iterable[Model], *, actor: str, reason: str) -> None:
+    """Store one entry for each row, labelled by its text, with few statements."""
+    entries = [_build_entry(action, row, actor=actor, label=str(row), reason=reason) for row in rows]
+    AuditEntry.objects.bulk_create(entries, batch_size=1000)
+
+
+def _build_entry(
+    action: str, target: Model | tuple[str, object], *, actor: str, label: str = "", reason: str = "",
+    changes: Sequence[Change] = (),
+) -> AuditEntry:  # fmt: skip
     kind, key = (target._meta.label_lower, target.pk) if isinstance(target, Model) else target
     request: HttpRequest | None = getattr(HistoricalRecords.context, "request", None)
     address = read_client_address(request)[:45] if request is not None else ""
-    AuditEntry.objects.create(
+    return AuditEntry(
         action=action, kind=kind, object_id=str(key)[:100], label=redact_text(label)[:200], actor=actor[:150],
         address=address, reason=redact_text(reason)[:500],
         changes=[[name, *(_redact_value(name, value) for value in values)] for name, *values in changes[:MOST_CHANGES]],

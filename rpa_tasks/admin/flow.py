@@ -46,12 +46,17 @@ class CommandField(TextLikeField):
         return "\n".join(_as_line(str(word)) for word in value)
 
     def to_python(self, value: Any) -> Any:
-        lines = (super().to_python(value) or "").splitlines()
+        lines = _split_lines(super().to_python(value) or "")
         return [_as_word(line.strip()) for line in lines if line.strip()]
 
 
+def _split_lines(text: str) -> list[str]:
+    """Split at the line ends of a browser alone: a value may have U+2028."""
+    return text.replace("\r\n", "\n").split("\n")
+
+
 def _as_line(word: str) -> str:
-    fits = word and word == word.strip() and len(word.splitlines()) == 1 and not word.startswith('"')
+    fits = word and word == word.strip() and not {"\r", "\n"} & set(word) and not word.startswith('"')
     return word if fits else json.dumps(word, ensure_ascii=False)
 
 
@@ -101,7 +106,7 @@ class VariablesField(TextLikeField):
         return "\n".join(f"{name}={_as_line(text) if text else ''}" for name, text in sorted(value.items()))
 
     def to_python(self, value: Any) -> Any:
-        lines = [line.strip() for line in (super().to_python(value) or "").splitlines() if line.strip()]
+        lines = [line.strip() for line in _split_lines(super().to_python(value) or "") if line.strip()]
         if wrong := [line for line in lines if "=" not in line]:
             raise ValidationError(gettext("“%(given)s” must look like NAME=value") % {"given": wrong[0][:100]})
         found: dict[str, str] = {}

@@ -373,14 +373,17 @@ def _interval_minutes(row: PeriodicTask) -> int | None:
 
 def _initial_values(row: PeriodicTask) -> dict[str, Any]:
     order = _arguments_of(row)
-    if unstorable_reason(order):  # no field can show it, and the list names the problem
-        order = {}
+    payload = order.get("payload") or {}
+    if unstorable_reason(payload):  # shown escaped
+        payload = json.dumps(payload)
+    shops = [reveal_odd_characters(each) if unstorable_reason(each) else each for each in _shops_of(order)]
+    order = {name: value for name, value in order.items() if not unstorable_reason(value)}
     flow = Flow.objects.filter(platform__key=order.get("platform"), task_type=order.get("task_type")).first()
     return {
         "flow": flow, "every": _interval_minutes(row), "spread": _seconds_of(order, "spread_seconds") / 60,
-        "shops": _shops_of(order), "priority": order.get("priority", "normal"),
+        "shops": shops, "priority": order.get("priority", "normal"),
         "due": _seconds_of(order, "due_seconds") / 60 or None,
-        "payload": order.get("payload") or {}, "name": row.name, "enabled": row.enabled,
+        "payload": payload, "name": row.name, "enabled": row.enabled,
     }  # fmt: skip
 
 

@@ -93,7 +93,8 @@ def list_shops(request: HttpRequest, filters: Query[ShopFilters]) -> dict[str, A
         if filters.platform:
             found = found.filter(platform__key=filters.platform)
         if filters.login:
-            found = found.filter(login_state=filters.login)
+            is_needed = filters.login == LoginState.NEEDED
+            found = found.filter(shops.needs_login() if is_needed else Q(login_state=filters.login))
         rows = list(found.order_by("pk")[: filters.limit + 1])
         return build_page(rows, [UUID(int=row.pk) for row in rows], filters.limit)
 

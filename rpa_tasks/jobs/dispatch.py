@@ -141,10 +141,11 @@ def record_run(fresh: Job, settlement: Settlement, burns: bool, ended: RunResult
 
 # Periodic passes that dispatch, wake, rescue and cancel jobs.
 #
-# Each pass is idempotent and may run concurrently in any number of processes. It handles at most `LIMIT` rows.
+# Each pass is idempotent and may run concurrently in many processes. It handles at most `LIMIT` rows of a kind.
 
 
 LIMIT = 500
+LOCK_WAIT = 0.1  #: seconds, for each lock of a run that is rescued
 
 
 def run_repair_passes() -> None:
@@ -204,9 +205,12 @@ def rescue_expired_runs() -> int:
 
 
 def _rescue_run(claim: Claim, began: bool, at: datetime) -> bool:
-    """Rescue one run in its own savepoint, so that its error does not affect the others."""
+    """Rescue one run in its own savepoint, so that its error does not affect the others.
+
+    A run whose lane another transaction holds waits for the next pass.
+    """
     try:
-        with transaction.atomic():
+        with sql.brief_lock_waits(LOCK_WAIT):
             row = Job.objects.select_related("flow", "shop").get(pk=str(claim.task_id))
             outcome = RunOutcome.DEFERRED
             if began:
@@ -221,8 +225,9 @@ def _rescue_run(claim: Claim, began: bool, at: datetime) -> bool:
             breaker.release_trial(claim.task_id)
             if settlement.state in ("failed", "unknown"):
                 dead_letters.record_failed_job(claim.task_id)
-    except DatabaseError:
-        log.exception("run_rescue_failed", task_id=str(claim.task_id))
+    except DatabaseError as error:
+        if not sql.is_lock_timeout(error):
+            log.exception("run_rescue_failed", task_id=str(claim.task_id))
         return False
     return True
 
@@ -232,25 +237,26 @@ def cancel_retired_jobs() -> int:
 
     A job that another transaction has locked waits for the next pass.
     """
-    found = [task_id for (task_id,) in sql.rows(_RETIRED, {"limit": LIMIT})]
-    if not found:
-        return 0
     with transaction.atomic():
-        free = Job.objects.select_for_update(skip_locked=True).filter(pk__in=found).order_by("pk")
-        return len(job_ledger.cancel(list(free.values_list("pk", flat=True)), reason="retired"))
+        free = [task_id for (task_id,) in sql.rows(_RETIRED, {"limit": LIMIT})]
+        return len(job_ledger.cancel(free, reason="retired")) if free else 0
 
 
 # Two branches: with one OR over the three tables PostgreSQL reads the whole history of jobs every few seconds.
 _RETIRED = """
+WITH of_shops AS MATERIALIZED (
 SELECT job.task_id
 FROM rpa_tasks_platform AS platform
     JOIN rpa_tasks_shop AS shop ON shop.platform_id = platform.id
     JOIN rpa_tasks_job AS job ON job.shop_id = shop.id
 WHERE (platform.retired_at IS NOT NULL OR shop.retired_at IS NOT NULL)
   AND job.state IN ('scheduled', 'queued')
-UNION ALL
+LIMIT %(limit)s FOR UPDATE OF job SKIP LOCKED
+), of_flows AS MATERIALIZED (
 SELECT job.task_id
 FROM rpa_tasks_flow AS flow JOIN rpa_tasks_job AS job ON job.flow_id = flow.id
 WHERE flow.retired_at IS NOT NULL AND job.state IN ('scheduled', 'queued')
-LIMIT %(limit)s
+LIMIT %(limit)s FOR UPDATE OF job SKIP LOCKED
+)
+SELECT task_id FROM of_shops UNION SELECT task_id FROM of_flows
 """

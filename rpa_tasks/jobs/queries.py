@@ -70,9 +70,10 @@ def filter_jobs_by_key(value: str) -> Q:
     term = value.strip()
     if not term:
         return Q()
+    found = Q(shop__shop_id=term) | Q(dedupe_key=term)
     if uuid := parse_uuid(term):
-        return Q(pk=uuid) | Q(root_id=uuid) | Q(touch_key=uuid) | Q(dedupe_key=term)
-    return Q(shop__shop_id=term) | Q(dedupe_key=term)
+        found |= Q(pk=uuid) | Q(root_id=uuid) | Q(touch_key=uuid)
+    return found
 
 
 def filter_jobs_by_words(value: str) -> Q:

@@ -29,7 +29,6 @@ from rpa_tasks.jobs.payloads import (
     flow_key_of,
     key_of_payload,
     payload_errors,
-    unstorable_reason,
 )
 from rpa_tasks.jobs.publish import INSERT_JOBS
 from rpa_tasks.jobs.wakeups import wakeup_publisher
@@ -37,10 +36,11 @@ from rpa_tasks.models import Flow, Platform, Shop
 from scheduling import sql
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import ErrorCollector, InvalidInput, check_number, check_texts
-from scheduling.ids import derive_id
+from scheduling.ids import derive_id, reveal_odd_characters
 from scheduling.ledger.transitions import WakeUp
 from scheduling.models import Priority
 from scheduling.policy.specs import hash_to_percent
+from scheduling.strict_text import find_unstorable_text
 
 log = structlog.get_logger(__name__)
 
@@ -157,13 +157,12 @@ def _check_shape(given: Mapping[str, Any]) -> None:
     found = ErrorCollector()
     known = [each.name for each in fields(ScheduleArguments)]
     for name in given.keys() - set(known):
-        found.add(str(name), _("is not known here; known are %(known)s", known=", ".join(known)))
-    for name in ("platform", "task_type", "shops"):
-        if problem := unstorable_reason(given.get(name)):
-            found.add(name, problem)
+        found.add(reveal_odd_characters(str(name)), _("is not known here; known are %(known)s", known=", ".join(known)))
     for name in ("platform", "task_type"):
         if not isinstance(given.get(name), str) or not given[name]:
             found.add(name, _("is missing") if given.get(name) in (None, "") else _("must be text"))
+        elif problem := find_unstorable_text(given[name]):
+            found.add(name, problem)
     priority, shops = given.get("priority", "normal"), given.get("shops", ALL_SHOPS)
     if not isinstance(priority, str) or priority not in PRIORITIES:
         found.add("priority", _("must be one of %(known)s", known=", ".join(PRIORITIES)))
@@ -177,6 +176,8 @@ def _check_shape(given: Mapping[str, Any]) -> None:
     if shops != ALL_SHOPS:
         with found.within("shops"):
             check_texts(shops, 64)
+            if problem := find_unstorable_text("".join(shops)):
+                raise ValueError(problem)
         if isinstance(shops, list) and not 0 < len(shops) <= MOST_SHOPS:
             found.add("shops", _("“all”, or 1 to %(most)s shop ids", most=MOST_SHOPS))
     found.raise_if_any()

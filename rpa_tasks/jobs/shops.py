@@ -19,7 +19,7 @@ from rpa_tasks.jobs.publish import INSERT_JOBS
 from rpa_tasks.jobs.wakeups import wake_for_shops, wakeup_publisher
 from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Platform, Shop
 from scheduling import sql
-from scheduling.audit import record_action
+from scheduling.audit import record_action, record_actions
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, InvalidInput, NotFound
 from scheduling.ids import new_id
@@ -64,7 +64,7 @@ def unpin_matching_shops(*, by: str, platform: str = "", shop_ids: Sequence[str]
 
     Platform, its shop ids and preferred node narrow the selection together.
 
-    Raises: `InvalidInput` without platform and node; `NotFound` for an unknown platform or shop id.
+    Raises: `InvalidInput` without platform and node; `NotFound` for an unknown platform, shop id or node.
     """
     if not (platform or node):
         raise InvalidInput.of("shop_ids" if shop_ids else "platform", _("name a platform or a node"))
@@ -79,6 +79,8 @@ def unpin_matching_shops(*, by: str, platform: str = "", shop_ids: Sequence[str]
             raise NotFound(_("There is no shop %(platform)s/%(shop)s.", platform=platform, shop=unknown[0]))
         shops = shops.filter(shop_id__in=shop_ids)
     if node:
+        if not (ExecutionNode.objects.filter(name=node).exists() or Lane.objects.filter(home=node).exists()):
+            raise NotFound(_("There is no node %(node)s.", node=node))
         shops = shops.filter(lane__home=node)
     return unpin_shops(list(shops.values_list("pk", flat=True)), by=by)
 
@@ -95,8 +97,7 @@ def unpin_shops(shop_pks: Sequence[int], *, by: str) -> UnpinCounts:
         if free:
             log.info("shops_released", count=len(free), by=by)
             released = Shop.objects.select_related("platform").filter(pk__in=free)
-            for shop in released:
-                record_action("acted", shop, label=str(shop), actor=by, reason="released from its node")
+            record_actions("acted", released, actor=by, reason="released from its node")
             _wake_after_commit(released)
     return UnpinCounts(len(free), len(locked) - len(free))
 

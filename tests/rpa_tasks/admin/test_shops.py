@@ -468,6 +468,13 @@ def test_schedule_that_was_written_past_the_form_stops_no_page(editor: Client, m
     PeriodicTask.objects.filter(pk=row.pk).update(kwargs=json.dumps(wrong | {"platform": "p\0", "task_type": "\ud800"}))
     assert "U+0000" in text(editor.get(url("shop_schedules")))
     assert editor.get(url("shop_schedule", row.pk)).status_code == 200
+    odd = {"shops": ["s1", "\ud800"], "payload": {"a": "\ud800", "b": float("nan")}, "\ud800": 1, "spread_seconds": 60}
+    PeriodicTask.objects.filter(pk=row.pk).update(kwargs=json.dumps(wrong | odd))
+    assert "U+D800" in text(editor.get(url("shop_schedules")))
+    form = editor.get(url("shop_schedule", row.pk)).context["form"]
+    assert (form.initial["shops"], form.initial["spread"]) == (["s1", "⟨U+D800⟩"], 1)
+    assert form.initial["flow"] == market.sync
+    assert "\\ud800" in form["payload"].value()
 
 
 def test_schedule_keeps_spans_that_are_no_whole_minutes(editor: Client, market: Market) -> None:

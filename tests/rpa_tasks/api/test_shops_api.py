@@ -80,6 +80,7 @@ def test_logged_in_request_counts_or_starts_the_check_of_the_platform(api: Clien
         assert api("POST", "/rpa/shops/pdd/s1/logged-in").json()["login"] == "checking"
     assert Job.objects.get().source == "login check by api:shop"
     assert api.get("/rpa/shops").json()["items"][0]["login"] == "checking"
+    assert api.get("/rpa/shops", login="needed").json()["items"] == []
 
 
 def test_nodes_are_listed_drained_and_resumed(api: Client, market: Market) -> None:
@@ -136,6 +137,8 @@ def test_rebalance_releases_shops_without_running_job(api: Client, market: Marke
     Lane.objects.filter(shop=market.s1).update(home="n1")
     Lane.objects.filter(shop=market.s2).update(home="n1", task_id=new_id())
 
+    assert api("POST", "/rpa/shops/rebalance", {"node": "n2"}).status_code == 404
+    ExecutionNode.objects.create(name="n2", seen_at=now(), started_at=AT, slots=1, queues=[])
     assert api("POST", "/rpa/shops/rebalance", {"node": "n2"}).json() == {"released": 0, "running": 0}
     wish = {"platform": "pdd", "shop_ids": ["s1", "s2"], "node": "n1"}
     assert api("POST", "/rpa/shops/rebalance", wish).json() == {"released": 1, "running": 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import psycopg
 import pytest
 from django.utils.timezone import now
 
@@ -13,9 +14,24 @@ from rpa_tasks.models import Breaker, Evidence, Job, LoginState, Run, Shop
 from rpa_tasks.outcomes import RunOutcome
 from scheduling.models import FailedTask
 from tests.rpa_tasks.core.conftest import Market
+from tests.scheduling.api.serving import database_url
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
+
+
+@pytest.mark.django_db(transaction=True)
+def test_rescue_leaves_a_run_whose_lane_is_locked(market: Market) -> None:
+    market.flow()
+    market.shop()
+    market.publish()
+    market.pick()
+    Job.objects.update(lease_until=now() - timedelta(seconds=1))
+    with psycopg.connect(database_url()) as other:
+        other.execute("SELECT FROM rpa_tasks_lane FOR NO KEY UPDATE")
+        assert dispatch.rescue_expired_runs() == 0
+        assert Job.objects.get().state == "running"
+    assert dispatch.rescue_expired_runs() == 1
 
 
 @each_row("outcome", list(RunOutcome))
