@@ -92,7 +92,7 @@ def errors_within(path: str) -> Iterator[None]:
 
 def describe_model_error(raw: Mapping[str, Any]) -> str:
     """Return the text of one error of a pydantic model: our own, before which pydantic puts “Value error, ”, or its."""
-    return str(raw.get("ctx", {}).get("error", raw["msg"]))
+    return str(raw["ctx"]["error"] if raw["type"] == "value_error" else raw["msg"])
 
 
 def join_path(path: str, inner: str) -> str:

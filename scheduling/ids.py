@@ -42,7 +42,6 @@ def derive_id(key: str, instant: datetime) -> UUID:
     return UUID(int=first_id_at(instant).int | 7 << 76 | digest >> 68 << 64 | 2 << 62 | digest & (1 << 62) - 1)
 
 
-ERASED = "erased:"  #: start of the user id of an erased customer
 #: What programs send for an id that they do not have. Names of people, such as `nan`, are none.
 NO_IDS = frozenset({
     "undefined", "Undefined", "null", "Null", "NULL", "(null)", "<null>", "nil", "None", "NaN",
@@ -63,8 +62,6 @@ _INVISIBLE = re.compile(
 
 def find_user_id_problem(text: str) -> str:
     """Return why a text is no id of one customer, "" if it may be one. Cheap for plain ids: each frame asks."""
-    if text.startswith(ERASED):
-        return _("must not start with “%(start)s”, as the ids of erased customers do", start=ERASED)
     if text.isascii() and text.isprintable() and text not in NO_IDS and text[:1] not in " {$%<" and text[-1:] != " ":
         return ""
     if text in NO_IDS or _PLACEHOLDER.fullmatch(text):

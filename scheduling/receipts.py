@@ -25,7 +25,7 @@ from uuid import UUID
 import structlog
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Count, Max
+from django.db.models import Count
 from django.db.models.functions import Now
 from django.utils.encoding import punycode
 
@@ -34,7 +34,7 @@ from scheduling.channels.base import CallbackResult, CustomerMessage, Report, ch
 from scheduling.configuration import snapshot
 from scheduling.configuration.snapshot import Snapshot
 from scheduling.delivery.routing import find_delivery_keys, store_disabled_targets
-from scheduling.ids import ERASED, new_id
+from scheduling.ids import new_id
 from scheduling.ledger import locks
 from scheduling.models import Customer, CustomerChange, DeliveryReceipt, ReceiptKind, WebhookEvent, WebhookFact
 from scheduling.models.customer import REPLYING
@@ -82,6 +82,7 @@ WHERE settled_at > statement_timestamp() - %(span)s::interval AND node_id = %(no
 
 BATCH = 500
 DETAIL = 300  #: characters
+ERASED = "erased:"  #: start of the user id of an erased customer
 #: By kind of a receipt, the event that always follows.
 CONSEQUENCES: Mapping[str, str] = {
     ReceiptKind.REPLIED: "conversation.started",
@@ -244,30 +245,26 @@ def _store(config: Snapshot, first: Mapping[tuple[UUID, str], FoundReport], last
                 "nodes": [each.touch.node_id for each in ordered],
                 "ats": [each.at for each in ordered],
                 "details": [_detail_of(each) for each in ordered],
-                "permanent": [each.report.permanent for each in ordered],
             },
         )
         inserted = {(row[0], row[1]) for row in written if row[2]}
         new = [each for each in ordered if (each.touch.task_id, each.report.kind) in inserted]
+        # The details of permanent bounces replace others. A repeated report differs in nothing: it must not disable
+        # an address that an operator has enabled since.
         given = {"keys": list(lasting), "details": [_detail_of(each) for each in lasting.values()]}
-        worse = {row[0] for row in sql.rows(_MAKE_PERMANENT, given)} if lasting else set()
-        gone = {each.touch.task_id for each in new if each.report.permanent} | worse
+        differing = {row[0] for row in sql.rows(_REPLACE_DETAILS, given)} if lasting else set()
+        gone = {each.touch.task_id for each in new if each.report.permanent} | differing
         _disable_bounced_targets(config, [lasting[key] for key in sorted(gone)])
         note_facts([_compose_fact(config, each) for each in new])
     return len(new)
 
 
-def _disable_bounced_targets(config: Snapshot, bounced: Sequence[FoundReport]) -> None:
+def _disable_bounced_targets(config: Snapshot, bounced: Iterable[FoundReport]) -> None:
     """Disable the addresses at which the messages bounced.
 
     Without the bounced address it is the customer's present one. If that was changed after the touch, the bounce is not
     about it. Idempotent.
     """
-    if not bounced:
-        return
-    customers = Customer.objects.in_bulk({each.touch.customer_id for each in bounced})
-    changes = CustomerChange.objects.filter(customer__in=customers, after__has_key="addresses")
-    changed_at = dict(changes.values_list("customer").annotate(Max("at")))
     targets = []
     for each in bounced:
         node = config.nodes.get(each.touch.node_id)
@@ -275,12 +272,13 @@ def _disable_bounced_targets(config: Snapshot, bounced: Sequence[FoundReport]) -
         if node is None or kind is None:
             continue
         name = kind.address_key or str(node.channel.config.get("address") or "")  # of a declared HTTP channel
-        row = customers.get(each.touch.customer_id)
+        row = Customer.objects.filter(pk=each.touch.customer_id).first()
         address = str(row.addresses.get(name) or "") if row and name and isinstance(row.addresses, dict) else ""
         if each.report.address:
             is_present = _encode_domain(address) == _encode_domain(each.report.address)
         else:
-            is_present = changed_at.get(each.touch.customer_id, each.touch.created_at) <= each.touch.created_at
+            changes = CustomerChange.objects.filter(customer=each.touch.customer_id, at__gt=each.touch.created_at)
+            is_present = not changes.filter(after__has_key="addresses").exists()
         if address and is_present:
             targets.append((node.channel.id, digest_address(address), "", f"bounced: {_detail_of(each)}"[:200]))
     store_disabled_targets(targets)
@@ -317,19 +315,18 @@ WHERE t.task_id = ANY(%(keys)b) AND t.root_id = t.task_id
 """
 _STORED = "SELECT delivery_key, kind FROM scheduling_deliveryreceipt WHERE delivery_key = ANY(%(keys)b)"
 _STORE = """
-INSERT INTO scheduling_deliveryreceipt AS r (id, delivery_key, kind, node_id, at, received_at, detail, permanent)
-SELECT id, delivery_key, kind, node_id, at, statement_timestamp(), detail, permanent
+INSERT INTO scheduling_deliveryreceipt AS r (id, delivery_key, kind, node_id, at, received_at, detail)
+SELECT id, delivery_key, kind, node_id, at, statement_timestamp(), detail
 FROM unnest(%(ids)b::uuid[], %(keys)b::uuid[], %(kinds)b::text[], %(nodes)b::bigint[], %(ats)b::timestamptz[],
-            %(details)b::text[], %(permanent)b::bool[])
-    AS v(id, delivery_key, kind, node_id, at, detail, permanent)
+            %(details)b::text[]) AS v(id, delivery_key, kind, node_id, at, detail)
 ORDER BY delivery_key, kind
 ON CONFLICT (delivery_key, kind) DO UPDATE SET at = EXCLUDED.at WHERE EXCLUDED.at < r.at
 RETURNING delivery_key, kind, xmax = 0
 """
-_MAKE_PERMANENT = """
-UPDATE scheduling_deliveryreceipt AS r SET permanent = true, detail = v.detail
+_REPLACE_DETAILS = """
+UPDATE scheduling_deliveryreceipt AS r SET detail = v.detail
 FROM unnest(%(keys)b::uuid[], %(details)b::text[]) AS v(key, detail)
-WHERE r.delivery_key = v.key AND r.kind = 'bounced' AND NOT r.permanent
+WHERE r.delivery_key = v.key AND r.kind = 'bounced' AND r.detail <> v.detail
 RETURNING r.delivery_key
 """
 

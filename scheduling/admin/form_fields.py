@@ -99,37 +99,18 @@ class NumberField(forms.FloatField):
         return write_number(value) if isinstance(value, float) else value
 
 
-#: An entry of a list. One in quotes, as in JSON, may hold separators.
-_ENTRY = re.compile(r'\s*("(?:[^"\\]|\\.)*"(?=\s*(?:[,，;；\n]|$))|[^,，;；\n]+)')
-
-
-def find_entries(text: str) -> list[str]:
-    """Split a text at commas, semicolons (full width too) or line ends. Quotes stay."""
-    return [part.strip() for part in _ENTRY.findall(text) if part.strip()]
-
-
 def split_entries(text: str) -> list[str]:
-    """Split a text as `find_entries`, without the quotes of entries."""
-    return [_unquote(part) for part in find_entries(text)]
-
-
-def _unquote(part: str) -> str:
-    try:
-        value = read_json(part) if part.startswith('"') else part
-    except InvalidText:
-        return part
-    return value if isinstance(value, str) else part
+    """Split a text at commas, semicolons (full width too) or line ends."""
+    return [part.strip() for part in re.split(r"[,，;；\n]", text or "") if part.strip()]
 
 
 class NamesField(TextLikeField):
-    """A list of texts, one a line or separated by commas. Quotes keep a text that the next save would split."""
+    """A list of texts, one a line or separated by commas."""
 
     rows = 3
 
     def write(self, value: Iterable[str]) -> str:
-        return "\n".join(
-            each if split_entries(each) == [each] else json.dumps(each, ensure_ascii=False) for each in value
-        )
+        return "\n".join(value)
 
     def to_python(self, value: Any) -> Any:
         return list(dict.fromkeys(split_entries(super().to_python(value) or "")))

@@ -30,7 +30,6 @@ from scheduling.customers.erasure import export_customer, request_erasure
 from scheduling.customers.inputs import CustomerFields, UserId, refuse_member
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import FieldError, InvalidInput, NotFound
-from scheduling.ids import ERASED
 from scheduling.models import Customer
 from scheduling.policy.profile import check_characters
 
@@ -170,7 +169,7 @@ def post_customers(request: HttpRequest, batch: CustomersIn) -> dict[str, Any]:
 def list_customers(request: HttpRequest, page: Query[CustomersPage]) -> dict[str, Any]:
     """Return customers, the newest first. `q` is a part of the name or the start of the user id."""
     before = page.before()
-    found = match_term(Customer.objects.exclude(user_id__startswith=ERASED), page.q)
+    found = match_term(Customer.objects.all(), page.q)
     if page.tag:
         found = found.filter(profile__tags__contains=[page.tag])
     if before:
@@ -227,7 +226,7 @@ def get_customer(request: HttpRequest, user_id: Path[StoredUserId]) -> dict[str,
 
 def _find_customer(user_id: str) -> Customer:
     row = Customer.objects.filter(user_id=user_id).select_related("profile").first()
-    if row is None or user_id.startswith(ERASED):
+    if row is None:
         raise NotFound(f"There is no customer {user_id}.")
     return row
 

@@ -19,6 +19,7 @@ from uuid import UUID
 
 import structlog
 from django.conf import settings
+from django.core.exceptions import TooManyFieldsSent
 from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse
 from ninja import Field, NinjaAPI, Schema
@@ -376,7 +377,7 @@ def _handle_exception(request: HttpRequest, error: Exception | type[Exception]) 
     return problem.response()
 
 
-def _convert_exception(error: BaseException) -> Problem | None:  # noqa: PLR0911 (a case for each exception)
+def _convert_exception(error: BaseException) -> Problem | None:  # noqa: C901, PLR0911 (a case for each)
     match error:
         case Problem():
             return error
@@ -395,6 +396,8 @@ def _convert_exception(error: BaseException) -> Problem | None:  # noqa: PLR0911
             return cause  # ninja wraps what the parser raised
         case HttpError():
             return Problem(error.status_code, str(error))
+        case TooManyFieldsSent():
+            return Problem(400, "The query has too many parameters.")
         case Http404():
             return Problem(404, "There is no such thing.")
         case OperationalError() if sql.is_lock_timeout(error):

@@ -442,6 +442,7 @@ class _Connector(aiohttp.TCPConnector):
         self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
     ) -> Connection:
         flight = _flight.get()
+        flight.waits_for = ""
         connection = await super().connect(req, traces, timeout)
         protocol = connection.protocol
         assert protocol is not None
@@ -451,12 +452,12 @@ class _Connector(aiohttp.TCPConnector):
             flight.waits_for = "a place within the receiver's limit of messages"
             try:
                 await act()
+                flight.waits_for = ""
                 if not protocol.is_connected():
                     raise aiohttp.ServerDisconnectedError  # by now; nothing was written
             except BaseException:
                 connection.close()
                 raise
-            flight.waits_for = ""
         flight.sent = True  # the caller writes the first byte next
         return connection
 

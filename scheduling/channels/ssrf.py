@@ -22,7 +22,7 @@ from scheduling.channels.base import DestinationRefused
 from scheduling.error_text import ErrorText as _
 
 Address = IPv4Address | IPv6Address
-MAX_URL = 8_192  # characters; the values of an SMS by Alibaba Cloud are in the query, nine for each Chinese letter
+MAX_URL = 2_048  # characters
 HOST_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*")
 NUMERIC_LABEL = re.compile(r"[0-9]+|0x[0-9a-f]*")  # the WHATWG URL standard's "ends in a number"
 

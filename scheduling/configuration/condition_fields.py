@@ -1,6 +1,6 @@
 """Know the fields that conditions may name: those of the latest events of a type, of customers, and of event types.
 
-Samples are bounded. Where one is empty or not read to its end, every name is accepted.
+Samples are bounded. Where a sample is empty, every name is accepted: nothing is known yet.
 """
 
 from __future__ import annotations
@@ -71,8 +71,6 @@ class FieldCatalogue:
             return ""  # the data of any first event
         if field.startswith(DATA):
             known = self.event_paths(trigger)
-            if len(known) > MOST_PATHS:  # the names of the other events were not read
-                return ""
             # A name of digits may be that of a mapping's member, too.
             return (
                 ""

@@ -26,7 +26,6 @@ from scheduling.audit import record_action
 from scheduling.customers.imports import is_in_stored_file
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import NotFound
-from scheduling.ids import ERASED
 from scheduling.ledger import anonymization, locks
 from scheduling.ledger.anonymization import Identity
 from scheduling.models import (
@@ -186,7 +185,7 @@ def request_erasure(user_id: str, *, actor: str) -> CustomerErasure:
     digest = digest_user_id(user_id)
     with transaction.atomic():
         locked = locks.lock_customers_by_user_id([user_id])
-        if not locked or user_id.startswith(ERASED):
+        if not locked:
             past = CustomerErasure.objects.filter(digest=digest).first()
             if past is None:
                 raise NotFound(_("There is no customer %(user_id)s.", user_id=user_id))
@@ -212,7 +211,7 @@ def _erase_own_rows(row: Customer, erasure_id: str) -> dict[str, int]:
         "log entries": log_entries.update(object_repr="", change_message=""),
     }
     anonymization.cancel_unsent(row.pk)
-    row.user_id = ERASED + erasure_id
+    row.user_id = f"erased:{erasure_id}"
     row.name = row.locale = row.timezone = ""
     row.addresses = row.consent = {}
     row.last_active_at = row.conversation_at = row.inactive_since = None

@@ -1055,7 +1055,6 @@ class Migration(migrations.Migration):
                     ('at', models.DateTimeField(verbose_name='at')),
                     ('received_at', models.DateTimeField(default=django.utils.timezone.now, verbose_name='received at')),
                     ('detail', models.CharField(blank=True, max_length=300, verbose_name='detail')),
-                    ('permanent', models.BooleanField(default=False, editable=False)),
                 ],
                 options={
                     'verbose_name': 'receipt',

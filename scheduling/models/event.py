@@ -104,8 +104,6 @@ class DeliveryReceipt(models.Model):
     at = models.DateTimeField(_("at"))
     received_at = models.DateTimeField(_("received at"), default=now)
     detail = models.CharField(_("detail"), max_length=300, blank=True)
-    #: A bounce after which its address was disabled. Once only: an operator may have enabled the address since.
-    permanent = models.BooleanField(default=False, editable=False)
 
     class Meta:
         verbose_name = _("receipt")

@@ -13,13 +13,11 @@ from uuid import UUID
 
 from django.contrib.auth.models import User
 from django.db import transaction
-from django.utils.translation import override
 
 from scheduling import sql
 from scheduling.audit import record_action
 from scheduling.configuration.file.section import check_row
 from scheduling.customers.changes import change_customer
-from scheduling.error_text import ErrorText
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, InvalidInput, NotFound
 from scheduling.ids import new_id
@@ -75,11 +73,7 @@ def cancel_one_touch(task_id: UUID, *, actor: str, wait: bool = True) -> None:
             break
     if state is None:
         raise NotFound(_("There is no touch %(task_id)s.", task_id=task_id))
-    if state == TouchState.RUNNING:
-        raise Conflict(_("The touch is being sent already."))
-    with override("en"):
-        label = ErrorText(str(TouchState(state).label))
-    raise Conflict(_("The touch is %(state)s already.", state=label))
+    raise Conflict(_("The touch is %(state)s already.", state=state))
 
 
 STILL_HELD = _("touches that a worker holds may stay suppressed")

@@ -204,11 +204,7 @@ def _equals(actual: Any, wanted: Any) -> bool:
 def _contains(actual: Any, wanted: Any) -> bool:
     if isinstance(actual, (list, tuple)):
         return any(_equals(each, wanted) for each in actual)
-    return isinstance(actual, str) and _as_text(wanted) in actual
-
-
-def _as_text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return isinstance(actual, str) and str(wanted) in actual
 
 
 def _compare(actual: Any, wanted: Any, accept: Callable[[Any, Any], bool]) -> bool:
@@ -230,7 +226,7 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     "not_in": lambda actual, wanted: not any(_equals(actual, each) for each in wanted),
     "contains": _contains,
     "not_contains": lambda actual, wanted: not _contains(actual, wanted),
-    "starts_with": lambda actual, wanted: isinstance(actual, str) and actual.startswith(_as_text(wanted)),
+    "starts_with": lambda actual, wanted: isinstance(actual, str) and actual.startswith(str(wanted)),
     "exists": lambda actual, wanted: True,
     "absent": lambda actual, wanted: False,
 }
@@ -238,7 +234,6 @@ OPERATORS = tuple(_OPERATORS)
 HOLDING_WHEN_ABSENT = frozenset({"ne", "not_in", "not_contains", "absent"})
 WITHOUT_VALUE = frozenset({"exists", "absent"})
 WITH_LIST = frozenset({"in", "not_in"})
-WITHIN_TEXT = frozenset({"contains", "not_contains", "starts_with"})
 COMPARING = frozenset({"gt", "gte", "lt", "lte"})
 _FOR_TAGS = frozenset({"contains", "not_contains", "exists", "absent"})
 _FOR_COUNTS = COMPARING | {"eq", "ne"}

@@ -1,8 +1,7 @@
 """Convert expired keys of a gateway into silences of the store.
 
 Redis does not queue expiry events: an event without a listener is lost. An event may arrive seconds late, because
-Redis expires a key on access or in a sampling sweep. A received event is kept until the store has recorded it. The
-store may be another server: while it is unavailable, the listener goes on.
+Redis expires a key on access or in a sampling sweep. A received event is kept until the store has recorded it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from itertools import islice
 from typing import Any
 from uuid import uuid4
 
@@ -203,9 +201,8 @@ class ExpiredKeyListener:
         self.stop = stop
         self.connected = threading.Event()
         self.failure: KeyspaceEventsDisabled | None = None  #: reason of the final stop; `stop` is then set
-        self._received: dict[str, str] = {}  #: the last key of each user, not yet recorded in the store
-        self._note_at = 0.0  #: the store failed; not before this time of the monotonic clock
-        self._backoff, self._store_backoff = Backoff(0.2, 30.0), Backoff(0.2, 30.0)
+        self._received: list[tuple[str, str]] = []  #: not yet recorded in the store
+        self._backoff = Backoff(0.2, 30.0)
         self._thread = threading.Thread(target=self.run, name="listen-expired", daemon=True)
 
     def check(self) -> None:
@@ -301,6 +298,7 @@ class ExpiredKeyListener:
     def _listen(self) -> None:
         with closing(ExpirySubscriptions(self.gateway)) as events:
             self.connected.set()
+            self._note()
             while not self.stop.is_set():
                 self._receive_key(events.key(LISTEN_SECONDS))
                 while self._received and len(self._received) < BATCH and (key := events.key(0)):
@@ -318,20 +316,10 @@ class ExpiredKeyListener:
             except InvalidInput as error:
                 log.warning("expired_key_skipped", key=key[:200], error=str(error))
             else:
-                self._received[user_id] = key
+                self._received.append((user_id, key))
 
     def _note(self) -> None:
         """Record received keys in the store. A key stays queued until the store has it."""
-        while self._received and time.monotonic() >= self._note_at:
-            batch = list(islice(self._received.items(), BATCH))
-            try:
-                self.store.note_expired(batch, window=self.window, tag=self.tag)
-            except Exception as error:
-                pause = self._store_backoff.next()
-                self._note_at = time.monotonic() + pause
-                is_defect = not isinstance(error, StoreUnavailable)
-                log.warning("expiries_not_noted", error=str(error), again_in=round(pause, 1), exc_info=is_defect)
-            else:
-                self._store_backoff.reset()
-                for user_id, _ in batch:
-                    del self._received[user_id]
+        while self._received:
+            self.store.note_expired(self._received[:BATCH], window=self.window, tag=self.tag)
+            del self._received[:BATCH]

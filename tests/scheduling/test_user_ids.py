@@ -25,7 +25,7 @@ REFUSED = {
     "ann ": "space", " ann": "space", "ann\u3000": "space", "ann\u00a0": "space", "a\u00a0nn": "U+00A0",
     "ann\u200b": "U+200B", "\ufeffann": "U+FEFF", "a\u00adnn": "U+00AD", "ann\u2060": "U+2060", "a\u202enn": "U+202E",
     "\u3164": "U+3164", "a\ufe0fnn": "U+FE0F", "a\u200dnn": "U+200D", "ann\u200d": "U+200D",
-    "ann\U000e0041": "U+E0041", "a\u2028nn": "U+2028", "erased:7": "erased customers",
+    "ann\U000e0041": "U+E0041", "a\u2028nn": "U+2028",
 }  # fmt: skip
 ACCEPTED = [
     "ann", "nan", "none", "Null-1", "undefined-7", "张伟", "Ann Lee", "a:b/c@d", "o6_bmjrPTlm6_2sgVt7hMZOPfL2M", "0",

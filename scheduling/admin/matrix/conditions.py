@@ -16,11 +16,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
-from scheduling.admin.form_fields import find_entries, write_number
+from scheduling.admin.form_fields import write_number
 from scheduling.admin.labels import translate_error
 from scheduling.errors import ErrorCollector
 from scheduling.models import Template
-from scheduling.policy.node_conditions import MOST_ROWS, MOST_VARIANTS, WITH_LIST, WITHIN_TEXT, check_condition
+from scheduling.policy.node_conditions import MOST_ROWS, MOST_VARIANTS, WITH_LIST, check_condition
 from scheduling.strict_text import InvalidText, read_json
 
 BLANK_ROWS = 3
@@ -33,6 +33,7 @@ OPERATOR_LABELS = {
     "not_contains": gettext_lazy("does not contain"), "starts_with": gettext_lazy("starts with"),
     "exists": gettext_lazy("exists"), "absent": gettext_lazy("is missing"),
 }  # fmt: skip
+_ENTRY = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[^,，;；\n]+)\s*')
 _TRUTH = {"true": True, "false": False, "是": True, "否": False}
 OTHER_JOIN = {"all": "any", "any": "all"}
 
@@ -175,12 +176,9 @@ def read_rows(shown: Any) -> dict[str, Any] | None:
     for number, row in enumerate(rows, 1):
         stored: dict[str, Any] = {"field": row["field"], "op": row["op"]}
         if row["op"] in WITH_LIST:
-            stored["value"] = [parse_value(each) for each in find_entries(row["value"])]
+            stored["value"] = [parse_value(each) for each in _ENTRY.findall(row["value"])]
         elif row["value"]:
-            typed = parse_value(row["value"])
-            # Inside a text, 1.10 is not 1.1, and “是” is not true.
-            is_other = row["op"] in WITHIN_TEXT and not isinstance(typed, str) and format_value(typed) != row["value"]
-            stored["value"] = row["value"] if is_other else typed
+            stored["value"] = parse_value(row["value"])
         numbers[id(stored)] = number
         letter = row["group"] if row["group"] in GROUPS else ""
         if letter and letter not in groups:

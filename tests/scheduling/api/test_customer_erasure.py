@@ -422,24 +422,6 @@ def test_erasure_is_idempotent(chatting: Client) -> None:
     assert chatting("DELETE", "/customers/never-seen").status_code == 404
 
 
-def test_erased_customer_is_not_reached_by_its_new_id(chatting: Client) -> None:
-    """Its history stays. A name that is stored for it would be erased by no pass."""
-    erase(chatting)
-    path = f"/customers/{Customer.objects.get().user_id}"
-    assert chatting.get("/customers").json() == {"items": [], "next": None}
-    assert [chatting(*call).status_code for call in (("GET", path), ("GET", f"{path}/export"), ("DELETE", path))] == [
-        404, 404, 404,
-    ]  # fmt: skip
-    answers = [
-        chatting("PUT", path, {"name": "安妮亚"}),
-        chatting.event(cloud_event(subject=path.removeprefix("/customers/"))),
-    ]
-    assert [(each.status_code, each.json()["errors"][0]["field"]) for each in answers] == [
-        (422, "user_id"), (422, "subject"),
-    ]  # fmt: skip
-    assert (Customer.objects.get().name, CustomerErasure.objects.count()) == ("", 1)
-
-
 def test_event_after_the_erasure_creates_a_new_customer(chatting: Client) -> None:
     chatting("DELETE", "/customers/ann-7731")
     chatting.event(cloud_event(id="later", subject="ann-7731"))

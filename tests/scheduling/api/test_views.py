@@ -114,6 +114,7 @@ def test_parameter_that_cannot_be_meant_is_refused(
         ("PUT", "/customers/ann", {"name": "\x01"}, "name", "contains"),
         ("POST", "/customers", {"customers": [{"user_id": "ann", "level": 7}]}, "customers.0.level", "valid string"),
         ("GET", "/customers?q=%00", None, "q", "contains U+0000"),
+        ("GET", "/touches/abc", None, "task_id", "should be a valid UUID"),
     ],
 )
 def test_error_names_the_field_as_the_client_wrote_it(
@@ -123,6 +124,10 @@ def test_error_names_the_field_as_the_client_wrote_it(
     assert error["field"] == field
     assert message in error["message"]
     assert "Value error" not in error["message"]
+
+
+def test_query_of_too_many_parameters_is_refused(api: Client) -> None:
+    assert api("GET", "/customers?" + "&".join(f"a{number}" for number in range(1_001))).status_code == 400
 
 
 def test_opt_out_link_asks_and_then_needs_no_cookie_or_token() -> None:

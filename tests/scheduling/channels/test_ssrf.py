@@ -19,7 +19,6 @@ HOSTILE = [
     ("", "bad_url"),
     ("https://", "bad_url"),
     ("https://" + "a" * 3000 + ".com/", "bad_url"),
-    ("https://example.com/" + "a" * 8_192, "bad_url"),
     ("https://user:pw@example.com/", "bad_url"),
     ("https://example.com@127.0.0.1/", "bad_url"),
     ("https://127.0.0.1%2f@example.com/", "bad_url"),

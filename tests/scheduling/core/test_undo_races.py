@@ -10,13 +10,11 @@ from uuid import UUID
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.utils.timezone import now
-from django.utils.translation import override
 
 from config.local.processes import wait_until
 from scheduling import sql
-from scheduling.admin.labels import translate_error
 from scheduling.delivery import pipeline
-from scheduling.errors import AftertouchError, Conflict
+from scheduling.errors import AftertouchError
 from scheduling.ledger import locks
 from scheduling.models import AuditEntry, BulkAction, FailedTask, Node, Pause, Touch
 from scheduling.operations import bulk_actions, commands, failed_tasks, undo
@@ -52,19 +50,6 @@ def attempt(act: Callable[[], object]) -> str:
     except AftertouchError as error:
         return str(error)
     return "done"
-
-
-def test_cancel_of_an_ended_touch_names_its_state_in_both_languages(touch: UUID) -> None:
-    Touch.objects.filter(pk=touch).update(state="running", sending_at=now())
-    with pytest.raises(Conflict, match="is being sent already"):
-        commands.cancel_one_touch(touch, actor="ann", wait=False)
-    Touch.objects.filter(pk=touch).update(state="queued", sending_at=None)
-    commands.cancel_one_touch(touch, actor="ann")
-    with override("zh-hans"), pytest.raises(Conflict) as refused:
-        commands.cancel_one_touch(touch, actor="ann")
-    assert str(refused.value) == "The touch is Cancelled already."
-    with override("zh-hans"):
-        assert translate_error(str(refused.value)) == "触达状态已是“已取消”。"
 
 
 def undo_all(race: Race, act_id: UUID, actor: Actor) -> list[str]:
