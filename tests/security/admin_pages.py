@@ -620,7 +620,9 @@ PAGES: dict[str, Page] = {
     "scheduling_node_start_rollout": Page(EDITOR, EDITOR, first(Node, key="guide")),
     "scheduling_node_stop_rollout": Page(EDITOR, EDITOR, first(Node, key="rolled")),
     "scheduling_configdraft_publish": Page(EDITOR, EDITOR, first(ConfigDraft), data=REASON),
-    "scheduling_configdraft_mine": Page(EDITOR, EDITOR, own_draft, form=False, data={"act": "discard"}),
+    "scheduling_configdraft_mine": Page(
+        EDITOR, EDITOR, own_draft, form=False, data={"act": "discard", "seen": lambda: drafts.compute_seen(None)}
+    ),
     # RPA.
     "rpa_tasks_job_matching": Page(
         OPERATOR, OPERATOR, lambda user: ("job.cancel",), query="state__exact=scheduled", data=PACE

@@ -95,9 +95,8 @@ def test_publish_above_limit_of_shop_or_platform_is_refused(market: Market) -> N
     market.shop("a", "tiny", backlog_limit=1)
     market.shop("b", "tiny")
     market.publish("a", platform="tiny")
-    with pytest.raises(BacklogFull) as caught:
+    with pytest.raises(BacklogFull, match="1 jobs wait"):
         market.publish("a", platform="tiny", dedupe_key="k")
-    assert caught.value.limit == 1
     assert market.publish("a", platform="tiny").duplicate  # what merges takes no room
     market.publish("b", platform="tiny")
 

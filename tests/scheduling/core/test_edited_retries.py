@@ -118,13 +118,13 @@ def test_concurrent_edits_publish_one(create_failed_task: Any, race: Race) -> No
 def test_comments_and_assignee_are_stored(create_failed_task: Any) -> None:  # noqa: F811
     row = create_failed_task()
     user = get_user_model().objects.create_user("olga", is_staff=True)
-    failed_tasks.assign_failed_task(row.pk, "olga")
+    failed_tasks.assign_failed_task(row.pk, "olga", ANN)
     failed_tasks.add_comment(row.pk, " see https://example.com/1 ", Actor("olga", user))
     row.refresh_from_db()
     (comment,) = row.comments.all()
     assert (row.assignee, row.state) == (user, "open")
     assert (comment.author, comment.author_name, comment.text) == (user, "olga", "see https://example.com/1")
-    failed_tasks.assign_failed_task(row.pk, None)
+    failed_tasks.assign_failed_task(row.pk, None, ANN)
     row.refresh_from_db()
     assert row.assignee is None
 
@@ -134,14 +134,14 @@ def test_invalid_notes_are_refused(create_failed_task: Any) -> None:  # noqa: F8
     get_user_model().objects.create_user("guest")
     for name in ("nobody", "guest"):
         with pytest.raises(InvalidInput, match="no active user"):
-            failed_tasks.assign_failed_task(row.pk, name)
+            failed_tasks.assign_failed_task(row.pk, name, ANN)
     for text in ("  ", "x" * 2_001):
         with pytest.raises(InvalidInput, match="characters"):
             failed_tasks.add_comment(row.pk, text, ANN)
     with pytest.raises(NotFound):
         failed_tasks.add_comment(new_id(), "x", ANN)
     with pytest.raises(NotFound):
-        failed_tasks.assign_failed_task(new_id(), None)
+        failed_tasks.assign_failed_task(new_id(), None, ANN)
 
 
 def test_erasure_empties_difference_and_deletes_comments(create_failed_task: Any) -> None:  # noqa: F811
