@@ -10,7 +10,7 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
@@ -19,7 +19,12 @@ from scheduling.channels.http_client import Lookup, Response, Transport, resolve
 from scheduling.channels.ssrf import PrivateHosts
 from tests.support.loopback_server import LoopbackServer
 
-EVENT = {"source": "shop", "id": "e-1", "type": "material.downloaded", "time": "2026-11-20T08:00:00Z"}
+EVENT = {
+    "source": "shop",
+    "id": "e-1",
+    "type": "material.downloaded",
+    "time": datetime(2026, 11, 20, 16, tzinfo=timezone(timedelta(hours=8))),
+}
 LONG = timedelta(seconds=30)
 Contexts = tuple[ssl.SSLContext, ssl.SSLContext]  #: the TLS of a server, and of a client that trusts it
 
