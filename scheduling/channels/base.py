@@ -133,7 +133,7 @@ class Report:
     """A receipt as reported. It names its message by the delivery key, or by channel and the vendor's id."""
 
     kind: str  #: of `ReceiptKind`
-    at: datetime | None = None  #: None: now
+    at: datetime | None = None  #: None: the vendor names no time; now
     delivery_key: UUID | None = None
     channel: str = ""
     vendor_id: str = ""
@@ -166,9 +166,9 @@ class CallbackResult:
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def limit_instant(at: datetime, now: datetime) -> datetime:
-    """Return an instant that a vendor reports; `now` for one of the future and for one up to 1970, a vendor's zero."""
-    return at if EPOCH < at < now else now
+def limit_instant(at: datetime, now: datetime) -> datetime | None:
+    """Return an instant that a vendor reports: at most `now`; None for one up to 1970, a vendor's zero."""
+    return min(at, now) if at > EPOCH else None
 
 
 def read_uuid(value: object) -> UUID | None:

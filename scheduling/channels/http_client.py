@@ -39,7 +39,7 @@ from scheduling.channels.base import (
     Transient,
     Unknown,
 )
-from scheduling.channels.ssrf import DIRECT, PrivateHosts, Proxy, check_proxy, check_url
+from scheduling.channels.ssrf import DIRECT, PrivateHosts, Proxy, append_query, check_proxy, check_url
 from scheduling.strict_text import storable_text
 
 log = structlog.get_logger(__name__)
@@ -222,9 +222,11 @@ class Transport:
         timeout: timedelta,
         repeatable: bool,
         proxy: str = "",
+        query: str = "",
     ) -> Response:
         """Send a request and return its response, within `timeout` in all.
 
+        `query` is appended to the query of `url` as it is, and may have 8,192 characters: it holds what a message says.
         A repeatable message may be sent twice (see the class). A response with a late, broken or larger body than 64 KB
         is returned with `complete=False`. `proxy` is that of `options.read_proxy`: "" leads through the proxy of the
         transport, if it has one.
@@ -235,7 +237,7 @@ class Transport:
                 The reason is "busy" if the time ended while this process let it wait.
             NoAnswer: the request may have been written, and no response came.
         """
-        request = _Request(method, check_url(url, self._private), body, headers)
+        request = _Request(method, append_query(check_url(url, self._private), query), body, headers)
         chosen = proxy or self._proxy
         through: Proxy | None = None
         if chosen not in ("", DIRECT):

@@ -23,6 +23,7 @@ from scheduling.error_text import ErrorText as _
 
 Address = IPv4Address | IPv6Address
 MAX_URL = 2_048  # characters
+MAX_QUERY = 8_192  # characters
 HOST_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*")
 NUMERIC_LABEL = re.compile(r"[0-9]+|0x[0-9a-f]*")  # the WHATWG URL standard's "ends in a number"
 
@@ -168,6 +169,17 @@ def check_url(url: str, private: PrivateHosts) -> URL:
         raise DestinationRefused("scheme", _("only https is allowed here"))
     _check_reach(parsed, private)
     return parsed
+
+
+def append_query(url: URL, query: str) -> URL:
+    """Return the checked URL with an encoded query behind its own.
+
+    Raises:
+        DestinationRefused: the query is too long.
+    """
+    if len(query) > MAX_QUERY:
+        raise DestinationRefused("bad_url", _("a query has at most %(most)s characters", most=MAX_QUERY))
+    return URL(f"{url}{'&' if url.raw_query_string else '?'}{query}", encoded=True) if query else url
 
 
 def _check_reach(url: URL, private: PrivateHosts) -> None:

@@ -23,7 +23,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from hashlib import sha256
 from typing import Any, ClassVar, NamedTuple, TypeVar
-from urllib.parse import quote, quote_plus, urlencode
+from urllib.parse import quote, quote_plus
 from weakref import WeakKeyDictionary
 
 from django.conf import settings
@@ -209,6 +209,7 @@ class VendorRequest:
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=lambda: JSON_HEADERS)
     method: str = "POST"
+    query: str = ""  #: encoded
 
 
 class VendorChannel(CodedAnswers, Channel):
@@ -304,7 +305,7 @@ class VendorChannel(CodedAnswers, Channel):
             request = build(token)
             response = await shared_transport().request(
                 request.method, request.url, request.body, request.headers,
-                timeout=_left(ends_at), repeatable=repeatable, proxy=self.proxy,
+                timeout=_left(ends_at), repeatable=repeatable, proxy=self.proxy, query=request.query,
             )  # fmt: skip
             # The body first: the outcome has its start, which can end within a secret.
             response = replace(response, body=_hide_in_body(response.body, token, self.secret))
@@ -359,7 +360,7 @@ class VendorChannel(CodedAnswers, Channel):
             try:
                 response = await shared_transport().request(
                     request.method, request.url, request.body, request.headers,
-                    timeout=fetch_limit, repeatable=True, proxy=self.proxy,
+                    timeout=fetch_limit, repeatable=True, proxy=self.proxy, query=request.query,
                 )  # fmt: skip
             finally:
                 before_first_byte.reset(outer)
@@ -393,10 +394,6 @@ class VendorChannel(CodedAnswers, Channel):
 def _left(ends_at: float) -> timedelta:
     """Return the time until an instant of the monotonic clock, at least 1 ms."""
     return timedelta(seconds=max(ends_at - time.monotonic(), 0.001))
-
-
-def add_query(url: str, parameters: Mapping[str, str]) -> str:
-    return f"{url}{'&' if '?' in url else '?'}{urlencode(parameters)}" if parameters else url
 
 
 def read_named_lines(body: str) -> dict[str, str]:

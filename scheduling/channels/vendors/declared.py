@@ -34,7 +34,7 @@ from scheduling.channels.http_client import (
 )
 from scheduling.channels.markup import BadContent, escape_markdown
 from scheduling.channels.ssrf import PrivateHosts, check_url
-from scheduling.channels.vendors.base import COMMON_KEYS, VendorChannel, VendorRequest, add_query, read_named_lines
+from scheduling.channels.vendors.base import COMMON_KEYS, VendorChannel, VendorRequest, read_named_lines
 from scheduling.durations import parse_duration
 from scheduling.error_text import ErrorText as _
 from scheduling.templating import CannotRender, InvalidTemplate, Run, Text, escape_line
@@ -108,7 +108,7 @@ class RequestPlan:
         else:
             text = urlencode(document) if self.form == "form" else str(document)
             body = text.encode("utf-8", "replace")
-        return VendorRequest(add_query(self.url, query), body, headers, self.method)
+        return VendorRequest(self.url, body, headers, self.method, urlencode(query))
 
 
 def read_request(settings: Mapping[str, Any], variables: Mapping[str, frozenset[str]], path: str = "") -> RequestPlan:

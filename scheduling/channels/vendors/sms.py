@@ -149,7 +149,7 @@ class SmsChannel(VendorChannel):
 
 
 def _build_report(
-    delivered: bool, at: datetime, delivery_key: object, vendor_id: object, code: object, meaning: object
+    delivered: bool, at: datetime | None, delivery_key: object, vendor_id: object, code: object, meaning: object
 ) -> Report | None:
     """Return the receipt of one SMS. A number that does not exist (空号) bounces for good."""
     key = read_uuid(delivery_key)
@@ -163,12 +163,12 @@ def _build_report(
     )  # fmt: skip
 
 
-def _read_china_time(text: object, now: datetime) -> datetime:
-    """Return the instant of a time in China; `now` for anything else."""
+def _read_china_time(text: object, now: datetime) -> datetime | None:
+    """Return the instant of a time in China, at most `now`; None for anything else."""
     try:
         return limit_instant(datetime.strptime(str(text), "%Y-%m-%d %H:%M:%S").replace(tzinfo=CHINA), now)
     except (ValueError, OverflowError):
-        return now
+        return None
 
 
 def _clean(text: object) -> str:
@@ -241,7 +241,7 @@ class AliyunSms(SmsChannel):
             "x-acs-content-sha256": sha256(b"").hexdigest(),
         }
         signature = sign_for_aliyun(query, headers, self.settings["access_key_id"], self.secret)
-        return VendorRequest(f"{self.base}/?{query}", b"", headers | {"authorization": signature})
+        return VendorRequest(f"{self.base}/", headers=headers | {"authorization": signature}, query=query)
 
     def read_report(self, given: Mapping[str, Any], now: datetime) -> Report | None:
         return _build_report(

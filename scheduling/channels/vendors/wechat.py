@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, ClassVar
+from urllib.parse import urlencode
 from xml.etree.ElementTree import Element, ParseError, fromstring
 
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -49,7 +50,7 @@ from scheduling.channels.base import (
 from scheduling.channels.http_client import Response, close_shared_transport, encode_json
 from scheduling.channels.markup import escape_markdown, escape_tags, read_card
 from scheduling.channels.robots import CARD, MARKDOWN, TEXT, clip_text
-from scheduling.channels.vendors.base import VendorChannel, VendorRequest, add_query
+from scheduling.channels.vendors.base import VendorChannel, VendorRequest
 from scheduling.error_text import ErrorText as _
 from scheduling.templating import read_locale
 
@@ -206,24 +207,24 @@ class WeChatCallbacks(VendorChannel):
             address = (root.findtext("FromUserName") or "").strip()
             message_id = (root.findtext("MsgId") or "").strip() or f"{address}:{root.findtext('CreateTime')}"
             if address and len(message_id) <= 200:
-                result.messages.append(CustomerMessage(address, message_id, at))
+                result.messages.append(CustomerMessage(address, message_id, at or now))
         elif kind:
             self.read_event(root, at, result)
 
-    def read_event(self, root: Element, at: datetime, result: CallbackResult) -> None:
+    def read_event(self, root: Element, at: datetime | None, result: CallbackResult) -> None:
         """Add what an event reports to the result."""
 
 
-def read_seconds(text: str | None, now: datetime) -> datetime:
-    """Return the instant of seconds since 1970; `now` for anything else."""
+def read_seconds(text: str | None, now: datetime) -> datetime | None:
+    """Return the instant of seconds since 1970, at most `now`; None for anything else."""
     try:
         return limit_instant(datetime.fromtimestamp(int(text or ""), UTC), now)
     except (ValueError, OverflowError, OSError):
-        return now
+        return None
 
 
 def _build_request(url: str, document: Mapping[str, Any], token: str) -> VendorRequest:
-    return VendorRequest(add_query(url, {"access_token": token}), encode_json(document))
+    return VendorRequest(url, encode_json(document), query=urlencode({"access_token": token}))
 
 
 # --- official accounts and mini-programs ------------------------------------------------------------------------------
@@ -303,7 +304,7 @@ class OfficialAccount(WeChatCallbacks, WeChatVendor):
         self._type = options.read_choice(config, "type", (TEMPLATE, SUBSCRIPTION))
         self.path = f"/cgi-bin/message/{'template/send' if self._type == TEMPLATE else 'subscribe/bizsend'}"
 
-    def read_event(self, root: Element, at: datetime, result: CallbackResult) -> None:
+    def read_event(self, root: Element, at: datetime | None, result: CallbackResult) -> None:
         """Add the receipts of template and subscription messages."""
         event = root.findtext("Event")
         if event == "TEMPLATESENDJOBFINISH":
@@ -401,7 +402,7 @@ class WeComVendor(WeChatCallbacks):
     def token_request(self, stale: str) -> VendorRequest:
         """Return the request. WeCom answers with the same token until it expires."""
         query = {"corpid": self.settings["corp_id"], "corpsecret": self.secret}
-        return VendorRequest(add_query(f"{self.base}/cgi-bin/gettoken", query), method="GET")
+        return VendorRequest(f"{self.base}/cgi-bin/gettoken", method="GET", query=urlencode(query))
 
     def request(self, message: Message, token: str, now: datetime) -> VendorRequest:
         return _build_request(f"{self.base}{self.path}", self.document(message), token)
@@ -519,7 +520,7 @@ class WeChatService(WeComVendor):
         spoke_at = message.spoke_at.timestamp() if message.spoke_at and self.counts_addresses else ""
         return f"{super().quota_key(message)}:{spoke_at}"
 
-    def read_event(self, root: Element, at: datetime, result: CallbackResult) -> None:
+    def read_event(self, root: Element, at: datetime | None, result: CallbackResult) -> None:
         """Note that messages of this account wait at WeCom. The callback itself has none."""
         if root.findtext("Event") == "kf_msg_or_event" and root.findtext("OpenKfId") == self.settings["open_kfid"]:
             result.sync_token = root.findtext("Token") or ""
@@ -588,7 +589,7 @@ def _read_entry(entry: Mapping[str, Any], result: CallbackResult) -> None:
             and 0 < len(message_id) <= 200
             and f"{address}{message_id}".isprintable()
         ):
-            result.messages.append(CustomerMessage(address, message_id, at))
+            result.messages.append(CustomerMessage(address, message_id, at or now))
     event: Any = entry.get("event")
     failed = isinstance(event, Mapping) and event.get("event_type") == "msg_send_fail"
     if failed and (key := read_uuid(event.get("fail_msgid", ""))):

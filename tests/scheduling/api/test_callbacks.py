@@ -245,19 +245,20 @@ def test_receipt_before_the_id_is_stored_is_asked_again(api: Client, sent: Sent)
     store_vendor_ids([(ChannelConfig.objects.get(key="wechat_official").pk, "v2", key)])
     assert call(api, "wechat_official/", event, sign_plain()).status_code == 200
     assert DeliveryReceipt.objects.get().kind == "delivered"
-    old = spoken("openid", kind="event", Event="TEMPLATESENDJOBFINISH", MsgID="v3", Status="success", CreateTime="1")
-    assert call(api, "wechat_official/", old.encode(), sign_plain()).status_code == 200
+    for at in ("1", "0"):  # an old one, and a vendor's zero: repeated for ever otherwise
+        old = spoken("openid", kind="event", Event="TEMPLATESENDJOBFINISH", MsgID="v3", Status="success", CreateTime=at)
+        assert call(api, "wechat_official/", old.encode(), sign_plain()).status_code == 200
 
 
-def test_time_that_cannot_be_is_that_of_the_call() -> None:
+def test_time_that_cannot_be_is_none_or_that_of_the_call() -> None:
     """PostgreSQL stores some that cannot be read again: the page of the touch would fail for ever."""
     now = datetime.now(UTC)
     for text in ("0001-01-01 00:00:00", "1970-01-01 08:00:00", "9999-12-31 23:59:59", "2026-02-30 00:00:00", ""):
         body = json.dumps([{"out_id": str(new_id()), "success": True, "report_time": text}]).encode()
         [report] = AliyunSms(ALIYUN, SPAN).answer_callback(CallbackRequest({}, body, SMS_TOKEN, now)).reports
-        assert report.at == now, text
+        assert report.at == (now if text.startswith("9999") else None), text
     for text in ("-62135596800", "0", "99999999999", "9" * 5_000, "soon"):
-        assert read_seconds(text, now) == now, text
+        assert read_seconds(text, now) == (now if text == "99999999999" else None), text
 
 
 @pytest.mark.django_db(transaction=True)

@@ -373,6 +373,10 @@ async def test_aliyun_sms_is_signed_and_filled() -> None:
             "TemplateParam": '{"thing1": "指南 A:B", "time2": "10:00"}', "OutId": str(MessageFactory.delivery_key),
         }
     ]  # fmt: skip
+    longest = "\n".join(f"value{number}: {'您' * 100}" for number in range(5))  # nine characters of the query for each
+    assert isinstance(await sent(AliyunSms, server, body=longest), Delivered)
+    beyond = await sent(AliyunSms, server, body=f"{longest}\nvalue6: {'您' * 500}")
+    assert (type(beyond), getattr(beyond, "reason", "")) == (Permanent, "bad_url")
     refused = await sent(AliyunSms, server, {"secret": "another-secret"})
     assert (type(refused), getattr(refused, "reason", "")) == (Permanent, "vendor_SignatureDoesNotMatch")
 
