@@ -309,9 +309,12 @@ class Email(Channel):
         options.check_known_keys(config, {"from", "reply_to", "bounces_to", "url"})
         self._from = options.read_text(config, "from") or settings.DEFAULT_FROM_EMAIL
         self._reply_to = options.read_text(config, "reply_to")
-        address = parseaddr(self._from)[1]  # of several it returns the first
-        is_one = self._from == one_line(self._from) and (self._from == address or self._from.endswith(f"<{address}>"))
-        _check_address(address if is_one else "", "from")
+        try:
+            sanitize_address(self._from, "utf-8")
+            self._address = parseaddr(self._from)[1]
+        except ValueError:  # no address, or several
+            self._address = ""
+        _check_address(self._address if self._from == one_line(self._from) else "", "from")
         if self._reply_to:
             _check_address(self._reply_to, "reply_to")
         self._bounces_to = options.read_text(config, "bounces_to")
@@ -337,7 +340,7 @@ class Email(Channel):
         """Try once. Return `Unknown` if the content was sent and the relay's reply did not come."""
         self.validate_target(message.target)
         mail = self.compose(message)
-        sender = sanitize_address(self._bounces_to or parseaddr(self._from)[1], "utf-8")
+        sender = sanitize_address(self._bounces_to or self._address, "utf-8")
         recipient = sanitize_address(str(message.target["address"]), "utf-8")
         content = mail.message().as_bytes().replace(b"\n", b"\r\n")  # base64 contains no other line end
         return await Conversation(self._relay).run(sender, recipient, content, self.timeout.total_seconds())
@@ -345,7 +348,7 @@ class Email(Channel):
     def compose(self, message: Message) -> EmailMessage:
         """Return the mail. Line breaks and control characters become spaces, so that no text can add a header."""
         base = settings.AFTERTOUCH_BASE_URL.rstrip("/")
-        domain = urlsplit(base).hostname or parseaddr(self._from)[1].rpartition("@")[2]
+        domain = urlsplit(base).hostname or self._address.rpartition("@")[2]
         headers = {"Message-ID": f"<{message.delivery_key}@{domain}>", "Auto-Submitted": "auto-generated"}
         if base and message.category == MARKETING:
             link = f"{base}/u/{make_token(message.user_id)}"
@@ -375,7 +378,7 @@ def is_mail_address(text: str) -> bool:
         sanitize_address(text, "utf-8")
     except (ValidationError, ValueError):
         return False
-    return len(text) <= ADDRESS_LENGTH
+    return len(text) <= ADDRESS_LENGTH and text.isprintable()  # the encoded domain drops what is invisible
 
 
 def _check_address(address: str, field: str) -> None:

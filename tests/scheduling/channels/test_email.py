@@ -313,11 +313,22 @@ async def test_slow_mails_run_concurrently() -> None:
 @each_row(
     "sender",
     ["a@b.example, c@d.example", "a@b.example;c@d.example", "Shop <a@b.example> <c@d.example>",
-     "a@b.example <c@d.example>", "Group: a@b.example;", "Shop a@b.example", "Shop <a@b.example\u202c>"],
+     "a@b.example <c@d.example>", "Group: a@b.example;", "Shop a@b.example", "Shop <a@b.example\u202c>",
+     "a@b.example, Shop <c@d.example>", "a@b.example\u200b"],
 )  # fmt: skip
 def test_sender_is_one_address(sender: str) -> None:
     with pytest.raises(InvalidSetting, match=r"^from: must be one mail address"):
         Email({"from": sender}, TIMEOUT)
+
+
+@each_row(
+    "sender",
+    ["a@b.example (Shop)", "Shop Inc. <a@b.example>", '"Shop, Inc" <a@b.example>', "店铺（上海） <a@b.example>"],
+)
+def test_sender_may_have_a_name(sender: str) -> None:
+    composed = Email({"from": sender}, TIMEOUT).compose(build_message(target=TO_ALICE))
+
+    assert "a@b.example" in str(composed.message()["from"])
 
 
 @each_row(
