@@ -6,13 +6,14 @@ this checkout (see `config.local.servers`). Their addresses are in the state dir
 
 from __future__ import annotations
 
+import re
 import sys
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from socket import gethostname
 from typing import Annotated, Any
-from urllib.parse import SplitResult, parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 from zoneinfo import available_timezones
 
 from psycopg import ProgrammingError
@@ -185,10 +186,9 @@ class Environment(BaseSettings):
     @field_validator("aftertouch_base_url")
     @classmethod
     def require_base_without_path(cls, url: str) -> str:
-        address = urlsplit(url)
-        if url and not _is_web_address(address):
+        if url and not _is_web_address(url):
             raise ValueError("must be an address like https://aftertouch.example.com, without a user")
-        if address.path.strip("/") or address.query or address.fragment:
+        if url and (urlsplit(url).path.strip("/") or not _is_without_query(url)):
             raise ValueError("must not have a path: Aftertouch has a host name of its own")
         return url.rstrip("/")
 
@@ -202,9 +202,10 @@ class Environment(BaseSettings):
     @field_validator("aftertouch_link_base_url")
     @classmethod
     def require_web_address(cls, url: str) -> str:
-        address = urlsplit(url)
-        if url and not (_is_web_address(address) and url == _without_query(address) and url.isascii()):
+        if url and not (_is_web_address(url) and _is_without_query(url)):
             raise ValueError("must be an address like https://go.example.com, without user and query")
+        if not url.isascii():
+            raise ValueError("must be an address in ASCII; write a name in other letters in Punycode (xn--…)")
         return url
 
     @field_validator("aftertouch_http_proxy")
@@ -219,8 +220,7 @@ class Environment(BaseSettings):
     @field_validator("aftertouch_oidc_issuer")
     @classmethod
     def require_issuer(cls, url: str) -> str:
-        address = urlsplit(url)
-        if url and not (_is_web_address(address) and url == _without_query(address)):
+        if url and not (_is_web_address(url) and _is_without_query(url)):
             raise ValueError("must be an address like https://id.example.com, without query and user name")
         return url
 
@@ -270,10 +270,7 @@ class Environment(BaseSettings):
     @classmethod
     def require_origins(cls, origins: list[str]) -> list[str]:
         for origin in origins:
-            address = urlsplit(origin)
-            # As browsers send it: in ASCII, without a path, and without the port that the scheme implies.
-            is_origin = _is_web_address(address) and origin == f"{address.scheme}://{address.netloc}"
-            if not (is_origin and origin.isascii() and (address.scheme, address.port) not in IMPLIED_PORTS):
+            if not (_is_web_address(origin) and origin.isascii() and origin.lower() == _build_origin(origin)):
                 raise ValueError(f"{origin} must be an origin, such as https://shop.example.com")
         return [origin.lower() for origin in origins]
 
@@ -324,17 +321,27 @@ class Environment(BaseSettings):
         return [name.upper() for name, each in options.items() if not is_verified(each)]
 
 
-def _is_web_address(address: SplitResult) -> bool:
-    """Return whether it has a host, no user, and a valid port or none."""
+def _is_web_address(url: str) -> bool:
+    """Return whether it has a host, no user, no white space or backslash, and a valid port or none."""
+    address = urlsplit(url)
     try:
         has_port = address.port != 0
     except ValueError:
         return False
-    return bool(address.scheme in ("http", "https") and address.hostname and "@" not in address.netloc and has_port)
+    is_web = address.scheme in ("http", "https") and address.hostname and not re.search(r"[\s\\]", url)
+    return bool(is_web and "@" not in address.netloc and has_port)
 
 
-def _without_query(address: SplitResult) -> str:
-    return f"{address.scheme}://{address.netloc}{address.path}"
+def _is_without_query(url: str) -> bool:
+    return not {"?", "#"} & set(url)
+
+
+def _build_origin(url: str) -> str:
+    """Return the origin as browsers send it: without a path, and without the port that the scheme implies."""
+    address = urlsplit(url)
+    host = f"[{address.hostname}]" if ":" in (address.hostname or "") else address.hostname
+    has_port = address.port and (address.scheme, address.port) not in IMPLIED_PORTS
+    return f"{address.scheme}://{host}" + (f":{address.port}" if has_port else "")
 
 
 def read_query(url: str) -> str:

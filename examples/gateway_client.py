@@ -31,7 +31,11 @@ class StreamEnded(Exception):
 
 
 class GatewayClient:
-    """One stream. `on_ack` gets each acknowledgement; its `refused` names invalid frames by their place."""
+    """One stream. `on_ack` gets each acknowledgement; its `refused` names invalid frames by their place.
+
+    `send` and `flush` raise the error that ended the stream: `StreamEnded`, or an unexpected one, such as `ValueError`
+    for an answer that is no JSON.
+    """
 
     def __init__(self, server: str, key: str, on_ack: Callable[[dict[str, Any]], None] = lambda ack: None) -> None:
         self.address = f"{server.rstrip('/')}/ws/v1/gateway"
@@ -52,21 +56,26 @@ class GatewayClient:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def send(self, frames: Sequence[dict[str, Any]]) -> None:
-        """Queue up to 500 frames, at most 64 KB. Waits while too many batches are unacknowledged."""
+        """Queue up to 500 frames, at most 64 KB. Waits while too many batches are unacknowledged.
+
+        Raises the error that ended the stream.
+        """
         await self._wait_for(lambda: len(self._batches) < MOST_UNACKNOWLEDGED)
+        if self._error:
+            raise self._error
         self._last += 1
         self._batches[self._last] = json.dumps({"n": self._last, "frames": frames}, separators=(",", ":"))
         await self._notify()
 
     async def flush(self) -> None:
-        """Wait until all batches are acknowledged. Raises `StreamEnded`."""
+        """Wait until all batches are acknowledged. Raises the error that ended the stream before."""
         await self._wait_for(lambda: not self._batches)
+        if self._error and self._batches:
+            raise self._error
 
     async def _wait_for(self, condition: Callable[[], bool]) -> None:
         async with self._changed:
             await self._changed.wait_for(lambda: self._error or condition())
-        if self._error:
-            raise self._error
 
     async def _notify(self) -> None:
         async with self._changed:

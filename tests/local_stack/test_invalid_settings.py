@@ -48,12 +48,18 @@ OIDC = {
         ("AFTERTOUCH_TIME_ZONE", "Mars", {}, "must be a name of the IANA"),
         ("AFTERTOUCH_BASE_URL", "https://shop.example/aftertouch", {}, "must not have a path"),
         ("AFTERTOUCH_BASE_URL", "https://shop.example/?a", {}, "must not have a path"),
+        ("AFTERTOUCH_BASE_URL", "https://shop.example?", {}, "must not have a path"),
+        ("AFTERTOUCH_BASE_URL", "https://shop.example/#", {}, "must not have a path"),
+        ("AFTERTOUCH_BASE_URL", "https://shop.example\t", {}, "must be an address"),
+        ("AFTERTOUCH_BASE_URL", "https://shop .example", {}, "must be an address"),
         ("AFTERTOUCH_BASE_URL", "shop.example", {}, "must be an address"),
         ("AFTERTOUCH_BASE_URL", "ftp://shop.example", {}, "must be an address"),
         ("AFTERTOUCH_BASE_URL", "https://ops:s3cret@shop.example", {}, "must be an address"),
         ("AFTERTOUCH_LINK_BASE_URL", "https://go.example.com/?from=sms", {}, "must be an address"),
         ("AFTERTOUCH_LINK_BASE_URL", "https://go.example.com/#a", {}, "must be an address"),
         ("AFTERTOUCH_LINK_BASE_URL", "https://go.example.com:99999", {}, "must be an address"),
+        ("AFTERTOUCH_LINK_BASE_URL", "https://go.example.com/a b", {}, "must be an address"),
+        ("AFTERTOUCH_LINK_BASE_URL", "https://商店.example", {}, "in ASCII"),
         ("AFTERTOUCH_WORKER_MAX", "2", {"AFTERTOUCH_WORKER_MIN": "3"}, "AFTERTOUCH_WORKER_MIN, which is 3"),
         ("AFTERTOUCH_WORKER_MAX", "2", {"AFTERTOUCH_RABBITMQ_QUORUM": "true"}, "AFTERTOUCH_RABBITMQ_QUORUM"),
         ("AFTERTOUCH_SOCKET_ORIGINS", "shop.example.com", {}, "must be an origin"),
@@ -64,6 +70,10 @@ OIDC = {
         ("AFTERTOUCH_SOCKET_ORIGINS", "https://shop.example.com:443", {}, "must be an origin"),
         ("AFTERTOUCH_SOCKET_ORIGINS", "https://shop.example.com:x", {}, "must be an origin"),
         ("AFTERTOUCH_SOCKET_ORIGINS", "https://商店.example", {}, "must be an origin"),
+        ("AFTERTOUCH_SOCKET_ORIGINS", "https://shop.example.com:", {}, "must be an origin"),
+        ("AFTERTOUCH_SOCKET_ORIGINS", "https://shop.example.com:08443", {}, "must be an origin"),
+        ("AFTERTOUCH_SOCKET_ORIGINS", "https://shop .example.com", {}, "must be an origin"),
+        ("AFTERTOUCH_SOCKET_ORIGINS", "https://shop.example.com\\a", {}, "must be an origin"),
         ("AFTERTOUCH_SESSIONS_REDIS_URL", "http://h1", {}, "must be redis://"),
         ("AFTERTOUCH_SESSIONS_REDIS_URL", "cluster://h1:6379;cluster://h2:6379", {}, "a cluster is redis+cluster://"),
         ("AFTERTOUCH_GATEWAY_REDIS_URL", "h1:6379", {}, "must be redis://"),
@@ -89,8 +99,10 @@ def test_invalid_setting_is_named(name: str, value: str, others: dict[str, str],
 def test_fitting_settings_are_accepted() -> None:
     Environment(aftertouch_worker_min=2, aftertouch_worker_max=2)
     assert Environment(aftertouch_base_url="https://shop.example/").aftertouch_base_url == "https://shop.example"
-    origins = Environment(aftertouch_socket_origins="https://Shop.example.com").aftertouch_socket_origins  # type: ignore[arg-type]
-    assert origins == ["https://shop.example.com"]
+    listed = "https://Shop.example.com,http://[::1]:3000"
+    origins = Environment(aftertouch_socket_origins=listed).aftertouch_socket_origins  # type: ignore[arg-type]
+    assert origins == ["https://shop.example.com", "http://[::1]:3000"]
+    assert Environment(aftertouch_link_base_url="HTTPS://go.example.com/a").aftertouch_link_base_url
     for url in ("redis://:p%40@h1:6379/3", "sentinel://h1:1;sentinel://h2:2", "rediss+cluster://u:p@h1:6379,h2"):
         assert Environment(aftertouch_sessions_redis_url=url).aftertouch_sessions_redis_url == url
 

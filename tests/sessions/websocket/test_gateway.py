@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 from django.utils.timezone import now
 from websockets.sync.client import ClientConnection, connect
 
-from examples.gateway_client import GatewayClient
+from examples.gateway_client import GatewayClient, StreamEnded
 from scheduling.models import ApiKey
 from scheduling.operations import commands
 from sessions.store.sessions import live_store
@@ -245,7 +245,10 @@ def test_killed_web_process_loses_no_acknowledged_frame(initial_rows: None, valk
         asyncio.run(scene(listener, address_of(listener)))
 
 
-async def send_one_batch(serve: Callable[[web.Request], Awaitable[web.WebSocketResponse]]) -> None:
+async def send_one_batch(
+    serve: Callable[[web.Request], Awaitable[web.WebSocketResponse]],
+    then: Callable[[GatewayClient], Awaitable[None]] = GatewayClient.flush,
+) -> None:
     application = web.Application()
     application.router.add_get("/ws/v1/gateway", serve)
     async with (
@@ -254,7 +257,7 @@ async def send_one_batch(serve: Callable[[web.Request], Awaitable[web.WebSocketR
         GatewayClient(str(server.make_url("")), "key") as client,
     ):
         await client.send([ANN])
-        await client.flush()
+        await then(client)
 
 
 def test_client_reconnects_if_pings_are_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,6 +278,24 @@ def test_client_reconnects_if_pings_are_not_answered(monkeypatch: pytest.MonkeyP
     asyncio.run(send_one_batch(serve))
     assert len(batches) == 2
     assert batches[0] == batches[1]
+
+
+def test_end_of_the_stream_is_no_error_of_acknowledged_batches() -> None:
+    async def serve(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.send_json({"type": "ack", "n": json.loads(await socket.receive_str())["n"]})
+        await socket.close(code=4401)
+        return socket
+
+    async def scene(client: GatewayClient) -> None:
+        await client.flush()
+        await client._task
+        await client.flush()
+        with pytest.raises(StreamEnded):
+            await client.send([ANN])
+
+    asyncio.run(send_one_batch(serve, scene))
 
 
 def test_client_ends_with_an_answer_that_it_does_not_understand() -> None:
