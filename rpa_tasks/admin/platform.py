@@ -37,7 +37,14 @@ from scheduling.admin.base import (
     ops_display,
     row_action,
 )
-from scheduling.admin.form_fields import SEALED, NamesField, SecretField, get_readable_secrets, merge_secrets
+from scheduling.admin.form_fields import (
+    SEALED,
+    NamesField,
+    SecretField,
+    TextLikeField,
+    get_readable_secrets,
+    merge_secrets,
+)
 from scheduling.admin.labels import translate_reason
 from scheduling.admin.shown_values import format_instant, insert_values, render_tag
 from scheduling.models.encrypted import Sealed
@@ -68,8 +75,8 @@ class FlagsField(NamesField):
     """Flags, one a line: a value may have commas."""
 
     def to_python(self, value: Any) -> Any:
-        lines = [line.strip() for line in (forms.CharField.to_python(self, value) or "").splitlines()]
-        return list(dict.fromkeys(line for line in lines if line))
+        lines = map(str.strip, (TextLikeField.to_python(self, value) or "").splitlines())
+        return list(dict.fromkeys(filter(None, lines)))
 
 
 class BrowserForm(CheckedForm):

@@ -15,7 +15,7 @@ from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import Paginator
-from django.db import IntegrityError, models, transaction
+from django.db import IntegrityError, connection, models, transaction
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed
 from django.shortcuts import get_object_or_404, redirect, render
@@ -238,8 +238,13 @@ class OpsPages:
         show = partial(super().changeform_view, request, *args, **kwargs)  # type: ignore[misc]
         try:
             return show()  # type: ignore[no-any-return]
-        except (IntegrityError, InvalidInput):
+        except (IntegrityError, InvalidInput, ValidationError):
             return show()  # type: ignore[no-any-return]
+
+    def save_related(self, *args: Any, **kwargs: Any) -> None:
+        """Check references now. PostgreSQL would check them at the commit, after the message of success."""
+        super().save_related(*args, **kwargs)  # type: ignore[misc]
+        connection.check_constraints()
 
     def log_deletions(self, request: HttpRequest, queryset: Iterable[Any]) -> None:
         """Log one row after the other: Django stores several entries without the signal that the audit log needs."""
@@ -296,6 +301,8 @@ class OpsPages:
             _show_refusal(request, asked, error)
             return None
         if result is False:
+            if row is not None and not type(row)._base_manager.filter(pk=row.pk).exists():
+                raise Http404
             unchanged = gettext("Nothing was changed: the state was already set.")
             messages.info(request, asked.unchanged or unchanged)
             return None

@@ -105,7 +105,7 @@ class SpanFilter(RangeDateTimeFilter):  # type: ignore[misc]
         ends = {}
         for lookup, end in (("gte", "from"), ("lt", "to")):
             day, time = (str(self.used_parameters.get(f"{self.field_path}_{end}_{part}") or "") for part in (0, 1))
-            if day:
+            if day or time:  # a time alone cannot be read
                 at = parse_datetime_str(f"{day} {time or '00:00'}")
                 if at is None:
                     return None

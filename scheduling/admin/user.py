@@ -34,7 +34,7 @@ from scheduling.admin.base import (
     row_action,
 )
 from scheduling.admin.labels import TranslatedPermissions
-from scheduling.admin.row_edits import OptimisticLockForm
+from scheduling.admin.row_edits import VERSION_FIELD, OptimisticLockForm
 from scheduling.admin.shown_values import render_tag
 from scheduling.identity import invitations, totp
 from scheduling.identity.invitations import SHORT_LABELS, assign_roles, find_role
@@ -61,15 +61,20 @@ class NewPersonForm(UserCreationForm):  # type: ignore[misc]
     role = forms.ChoiceField(label=_("role"), choices=Role.choices, widget=UnfoldAdminSelectWidget)
 
 
-class IdentityLinkForm(forms.ModelForm):  # type: ignore[type-arg]
+class IdentityLinkForm(OptimisticLockForm):
+    written_columns = ("issuer",)
+
     class Meta:
         model = IdentityLink
         fields: ClassVar[Any] = ("subject",)
 
+    @property
+    def issuer(self) -> str:
+        return str(settings.AFTERTOUCH_OIDC_ISSUER)
+
     def clean_subject(self) -> str:
         subject = str(self.cleaned_data["subject"])
-        self.instance.issuer = settings.AFTERTOUCH_OIDC_ISSUER
-        same = IdentityLink.objects.filter(issuer=self.instance.issuer, subject=subject).exclude(pk=self.instance.pk)
+        same = IdentityLink.objects.filter(issuer=self.issuer, subject=subject).exclude(pk=self.instance.pk)
         if same.exists():
             raise forms.ValidationError(gettext("Another user is linked with this subject."))
         return subject
@@ -80,6 +85,7 @@ class IdentityLinkInline(TabularInline):  # type: ignore[misc]
 
     model = IdentityLink
     form = IdentityLinkForm
+    fields = (VERSION_FIELD, "subject")
     extra = 0
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:

@@ -156,7 +156,35 @@ class RowEntry(ModelEntry):  # type: ignore[misc]
         return self.last_run_at + self.schedule.run_every  # type: ignore[no-any-return]
 
 
-def check_row(row: PeriodicTask, app: Celery) -> None:  # noqa: C901 (a check for each field)
+def read_call(row: PeriodicTask, app: Celery) -> tuple[list[Any], dict[str, Any]]:
+    """Return the args and kwargs of the task, which must take them.
+
+    Raises:
+        UnusableRow: there is no such task, or it does not take them.
+    """
+    if row.task not in app.tasks:
+        raise UnusableRow(_("There is no task %(task)s.", task=row.task))
+    values = []
+    for name, empty in (("args", "[]"), ("kwargs", "{}"), ("headers", "{}")):
+        text = getattr(row, name) or empty
+        try:
+            values.append(value := read_json(text))
+            # Kombu's reader makes other objects of `__type__`.
+            is_plain = value == loads(text)  # type: ignore[no-untyped-call]
+        except (InvalidText, ValueError, TypeError):
+            is_plain = False
+        if not is_plain or not isinstance(value, type(read_json(empty))):
+            raise UnusableRow(_("%(field)s is not valid JSON of its kind.", field=name))
+    args, kwargs, _headers = values
+    if check := getattr(app.tasks[row.task], "__header__", None):  # None of a task without a function
+        try:
+            check(*args, **kwargs)
+        except TypeError as error:
+            raise UnusableRow(_("The task does not take its arguments: %(error)s", error=error)) from error
+    return args, kwargs
+
+
+def check_row(row: PeriodicTask, app: Celery) -> None:
     """Check what beat would fail on, or repeat without end.
 
     Raises:
@@ -164,18 +192,7 @@ def check_row(row: PeriodicTask, app: Celery) -> None:  # noqa: C901 (a check fo
     """
     if row.solar_id:
         raise UnusableRow(_("Solar schedules are not supported. Choose a crontab."))
-    if row.task not in app.tasks:
-        raise UnusableRow(_("There is no task %(task)s.", task=row.task))
-    for name, empty in (("args", "[]"), ("kwargs", "{}"), ("headers", "{}")):
-        text = getattr(row, name) or empty
-        try:
-            value = read_json(text)
-            # Kombu's reader makes other objects of `__type__`.
-            is_plain = value == loads(text)  # type: ignore[no-untyped-call]
-        except (InvalidText, ValueError, TypeError):
-            is_plain = False
-        if not is_plain or not isinstance(value, type(read_json(empty))):
-            raise UnusableRow(_("%(field)s is not valid JSON of its kind.", field=name))
+    read_call(row, app)
     try:
         if row.scheduler is None:
             raise UnusableRow(_("It has no schedule."))

@@ -120,6 +120,7 @@ UNUSABLE = [
     ({"interval": IntervalSchedule(every=500_000_000, period="days")}, "invalid"),
     ({"kwargs": '{"price": {"__type__": "unknown", "__value__": "1.50"}}'}, "kwargs"),
     ({"task": "shop.unknown"}, "no task shop.unknown"),
+    ({"args": "[1, 2, 3, 4]"}, "does not take its arguments"),
 ]
 
 

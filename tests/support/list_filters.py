@@ -22,8 +22,6 @@ def find_ignored_parameters(client: Client, address: str) -> list[str]:
 
 def _selects_rows(client: Client, address: str, name: str) -> bool:
     given = {name: "no such value"}
-    if name.endswith(("_from_1", "_to_1")):  # a time needs a day
-        given[f"{name[:-1]}0"] = "2020-01-01"
     with mock.patch.object(SimpleTemplateResponse, "rendered_content", ""):
         answer = client.get(address, given)
     if answer.status_code != 200:

@@ -176,7 +176,7 @@ class WebhookForm(CheckedForm):
         return cleaned
 
     def find_error_field(self, path: str) -> str | None:
-        root, _dot, name = path.partition(".")
+        root, name, *_place = f"{path}.".split(".")
         field = {"config": f"secret_{name}", "filter": f"filter_{name}"}.get(root, root)
         return field if field in self.fields else super().find_error_field(path)
 

@@ -43,10 +43,9 @@ from scheduling.admin.labels import translate_error, translate_errors
 from scheduling.admin.row_edits import OptimisticLockForm
 from scheduling.app_integrations import scheduled_rounds
 from scheduling.audit import record_action
-from scheduling.error_text import ErrorText
-from scheduling.errors import AftertouchError, InvalidInput, NotFound
+from scheduling.errors import AftertouchError, InvalidInput
 from scheduling.models.versioned import lock_for_write
-from scheduling.operations.periodic_rows import find_problem
+from scheduling.operations.periodic_rows import UnusableRow, find_problem, read_call
 from scheduling.strict_text import InvalidText, read_json
 
 LOCALES = {"zh-hans": "zh_CN"}
@@ -108,11 +107,8 @@ class PeriodicTaskForm(OptimisticLockForm, beat.PeriodicTaskForm):  # type: igno
 
     def clean(self) -> dict[str, Any]:
         """Refuse arguments that the task would refuse at each run."""
-        if "task" in self.errors:  # beat's check needs a name
-            return self.cleaned_data
+        self.cleaned_data.setdefault("task", self["task"].data)  # beat's check reads also a wrong name
         data: dict[str, Any] = super().clean()
-        if any(data.get(kind) for kind in ("interval", "crontab", "clocked")):
-            self.instance.solar = None  # is not offered any more
         rounds = scheduled_rounds().get(data.get("task") or "")
         if rounds and not self.errors:
             try:
@@ -124,6 +120,8 @@ class PeriodicTaskForm(OptimisticLockForm, beat.PeriodicTaskForm):  # type: igno
 
     def _post_clean(self) -> None:
         """Refuse a row that beat would skip."""
+        if any(self.cleaned_data.get(kind) for kind in ("interval", "crontab", "clocked")):
+            self.instance.solar = None  # is not offered any more
         super()._post_clean()
         if not self.errors and (problem := find_problem(self.instance)):
             self.add_error(None, translate_error(problem))
@@ -187,21 +185,22 @@ class PeriodicTaskAdmin(OpsPages, beat.PeriodicTaskAdmin, ModelAdmin):  # type: 
         Publish a round of tasks in `scheduled_rounds`, as beat does. Send the others as messages.
         """
         current_app.loader.import_default_modules()
-        rounds, published = scheduled_rounds(), 0
+        rounds, published, broker_responds = scheduled_rounds(), 0, True
         for row in queryset:
             try:
-                args, kwargs = read_json(row.args), read_json(row.kwargs)
+                args, kwargs = read_call(row, current_app)
                 if row.task in rounds:
                     rounds[row.task].publish(row.pk, sql.now(), args, kwargs)
-                elif task := current_app.tasks.get(row.task):
+                elif broker_responds:
                     headers = {"periodic_task_name": row.name}
+                    task = current_app.tasks[row.task]
                     task.apply_async(args=args, kwargs=kwargs, queue=row.queue or None, headers=headers)
                 else:
-                    raise NotFound(ErrorText("There is no task %(task)s.", task=row.task))
-            except (AftertouchError, InvalidText) as error:
+                    raise OperationalError  # each try would wait for seconds
+            except (AftertouchError, UnusableRow) as error:
                 problem = "; ".join(translate_errors(error))
             except (OperationalError, OSError, TimeoutError):
-                problem = gettext("The broker does not respond.")
+                problem, broker_responds = gettext("The broker does not respond."), False
             else:
                 published += 1
                 self.log_change(request, row, gettext("Run now."))

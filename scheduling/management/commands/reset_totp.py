@@ -6,7 +6,10 @@ from typing import Any
 
 from django.contrib.auth.models import User
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import transaction
+from django.utils.translation import gettext
 
+from scheduling.audit import record_action
 from scheduling.identity import totp
 
 
@@ -20,5 +23,9 @@ class Command(BaseCommand):
         user = User.objects.filter(username=options["name"]).first()
         if user is None:
             raise CommandError(f"NAME: no user {options['name']}")
-        done = totp.reset_totp(user)
+        with transaction.atomic():
+            done = totp.reset_totp(user)
+            if done:
+                reason = gettext("Reset the second factor.")
+                record_action("acted", user, label=user.get_username(), actor="", reason=reason)
         self.stdout.write(f"{options['name']}: removed" if done else f"{options['name']}: had none")

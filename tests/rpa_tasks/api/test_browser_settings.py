@@ -362,8 +362,9 @@ def test_chinese_page_shows_no_english_in_an_error(market: Market) -> None:
 
 
 def test_form_names_bad_settings(market: Market) -> None:
-    form = fill(market.s1, browser_language="x", browser_flags="--no-sandbox", secret_password="p")
-    assert set(form.errors) == {"browser_language", "browser_flags", "secret_username"}
+    for flags in ("--no-sandbox", "--hide-scrollbars\0"):
+        form = fill(market.s1, browser_language="x", browser_flags=flags, secret_password="p")
+        assert set(form.errors) == {"browser_language", "browser_flags", "secret_username"}
 
 
 # --- the API ----------------------------------------------------------------------------------------------------------

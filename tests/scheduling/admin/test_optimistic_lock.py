@@ -20,7 +20,18 @@ from rpa_tasks.admin.platform import PlatformForm
 from rpa_tasks.models import Flow, Platform
 from scheduling.admin.row_edits import OptimisticLockForm
 from scheduling.admin.shown_values import describe_instant
-from scheduling.models import ApiKey, ChannelConfig, Customer, Node, Stage, Template, TemplateText
+from scheduling.identity import totp
+from scheduling.models import (
+    ApiKey,
+    ChannelConfig,
+    Customer,
+    IdentityLink,
+    Node,
+    Stage,
+    Template,
+    TemplateText,
+    TotpDevice,
+)  # fmt: skip
 from scheduling.models.versioned import lock_for_write
 from scheduling.operations import commands
 from sessions.admin.policies import CampaignForm, SilencePolicyForm
@@ -38,6 +49,10 @@ SALE = datetime(2026, 11, 11, tzinfo=UTC)
 
 CHANGED = "Changed after you opened the page. Reload the page to see the current values."
 RELOAD = "Reload the page to see the current values."
+HOURLY = {
+    "name": "hourly", "task": "scheduling.dispatch_due", "interval": 1, "enabled": "on", "args": "[]", "kwargs": "{}",
+    "headers": "{}",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -163,6 +178,22 @@ def test_old_page_does_not_give_a_disabled_user_access_again(administrator: Clie
     assert User.objects.get(pk=bob.pk).first_name == "Bob"
 
 
+def test_old_page_does_not_link_a_user_with_an_old_subject_again(
+    administrator: Client, fill_form: FillForm, settings: Any
+) -> None:
+    settings.AFTERTOUCH_OIDC_ISSUER = "https://id.example.org"
+    bob = User.objects.create_user("bob", password="x")
+    link = IdentityLink.objects.create(user=bob, issuer="https://old.example.org", subject="bob-1")
+    url = reverse("admin:auth_user_change", args=[bob.pk])
+    page = fill_form(url, administrator)
+    IdentityLink.objects.update(subject="bob-2")
+    refuse(administrator, url, {**page, "email": "bob@example.org"})
+    page = fill_form(url, administrator, **{"identity_links-0-subject": "bob-3"})
+    assert administrator.post(url, page).status_code == 302
+    link.refresh_from_db()
+    assert (link.issuer, link.subject) == (settings.AFTERTOUCH_OIDC_ISSUER, "bob-3")
+
+
 def test_old_page_does_not_enable_a_periodic_task_again(administrator: Client, fill_form: FillForm) -> None:
     hourly = IntervalSchedule.objects.create(every=1, period="hours")
     row = PeriodicTask.objects.create(name="hourly", task="scheduling.dispatch_due", interval=hourly)
@@ -199,29 +230,36 @@ def test_of_two_concurrent_saves_the_second_shows_the_error(
 
 
 @pytest.mark.django_db(transaction=True)
-@each_row("page, model, sent", [
-    ("stage", Stage, {"key": "presale", "name": "New", "position": "1"}),
-    ("apikey", ApiKey, {"name": "shop", "scopes": ["events"]}),
+@each_row("model, sent, act, field", [
+    (Stage, {"key": "new", "name": "New", "position": "1"}, lambda: Stage.objects.create(key="new"), "key"),
+    (
+        ApiKey, {"name": "shop", "scopes": ["events"]},
+        lambda: ApiKey.objects.create(name="shop", digest=b"d", scopes=["events"]), "name",
+    ),
+    (
+        PeriodicTask, HOURLY,
+        lambda: PeriodicTask.objects.create(name="hourly", task=HOURLY["task"], interval_id=HOURLY["interval"]), "name",
+    ),
+    (PeriodicTask, HOURLY, lambda: IntervalSchedule.objects.all().delete(), "interval"),
 ])  # fmt: skip
-def test_of_two_who_add_the_same_key_one_is_refused_at_its_field(
-    administrator: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch, second_connection: SecondConnection,
-    page: str, model: Any, sent: dict[str, Any],
+def test_save_that_meets_another_users_act_is_refused_at_its_field(
+    administrator: Client, monkeypatch: pytest.MonkeyPatch, second_connection: SecondConnection,
+    model: Any, sent: dict[str, Any], act: Callable[[], Any], field: str,
 ) -> None:  # fmt: skip
-    """The other user's row is stored after the form was checked."""
-    unique = next(iter(sent))
-    values = {unique: sent[unique]} if model is Stage else {"name": "shop", "digest": b"d", "scopes": ["events"]}
-    model.objects.filter(**{unique: sent[unique]}).delete()
-    save_model = model_pages(model).save_model
+    """The other user acts after the form was checked."""
+    PeriodicTask.objects.all().delete()
+    IntervalSchedule.objects.get_or_create(pk=HOURLY["interval"], every=1, period="hours")
+    save_model, acts = model_pages(model).save_model, [act]
 
     def save(*args: Any) -> None:
-        if not model.objects.filter(**{unique: sent[unique]}).exists():
-            second_connection(lambda: model.objects.create(**values))
+        if acts:
+            second_connection(acts.pop())
         save_model(*args)
 
     monkeypatch.setattr(model_pages(model), "save_model", save)
-    answer = administrator.post(admin_url(f"{page}_add"), sent)
-    assert list(answer.context["adminform"].form.errors) == [unique]
-    assert model.objects.filter(**{unique: sent[unique]}).count() == 1
+    answer = administrator.post(reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_add"), sent)
+    assert next(iter(answer.context["adminform"].form.errors)) == field
+    assert [str(each) for each in answer.context["messages"]] == []
 
 
 def test_row_that_is_deleted_while_it_is_retired_is_not_found(
@@ -235,6 +273,16 @@ def test_row_that_is_deleted_while_it_is_retired_is_not_found(
 
     monkeypatch.setattr(model_pages(Stage), "describe_retirement_effects", delete_first)
     assert administrator.post(admin_url("stage_retire", stage.pk)).status_code == 404
+
+
+def test_row_that_is_deleted_before_an_act_that_changes_nothing_is_not_found(
+    administrator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bob = User.objects.create_user("bob")
+    TotpDevice.objects.create(user=bob)
+    monkeypatch.setattr(totp, "reset_totp", lambda user: bool(User.objects.filter(pk=user.pk).delete()) and False)
+    url = reverse("admin:auth_user_reset_second_factor", args=[bob.pk])
+    assert administrator.post(url).status_code == 404
 
 
 @each_row("form, create, sent, column, value", [
@@ -281,8 +329,9 @@ def test_edit_keeps_a_concurrent_retirement(
     assert (getattr(row, column), row.retired_at) == (value, gone)
 
 
-def test_every_form_has_a_version(as_member: Callable[[str], Client]) -> None:
+def test_every_form_has_a_version(as_member: Callable[[str], Client], settings: Any) -> None:
     """A form without it writes back what other users changed."""
+    settings.AFTERTOUCH_OIDC_ISSUER = "https://id.example.org"  # shows the links with the provider
     request: Any = type("Request", (), {"user": None, "GET": {}})()
     request.user = as_member("admin").get("/admin/").wsgi_request.user
     unversioned = set()

@@ -169,7 +169,7 @@ def test_reason_filter_offers_what_the_latest_touches_have(
 @each_row("span, shown", [
     ("occurred_at_from_0=2026-03-02", False), ("occurred_at_to_0=2026-03-02", True),
     ("occurred_at_to_0=2026-03-02&occurred_at_to_1=x", False), ("received_at_from_0=0001-01-01", True),
-    ("received_at_to_0=1969-12-31", False),
+    ("received_at_to_0=1969-12-31", False), ("occurred_at_to_1=10:00", False),
 ])  # fmt: skip
 def test_event_list_applies_a_span_without_times(
     matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: RecordEvent, span: str, shown: bool

@@ -294,6 +294,7 @@ def test_administrator_and_command_reset(ann: User, as_member: Callable[[str], C
     said = StringIO()
     call_command("reset_totp", "ann", stdout=said)
     assert "removed" in said.getvalue()
+    assert AuditEntry.objects.filter(actor="", label="ann", reason="Reset the second factor.").exists()
     assert not TotpDevice.objects.exists()
     with pytest.raises(CommandError, match="no user bob"):
         call_command("reset_totp", "bob")

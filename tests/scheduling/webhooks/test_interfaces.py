@@ -95,6 +95,8 @@ def test_back_office_form_keeps_the_stored_secret(subscribe: Subscribe, client: 
     assert (after.events, after.filter) == (["job.ended"], {"shop": ["pdd/s1"]})
     answer = client.post(url, {"events": ["job.ended"], "secret_secret": "short", "secret_url": "ftp://x"})
     assert answer.context["adminform"].form.errors.keys() == {"secret_secret", "secret_url"}
+    answer = client.post(url, {"events": ["job.ended"], "filter_node": "n" * 141})
+    assert answer.context["adminform"].form.errors.keys() == {"filter_node"}
 
 
 def test_only_waiting_messages_show_a_next_attempt(subscribe: Subscribe, client: Client) -> None:
