@@ -125,12 +125,17 @@ def environment_for(
 
 
 def secrets_in(environment: Mapping[str, str]) -> list[str]:
-    """Return values that no log may show: those of variables with secret names, and passwords in URLs."""
+    """Return values that no log may show, as they are and as JSON spells them.
+
+    They are the values of variables with secret names, and passwords in URLs.
+    """
     secret_values = {
         value for name, value in environment.items() if any(word in name.upper() for word in SECRET_NAME_PARTS)
     }
     passwords = {_url_password(value) for value in environment.values()}
-    return sorted((secret_values | passwords | {unquote(password) for password in passwords}) - {""})
+    found = secret_values | passwords | {unquote(password) for password in passwords}
+    spelled = {json.dumps(value, ensure_ascii=ascii_only)[1:-1] for value in found for ascii_only in (True, False)}
+    return sorted((found | spelled) - {""})
 
 
 def check_words(command: object) -> list[str]:

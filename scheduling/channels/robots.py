@@ -78,7 +78,7 @@ class Robot(CodedAnswers, Channel):
                     "url", _("a robot's address must start with %(start)s", start=f"https://{host}{cls.path}")
                 )
         elif not private.open(url):
-            raise InvalidSetting("url", _("the host must be %(host)s", host=" or ".join(sorted(cls.hosts))))
+            raise InvalidSetting("url", _("the host must be %(host)s", host=", ".join(sorted(cls.hosts))))
 
     def target_key(self, message: Message) -> str:
         return options.opaque_key(self.kind, str(message.target.get("url", "")))
