@@ -226,7 +226,7 @@ class Transport:
     ) -> Response:
         """Send a request and return its response, within `timeout` in all.
 
-        `query` is appended to the query of `url` as it is, and may have 8,192 characters: it holds what a message says.
+        `query` is appended to the query of `url` as it is, and may have 8,192 characters: it may hold a message.
         A repeatable message may be sent twice (see the class). A response with a late, broken or larger body than 64 KB
         is returned with `complete=False`. `proxy` is that of `options.read_proxy`: "" leads through the proxy of the
         transport, if it has one.

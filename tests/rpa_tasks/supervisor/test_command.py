@@ -159,7 +159,7 @@ def test_secrets_in_finds_secret_names_and_url_passwords() -> None:
         "PDD_TOKEN": "t-123456", "api_key": "k-123456", "DATABASE_URL": "postgresql://u:p%40ss@db/a", "HOME": "/home",
         "EMPTY_SECRET": "", "ODD": "http://[", "PROXY": "http://proxy:3128", "SHOP_SECRET": 'a"b\n值',
     })  # fmt: skip
-    quoted = ['a"b\n值', r'a\"b\n\u503c', r'a\"b\n值']  # as it is, and as JSON spells it
+    quoted = ['a"b\n值', r"a\"b\n\u503c", r"a\"b\n值"]  # as it is, and as JSON spells it
     assert secrets == [*quoted, "k-123456", "p%40ss", "p@ss", "t-123456"]
 
 
