@@ -12,6 +12,7 @@ ones, and those that lost a race.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -47,6 +48,7 @@ from scheduling.ledger.transitions import WakeUp
 from scheduling.models import WAITING, Priority
 from scheduling.strict_text import find_unstorable_text
 
+LONGEST_ALONE = 5.0  #: seconds of waiting for locks
 LONGEST_KEY = 200  #: characters
 MAX_DELAY = timedelta(days=90)
 MAX_TIME_TO_DUE = timedelta(days=366)
@@ -205,9 +207,25 @@ def _find_waiting_key(entry: Publication, key: str) -> str | None:
 def publish_many(requests: Sequence[PublishRequest]) -> list[PublishResult]:
     """Publish requests and return a result for each, in their order. Each stands alone: an error stops no other.
 
-    Duplicates within the batch resolve in order. Waits for each lock at most 1 s.
+    Duplicates within the batch resolve in order. Waits for each lock at most 1 s. Requests that are published alone
+    wait for locks at most `LONGEST_ALONE` seconds in all, and none is tried after a lost connection.
     """
     results: dict[int, PublishResult] = {}
+    ends_at, lost = time.monotonic() + LONGEST_ALONE, None
+
+    def publish_alone(request: PublishRequest) -> PublishResult:
+        nonlocal lost
+        if lost is not None:
+            return lost
+        try:
+            with sql.brief_lock_waits(min(max(ends_at - time.monotonic(), 0.01), 1.0)):
+                return publish_job(request)
+        except (InvalidInput, BacklogFull) as error:
+            return error
+        except sql.UNAVAILABLE_ERRORS as error:
+            lost = error if _is_lost(error) else None
+            return error
+
     left = _prepare_batch(requests)
     while left:
         chosen, left = _split_first_of_each_key(left)
@@ -216,20 +234,17 @@ def publish_many(requests: Sequence[PublishRequest]) -> list[PublishResult]:
         _attempt(_merge, [each for each in chosen if each.place in waiting])
         _attempt(_insert, [each for each in chosen if each.result is None and each.place not in waiting])
         for entry in chosen:
-            results[entry.place] = entry.result or _publish_alone(entry.request)
+            results[entry.place] = entry.result or publish_alone(entry.request)
         left = _copy_refusals(chosen, left, results)
     for place, request in enumerate(requests):
         if place not in results:
-            results[place] = _publish_alone(request)
+            results[place] = publish_alone(request)
     return [results[place] for place in range(len(requests))]
 
 
-def _publish_alone(request: PublishRequest) -> PublishResult:
-    try:
-        with sql.brief_lock_waits():
-            return publish_job(request)
-    except (InvalidInput, BacklogFull, *sql.UNAVAILABLE_ERRORS) as error:
-        return error
+def _is_lost(error: Exception) -> bool:
+    """Return whether the connection is lost: then the statement may have been stored."""
+    return getattr(error.__cause__, "sqlstate", None) is None
 
 
 # --- check the request ---------------------------------------------------------------------------------------------
@@ -385,9 +400,8 @@ def _attempt(write: Callable[[Sequence[Publication]], list[WakeUp]], entries: Se
             wakeups = write(entries)
             transaction.on_commit(lambda: wakeup_publisher.submit(wakeups))
     except sql.UNAVAILABLE_ERRORS as error:
-        is_lost = getattr(error.__cause__, "sqlstate", None) is None
         for entry in entries:
-            entry.result = error if is_lost else None
+            entry.result = error if _is_lost(error) else None
 
 
 # --- store -----------------------------------------------------------------------------------------------------------

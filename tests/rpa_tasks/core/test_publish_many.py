@@ -9,11 +9,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from django.db import transaction
+from django.db import OperationalError, transaction
 from django.utils.timezone import now
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rpa_tasks.jobs import publish
 from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.jobs.publish import (
     BacklogFull,
@@ -185,7 +186,7 @@ def pdd(market: Market) -> Callable[..., list[PublishRequest]]:
 def patient_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a slow machine a batch holds its locks for longer than the second after which another one reports an error."""
     wait = sql.brief_lock_waits
-    monkeypatch.setattr(sql, "brief_lock_waits", lambda seconds=60.0: wait(seconds))
+    monkeypatch.setattr(sql, "brief_lock_waits", lambda seconds=1.0: wait(60.0))
 
 
 @pytest.mark.django_db(transaction=True)
@@ -229,6 +230,23 @@ def test_batch_with_locked_job_answers_for_the_others(market: Market, pdd: Calla
         other.execute("SELECT FROM rpa_tasks_job WHERE task_id = %s FOR UPDATE", [first[1].task_id])
         results = publish_many(pdd(0)[:3])
     assert [isinstance(each, Receipt) for each in results] == [True, False, True]
+
+
+@pytest.mark.django_db
+def test_batch_tries_nothing_after_a_lost_connection(
+    market: Market, pdd: Callable[..., list[PublishRequest]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try would wait for PostgreSQL again, and the answer for all of them."""
+    tries: list[PublishRequest] = []
+
+    def lose(request: PublishRequest) -> Receipt:
+        tries.append(request)
+        raise OperationalError("connection lost")
+
+    monkeypatch.setattr(publish, "publish_job", lose)
+    results = publish_many([replace(each, touch_key=new_id()) for each in pdd(0)[:3]])
+    assert [type(each) for each in results] == [OperationalError] * 3
+    assert len(tries) == 1
 
 
 # --- one request ----------------------------------------------------------------------------------------------------
