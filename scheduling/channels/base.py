@@ -39,7 +39,7 @@ class Message(NamedTuple):
     subject: str
     body: str
     locale: str
-    event: Mapping[str, Any]  #: {"source", "id", "type", "time"}
+    event: Mapping[str, Any]  #: {"source", "id", "type", "time"}; the time is a datetime
     repeatable: bool = True  #: channel setting: a repeat with the same key has no second effect
     target: Mapping[str, Any] = {}  #: {"url", "secret"} of a robot, {"address"} …
     trace_id: UUID | None = None

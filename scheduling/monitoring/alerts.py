@@ -326,7 +326,7 @@ def send_alert_message(receiver: AlertReceiver, subject: str, body: str, now: da
     message = Message(
         task_id=new_id(), delivery_key=key, user_id="", chat_id="", node="alerts", content_type="alert",
         category="service", subject=subject, body=body, locale=settings.LANGUAGE_CODE, target=route.target,
-        event={"source": "aftertouch", "id": str(key), "type": "aftertouch.alert", "time": now.isoformat()},
+        event={"source": "aftertouch", "id": str(key), "type": "aftertouch.alert", "time": now},
     )  # fmt: skip
     outcome = send_once(route.channel, message)
     if route.channel.quotas and isinstance(outcome, Transient) and outcome.retry_after:
