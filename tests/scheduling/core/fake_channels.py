@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from django.db import connection
 
 from scheduling.channels.base import Channel, Delivered, Message, Outcome, Quota
+from scheduling.delivery.presence import PresenceQuestion
 
 if TYPE_CHECKING:
     from scheduling.models import ChannelConfig
@@ -70,6 +71,23 @@ class Limited(FakeChannel):
 
     kind: ClassVar[str] = "limited"
     quotas = (Quota(2, timedelta(hours=1)),)
+
+
+class FakePresence:
+    """A Presence provider with one answer to all questions: a block, or an error."""
+
+    def __init__(self, answer: str | Exception, *event_types: str) -> None:
+        self.answer, self.event_types = answer, frozenset(event_types)
+        self.asked: list[str] = []  #: users
+
+    def presence_blocks(self, questions: Sequence[PresenceQuestion]) -> list[str]:
+        self.asked += [question.user_id for question in questions]
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return [self.answer] * len(questions)
+
+    def note_sending(self, questions: Sequence[PresenceQuestion], sent: Sequence[bool]) -> None:
+        """Count nothing."""
 
 
 class Died(BaseException):

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import Mock
 from uuid import UUID
 
 import pytest
-import redis
-from django.conf import settings as django_settings
-from django.db import connection, transaction
+from django.db import transaction
 from django.utils.timezone import now
 from pytest_django import Settings
 
@@ -25,15 +22,14 @@ from scheduling import dispatch
 from scheduling.delivery import lanes, pipeline, presence, sender
 from scheduling.errors import Conflict
 from scheduling.ledger.touches import touch_ledger
-from scheduling.models import ChannelConfig, FailedTask, Node, Touch
-from scheduling.models.touch import WAITING
+from scheduling.models import Customer, FailedTask, Node, Touch
 from scheduling.operations import commands
 from sessions.detection.presence import SessionPresence, parse_event_id
 from sessions.frames import Frame
 from sessions.policy import Policy, PolicySet
 from sessions.store import stats
 from sessions.store.client import Server, StoreUnavailable
-from sessions.store.sessions import Store
+from sessions.store.sessions import Store, live_store
 from tests.scheduling.core.conftest import (
     Shop,
     deliver,
@@ -43,8 +39,7 @@ from tests.scheduling.core.conftest import (
     rows,
     sendings,
 )
-from tests.scheduling.core.fake_channels import FakeChannelState
-from tests.scheduling.core.receivers import ScriptedReceiver
+from tests.scheduling.core.fake_channels import FakeChannelState, FakePresence
 from tests.support.claims import claim_touches
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race
@@ -101,8 +96,8 @@ def edit_node(key: str, **changes: Any) -> None:
 
 
 def test_stops_before_the_mark_settle_with_their_reason(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three touches are being sent, and the others of the same receiver wait in its lane."""
-    monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 3)
+    """Four touches are being sent, and the others of the same receiver wait in its lane."""
+    monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 4)
     template, channel = shop.template("guide", category="marketing"), shop.create_channel()
     for key in ("guide", "paused", "disabled", "retired"):
         shop.node(key, trigger=key, channel=channel, template=template)
@@ -116,16 +111,20 @@ def test_stops_before_the_mark_settle_with_their_reason(shop: Shop, monkeypatch:
         "chat": (
             "guide", lambda: shop.record_event("conversation.started", "chat"), ("suppressed", "conversation", "")
         ),
+        "word": (
+            "guide", lambda: live_store().note_activity([Frame("s1", "word", sender="user", kind="message")]),
+            ("suppressed", "conversation", ""),
+        ),
         "node paused": ("paused", lambda: commands.pause_scope("node:paused"), ("scheduled", "paused", "node:paused")),
         "node disabled": ("disabled", lambda: edit_node("disabled", enabled=False), ("scheduled", "node_disabled", "")),
         "node retired": ("retired", lambda: edit_node("retired", retired_at=now()), ("scheduled", "node_disabled", "")),
     }  # fmt: skip
-    sending = shop.plan(3, "guide")
+    sending = shop.plan(4, "guide")
     waiting = [shop.record_event(trigger, user).task_ids[0] for user, (trigger, *_) in stops.items()]
     shop.fake_channel.blocks = True
     fall_due()
     pipeline.deliver_touches(sending)
-    assert wait_until(lambda: len(shop.fake_channel.received) == 3, WAIT_LIMIT)
+    assert wait_until(lambda: len(shop.fake_channel.received) == 4, WAIT_LIMIT)
     pipeline.deliver_touches(waiting)
     assert {row.state for row in rows(waiting)} == {"running"}
 
@@ -233,27 +232,29 @@ def test_cancel_touch_marked_as_sending_conflicts(start_queue: Callable[..., Any
     assert rows([two.first])[0].state == "delivered"
 
 
+def test_opt_out_is_undone_by_no_event_and_no_other_update(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+    triggers = ("material.downloaded", "order.paid", "conversation.started", "customer.inactive")
+    for trigger in triggers:
+        matrix.node(trigger, trigger=trigger)
+    commands.update_customer("ann", {"opted_out": True})
+    since = Customer.objects.get().opted_out_at
+
+    task_ids = [task_id for trigger in triggers for task_id in record_event(trigger, "ann").task_ids]
+    commands.update_customer("ann", {"name": "Ann", "level": "vip"})
+
+    customer = Customer.objects.get()
+    assert (customer.opted_out, customer.opted_out_at) == (True, since)
+    deliver(task_ids)
+    assert [*Touch.objects.values_list("state", "reason")] == [("suppressed", "opted_out")] * len(triggers)
+
+
 # --- live chats ---
-
-
-class Chat:
-    """A Presence provider that does not answer."""
-
-    event_types: ClassVar[frozenset[str]] = frozenset({"session.silent"})
-    asked: ClassVar[list[str]] = []
-
-    def presence_blocks(self, questions: Any) -> list[str]:
-        Chat.asked += [question.user_id for question in questions]
-        raise ConnectionError("away")
-
-    def note_sending(self, questions: Any, sent: Any) -> None:
-        """Count nothing."""
 
 
 def test_presence_outage_defers_only_asking_nodes(shop: Shop, integrate: Callable[..., None]) -> None:
     """Nodes that ignore conversations are sent in the same batch; for a silence Presence is always asked."""
-    integrate(presence=(Chat(),))
-    Chat.asked.clear()
+    away = FakePresence(ConnectionError("away"), "session.silent")
+    integrate(presence=(away,))
     shop.node("asks", channel=shop.create_channel())
     shop.node("ignores", channel=shop.create_channel("other"), guard_conversation="ignore", guard_dedupe="ignore")
     shop.node("guides", trigger="session.silent", channel=shop.create_channel("third"), guard_conversation="ignore")
@@ -269,7 +270,7 @@ def test_presence_outage_defers_only_asking_nodes(shop: Shop, integrate: Callabl
         if row.state == "scheduled":
             assert (row.verdicts[-1].decision, row.reserved_at) == ("hold", None)
             assert timedelta(0) < row.due_at - now() <= timedelta(seconds=30)
-    assert len(Chat.asked) == 2, "nothing was asked about the node that ignores it"
+    assert len(away.asked) == 2, "nothing was asked about the node that ignores it"
 
 
 class Silence:
@@ -535,178 +536,3 @@ def test_cancel_racing_mark_sending_has_one_winner(shop: Shop, race: Race, who: 
         assert (row.state, row.sending_at is not None) == (
             ("running", True) if row.pk in marked else ("cancelled", False)
         )
-
-
-# --- with a slow receiver ---
-
-
-@pytest.mark.parametrize(
-    ("count", "delay", "lane"),
-    [
-        pytest.param(105, 0.3, 20, id="105 touches"),
-        pytest.param(3_000, 5.0, 200, id="3,000 touches", marks=[pytest.mark.campaign, pytest.mark.timeout(900)]),
-    ],
-)
-def test_slow_receiver_gets_nothing_stopped_before(
-    shop: Shop,
-    hook: ChannelConfig,
-    receiver: ScriptedReceiver,
-    valkey: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
-    settings: Settings,
-    count: int,
-    delay: float,
-    lane: int,
-) -> None:
-    """Opt-outs, answers in chats, cancellations, a pause and a disabled node while the touches wait in the lane."""
-    monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", lane)
-    settings.AFTERTOUCH_SILENCE_STALE = timedelta(hours=1)  # a slow machine plans for minutes
-    receiver.delay = delay
-    template = shop.template("guide", category="marketing")
-    for key in ("guide", "paused", "disabled"):
-        shop.node(key, trigger=key, channel=hook, template=template)
-    shop.node("silent", trigger="session.silent", channel=hook, template=template, guard_conversation="ignore")
-    store = Store(Server(django_settings.REDIS_URL), lambda: PolicySet({"default": Policy(timedelta(milliseconds=1))}))
-    stops = Stops(store, shop.record_event, count)
-    objections = presence.presence_blocks
-
-    def noted_first(questions: Any) -> list[str]:
-        stops.await_share(sum(question.about_to_send for question in questions))
-        stops.asked |= {question.user_id: now() for question in questions if question.about_to_send}
-        return objections(questions)
-
-    monkeypatch.setattr(presence, "presence_blocks", noted_first)
-
-    ids = stops.plan()
-    fall_due()
-    acting = threading.Thread(target=stops.act, args=(delay * count / lane / 2,))
-    pipeline.deliver_touches(ids)
-    acting.start()
-    ends_at = time.monotonic() + 600
-    while time.monotonic() < ends_at:
-        deliver([])
-        waiting = list(Touch.objects.filter(state__in=WAITING, paused_by="").values_list("pk", flat=True))
-        if not waiting and not acting.is_alive():
-            break
-        fall_due()
-        for start in range(0, len(waiting), 500):
-            pipeline.deliver_touches(waiting[start : start + 500])
-    acting.join(WAIT_LIMIT)
-    store.server.client.close()
-
-    assert stops.errors == []
-    stops.check(receiver.calls, answers_after=timedelta(seconds=delay) if count >= 3_000 else None)
-
-
-class Stops:
-    """Who is stopped how, and when that was acknowledged."""
-
-    def __init__(self, store: Store, record_event: RecordEvent, count: int) -> None:
-        self.store, self.happen, self.count = store, record_event, count
-        self.dice = random.Random(11)
-        self.ids: dict[UUID, tuple[str, str]] = {}  #: by touch, its user and kind
-        self.acknowledged: dict[UUID, datetime] = {}
-        self.asked: dict[str, datetime] = {}  #: by user, when Presence was last asked before the mark
-        self.errors: list[BaseException] = []
-        self.acted = 0.0  #: share of those that act
-        self.admitted = 0
-
-    def await_share(self, count: int) -> None:
-        """Let touches be sent no faster than others are stopped: a slow machine would have sent all before."""
-        self.admitted += count
-        assert wait_until(lambda: self.admitted <= self.count * (self.acted + 0.1), WAIT_LIMIT)
-
-    def plan(self) -> list[UUID]:
-        kinds = ["plain", "opt-out", "answer", "cancel", "paused", "disabled", "silent"]
-        self.happenings = [(f"user-{number}", kinds[number % len(kinds)]) for number in range(self.count)]
-        silent = [user for user, kind in self.happenings if kind == "silent"]
-        self.store.note_activity([Frame(user, user, sender="user", kind="message") for user in silent])
-        assert wait_until(lambda: self._claims(len(silent)), WAIT_LIMIT)
-        for user, kind in self.happenings:
-            if kind == "silent":
-                claim = self.silences[user]
-                found = self.happen("session.silent", user, event_id=f"{user}:{claim.armed_at}")
-            else:
-                found = self.happen(kind if kind in ("paused", "disabled") else "guide", user)
-            self.ids[found.task_ids[0]] = (user, kind)
-        return list(self.ids)
-
-    def _claims(self, count: int) -> bool:
-        found = getattr(self, "silences", {})
-        silences = self.store.claim_silent(1_000, timedelta(minutes=30)).silences
-        self.store.confirm(silences)
-        self.silences = found | {claim.session_id: claim for claim in silences}
-        return len(self.silences) == count
-
-    def act(self, span: float) -> None:
-        """Spread over `span` seconds."""
-        try:
-            each = [(task_id, *rest) for task_id, rest in self.ids.items() if rest[1] not in ("paused", "disabled")]
-            self.dice.shuffle(each)
-            for number, (task_id, user, kind) in enumerate(each):
-                time.sleep(span / len(each))
-                if number == len(each) // 3:
-                    commands.pause_scope("node:paused")
-                    self._note("paused")
-                if number == len(each) // 2:
-                    Node.objects.filter(key="disabled").update(enabled=False)
-                    self._note("disabled")
-                self._stop(task_id, user, kind)
-                self.acted = (number + 1) / len(each)
-        except BaseException as error:
-            self.errors.append(error)
-        finally:
-            self.acted = float("inf")
-            connection.close()
-
-    def _note(self, kind: str) -> None:
-        at = now()
-        self.acknowledged |= {task_id: at for task_id, (_, its) in self.ids.items() if its == kind}
-
-    def _stop(self, task_id: UUID, user: str, kind: str) -> None:
-        if kind == "opt-out":
-            commands.update_customer(user, {"opted_out": True})
-        elif kind in ("answer", "silent"):
-            self.store.note_activity([Frame(user, user, sender="user", kind="message")])
-        elif kind == "cancel":
-            try:
-                commands.cancel_one_touch(task_id, actor="ann")
-            except Conflict:
-                return
-        if kind != "plain":
-            self.acknowledged[task_id] = now()
-
-    def check(self, calls: list[Any], *, answers_after: timedelta | None) -> None:
-        """What a word in a chat stops is compared with the question, everything else with the mark.
-
-        `answers_after`: how long the receiver takes. A touch that was marked before it waited in the lane would arrive
-        that much later.
-        """
-        found = Touch.objects.in_bulk(list(self.ids))
-        late = [
-            (kind, looked_at - self.acknowledged[task_id])
-            for task_id, (user, kind) in self.ids.items()
-            if (looked_at := found[task_id].sending_at) and task_id in self.acknowledged
-            if kind not in ("answer", "silent") or (looked_at := self.asked[user])
-            if looked_at > self.acknowledged[task_id]
-        ]
-        assert late == [], f"{len(late)} were marked as sending after they were stopped"
-        if answers_after:
-            arrived = {UUID(call.headers["webhook-id"]): call.at for call in calls}
-            slow = {
-                task_id: at - found[task_id].sending_at
-                for task_id, at in arrived.items()
-                if at > found[task_id].sending_at + answers_after
-            }
-            assert slow == {}, f"{len(slow)} waited after they were marked as sending"
-        ends = {
-            "opt-out": ("suppressed", "opted_out"), "answer": ("suppressed", "conversation"),
-            "silent": ("suppressed", "answered"), "cancel": ("cancelled", "by:ann"),
-            "paused": ("scheduled", "paused"), "disabled": ("suppressed", "node_disabled"),
-        }  # fmt: skip
-        for kind, end in ends.items():
-            states = [(found[key].state, found[key].reason) for key, (_, its) in self.ids.items() if its == kind]
-            assert set(states) <= {("delivered", ""), end}
-            assert states.count(end) > len(states) // 5, f"{kind}: too few were stopped for the test to say anything"
-            assert {row.reserved_at for row in found.values() if row.state not in ("delivered",)} == {None}
-        assert {found[key].state for key, (_, its) in self.ids.items() if its == "plain"} == {"delivered"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from django.utils.timezone import now
@@ -14,6 +14,7 @@ from scheduling.models import Customer, Holdout, Touch
 from scheduling.policy.rollout import Lift, Share
 from scheduling.policy.specs import HoldoutSpec, hash_to_percent
 from tests.scheduling.core.conftest import Shop, deliver, fall_due, make_quiet_now, pass_time
+from tests.scheduling.core.fake_channels import FakePresence
 from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -112,23 +113,11 @@ def test_effect_keeps_customers_suppressed_after_draw(node: Any, deliver_to_user
     assert (effect().lift.treated, effect().versions) == (Share(0, 1), [])
 
 
-class Stale:
-    """A Presence provider for whom every moment is long gone: a code that only its app knows."""
-
-    event_types: ClassVar[frozenset[str]] = frozenset()
-
-    def presence_blocks(self, questions: Any) -> list[str]:
-        return ["stale"] * len(questions)
-
-    def note_sending(self, questions: Any, sent: Any) -> None:
-        """Count nothing."""
-
-
 def test_effect_ignores_customers_blocked_by_presence(
     node: Any, deliver_to_users: Callable[..., None], integrate: Callable[..., None]
 ) -> None:
     """Customers of the control group would be counted among those who were to get it."""
-    integrate(presence=(Stale(),))
+    integrate(presence=(FakePresence("stale"),))
     deliver_to_users(*choose_customers(node, 1, held_out=False), *choose_customers(node, 2, held_out=True))
     pass_time(days=3)
     assert effect().lift == Lift(Share(0, 0), Share(0, 0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import redis
@@ -16,7 +16,7 @@ from prometheus_client.registry import REGISTRY
 
 from scheduling import dispatch, sql
 from scheduling.configuration import snapshot
-from scheduling.delivery import due_batch, pipeline, presence
+from scheduling.delivery import due_batch, pipeline
 from scheduling.delivery.sender import sender
 from scheduling.ids import new_id
 from scheduling.ledger.touches import touch_ledger
@@ -24,7 +24,7 @@ from scheduling.models import ChannelConfig, Community, FailedTask, HarassmentRu
 from scheduling.operations import commands
 from scheduling.policy.send_times import SPREAD
 from tests.scheduling.core.conftest import Shop, deliver, deliver_when_due, expire_lease, fall_due, make_quiet_now, rows
-from tests.scheduling.core.fake_channels import FakeChannel
+from tests.scheduling.core.fake_channels import FakeChannel, FakePresence
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.claims import claim_touches
 from tests.support.matrix import MatrixBuilder, RecordEvent
@@ -198,38 +198,15 @@ def test_quiet_hours_defer_touch_without_slot(matrix: MatrixBuilder, record_even
 # --- Presence --------------------------------------------------------------------------------------------------------
 
 
-class Answers:
-    """A Presence provider scripted by the test."""
-
-    event_types: ClassVar[frozenset[str]] = frozenset()
-    said: dict[str, str] | Exception = {}
-    asked: list[presence.PresenceQuestion]
-
-    def presence_blocks(self, questions: Any) -> list[str]:
-        assert not connection.in_atomic_block or len(connection.savepoint_ids) == 0
-        if isinstance(Answers.said, Exception):
-            raise Answers.said
-        return [Answers.said.get(question.user_id, "") for question in questions]
-
-    def note_sending(self, questions: Any, sent: Any) -> None:
-        """Count nothing."""
-
-
-@pytest.fixture
-def presence_provider(integrate: Callable[..., None]) -> type[Answers]:
-    integrate(presence=(Answers(),))
-    return Answers
-
-
 @pytest.mark.parametrize("rescued", ["before", "after"])
 def test_touch_rescued_around_its_lock_is_judged_in_full(
-    shop: Shop, presence_provider: Any, second_connection: SecondConnection, monkeypatch: pytest.MonkeyPatch,
+    shop: Shop, integrate: Callable[..., None], second_connection: SecondConnection, monkeypatch: pytest.MonkeyPatch,
     rescued: str,
 ) -> None:  # fmt: skip
     """A second message finds the touch with a worker; the rescue puts it back before the claim, or after the lock."""
     shop.node()
     (task_id,) = shop.record_event().task_ids
-    presence_provider.said = {"ann": "answered"}
+    integrate(presence=(FakePresence("answered"),))
     fall_due(task_id)
     lose_worker(task_id)
     lock_customers = due_batch.locks.lock_customers_of_touches

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import redis
@@ -18,6 +18,7 @@ from scheduling.channels.quota import QuotaGate
 from scheduling.delivery import pipeline
 from scheduling.models import Touch
 from tests.scheduling.core.conftest import Shop, deliver, deliver_when_due, expire_lease, fall_due
+from tests.scheduling.core.fake_channels import FakePresence
 from tests.support.tables import each_row
 from tests.support.waiting import WAIT_LIMIT
 
@@ -84,18 +85,6 @@ class CallRecorder:
         return recorded
 
 
-class SilentProvider:
-    """A Presence provider without objections."""
-
-    event_types: ClassVar[frozenset[str]] = frozenset({"material.downloaded"})
-
-    def presence_blocks(self, questions: Any) -> list[str]:
-        return [""] * len(questions)
-
-    def note_sending(self, questions: Any, sent: Any) -> None:
-        """Count nothing."""
-
-
 @pytest.mark.django_db(transaction=True)
 def test_no_outside_call_in_a_transaction(
     shop: Shop, settings: Settings, valkey: redis.Redis, integrate: Callable[..., None], monkeypatch: pytest.MonkeyPatch
@@ -104,7 +93,7 @@ def test_no_outside_call_in_a_transaction(
     from scheduling.channels.base import channel_kinds
 
     settings.CHANNELS = settings.CHANNELS | {"limited": "tests.scheduling.core.fake_channels.Limited"}
-    integrate(presence=(SilentProvider(),))
+    integrate(presence=(FakePresence("", "material.downloaded"),))
     channel_kinds.cache_clear()
     witness = CallRecorder()
     for module, name in [
@@ -115,8 +104,8 @@ def test_no_outside_call_in_a_transaction(
         monkeypatch.setattr(module, name, witness.record(name, getattr(module, name)))
     monkeypatch.setattr(QuotaGate, "acquire", witness.record("quota", QuotaGate.acquire))
     monkeypatch.setattr(QuotaGate, "reserve", witness.record("slots", QuotaGate.reserve))
-    monkeypatch.setattr(SilentProvider, "presence_blocks", witness.record("presence", SilentProvider.presence_blocks))
-    monkeypatch.setattr(SilentProvider, "note_sending", witness.record("note_sending", SilentProvider.note_sending))
+    monkeypatch.setattr(FakePresence, "presence_blocks", witness.record("presence", FakePresence.presence_blocks))
+    monkeypatch.setattr(FakePresence, "note_sending", witness.record("note_sending", FakePresence.note_sending))
 
     shop.node("sent", channel=shop.create_channel("i4"))
     shop.node("limited", channel=shop.create_channel("i4-limited", kind="limited"))
