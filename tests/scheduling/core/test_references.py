@@ -17,7 +17,7 @@ from scheduling.models import Community, Customer, Event, Node, Touch
 from scheduling.planning.ingest import NewEvent, Receipt, record_events
 from tests.scheduling.core.conftest import held_by_second_connection
 from tests.support.matrix import MatrixBuilder
-from tests.support.second_connection import Race, await_lock_waits
+from tests.support.second_connection import Race, act_and_close, await_lock_waits
 from tests.support.tables import each_row
 from tests.support.waiting import WAIT_LIMIT
 
@@ -43,14 +43,8 @@ def run(statement: str) -> Callable[[], None]:
 
 @contextmanager
 def in_thread(act: Callable[[], Any]) -> Iterator[Future[Any]]:
-    def run() -> Any:
-        try:
-            return act()
-        finally:
-            connection.close()
-
     with ThreadPoolExecutor(1) as pool:
-        yield pool.submit(run)
+        yield pool.submit(act_and_close, act)
 
 
 def count_orphans() -> dict[str, int]:

@@ -19,8 +19,8 @@ from scheduling.delivery import admission, lanes, pipeline, sender
 from scheduling.delivery.outgoing import DeliveryResult
 from scheduling.delivery.settling import settle_results
 from scheduling.models import ChannelConfig, Community, FailedTask, Touch
-from tests.scheduling.core.conftest import deliver_when_due, fall_due, rows
-from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannel, FakeChannelState
+from tests.scheduling.core.conftest import Shop, deliver_when_due, fall_due, rows
+from tests.scheduling.core.fake_channels import FakeChannel, FakeChannelState
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.touch_logs import list_attempts
@@ -30,11 +30,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_delivery_that_cannot_be_sent_or_stored_does_not_affect_others(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-    monkeypatch: pytest.MonkeyPatch,
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Settled together they all fail together, for 45 seconds; then their leases are over and their results lost."""
     answers: dict[str, tuple[Outcome, tuple[str, str]]] = {
@@ -54,10 +50,10 @@ def test_delivery_that_cannot_be_sent_or_stored_does_not_affect_others(
         return "here"
 
     monkeypatch.setattr(FakeChannel, "target_key", target_key)
-    matrix.node(channel=create_fake_channel(idempotent=False))
-    fake_channel.play = lambda message: answers[message.user_id][0]
+    shop.node(channel=shop.create_channel(idempotent=False))
+    shop.fake_channel.play = lambda message: answers[message.user_id][0]
 
-    found = deliver_when_due(*(record_event(user=user).task_ids[0] for user in answers))
+    found = deliver_when_due(*(shop.record_event(user=user).task_ids[0] for user in answers))
 
     assert [(row.state, row.reason) for row in found] == [end for _, end in answers.values()]
     assert found[list(answers).index("no target")].reserved_at is None
@@ -66,12 +62,7 @@ def test_delivery_that_cannot_be_sent_or_stored_does_not_affect_others(
     assert sender.sender()._pending == 0
 
 
-def test_chunk_margin_covers_its_slowest_channel(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_chunk_margin_covers_its_slowest_channel(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease that ends during the call would let another worker send it as well."""
     margins: list[timedelta] = []
     real = sender.touch_ledger.mark_sending
@@ -81,21 +72,19 @@ def test_chunk_margin_covers_its_slowest_channel(
         return real(sendings, margin=margin)
 
     monkeypatch.setattr(sender.touch_ledger, "mark_sending", mark_sending)
-    matrix.node("quick", channel=create_fake_channel("quick", timeout=timedelta(seconds=5)))
-    matrix.node("slow", trigger="other", channel=create_fake_channel("slow", timeout=timedelta(seconds=15)))
-    both = [*record_event().task_ids, *record_event("other", "bob").task_ids]
+    shop.node("quick", channel=shop.create_channel("quick", timeout=timedelta(seconds=5)))
+    shop.node("slow", trigger="other", channel=shop.create_channel("slow", timeout=timedelta(seconds=15)))
+    both = [*shop.record_event().task_ids, *shop.record_event("other", "bob").task_ids]
 
     assert {row.state for row in deliver_when_due(*both)} == {"delivered"}
     assert margins == [timedelta(seconds=17 + sender.NOTE_WAIT)]
 
 
 @pytest.fixture
-def fake_touches(
-    matrix: MatrixBuilder, create_fake_channel: CreateFakeChannel, record_event: RecordEvent
-) -> Sequence[UUID]:
+def fake_touches(shop: Shop) -> Sequence[UUID]:
     """One due touch for a fake channel."""
-    matrix.node(channel=create_fake_channel())
-    task_ids: Sequence[UUID] = record_event().task_ids
+    shop.node(channel=shop.create_channel())
+    task_ids: Sequence[UUID] = shop.record_event().task_ids
     fall_due(*task_ids)
     return task_ids
 
@@ -184,30 +173,26 @@ def _lives(session: int) -> bool:
 
 
 def test_busy_event_loop_threads_do_not_block_marking(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-    marking_threads: list[tuple[threading.Thread, int]],
+    shop: Shop, marking_threads: list[tuple[threading.Thread, int]]
 ) -> None:
     """All channels were marked in them, by whichever was free, and each that ever did kept its connection."""
-    matrix.node("busy", channel=create_fake_channel("busy"))
-    matrix.node("other", trigger="other", channel=create_fake_channel("other"))
-    fake_channel.blocks = True
-    busy = [record_event(user=f"user-{number}").task_ids[0] for number in range(40)]
+    shop.node("busy", channel=shop.create_channel("busy"))
+    shop.node("other", trigger="other", channel=shop.create_channel("other"))
+    shop.fake_channel.blocks = True
+    busy = [shop.record_event(user=f"user-{number}").task_ids[0] for number in range(40)]
     fall_due(*busy)
     pipeline.deliver_touches(busy)
-    assert wait_until(lambda: len(fake_channel.received) == 40, WAIT_LIMIT)
-    fake_channel.blocks = False
+    assert wait_until(lambda: len(shop.fake_channel.received) == 40, WAIT_LIMIT)
+    shop.fake_channel.blocks = False
 
-    (other,) = record_event(type="other", user="bob").task_ids
+    (other,) = shop.record_event(type="other", user="bob").task_ids
     fall_due(other)
     pipeline.deliver_touches([other])
 
     assert wait_until(lambda: Touch.objects.get(pk=other).state == "delivered", WAIT_LIMIT)
     assert {row.state for row in rows(busy)} == {"running"}, "it was marked when they had let go"
     assert len(set(marking_threads)) == 1
-    fake_channel.release_calls.set()
+    shop.fake_channel.release_calls.set()
 
 
 def test_sender_finish_ends_threads_and_connection(
@@ -225,30 +210,25 @@ def test_sender_finish_ends_threads_and_connection(
 
 
 def test_sender_finish_starts_no_more_calls(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-    leaving_sender: sender.Sender,
-    monkeypatch: pytest.MonkeyPatch,
+    shop: Shop, leaving_sender: sender.Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call that starts late outlasts the process, and its outcome is unknown."""
     monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 1)
-    matrix.node(channel=create_fake_channel())
-    fake_channel.blocks = True
-    task_ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(3)]
+    shop.node(channel=shop.create_channel())
+    shop.fake_channel.blocks = True
+    task_ids = [shop.record_event(user=f"user-{number}").task_ids[0] for number in range(3)]
     fall_due(*task_ids)
     pipeline.deliver_touches(task_ids)
-    assert fake_channel.on_stage.wait(WAIT_LIMIT)
-    fake_channel.blocks = False
+    assert shop.fake_channel.on_stage.wait(WAIT_LIMIT)
+    shop.fake_channel.blocks = False
 
     assert not leaving_sender.finish(0), "a call is in flight"
     deferred = Touch.objects.filter(state="scheduled", reason="target_busy", reserved_at=None)
     assert wait_until(lambda: deferred.count() == 2, WAIT_LIMIT)
-    fake_channel.release_calls.set()
+    shop.fake_channel.release_calls.set()
 
     assert leaving_sender.finish(WAIT_LIMIT)
-    assert len(fake_channel.received) == 1
+    assert len(shop.fake_channel.received) == 1
     assert sorted(row.state for row in rows(task_ids)) == ["delivered", "scheduled", "scheduled"]
 
 
@@ -274,22 +254,17 @@ def test_sender_finish_defers_what_waits_for_quota(
     assert (row.state, row.reason, fake_channel.received) == ("scheduled", "target_busy", [])
 
 
-def test_touch_without_free_connection_uses_up_no_retry(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-) -> None:
+def test_touch_without_free_connection_uses_up_no_retry(shop: Shop) -> None:
     """It failed after its last retry although no request of it had ever been sent, or after the first that was."""
-    matrix.node(channel=create_fake_channel("robot", retry_delays=[60]))
-    (task_id,) = record_event().task_ids
+    shop.node(channel=shop.create_channel("robot", retry_delays=[60]))
+    (task_id,) = shop.record_event().task_ids
     busy = NotSent("busy").outcome()
-    answers: list[Outcome] = [*[busy] * 5, Transient("http_503"), *[busy] * 5, Delivered()]
-    fake_channel.play = lambda message: answers.pop(0)
+    answers: list[Outcome] = [busy, busy, Transient("http_503"), busy, busy, Delivered()]
+    shop.fake_channel.play = lambda message: answers.pop(0)
     while answers:
         (row,) = deliver_when_due(task_id)
         assert row.state == ("scheduled" if answers else "delivered")
-        assert row.reason == ("" if not answers else "http_503" if len(answers) == 6 else "target_busy")
+        assert row.reason == ("" if not answers else "http_503" if len(answers) == 3 else "target_busy")
     assert [(each.number, each.outcome) for each in list_attempts(pk=task_id)] == [(1, "transient"), (2, "delivered")]
 
 

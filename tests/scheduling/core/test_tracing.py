@@ -24,9 +24,8 @@ from scheduling.operations.commands import pause_scope, resume_scope
 from scheduling.planning.ingest import NewEvent, record_events
 from scheduling.tracing import read_traceparent
 from tests.docs.pages import commands
-from tests.scheduling.core.conftest import deliver_when_due
-from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannelState
-from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.scheduling.core.conftest import Shop, deliver_when_due
+from tests.support.matrix import RecordEvent
 from tests.support.tables import each_row
 
 TRACE = UUID("4bf92f3577b34da6a3ce929d0e0e4736")
@@ -50,21 +49,16 @@ def test_read_traceparent_invalid_is_none(value: object) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_touch_passes_trace_to_channel_and_log(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-) -> None:
-    matrix.node(channel=create_fake_channel())
-    fake_channel.play = lambda message: Permanent("refused")
-    (named,) = record_event(trace_id=TRACE).task_ids
-    (unnamed,) = record_event(user="bob").task_ids
+def test_touch_passes_trace_to_channel_and_log(shop: Shop) -> None:
+    shop.node(channel=shop.create_channel())
+    shop.answer(Permanent("refused"))
+    (named,) = shop.record_event(trace_id=TRACE).task_ids
+    (unnamed,) = shop.record_event(user="bob").task_ids
     with structlog.testing.capture_logs() as lines:
         deliver_when_due(named, unnamed)
 
     its_own = Event.objects.get(user_id="bob").id
-    assert {message.task_id: message.trace_id for message in fake_channel.received} == {named: TRACE, unnamed: its_own}
+    assert {each.task_id: each.trace_id for each in shop.fake_channel.received} == {named: TRACE, unnamed: its_own}
     failed = {line["task_id"]: line for line in lines if line["event"] == "touch_failed"}
     assert {task_id: line["trace_id"] for task_id, line in failed.items()} == {
         str(named): TRACE.hex, str(unnamed): its_own.hex,
@@ -94,29 +88,23 @@ def ends(lines: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_log_follows_each_event_to_the_end_of_its_touch(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    record_event: RecordEvent,
-    fake_channel: FakeChannelState,
-    grep: Callable[..., list[dict[str, Any]]],
-) -> None:
-    matrix.node(channel=create_fake_channel(retry_delays=[60]), cancel_on=["order.paid"])
+def test_log_follows_each_event_to_the_end_of_its_touch(shop: Shop, grep: Callable[..., list[dict[str, Any]]]) -> None:
+    shop.node(channel=shop.create_channel(retry_delays=[60]), cancel_on=["order.paid"])
     stored = ("events_stored", "", "")
     again, cancelled = new_id(), new_id()
 
-    (task_id,) = record_event(trace_id=TRACE).task_ids
-    record_event(user="bob")
-    fake_channel.play = lambda message: Transient("busy")
+    (task_id,) = shop.record_event(trace_id=TRACE).task_ids
+    shop.record_event(user="bob")
+    shop.answer(Transient("busy"))
     deliver_when_due(task_id)
-    fake_channel.play = lambda message: Delivered()
+    shop.answer(Delivered())
     deliver_when_due(task_id)
     lines = grep(TRACE.hex)
     assert ends(lines) == [stored, ("touches_settled", "scheduled", "busy"), ("touches_settled", "delivered", "")]
     assert [line["touches"] for line in lines] == [[f"{TRACE.hex}/{task_id}"]] * 3
     assert {line.get("channel", "fake") for line in lines} == {"fake"}
 
-    (task_id,) = record_event(trace_id=again).task_ids
+    (task_id,) = shop.record_event(trace_id=again).task_ids
     pause_scope("node:guide")
     deliver_when_due(task_id)
     resume_scope("node:guide")
@@ -126,8 +114,8 @@ def test_log_follows_each_event_to_the_end_of_its_touch(
         stored, ("touches_settled", "scheduled", "paused"), ("touches_settled", "suppressed", "dedupe"),
     ]  # fmt: skip
 
-    (task_id,) = record_event(user="cid", trace_id=cancelled).task_ids
-    record_event("order.paid", user="cid")
+    (task_id,) = shop.record_event(user="cid", trace_id=cancelled).task_ids
+    shop.record_event("order.paid", user="cid")
     assert [line["touches"] for line in grep(cancelled.hex)] == [[f"{cancelled.hex}/{task_id}"]]
     assert ends(grep(str(task_id))) == [stored, ("touches_settled", "cancelled", "event:order.paid")]
 
@@ -145,13 +133,8 @@ def test_log_has_stored_events_but_not_rolled_back(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_log_groups_50_touches_in_a_short_line(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    fake_channel: FakeChannelState,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    matrix.node(channel=create_fake_channel())
+def test_log_groups_50_touches_in_a_short_line(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    shop.node(channel=shop.create_channel())
     receipts = record_events([NewEvent("shop", str(n), "material.downloaded", f"u{n}") for n in range(120)])
     deliver_when_due(*(task_id for each in receipts for task_id in each.task_ids))
     written = [line for line in capsys.readouterr().err.splitlines() if '"touches": [' in line]

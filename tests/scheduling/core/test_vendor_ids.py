@@ -10,43 +10,28 @@ from django.utils.timezone import now
 from pytest_django import Settings
 
 from scheduling.channels.base import Delivered, Report
-from scheduling.delivery.routing import find_delivery_keys
 from scheduling.ids import first_id_at
 from scheduling.models import ChannelConfig, DeliveryReceipt, Touch, VendorMessage
 from scheduling.operations import retention
 from scheduling.receipts import record_reports
-from tests.scheduling.core.conftest import deliver_when_due
-from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannelState
-from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.scheduling.core.conftest import Shop, deliver_when_due
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def sent(
-    matrix: MatrixBuilder,
-    create_fake_channel: CreateFakeChannel,
-    fake_channel: FakeChannelState,
-    record_event: RecordEvent,
-) -> Touch:
+def sent(shop: Shop) -> Touch:
     """Ann's delivery, to which the vendor gave an id; to Bob's it gave none."""
-    matrix.node(channel=create_fake_channel())
-    fake_channel.play = lambda message: Delivered("ok", 200, "v-ann" if message.user_id == "ann" else "")
-    ann, bob = deliver_when_due(*record_event().task_ids, *record_event(user="bob").task_ids)
+    shop.node(channel=shop.create_channel())
+    shop.fake_channel.play = lambda message: Delivered("ok", 200, "v-ann" if message.user_id == "ann" else "")
+    ann, bob = deliver_when_due(*shop.record_event().task_ids, *shop.record_event(user="bob").task_ids)
     assert bob.state == "delivered"
     return ann
 
 
-def test_delivery_stores_the_vendors_id(sent: Touch) -> None:
-    row = VendorMessage.objects.get()
-    assert (row.vendor_id, row.delivery_key) == ("v-ann", sent.root_id)
-    assert find_delivery_keys([(row.channel_id, "v-ann"), (row.channel_id, "v-bob")]) == {
-        (row.channel_id, "v-ann"): sent.root_id
-    }
-
-
 def test_ids_and_receipts_are_deleted_after_their_own_times(sent: Touch, settings: Settings) -> None:
     record_reports([Report("read", channel=ChannelConfig.objects.get(kind="fake").key, vendor_id="v-ann")])
+    assert DeliveryReceipt.objects.get().delivery_key == VendorMessage.objects.get().delivery_key == sent.root_id
     settings.AFTERTOUCH_VENDOR_IDS_DAYS, settings.AFTERTOUCH_RETENTION_DAYS = 10, 40
     _age_ids(VendorMessage, days=11)
     _age_ids(DeliveryReceipt, days=11)
