@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from datetime import UTC, datetime, timedelta
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -169,25 +168,6 @@ def test_validation_handshake_of_a_webhook_is_answered(api: Client) -> None:
     assert answer.headers["WebHook-Allowed-Origin"] == "eventemitter.example.com"
     assert int(answer.headers["WebHook-Allowed-Rate"]) > 0
     assert "WebHook-Allowed-Origin" not in api("OPTIONS", "/events").headers
-
-
-def test_concurrent_duplicates_store_one_event(api: Client, matrix: MatrixBuilder) -> None:
-    matrix.node()
-    late: list[Any] = []
-
-    def send(_: int) -> Any:
-        """An overloaded server refuses events, and the sender retries."""
-        while (answer := api.event(cloud_event())).status_code == 503 and len(late) < 1000:
-            late.append(answer)
-        return answer
-
-    answers = run_concurrently(100, send)
-
-    assert [answer.status_code for answer in answers] == [202] * 100
-    # If some were refused as late, the accepted one may be among them.
-    assert sum(answer.json()["accepted"] for answer in answers) in ((0, 1) if late else (1,))
-    assert len({tuple(answer.json()["touches"]) for answer in answers}) == 1
-    assert Event.objects.count() == Touch.objects.count() == 1
 
 
 def test_concurrent_senders_get_their_own_receipts(api: Client) -> None:

@@ -188,6 +188,11 @@ def test_comments_and_assignee_are_listed(api: Client, fail: Callable[..., Faile
     entries = AuditEntry.objects.filter(object_id=str(row.pk)).order_by("pk")
     assert [each.changes for each in entries] == [[["assignee", None, "olga"]], [["assignee", "olga", None]]]
     assert {(each.action, each.actor, each.address) for each in entries} == {("changed", "api:shop", "127.0.0.1")}
-    refused = api("POST", f"/failed-tasks/{row.pk}/assign", {"user": "nobody"})
-    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "user")
-    assert api("POST", f"/failed-tasks/{row.pk}/comments", {"text": ""}).status_code == 422
+    User.objects.create_user("guest")
+    for user in ("nobody", "guest"):
+        refused = api("POST", f"/failed-tasks/{row.pk}/assign", {"user": user})
+        assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "user")
+    for text in ("", "  ", "x" * 2_001):
+        assert api("POST", f"/failed-tasks/{row.pk}/comments", {"text": text}).status_code == 422
+    for note, body in (("comments", {"text": "x"}), ("assign", {"user": None})):
+        assert api("POST", f"/failed-tasks/{new_id()}/{note}", body).status_code == 404

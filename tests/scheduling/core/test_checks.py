@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from celery import Celery, _state, current_app
 from django.core.checks import run_checks
-from django.core.management import call_command
-from django.core.management.base import SystemCheckError
 from django.test import override_settings
 from pytest_django import Settings
 
@@ -27,10 +25,6 @@ def found() -> list[str]:
     return [str(each.id) for each in run_checks() if str(each.id).startswith("aftertouch.E")]
 
 
-def test_checks_pass_with_default_settings() -> None:
-    assert found() == []
-
-
 @each_row(
     "name, most",
     [("BATCH_DEADLINE", LEASE - MAX_TIMEOUT - 3 * SECOND), ("MAX_TIMEOUT", LEASE - BATCH_DEADLINE - 3 * SECOND)],
@@ -40,8 +34,6 @@ def test_check_batch_or_timeout_beyond_lease_fails(monkeypatch: pytest.MonkeyPat
     assert found() == []
     monkeypatch.setattr(checks, name, most + SECOND)
     assert found() == ["aftertouch.E001"]
-    with pytest.raises(SystemCheckError, match=r"aftertouch\.E001"):
-        call_command("check")
 
 
 def test_check_short_visibility_timeout_fails(settings: Settings) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.contrib.auth import get_user_model
 
 from scheduling.customers import erasure
-from scheduling.errors import Conflict, InvalidInput, NotFound
-from scheduling.ids import new_id
+from scheduling.errors import Conflict, InvalidInput
 from scheduling.models import FailedTask, FailedTaskComment, Touch
 from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import Actor, check_touch_text, read_touch_text
@@ -113,35 +111,6 @@ def test_concurrent_edits_publish_one(create_failed_task: Any, race: Race) -> No
     row.refresh_from_db()
     assert Touch.objects.get(retry_of=row.task_id).pk == row.retried_as
     assert row.difference["after"]["body"] == f"text {row.actor_name[-1]}"
-
-
-def test_comments_and_assignee_are_stored(create_failed_task: Any) -> None:  # noqa: F811
-    row = create_failed_task()
-    user = get_user_model().objects.create_user("olga", is_staff=True)
-    failed_tasks.assign_failed_task(row.pk, "olga", ANN)
-    failed_tasks.add_comment(row.pk, " see https://example.com/1 ", Actor("olga", user))
-    row.refresh_from_db()
-    (comment,) = row.comments.all()
-    assert (row.assignee, row.state) == (user, "open")
-    assert (comment.author, comment.author_name, comment.text) == (user, "olga", "see https://example.com/1")
-    failed_tasks.assign_failed_task(row.pk, None, ANN)
-    row.refresh_from_db()
-    assert row.assignee is None
-
-
-def test_invalid_notes_are_refused(create_failed_task: Any) -> None:  # noqa: F811
-    row = create_failed_task()
-    get_user_model().objects.create_user("guest")
-    for name in ("nobody", "guest"):
-        with pytest.raises(InvalidInput, match="no active user"):
-            failed_tasks.assign_failed_task(row.pk, name, ANN)
-    for text in ("  ", "x" * 2_001):
-        with pytest.raises(InvalidInput, match="characters"):
-            failed_tasks.add_comment(row.pk, text, ANN)
-    with pytest.raises(NotFound):
-        failed_tasks.add_comment(new_id(), "x", ANN)
-    with pytest.raises(NotFound):
-        failed_tasks.assign_failed_task(new_id(), None, ANN)
 
 
 def test_erasure_empties_difference_and_deletes_comments(create_failed_task: Any) -> None:  # noqa: F811

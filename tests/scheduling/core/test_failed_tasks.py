@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 import pytest
 import time_machine
-from django.contrib.auth import get_user_model
 from django.utils.timezone import now
 
 from scheduling import dispatch
@@ -162,27 +161,6 @@ def test_resolve_unknown_keeps_or_frees_the_slot(
     row.refresh_from_db()
     assert row.state == ("resolved_delivered" if delivered else "resolved_not_delivered")
     assert deliver_when_due(*record_event().task_ids)[0].state == ("suppressed" if delivered else "delivered")
-
-
-def test_resolve_needs_an_unknown_outcome(create_failed_task: CreateFailedTask) -> None:
-    row = create_failed_task()
-    with pytest.raises(Conflict, match="unknown"):
-        failed_tasks.resolve_failed_task(row.pk, ANN, delivered=True)
-    row.refresh_from_db()
-    assert row.state == "open"
-
-
-def test_failed_task_action_stores_actor_and_reason(create_failed_task: CreateFailedTask) -> None:
-    user = get_user_model().objects.create(username="ann")
-    for action in ("retry", "ignore", "archive", "resolve"):
-        row = create_failed_task("hang_up", user=action)
-        options = {"delivered": True} if action == "resolve" else {}
-
-        getattr(failed_tasks, f"{action}_failed_task")(row.pk, Actor("Ann", user, "because"), **options)
-
-        row.refresh_from_db()
-        assert (row.actor, row.actor_name, row.action_reason) == (user, "Ann", "because")
-        assert abs(row.acted_at - now()) < timedelta(minutes=5)
 
 
 def test_unreadable_message_is_archived_not_retried() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 
 from scheduling.policy.matrix import delay_for, plan_touches
@@ -48,8 +47,3 @@ def test_event_plans_touch_per_enabled_triggered_node() -> None:
     assert planned[0].expires_at == NOON + HOUR + DAY, "its life begins when it is due"
     (scaled, _) = plan_touches(event(), ann(), nodes, ARTICLE, time_scale=60)
     assert (scaled.due_at, scaled.expires_at) == (NOON + timedelta(minutes=1), NOON + timedelta(minutes=1) + DAY)
-
-
-def test_planning_applies_no_guard() -> None:
-    hopeless = replace(node(holdout_percent=100, rollout_percent=0), guard_cap="apply")
-    assert len(plan_touches(event(), ann(opted_out=True, conversation_at=NOON + HOUR), [hopeless], ARTICLE)) == 1

@@ -8,14 +8,9 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from scheduling.ledger import locks
 from scheduling.models import Customer, CustomerProfile
 from scheduling.policy.profile import (
     InvalidValue,
-    Profile,
-    check_attribute_name,
-    merge_attributes,
-    normalize_tags,
     read_value,
     store_value,
 )
@@ -46,42 +41,6 @@ def test_value_keeps_its_type_and_an_instant_has_one_stored_form(given: Any, bac
 def test_store_value_beyond_the_limits_is_refused(value: Any) -> None:
     with pytest.raises(InvalidValue):
         store_value(value)
-
-
-def test_attribute_name_is_one_that_a_path_can_name() -> None:
-    for name in ("city", "首单_金额", "a1", "Größe"):
-        check_attribute_name(name)
-    for name in ("", "1a", "_a", "a b", "a.b", "a-b", "x" * 65):
-        with pytest.raises(InvalidValue):
-            check_attribute_name(name)
-
-
-def test_merge_attributes_with_null_removes_one_and_is_bounded() -> None:
-    assert merge_attributes({"a": 1, "b": 2}, {"a": None, "c": "x"}) == {"b": 2, "c": "x"}
-    full = {f"a{number}": number for number in range(50)}
-    assert len(merge_attributes(full, {"a0": None, "b": 1})) == 50
-    with pytest.raises(InvalidValue, match="50"):
-        merge_attributes(full, {"b": 1})
-
-
-def test_normalize_tags_sorts_and_bounds_them() -> None:
-    assert normalize_tags(["vip", "new", "vip"]) == ["new", "vip"]
-    for wrong in ([""], [" a"], ["x" * 65], ["a\n"], [str(number) for number in range(51)]):
-        with pytest.raises(InvalidValue):
-            normalize_tags(wrong)
-
-
-@pytest.mark.django_db
-def test_load_profiles_returns_typed_values_of_those_that_have_one() -> None:
-    ann = Customer.objects.create(user_id="ann")
-    bob = Customer.objects.create(user_id="bob")
-    CustomerProfile.objects.create(
-        customer=ann, attributes={"city": "上海", "since": "2026-03-03T12:00:00Z"}, tags=["vip"]
-    )
-    profile = Profile({"city": "上海", "since": NOON}, ("vip",))
-    assert locks.load_profiles([bob.pk, ann.pk]) == {ann.pk: profile}
-    assert ann.spec().profile == profile
-    assert bob.spec().profile == Profile()
 
 
 @pytest.mark.django_db

@@ -9,7 +9,6 @@ from uuid import UUID
 
 import pytest
 from django.contrib.auth.models import Permission, User
-from django.utils.timezone import now
 
 from config.local.processes import wait_until
 from scheduling import sql
@@ -19,7 +18,6 @@ from scheduling.ledger import locks
 from scheduling.models import AuditEntry, BulkAction, FailedTask, Node, Pause, Touch
 from scheduling.operations import bulk_actions, commands, failed_tasks, undo
 from scheduling.operations.failed_tasks import Actor
-from scheduling.operations.undo import UNDO_WINDOW
 from tests.scheduling.core.conftest import LATER, deliver, held_by_second_connection
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import Race, act_on_second_connection, count_lock_waits
@@ -210,14 +208,6 @@ def test_killed_undo_leaves_act_and_offer(touch: UUID, ann: Actor) -> None:
         pass
     assert not Touch.objects.filter(retry_of=touch).exists()
     assert attempt(lambda: undo.undo_act(act_id, ann)) == "done"
-
-
-def test_offer_lasts_ten_seconds_by_the_clock_of_the_database(touch: UUID, ann: Actor) -> None:
-    commands.cancel_one_touch(touch, actor="ann")
-    act_id = offer(ann, "touch.cancel", touch)
-    assert timedelta(seconds=10) == UNDO_WINDOW
-    undo.UndoableAct.objects.update(made_at=now() - undo.UNDO_WINDOW - timedelta(seconds=1))
-    assert attempt(lambda: undo.undo_act(act_id, ann)) == undo.EXPIRED
 
 
 def test_repeated_pause_beside_its_undo_stays(ann: Actor, race: Race) -> None:
