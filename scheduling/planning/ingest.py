@@ -493,7 +493,10 @@ class GroupCommit:
                 raise IngestOverloaded
             self._waiting.append(_Submission(events, loop, future))
             self._waiting_events += len(events)
-            self._start()
+            if self._thread is None or not self._thread.is_alive():
+                self._closing = False
+                self._thread = threading.Thread(target=self._run, name="group-commit", daemon=True)
+                self._thread.start()
             self._changed.notify()
         return future
 
@@ -505,12 +508,6 @@ class GroupCommit:
             thread = self._thread
         if thread:
             thread.join(timeout)
-
-    def _start(self) -> None:
-        if self._thread is None or not self._thread.is_alive():
-            self._closing = False
-            self._thread = threading.Thread(target=self._run, name="group-commit", daemon=True)
-            self._thread.start()
 
     def _run(self) -> None:
         while group := self._gather():
