@@ -67,17 +67,12 @@ def test_oldest_message_at_refused_by_redis_is_unreachable(without_lindex: None)
         oldest_message_at("touch.high")
 
 
-@pytest.mark.parametrize("error", [redis.ConnectionError("reset"), redis.TimeoutError("stalled")])
-def test_oldest_message_at_failed_redis_is_unreachable(
-    error: Exception, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(redis.Redis, "lindex", fail_with(error))
-    with pytest.raises(OperationalError, match=str(error)):
-        oldest_message_at("touch.high")
-
-
-def test_oldest_message_at_closed_amqp_connection_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_message_at_failed_broker_is_unreachable(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """The errors of amqp are no `OSError`. The memory transport names the same ones as the one for RabbitMQ."""
+    for error in (redis.ConnectionError("reset"), redis.TimeoutError("stalled")):
+        monkeypatch.setattr(redis.Redis, "lindex", fail_with(error))
+        with pytest.raises(OperationalError, match=str(error)):
+            oldest_message_at("touch.high")
     monkeypatch.setenv("CELERY_BROKER_URL", "memory://")
     monkeypatch.setattr(memory.Channel, "queue_declare", fail_with(amqp.ConnectionForced("shutdown")))
     with pytest.raises(OperationalError, match="shutdown"):
