@@ -14,6 +14,7 @@ from scheduling.configuration import snapshot
 from scheduling.delivery import routing
 from scheduling.models import ChannelConfig, Community, DisabledTarget
 from scheduling.operations import commands, retention
+from scheduling.policy.specs import CustomerSpec
 from tests.scheduling.core.conftest import Shop, deliver_when_due
 from tests.support.matrix import MatrixBuilder
 
@@ -101,3 +102,11 @@ def test_delivery_reads_disabled_targets_twice_at_most(shop: Shop, hook: Channel
         rows = deliver_when_due(*task_ids)
     assert {row.state for row in rows} == {"delivered"}
     assert 1 <= sum("scheduling_disabledtarget" in each["sql"] for each in queries) <= 2
+
+
+def test_target_for_with_a_lookup_reads_the_database(matrix: MatrixBuilder, hook: ChannelConfig) -> None:
+    spec = snapshot.current().channels[hook.pk]
+    disable(hook, hook.config["url"])
+    with pytest.raises(routing.NoTarget) as raised:
+        routing.target_for(spec, routing.channel_of(spec), CustomerSpec(1, "ann"), "", {}, routing.TargetLookup())
+    assert raised.value.reason == "target_disabled"
