@@ -242,8 +242,11 @@ def discard_draft(user: Any, seen: str) -> None:
         Conflict: another page changed the draft.
     """
     with transaction.atomic():
-        if find_draft(user) is not None:
-            _lock_draft(seen, owner=user).delete()
+        draft = ConfigDraft.objects.select_for_update(of=("self",)).filter(owner=user).first()
+        if draft is not None and compute_seen(draft) != seen:
+            raise Conflict(CHANGED)
+        if draft is not None:
+            draft.delete()
 
 
 # --- replay ---

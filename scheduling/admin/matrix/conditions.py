@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from string import ascii_uppercase
 from typing import Any
 
@@ -239,6 +239,7 @@ class VariantsField(forms.Field):
     """Content variants. One without a key, a template and rows is dropped."""
 
     widget = VariantsWidget
+    kept: Container[str] = ()  #: templates that the stored variants name; they may be retired since
 
     def clean(self, value: Any) -> list[dict[str, Any]]:
         stored, errors = [], []
@@ -248,7 +249,7 @@ class VariantsField(forms.Field):
                 condition = read_rows(each["when"])
                 if condition is None or not each["template"] or not each["key"]:
                     raise ValidationError(_("needs a key, a template and at least one row; clear all to remove it"))
-                if each["template"] not in templates:
+                if each["template"] not in templates and each["template"] not in self.kept:
                     named = {"noun": _("template"), "name": each["template"]}
                     raise ValidationError(_("there is no %(noun)s “%(name)s”") % named)
                 stored.append({"key": each["key"], "when": condition, "template": each["template"]})

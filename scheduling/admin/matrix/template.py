@@ -174,9 +174,14 @@ class TextForm(OptimisticLockForm):
 
 class TextFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
     def clean(self) -> None:
-        """Refuse two texts of one language, of which customers would get one. A file refuses them, too."""
+        """Refuse two texts of one language, of which customers would get one. A file refuses them, too.
+
+        Another page may have added a text since this one was shown. The template's form holds its lock.
+        """
         super().clean()
-        seen = set()
+        shown = [form.instance.pk for form in self.forms if form.instance.pk]
+        others = TemplateText.objects.filter(template=self.instance.pk).exclude(pk__in=shown)
+        seen = {read_locale(text.locale) for text in others}
         for form in self.forms:
             given = getattr(form, "cleaned_data", {})
             if (locale := given.get("locale")) and not given.get("DELETE"):

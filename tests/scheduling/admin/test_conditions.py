@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.test import Client
+from django.utils.timezone import now
 
 from scheduling.admin.matrix.conditions import format_value, parse_value
 from scheduling.configuration import condition_fields
@@ -206,6 +207,26 @@ def test_variants_and_times_are_stored_from_the_form(
     ]
     page = editor.get(admin_url("node_history", node.pk)).content.decode()
     assert "vips, gold: any(customer.level eq vip)" in unescape(page)
+
+
+def test_retired_node_keeps_a_variant_whose_template_was_retired_too(
+    matrix: MatrixBuilder, admin_url: Url, list_form_errors: FormErrors, save_form: SaveForm
+) -> None:
+    for key in ("gold", "silver"):
+        matrix.template(key, retired_at=now())
+    url = admin_url("node_change", matrix.node(retired_at=now()).pk)
+    sent = {
+        "variants-0-key": "vip",
+        "variants-0-template": "gold",
+        **rows(("chat_id", "eq", "c", ""), name="variants-0"),
+    }
+    refused = "there is no template “gold”"
+    assert refused in list_form_errors(url, sent)[0]["variants"]
+    variant = {"key": "vip", "template": "gold", "when": {"all": [{"field": "chat_id", "op": "eq", "value": "c"}]}}
+    Node.objects.update(variants=[variant])
+    save_form(url, name="renamed", **sent)
+    assert Node.objects.values("name", "variants").get() == {"name": "renamed", "variants": [variant]}
+    assert list(list_form_errors(url, sent | {"variants-0-template": "silver"})[0]) == ["variants"]
 
 
 def test_calendar_stores_windows_and_own_days(editor: Client, admin_url: Url, save_form: SaveForm) -> None:

@@ -54,7 +54,10 @@ def test_second_text_of_a_language_is_refused(
     errors = read_refusal(editor, url, replaced | {"texts-1-body": ""})["inline_admin_formsets"][0].formset.errors
     assert [list(each) for each in errors] == [["body"]]
     assert editor.post(url, replaced).status_code == 302
-    assert editor.post(url, fill_form(url) | more | {"texts-1-locale": "zh-TW"}).status_code == 302
+    at_once = fill_form(url) | more | {"texts-1-locale": "zh-TW"}
+    assert editor.post(url, at_once).status_code == 302
+    forms = read_refusal(editor, url, at_once | {"texts-1-locale": "zh_TW"})["inline_admin_formsets"][0].formset
+    assert [list(each) for each in forms.errors] == [[], ["locale"]], "another page added it since this one was shown"
 
 
 def test_changed_text_is_a_new_template_version(matrix: MatrixBuilder, admin_url: Url, save_form: SaveForm) -> None:

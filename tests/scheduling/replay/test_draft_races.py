@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from django.contrib.auth.models import User
@@ -97,6 +98,15 @@ def test_edit_of_another_user_waits_until_an_edit_is_captured(user: User) -> Non
         assert drafts.capture_edit(user, save)
         assert editing[0].result(WAIT_LIMIT) == 1
     assert list_changes(user) == {"guide": ["delay"]}
+
+
+def test_two_clicks_at_once_discard_a_draft(user: User) -> None:
+    """The later one was told that the draft had changed."""
+    assert drafts.capture_edit(user, save_node(delay=timedelta(minutes=20)))
+    seen = drafts.compute_seen(ConfigDraft.objects.get())
+    discard = partial(drafts.discard_draft, user, seen)
+    act_behind_locks(discard, discard)
+    assert not ConfigDraft.objects.exists()
 
 
 def test_edits_of_two_pages_at_once_are_both_in_the_draft(user: User, race: Race) -> None:
