@@ -44,10 +44,6 @@ def _check_attribute_name(name: str) -> str:
     return name
 
 
-def _store_attribute(value: Any) -> Any:
-    return None if value is None else store_value(value)
-
-
 def refuse_member(name: str, message: str) -> ValidationError:
     """Return the error of a validator that checks several members, at one of them."""
     problem = PydanticCustomError("refused", "{message}", {"message": message})
@@ -66,7 +62,7 @@ Address = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(che
 AttributeName = Annotated[str, AfterValidator(_check_attribute_name)]
 AttributeIn = Annotated[
     Any,
-    AfterValidator(_store_attribute),
+    AfterValidator(lambda value: None if value is None else store_value(value)),
     WithJsonSchema({"anyOf": [{"type": each} for each in ("string", "number", "boolean", "null")]}),
 ]
 Tags = Annotated[list[str], Field(max_length=MAX_TAGS), AfterValidator(normalize_tags)]

@@ -279,7 +279,11 @@ class Simulation:
             self._process_events([self._ends.popleft()])
 
     def _process_events(self, events: Sequence[EventSpec]) -> None:
-        self._cancel_revoked(events)
+        for event in events:
+            for node in self.config.cancelling.get(event.type, ()):
+                for touch in self._list_waiting(event.user_id, node.id):
+                    if touch.event.occurred_at <= event.occurred_at:
+                        self._end_touch(touch, "cancelled", f"event:{event.type}")
         for event in events:
             person = self.customers[event.user_id]
             latest = person.latest_events.get(event.type)
@@ -290,13 +294,6 @@ class Simulation:
         for touch in fresh:
             self._add_planned_touch(touch, obsolete.get(touch.number, ""))
         self._remember_activity(events, before)
-
-    def _cancel_revoked(self, events: Sequence[EventSpec]) -> None:
-        for event in events:
-            for node in self.config.cancelling.get(event.type, ()):
-                for touch in self._list_waiting(event.user_id, node.id):
-                    if touch.event.occurred_at <= event.occurred_at:
-                        self._end_touch(touch, "cancelled", f"event:{event.type}")
 
     def _plan_touches(self, event: EventSpec) -> Iterator[SimulatedTouch]:
         """Plan the touches of an event. It sees the activity of earlier events, not its own."""

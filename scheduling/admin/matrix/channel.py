@@ -48,10 +48,6 @@ KIND_LABELS = {
 }  # fmt: skip
 
 
-def kind_choices() -> list[tuple[str, Any]]:
-    return [(kind, KIND_LABELS.get(kind, kind)) for kind in channel_kinds()]
-
-
 LIMITS = _(
     "Most messages to each receiver in a calendar day and month of the server's time zone, beside the "
     "limits of the kind. Empty: no limit. Touches beyond a limit wait for the next day or month."
@@ -61,7 +57,10 @@ LIMITS = _(
 class ChannelForm(CheckedForm):
     written_columns = ("config",)
 
-    kind = forms.ChoiceField(label=_("kind"), choices=kind_choices, widget=UnfoldAdminSelectWidget)
+    kind = forms.ChoiceField(
+        label=_("kind"), widget=UnfoldAdminSelectWidget,
+        choices=lambda: [(kind, KIND_LABELS.get(kind, kind)) for kind in channel_kinds()],
+    )  # fmt: skip
     settings = SettingsField(
         label=_("other settings"),
         help_text=_(

@@ -124,7 +124,13 @@ def place_card(nodes_admin: Any, request: HttpRequest, row: Node) -> HttpRespons
                 link = create_undo_link(
                     request, "node.off", [row.pk], label=str(row), version=row.version, since=at.isoformat()
                 )
-            messages.success(request, _describe_card_change(form, row), extra_tags=link)
+            if "stage" in form.changed_data:
+                text = _("“%(node)s” was moved to the stage “%(stage)s”.") % {"node": row, "stage": row.stage}
+            else:
+                text = (_("“%(node)s” was switched on.") if row.enabled else _("“%(node)s” was switched off.")) % {
+                    "node": row
+                }
+            messages.success(request, text, extra_tags=link)
     return redirect(back)
 
 
@@ -179,13 +185,6 @@ def list_followers(row: Node) -> list[str]:
     """Return the keys of the nodes in use that follow this one."""
     followers = Node.objects.filter(retired_at=None, from_nodes__contains=row.key).exclude(pk=row.pk)
     return list(followers.values_list("key", flat=True))
-
-
-def _describe_card_change(form: CardForm, row: Node) -> str:
-    if "stage" in form.changed_data:
-        return _("“%(node)s” was moved to the stage “%(stage)s”.") % {"node": row, "stage": row.stage}
-    words = _("“%(node)s” was switched on.") if row.enabled else _("“%(node)s” was switched off.")
-    return words % {"node": row}
 
 
 def copy_node(nodes_admin: Any, request: HttpRequest, row: Node) -> HttpResponse:

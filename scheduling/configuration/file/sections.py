@@ -316,8 +316,13 @@ class Nodes(Section):
         catalogue = FieldCatalogue()
         for one in rows:
             with self.errors_at(one):
-                self._check_journey(one.row, followed)
-                self._check_conditions(one, catalogue)
+                row, depth = one.row, settings.AFTERTOUCH_JOURNEY_DEPTH
+                if row.from_nodes and (problem := find_follow_problem(row.key, row.from_nodes, followed, depth)):
+                    raise InvalidInput.of("from_nodes", problem)
+                fields = conditions_in({"when": row.when, "variants": row.variants})
+                used = conditions_in({"when": one.stored.when, "variants": one.stored.variants}) if one.stored else {}
+                if unknown := list(catalogue.find_unknown(fields, row.trigger, used)):
+                    raise InvalidInput(*(FieldError(place, problem) for place, problem in unknown))
         known = set(EventType.objects.values_list("key", flat=True))
         for one in rows:
             row = one.row
@@ -325,18 +330,6 @@ class Nodes(Section):
             for place, event in [*named, ("goal.event", row.goal_event)]:
                 if event and event not in known:
                     plan.note(f"{one.path}.{place}: no event of type “{event}” is known yet")
-
-    def _check_journey(self, row: Any, followed: Mapping[str, list[str]]) -> None:
-        depth = settings.AFTERTOUCH_JOURNEY_DEPTH
-        if row.from_nodes and (problem := find_follow_problem(row.key, row.from_nodes, followed, depth)):
-            raise InvalidInput.of("from_nodes", problem)
-
-    def _check_conditions(self, one: Listed, catalogue: FieldCatalogue) -> None:
-        named = conditions_in({"when": one.row.when, "variants": one.row.variants})
-        used = conditions_in({"when": one.stored.when, "variants": one.stored.variants}) if one.stored else {}
-        unknown = catalogue.find_unknown(named, one.row.trigger, used)
-        if found := [FieldError(place, problem) for place, problem in unknown]:
-            raise InvalidInput(*found)
 
     def list_references(self, row: Any) -> Iterator[Reference]:
         yield from super().list_references(row)

@@ -101,7 +101,7 @@ def test_edit_of_another_user_waits_until_an_edit_is_captured(user: User) -> Non
 
 
 def test_two_clicks_at_once_discard_a_draft(user: User) -> None:
-    """The later one was told that the draft had changed."""
+    """The later one read that the draft had changed."""
     assert drafts.capture_edit(user, save_node(delay=timedelta(minutes=20)))
     seen = drafts.compute_seen(ConfigDraft.objects.get())
     discard = partial(drafts.discard_draft, user, seen)
