@@ -100,27 +100,6 @@ def test_bulk_action_selects_by_the_clock_of_postgresql(
         FailedTask.objects.filter(pk=late.pk).update(state="open", failed_at=sql.now() + timedelta(hours=1))
 
 
-def test_bulk_confirmation_counts_rows_without_reading_them(
-    rows: list[FailedTask], operator: Client, retry_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The start reads them, once."""
-    read: list[int] = []
-    select_rows = bulk_actions.select_rows
-
-    def select(*given: Any) -> Any:
-        found = select_rows(*given)
-        read.append(len(found))
-        return found
-
-    monkeypatch.setattr(bulk_actions, "select_rows", select)
-    page = operator.get(retry_url)
-    assert (page.context["facts"][0], read) == ("Applies to 3 failed tasks.", [])
-    again = confirm(operator, retry_url, page, per_second="x")
-    assert (again.context["facts"][0], read) == ("Applies to 3 failed tasks.", [])
-    confirm(operator, retry_url, page)
-    assert read == [3]
-
-
 def test_bulk_action_refuses_unknown_filter(rows: list[FailedTask], operator: Client, retry_url: str) -> None:
     url = f"{retry_url}?detail__contains=order"
     FailedTask.objects.update(detail="order")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from html import unescape
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import OperationalError
@@ -205,55 +206,36 @@ def test_followed_node_cannot_be_retired(matrix: MatrixBuilder, editor: Client, 
     assert node.retired_at is not None
 
 
-@pytest.fixture
-def waiting_node(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> Node:
-    """Two touches wait: one for an hour already."""
-    found: Node = matrix.node(delay=timedelta(hours=2))
+@pytest.mark.django_db(transaction=True)
+def test_waiting_touches_move_only_on_request_and_the_page_reports_those_that_stay(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, fill_form: FillForm, record_event: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    node = matrix.node(delay=timedelta(hours=2))
     record_event()
     pass_time(hours=1)
     record_event(user="bob")
-    return found
+    url = admin_url("node_change", node.pk)
 
+    def list_due() -> dict[Any, Any]:
+        return dict(Touch.objects.values_list("pk", "due_at"))
 
-@pytest.mark.django_db(transaction=True)
-def test_waiting_touches_move_only_on_request(
-    waiting_node: Node, editor: Client, admin_url: Url, fill_form: FillForm
-) -> None:
-    before = dict(Touch.objects.values_list("pk", "due_at"))
-    url = admin_url("node_change", waiting_node.pk)
-    editor.post(url, fill_form(url, delay="3h"))
-    assert dict(Touch.objects.values_list("pk", "due_at")) == before
-    page = editor.post(url, fill_form(url, delay="4h", move_waiting="on"), follow=True)
-    assert "2 waiting touches were moved." in [str(each) for each in page.context["messages"]]
-    after = dict(Touch.objects.values_list("pk", "due_at"))
-    assert after == {key: due_at + timedelta(hours=2) for key, due_at in before.items()}
+    def edit(**changes: str) -> str:
+        page = editor.post(url, fill_form(url, **changes), follow=True)
+        return " ".join(str(each) for each in page.context["messages"])
 
-
-@pytest.mark.django_db(transaction=True)
-def test_move_stops_at_time_limit_and_reports_rest(
-    waiting_node: Node, editor: Client, admin_url: Url, fill_form: FillForm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = dict(Touch.objects.values_list("pk", "due_at"))
+    before = list_due()
+    edit(delay="3h")
+    assert list_due() == before
+    assert "2 waiting touches were moved." in edit(delay="4h", move_waiting="on")
+    moved = {key: due_at + timedelta(hours=2) for key, due_at in before.items()}
+    assert list_due() == moved
     monkeypatch.setattr(preview, "PAGE_TIME_LIMIT", timedelta(seconds=-1))
-    url = admin_url("node_change", waiting_node.pk)
-    page = editor.post(url, fill_form(url, delay="4h", move_waiting="on"), follow=True)
-    said = " ".join(str(each) for each in page.context["messages"])
+    said = edit(delay="5h", move_waiting="on")
     assert "0 waiting touches were moved." in said
     assert "2 more were not processed within the time limit." in said
-    assert dict(Touch.objects.values_list("pk", "due_at")) == before
-
-
-@pytest.mark.django_db(transaction=True)
-def test_failed_move_keeps_the_edit_and_reports_it(
-    waiting_node: Node, editor: Client, admin_url: Url, fill_form: FillForm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: Any) -> None:
-        raise OperationalError
-
-    monkeypatch.setattr(preview, "move_waiting", refused)
-    url = admin_url("node_change", waiting_node.pk)
-    page = editor.post(url, fill_form(url, delay="4h", move_waiting="on"), follow=True)
-    assert page.status_code == 200
-    assert "not all touches moved" in " ".join(str(each) for each in page.context["messages"])
-    waiting_node.refresh_from_db()
-    assert waiting_node.delay == timedelta(hours=4)
+    assert list_due() == moved
+    monkeypatch.setattr(preview, "move_waiting", Mock(side_effect=OperationalError))
+    assert "not all touches moved" in edit(delay="6h", move_waiting="on")
+    node.refresh_from_db()
+    assert node.delay == timedelta(hours=6), "the edit stays"

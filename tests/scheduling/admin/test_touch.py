@@ -179,15 +179,6 @@ def test_event_list_applies_a_span_without_times(
     assert bool(listed(viewer, f"{admin_url('event_changelist')}?{span}")) is shown
 
 
-def test_touch_list_with_an_unknown_status_is_empty(
-    matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: RecordEvent
-) -> None:
-    matrix.node(delay=HOUR)
-    waiting = set(record_event().task_ids)
-    found = [listed(viewer, f"{admin_url('touch_changelist')}?status={each}") for each in ("waiting", "bad", "late")]
-    assert found == [waiting, set(), set()]
-
-
 def test_touch_list_runs_no_count(
     matrix: MatrixBuilder, viewer: Client, admin_url: Url, record_event: RecordEvent
 ) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from datetime import time, timedelta
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from django.core.management import call_command
@@ -160,18 +159,6 @@ def test_apply_again_changes_nothing_and_an_edit_versions_its_row_only(apply: Ap
     assert [model.objects.get().version for model in (Node, Template, ChannelConfig)] == [2, 1, 1]
 
 
-def test_apply_text_change_is_a_template_version(apply: Apply, base_config: str) -> None:
-    apply(base_config)
-    text = "{key: guide, content_type: guide, category: service, body: Hi, locale: en}"
-    english = base_config.replace("templates: [", f"templates: [{text}, ")
-    said = apply(english)
-    assert "      body[en]: (none) → Hi\n" in said
-    assert Template.objects.get().version == 2
-    apply(base_config)
-    assert Template.objects.get().version == 3
-    assert TemplateText.objects.get().locale == "zh-hans"
-
-
 def test_apply_is_one_version_of_a_template(apply: Apply) -> None:
     def store(content_type: str, *texts: str) -> int:
         own = f"key: guide, content_type: {content_type}, category: service"
@@ -304,24 +291,6 @@ def test_queries_of_a_plan_and_of_unchanged_rows_do_not_grow_with_rows(db: None)
         assert plan.plan_changes(file).changes == plan.plan_changes(exported).changes == []
     assert counts[1] == counts[2]
     assert counts[1]["unchanged"] < 40
-
-
-def test_publication_plans_once_and_exports_twice(db: None, base_config: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    document, spies = plan.parse_document(base_config.encode()), []
-    for name in ("plan_changes", "export_document"):
-        spies.append(Mock(wraps=getattr(plan, name)))
-        monkeypatch.setattr(plan, name, spies[-1])
-
-    def publish(expected: str | None, **options: Any) -> tuple[str, list[int]]:
-        _changes, version = plan.publish_document(document, Stamp("test"), expected, lambda _planned: None, **options)
-        counts = [spy.call_count for spy in spies]
-        for spy in spies:
-            spy.reset_mock()
-        return version, counts
-
-    version, counts = publish(None)
-    assert counts == [1, 2], "the exports are for the version before and for the new one"
-    assert publish(version) == publish(version, may_repeat=True) == (version, [1, 2])
 
 
 def test_null_group_or_optional_value_is_the_default(apply: Apply, base_config: str) -> None:

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from config.local.processes import wait_until
 from scheduling import sql
-from scheduling.customers import changes, imports
+from scheduling.customers import imports
 from scheduling.customers.changes import change_customer
 from scheduling.customers.erasure import continue_erasures, request_erasure
 from scheduling.customers.imports import continue_imports, run_import_batch
@@ -478,23 +478,6 @@ def test_check_takes_no_lock(second_connection: SecondConnection) -> None:
         assert not second_connection(lambda: run_import_batch(row.pk))
     row.refresh_from_db()
     assert row.counts["changed"] == 1
-
-
-def test_long_file_is_read_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each batch holds at most `BATCH` customers, and reads a record once."""
-    sizes: list[int] = []
-    predict = changes.predict_changes
-
-    def count(inputs: Any) -> Any:
-        sizes.append(len(inputs))
-        return predict(inputs)
-
-    monkeypatch.setattr(imports, "predict_changes", count)
-    lines = make_lines(2_300).splitlines()
-    broken = [f"{each},x" if number % 100 == 7 else each for number, each in enumerate(lines)]
-    row = check("\n".join(broken))
-    assert max(sizes) <= imports.BATCH
-    assert (sum(sizes), row.counts["refused"]) == (2_277, 23)
 
 
 @pytest.mark.usefixtures("short_batches")

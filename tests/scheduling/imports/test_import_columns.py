@@ -71,12 +71,6 @@ def test_each_wrong_cell_is_named_without_its_value() -> None:
     assert not any(value in text for value in ("Mars", "perhaps", "ann@", "1,5", "2026-02-30"))
 
 
-def test_errors_of_no_column_come_last_in_their_order() -> None:
-    header = ["user_id", *(f"addresses.a{number}" for number in range(41)), *(f"attributes.a{n}" for n in range(101))]
-    found = errors_of(["", *("x" for _ in range(142))], header)
-    assert [field for field, _ in found] == ["user_id", "addresses", "attributes"]
-
-
 def test_number_that_a_spreadsheet_shortened_is_refused() -> None:
     message = "was shortened by a spreadsheet; format the column as text"
     assert errors_of(["1.38E+10", "1.38E+10"], ["user_id", "addresses.phone"]) == [
