@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from operator import mod
 from typing import Any
 
 from django.conf import settings
@@ -376,7 +377,7 @@ def translate_to_all_languages(translate: Callable[[], str]) -> list[str]:
 def find_pages(request: HttpRequest, term: str) -> Iterator[Found]:
     for group, entry, tabs in iterate_open_entries(request.user):
         for tab in tabs:
-            if fits_term(term, *translate_to_all_languages(partial(_fill_words, "%s %s", tab.title, entry.title))):
+            if fits_term(term, *translate_to_all_languages(partial(mod, "%s %s", (tab.title, entry.title)))):
                 way = entry.title if entry.title != tab.title else group
                 yield Found(_("Page"), entry.icon, str(tab.title), tab.link, str(way))
 
@@ -385,14 +386,10 @@ def find_actions(request: HttpRequest, term: str) -> Iterator[Found]:
     """Find forms that add a row."""
     for model, pages in admin.site._registry.items():
         if pages.has_add_permission(request):
-            titles = translate_to_all_languages(partial(_fill_words, _("Add: %s"), model._meta.verbose_name or ""))
+            titles = translate_to_all_languages(partial(mod, _("Add: %s"), model._meta.verbose_name))
             if fits_term(term, *titles):
                 name = f"admin:{model._meta.app_label}_{model._meta.model_name}_add"
                 yield Found(_("Action"), "add", titles[0], reverse(name))
-
-
-def _fill_words(words: Text, *parts: Text) -> str:
-    return str(words) % parts
 
 
 def find_pauses(request: HttpRequest, term: str) -> Iterator[Found]:

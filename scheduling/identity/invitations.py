@@ -13,7 +13,7 @@ import structlog
 from django.conf import settings
 from django.contrib.auth.models import Group, User
 from django.db import transaction
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.urls import reverse
 from django.utils.timezone import now
@@ -69,7 +69,6 @@ def _describe_roles(user: User) -> str:
 
 VALID_FOR = timedelta(hours=72)
 MAIL_TIMEOUT = timedelta(seconds=10)
-OPEN = Q(accepted_at=None, withdrawn_at=None, expires_at__gt=Now())
 
 
 class InvitationEnded(Exception):
@@ -169,7 +168,7 @@ def mail_invitation(row: Invitation, link: str) -> bool | None:
 
 
 def _open_invitations() -> QuerySet[Invitation]:
-    return Invitation.objects.filter(OPEN)
+    return Invitation.objects.filter(accepted_at=None, withdrawn_at=None, expires_at__gt=Now())
 
 
 def _hash_token(token: str) -> str:

@@ -26,6 +26,7 @@ BROWSER_LENGTH = 300  # characters
 DELETE_SESSIONS = """
 DELETE FROM django_session WHERE encode(sha256(convert_to(session_key, 'UTF8')), 'hex') = ANY(%s)
 """
+#: A sign-in of the last minute may not have stored its session.
 DELETE_ORPHANS = """
 DELETE FROM scheduling_signin WHERE digest NOT IN (
     SELECT encode(sha256(convert_to(session_key, 'UTF8')), 'hex') FROM django_session
@@ -82,12 +83,6 @@ def end_sign_ins(user: User, *, only: int | None = None, but: str | None = None)
     return len(digests)
 
 
-def delete_orphans() -> None:
-    """Delete sign-ins without a session. A sign-in of the last minute may not have stored its session."""
-    with connection.cursor() as cursor:
-        cursor.execute(DELETE_ORPHANS)
-
-
 class SessionStore(DatabaseStore):
     """A session whose sign-in follows a new key and ends with the session."""
 
@@ -110,4 +105,5 @@ class SessionStore(DatabaseStore):
     @classmethod
     def clear_expired(cls) -> None:
         super().clear_expired()
-        delete_orphans()
+        with connection.cursor() as cursor:
+            cursor.execute(DELETE_ORPHANS)

@@ -261,9 +261,12 @@ def _add_figures(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any
         broker, late = read_broker(), time_limit(statistics.count_overdue)
         figures += _build_backlog_figures(late, time_limit)
         ended = count_by_span(statistics.ended_cache, columns, time_limit)
+        states = regroup(ended, lambda key: key[0])  # of state, reason and node
         unsent = _("Why touches were not sent")
         context["charts"] = [
-            _chart_outcomes(columns, ended),
+            Chart(
+                "ended", _("Outcomes"), STATES, columns, states, lambda key, span: link_ended(span, state__exact=key)
+            ),
             _chart_reasons("reasons", unsent, columns, ended, ["suppressed"], state__exact="suppressed"),
         ]
         charts = [_chart_lateness(columns, time_limit)]
@@ -359,11 +362,6 @@ STATES = (
     Series("failed", gettext_lazy("Failed"), "bad"),
     Series("unknown", gettext_lazy("Unknown"), "doubt"),
 )
-
-
-def _chart_outcomes(spans: Sequence[Span], ended: Counts) -> Chart:
-    counts = regroup(ended, lambda key: key[0])  # state, reason, node
-    return Chart("ended", _("Outcomes"), STATES, spans, counts, lambda key, span: link_ended(span, state__exact=key))
 
 
 def _chart_reasons(
