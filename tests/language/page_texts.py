@@ -1,16 +1,10 @@
-"""Every page of the back office, and the words that can be read on it."""
+"""The words that can be read on a page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from html.parser import HTMLParser
-from typing import Any
-
-from django.contrib import admin
-from django.db.models import Model
-from django.urls import NoReverseMatch, get_resolver, reverse
 
 #: Read out, or shown on hovering.
 SPOKEN = {"title", "placeholder", "aria-label", "alt", "data-label"}
@@ -20,8 +14,6 @@ SILENT = {
     "at-code",
 }  # fmt: skip
 VOID = {"br", "img", "input", "meta", "link", "hr", "source", "wbr", "col", "area", "base", "embed", "track", "param"}
-#: They change who is logged in, or answer no page.
-LEFT_OUT = {"login", "logout", "jsi18n", "autocomplete", "password_change_done"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,32 +63,3 @@ def words(page: str) -> list[str]:
 def read_words(found: list[Text]) -> list[str]:
     texts = (" ".join(each.text.split()) for each in found if not each.within & SILENT)
     return [text for text in texts if text]
-
-
-def every_page() -> list[str]:
-    """Whatever has a name, and for each model one row with all that can be asked about it."""
-    found = [reverse("admin:index"), *_reversible(_names())]
-    for model in admin.site._registry:
-        found += _pages(model)
-    return list(dict.fromkeys(found))
-
-
-def _pages(model: type[Model]) -> Iterator[str]:
-    prefix = f"{model._meta.app_label}_{model._meta.model_name}_"
-    row = model._default_manager.first()
-    if row is not None:
-        yield from _reversible([name for name in _names() if name.startswith(prefix)], row.pk)
-
-
-def _reversible(names: list[str], *args: Any) -> Iterator[str]:
-    for name in names:
-        try:
-            yield reverse(f"admin:{name}", args=args)
-        except NoReverseMatch:
-            continue
-
-
-def _names() -> list[str]:
-    resolver: Any = get_resolver()
-    known = resolver.namespace_dict["admin"][1].reverse_dict
-    return sorted(name for name in known if isinstance(name, str) and name not in LEFT_OUT)

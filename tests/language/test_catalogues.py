@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -114,39 +113,20 @@ def test_admin_script_strings_are_translated(client: Client) -> None:
     assert missing == [], f"add it to {SCRIPTS.name}"
 
 
-@pytest.fixture(scope="module")
-def library_strings() -> set[tuple[str, str]]:
-    """The words of the libraries, each with its translation."""
+def test_library_strings_are_translated() -> None:
     with translation.override("zh-hans"):
-        return {pair for module in SHOWN for pair in _words_of(module)}
-
-
-def test_library_strings_are_translated(library_strings: set[tuple[str, str]]) -> None:
-    missing = {
-        word
-        for word, said in library_strings
-        if said == word and re.search(r"[A-Za-z]{2}", word) and word not in THE_SAME
-    }
+        missing = {
+            word
+            for module in SHOWN
+            for word, plural in _read_words(module)
+            if re.search(r"[A-Za-z]{2}", word) and word not in THE_SAME
+            and word == (translation.ngettext(word, plural, 1) if plural else translation.gettext(word))
+        }  # fmt: skip
     assert sorted(missing) == [], f"add it to {THIRD_PARTY.relative_to(ROOT)}"
 
 
-def test_third_party_catalogue_has_library_strings_only(
-    source_strings: set[Word], library_strings: set[tuple[str, str]]
-) -> None:
-    known = {entry.word for entry in entries(THIRD_PARTY)}
-    shown = {("", word) for word, _said in library_strings}
-    assert (sorted(known - shown), sorted(known & source_strings)) == ([], [])
-
-
-def _words_of(module: str) -> Iterator[tuple[str, str]]:
-    """The words in its code and its pages, each with its translation."""
-    for word, plural in _read_words(module):
-        yield word, translation.ngettext(word, plural, 1) if plural else translation.gettext(word)
-
-
-@cache
 def _read_words(module: str) -> list[tuple[str, str]]:
-    """Each word with its plural, or with an empty text."""
+    """Each word in its code and its pages with its plural, or with an empty text."""
     origin = find_spec(module)
     assert origin is not None
     assert origin.origin is not None
