@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-import pytest
 from django.conf import settings
 from django.test import Client
 from django.urls import reverse
@@ -27,9 +26,6 @@ def test_flower_without_login_does_not_start() -> None:
 
 
 def test_require_flower_login_accepts_login_and_other_programs() -> None:
-    for program in ("/house/.venv/bin/celery", "/house/site-packages/celery/__main__.py"):
-        with pytest.raises(SystemExit):
-            require_flower_login([program, "-A", "config", "flower"], {})
     require_flower_login(["celery", "-A", "config", "flower", "--basic-auth=a:b"], {})
     require_flower_login(["celery", "-A", "config", "flower"], {"FLOWER_BASIC_AUTH": "a:b"})
     require_flower_login(["celery", "-A", "config", "worker"], {})

@@ -94,9 +94,10 @@ def test_pages_escape_foreign_text(hide_menu: Callable[[], None]) -> None:
     client = Client()
     client.force_login(User.objects.create_superuser("root"))
     assert Touch.objects.count() == 2
+    refused = Client().post(reverse("admin:login"), {"username": EVIL, "password": EVIL})
+    assert MARK in refused.content.decode()
     told = 0
-    for page in pages():
-        answer = client.get(page)
+    for page, answer in [("login", refused), *((page, client.get(page)) for page in pages())]:
         if answer.status_code != 200:
             continue
         text = answer.content.decode()
@@ -106,12 +107,3 @@ def test_pages_escape_foreign_text(hide_menu: Callable[[], None]) -> None:
         assert "<img src=x" not in text, page
         told += MARK in text
     assert told > 20, "the words are shown, so the pages were tested"
-
-
-def test_login_page_escapes_username() -> None:
-    page = Client().post(reverse("admin:login"), {"username": EVIL, "password": EVIL}).content.decode()
-    reader = Reader()
-    reader.feed(page)
-    assert MARK in page
-    assert reader.found == []
-    assert "<img src=x" not in page

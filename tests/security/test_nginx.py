@@ -202,12 +202,7 @@ def test_nginx_serves_flower_only_to_administrators(nginx: NginxClient) -> None:
     assert nginx("GET", "/gate/administrators").status == 404
     assert nginx("GET", "/flower/").status == 401
     for name, superuser, status in (("viewer", False, 403), ("root", True, 200)):
-        # As production hashes, not as tests do.
-        password = PBKDF2PasswordHasher().encode("right", "salt" * 4)
-        User.objects.create(username=name, password=password, is_staff=True, is_superuser=superuser)
-        cookie = eventually(lambda name=name: log_in(nginx, name, "right").headers.get("Set-Cookie"))
-        session = cookie.partition("sessionid=")[2].partition(";")[0]
-        answer = nginx("GET", "/flower/", Cookie=f"sessionid={session}")
+        answer = nginx("GET", "/flower/", Cookie=open_session(nginx, name, superuser=superuser))
         assert answer.status == status
         assert (b"the workers" in answer.data) is superuser
         # An administrator needs no second login, and never sees the one that nginx forwards.
@@ -219,11 +214,8 @@ def test_nginx_serves_flower_only_to_administrators(nginx: NginxClient) -> None:
 def test_nginx_leads_take_over_to_its_page_and_records_the_real_address(nginx: NginxClient) -> None:
     shop = Shop.objects.create(platform=RpaPlatform.objects.create(key="pdd"), shop_id="s1")
     ExecutionNode.objects.create(name="n1", seen_at=now(), started_at=now(), slots=1)
-    password = PBKDF2PasswordHasher().encode("right", "salt" * 4)
-    User.objects.create(username="ann", password=password, is_staff=True, is_superuser=True)
     outside = NginxClient(nginx.folder, nginx.plain, nginx.tls, source_address=("127.0.0.2", 0))
-    found = eventually(lambda: log_in(outside, "ann", "right").headers.get("Set-Cookie"))
-    session = f"sessionid={found.partition('sessionid=')[2].partition(';')[0]}"
+    session = open_session(outside, "ann", superuser=True)
     page, token = f"/admin/rpa_tasks/shop/{shop.pk}/take-over/", "t" * 32
     answer = outside(
         "POST", page, f"csrfmiddlewaretoken={token}&do=start".encode(), Cookie=f"csrftoken={token}; {session}",
@@ -258,6 +250,14 @@ def log_in(nginx: NginxClient, name: str, password: str, **headers: str) -> Any:
         "POST", "/admin/login/", form, Cookie=f"csrftoken={token}", Content_Type=kind,
         Referer=f"https://{NAME}/admin/login/", **headers,
     )  # fmt: skip
+
+
+def open_session(nginx: NginxClient, name: str, *, superuser: bool) -> str:
+    """Store a user, log in, and return the cookie of the session."""
+    password = PBKDF2PasswordHasher().encode("right", "salt" * 4)  # as production hashes, not as tests do
+    User.objects.create(username=name, password=password, is_staff=True, is_superuser=superuser)
+    cookie = eventually(lambda: log_in(nginx, name, "right").headers.get("Set-Cookie"))
+    return f"sessionid={cookie.partition('sessionid=')[2].partition(';')[0]}"
 
 
 def test_nginx_counts_logins_by_address_and_limits_rate(nginx: NginxClient) -> None:

@@ -16,7 +16,7 @@ from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.test import Client
 from django.urls import reverse
-from django.utils.timezone import now
+from django.utils.timezone import localtime, now
 from pytest_django import DjangoAssertNumQueries, Settings
 
 from scheduling.admin.dashboard.charts import (
@@ -24,8 +24,6 @@ from scheduling.admin.dashboard.charts import (
     Chart,
     DashboardCard,
     Figure,
-    Series,
-    Span,
 )
 from scheduling.ids import first_id_at
 from scheduling.models import Customer, Event, EventType, Touch
@@ -149,8 +147,10 @@ def test_chart_columns_link_to_their_hour(touch: Callable[..., Touch], viewer: C
     assert (delivered[-2][0], delivered[-1][0]) == (2, 1)
     assert rows(viewer, delivered[-2][1]) == {first, second}
     assert rows(viewer, delivered[-1][1]) == {present}
-    drawn = json.loads(ended.data)["datasets"][0]
+    data = json.loads(ended.data)
+    drawn = data["datasets"][0]
     assert (drawn["label"], drawn["data"], drawn["links"][-1]) == ("Delivered", [0] * 22 + [2, 1], delivered[-1][1])
+    assert data["labels"][-1] == f"{localtime(here):%m-%d %H:%M}"
 
 
 @pytest.mark.usefixtures("fixed_hour")
@@ -302,21 +302,6 @@ def test_charts_have_text_alternatives(touch: Callable[..., Touch], viewer: Clie
     assert '<table class="at-grid-table">' in text
     board = text[text.index('id="dashboard"') :]
     assert not re.search(r'\s(style|on\w+)="|<script', board[: board.index("</section>\n</div>")])
-
-
-def test_chart_has_sums_gaps_and_links() -> None:
-    series = [Series("a", "A", "good"), Series("b", "B", "bad")]
-    spans = [Span(name, now(), now()) for name in ("one", "two", "<i>three</i>")]
-    counts: list[dict[str, int] | None] = [{"a": 3, "b": 1}, {}, None]
-    chart = Chart("k", "T", series, spans, counts, lambda key, span: f"/{span.label}/" if key == "a" else "")
-    assert [(each.key, count, link) for each, count, link in chart.legend] == [("a", 3, "//"), ("b", 1, "")]
-    assert chart.rows == [
-        ("one", [(3, "/one/"), (1, "")]), ("two", [(0, ""), (0, "")]), ("<i>three</i>", [(None, ""), (None, "")]),
-    ]  # fmt: skip
-    drawn = json.loads(chart.data)
-    assert drawn["labels"] == ["one", "two", "three"]
-    assert [each["data"] for each in drawn["datasets"]] == [[3, 0, None], [1, 0, None]]
-    assert chart.has_gaps
 
 
 # --- many rows --------------------------------------------------------------------------------------------------------

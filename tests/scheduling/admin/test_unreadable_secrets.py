@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -15,11 +13,10 @@ from django.test import Client
 from scheduling.configuration import snapshot
 from scheduling.configuration.file.sections import sections
 from scheduling.models import AlertReceiver, ChannelConfig, Community, Touch, WebhookSubscription
-from scheduling.models.encrypted import Sealed, Unreadable
+from scheduling.models.encrypted import Unreadable
 from tests.scheduling.admin.conftest import FormErrors, SaveForm, Url
 from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -169,13 +166,3 @@ def test_check_and_replay_work_with_unreadable_secret(hook: ChannelConfig, edito
     assert editor.get(admin_url("configdraft_add")).status_code == 200
     with pytest.raises(Unreadable):  # never a dump in which it is nothing
         call_command("dumpdata", "scheduling.channelconfig", traceback=True, stdout=StringIO())
-
-
-@each_row("read", [dict, lambda value: value["url"], lambda value: value.get("url")])
-def test_reading_a_sealed_secret_raises_unreadable(hook: ChannelConfig, read: Callable[[Any], Any]) -> None:
-    break_secret()
-    row = ChannelConfig.objects.get()
-    assert isinstance(row.config, Sealed)
-    assert "gibberish" not in repr(row.config)
-    with pytest.raises(Unreadable, match=r"none of the keys can read scheduling\.ChannelConfig\.config"):
-        read(row.config)
