@@ -164,18 +164,15 @@ class LeaderScheduler(DatabaseScheduler):
             # The schedules read as a standby may be minutes old. A round that failed is due in its row still.
             self._initial_read, self._heap, self._heap_invalidated = True, None, False
             self._reread_at = float("inf")
-        self._start_alert_pass()
-        pause = float(super().tick(*args, **kwargs))
-        metrics.set_gauge(metrics.beat_ticked_at, settings.AFTERTOUCH_NODE, value=time.time())
-        return pause
-
-    def _start_alert_pass(self) -> None:
-        """Evaluate the alerts in a thread. They report missing workers and a blocked broker, so they need neither."""
+        # The alerts report missing workers and a blocked broker, so they need neither: a thread evaluates them.
         is_due = time.monotonic() - self._alerts_at >= self.ALERTS_EVERY
         if is_due and (self._alerts is None or not self._alerts.is_alive()):
             self._alerts_at = time.monotonic()
             self._alerts = threading.Thread(target=_run_alert_pass, name="alerts", daemon=True)
             self._alerts.start()
+        pause = float(super().tick(*args, **kwargs))
+        metrics.set_gauge(metrics.beat_ticked_at, settings.AFTERTOUCH_NODE, value=time.time())
+        return pause
 
     def adjust(self, n: Any, drift: float = 0.0) -> Any:
         """Disable the 10 ms early wake-up of Celery. Its polling until the due time cost more than the rest of beat."""

@@ -140,23 +140,16 @@ def install_guards() -> None:
             return None
         return deliver(self, message, queue)
 
-    _keep_worker_delays()
+    # Celery moves delays on quorum queues to its own exchanges, with a resolution of whole seconds. Delays here are
+    # milliseconds, so the worker holds them, as for any other queue. Celery counts such messages differently still.
+    for module in (celery_app, delayed_delivery):
+        module.detect_quorum_queues = lambda app, driver_type: (False, "")
     pyamqp.Transport.establish_connection = _establish_to_named_host
     pyamqp.Transport.Connection = broker_health.Connection
     QoS.restore_unacked_once = restore_while_connected
     redis_transport.loads = loads_or_unreadable
     Transport._deliver = deliver_readable
     QoS.aftertouch = True
-
-
-def _keep_worker_delays() -> None:
-    """Keep short delays in the worker on quorum queues.
-
-    Celery moves such delays to its own exchanges, with a resolution of whole seconds. Delays here are milliseconds.
-    The worker holds them, as for any other queue. Celery's different counting of such messages remains.
-    """
-    for module in (celery_app, delayed_delivery):
-        module.detect_quorum_queues = lambda app, driver_type: (False, "")
 
 
 def _establish_to_named_host(transport: Any) -> Any:

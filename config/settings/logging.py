@@ -45,10 +45,6 @@ _STRAIGHT = ("scheduling.channels.log", "scheduling.tracing")
 _through_logging = structlog.stdlib.LoggerFactory()
 
 
-def _logger(name: str = "") -> Any:
-    return _Straight(name) if name in _STRAIGHT else _through_logging(name)
-
-
 #: Patterns of secrets by a substring that each one contains. The substring search is cheap.
 _SECRETS = {
     "=": re.compile(r"([?&](?:key|token|access_token|secret|sign|signature|password)=)[^&\s\"'\\]+"),
@@ -98,7 +94,7 @@ structlog.configure(
     # A line below the level costs nothing, not even its arguments.
     wrapper_class=structlog.make_filtering_bound_logger(environment().django_log_level.lower()),
     processors=[*_shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-    logger_factory=_logger,
+    logger_factory=lambda name="": _Straight(name) if name in _STRAIGHT else _through_logging(name),
     cache_logger_on_first_use=True,
 )
 

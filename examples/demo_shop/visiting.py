@@ -25,7 +25,11 @@ def visit(flow: Flow, path: str) -> Page:
     if not is_logged_in(flow):
         if flow.payload.get("login") is not True:
             raise SessionExpired(f"{flow.shop_id} is not logged in to {site}.")
-        _log_in_shop(flow, site)
+        check_response(flow.page.goto(f"{site}/login"))
+        flow.page.get_by_label("Shop").fill(flow.shop_id)
+        with flow.page.expect_navigation() as navigation:
+            flow.page.get_by_role("button", name="Log in").click()
+        check_response(navigation.value)
         check_response(flow.page.goto(f"{site}{path}"))
         if not is_logged_in(flow):
             raise SessionExpired(f"{flow.shop_id} could not be logged in to {site}.")
@@ -46,12 +50,3 @@ def is_logged_in(flow: Flow) -> bool:
     """Return whether the page is logged in as this shop. Orders of another shop must not be stored under this one."""
     shown = flow.page.locator("[data-shop]")
     return shown.count() == 1 and shown.get_attribute("data-shop") == flow.shop_id
-
-
-def _log_in_shop(flow: Flow, site: str) -> None:
-    page = flow.page
-    check_response(page.goto(f"{site}/login"))
-    page.get_by_label("Shop").fill(flow.shop_id)
-    with page.expect_navigation() as navigation:
-        page.get_by_role("button", name="Log in").click()
-    check_response(navigation.value)
