@@ -64,10 +64,6 @@ def promtool(*words: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_alert_rules_pass_promtool_check() -> None:
-    promtool("check", "rules", str(RULES))
-
-
 def test_alert_rules_pass_promtool_tests() -> None:
     promtool("test", "rules", str(RULE_TESTS))
 
