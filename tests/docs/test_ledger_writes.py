@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from config.environment import ROOT
+from tests.docs.test_layout import PRODUCT
 
-PRODUCT = ("scheduling", "rpa_tasks", "sessions", "config", "examples")
 LEDGERS = ("scheduling/ledger/", "rpa_tasks/jobs/")
 TABLES = r"(?:scheduling_touch|rpa_tasks_job)\b"
 WRITES = re.compile(

@@ -16,11 +16,11 @@ from rpa_tasks.outcomes import DEFAULT_DELAYS, DEFAULT_EXIT_CODES
 from rpa_tasks.supervisor.command import PLACEHOLDERS, RUN_MEMBERS
 from scheduling.configuration.file.sections import sections
 from tests.docs.pages import anchors, table
+from tests.docs.test_layout import PRODUCT
 
 SETTINGS = ROOT / "docs/reference/settings.md"
 CONFIG_FILE = ROOT / "docs/reference/config-file.md"
 API = ROOT / "docs/reference/api.md"
-PACKAGES = ("config", "scheduling", "rpa_tasks", "sessions", "examples")
 
 
 @cache
@@ -44,7 +44,7 @@ def test_settings_page_lists_directly_read_variables() -> None:
     read = re.compile(r"environ(?:\.get|\.setdefault)?[\[(]\s*\"([A-Z_]+)\"")
     found = {
         name
-        for package in PACKAGES
+        for package in PRODUCT
         for path in (ROOT / package).rglob("*.py")
         for name in read.findall(path.read_text("utf-8"))
     }
