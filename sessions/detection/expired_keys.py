@@ -1,18 +1,21 @@
 """Convert expired keys of a gateway into silences of the store.
 
 Redis does not queue expiry events: an event without a listener is lost. An event may arrive seconds late, because
-Redis expires a key on access or in a sampling sweep. A received event is kept until the store has recorded it.
+Redis expires a key on access or in a sampling sweep. A received event is kept until the store has recorded it. The
+store may be another server: while it is unavailable, the listener goes on.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from itertools import islice
 from typing import Any
 from uuid import uuid4
 
@@ -27,7 +30,7 @@ from scheduling.ids import find_user_id_problem
 from sessions.frames import check_id
 from sessions.rates import Backoff
 from sessions.store.client import Server, StoreUnavailable, decode_text, raise_unavailable
-from sessions.store.sessions import Store
+from sessions.store.sessions import ExpiredKey, Store
 
 log = structlog.get_logger(__name__)
 
@@ -171,6 +174,7 @@ def find_returned_keys(keys: Sequence[str]) -> set[str]:
 
 
 BATCH = 500
+MOST_KEPT = 100_000  #: users whose expiry waits for the store; the oldest are dropped
 LISTEN_SECONDS = 0.5  #: seconds to wait for the first key of a batch
 PROBE_WITHIN = 5.0  #: seconds
 HOW_TO_CONFIGURE = "Set it in the server's configuration file, or with CONFIG SET notify-keyspace-events Ex."
@@ -201,8 +205,11 @@ class ExpiredKeyListener:
         self.stop = stop
         self.connected = threading.Event()
         self.failure: KeyspaceEventsDisabled | None = None  #: reason of the final stop; `stop` is then set
-        self._received: list[tuple[str, str]] = []  #: not yet recorded in the store
-        self._backoff = Backoff(0.2, 30.0)
+        #: The last key of each user and when it expired, by the monotonic clock; not yet recorded in the store.
+        self._received: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        self._dropped = 0  #: of these, beyond `MOST_KEPT`
+        self._note_at = 0.0  #: the store failed; not before this time of the monotonic clock
+        self._backoff, self._store_backoff = Backoff(0.2, 30.0), Backoff(0.2, 30.0)
         self._thread = threading.Thread(target=self.run, name="listen-expired", daemon=True)
 
     def check(self) -> None:
@@ -289,6 +296,10 @@ class ExpiredKeyListener:
                 self.connected.clear()
                 log.exception("listening_failed")
                 self.stop.wait(self._backoff.next())
+        self._note_at = 0.0  # a last attempt
+        self._note()
+        if self._received:
+            log.error("expiries_lost", count=len(self._received))
 
     def _wait(self, error: StoreUnavailable) -> None:
         pause = self._backoff.next()
@@ -298,7 +309,6 @@ class ExpiredKeyListener:
     def _listen(self) -> None:
         with closing(ExpirySubscriptions(self.gateway)) as events:
             self.connected.set()
-            self._note()
             while not self.stop.is_set():
                 self._receive_key(events.key(LISTEN_SECONDS))
                 while self._received and len(self._received) < BATCH and (key := events.key(0)):
@@ -316,10 +326,29 @@ class ExpiredKeyListener:
             except InvalidInput as error:
                 log.warning("expired_key_skipped", key=key[:200], error=str(error))
             else:
-                self._received.append((user_id, key))
+                self._received[user_id] = key, time.monotonic()
+                self._received.move_to_end(user_id)
+                if len(self._received) > MOST_KEPT:
+                    self._received.popitem(last=False)
+                    self._dropped += 1
 
     def _note(self) -> None:
         """Record received keys in the store. A key stays queued until the store has it."""
-        while self._received:
-            self.store.note_expired(self._received[:BATCH], window=self.window, tag=self.tag)
-            del self._received[:BATCH]
+        while self._received and (now := time.monotonic()) >= self._note_at:
+            batch = [
+                ExpiredKey(user_id, key, timedelta(seconds=now - at))
+                for user_id, (key, at) in islice(self._received.items(), BATCH)
+            ]
+            try:
+                self.store.note_expired(batch, window=self.window, tag=self.tag)
+            except Exception as error:
+                pause = self._store_backoff.next()
+                self._note_at = time.monotonic() + pause
+                log.warning(
+                    "expiries_not_noted", error=str(error), waiting=len(self._received), dropped=self._dropped,
+                    again_in=round(pause, 1), exc_info=not isinstance(error, StoreUnavailable),
+                )  # fmt: skip
+            else:
+                self._store_backoff.reset()
+                for each in batch:
+                    del self._received[each.user_id]

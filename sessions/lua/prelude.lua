@@ -153,9 +153,10 @@ local function list_idle(key, id)
   redis.call('PEXPIRE', key, IDLE_KEPT)
 end
 
--- Return the next arming. Each arming is unique and identifies its silence. It increases even if the clock goes back.
-local function next_arming(armed_at)
-  return math.max((tonumber(armed_at) or 0) + 1, now_us)
+-- Return the next arming, at `at_us` or now. Each arming is unique and identifies its silence. It increases even if the
+-- clock goes back.
+local function next_arming(armed_at, at_us)
+  return math.max((tonumber(armed_at) or 0) + 1, at_us or now_us)
 end
 
 -- Lists of silences in one field: entries that start with an arming and a colon and end with a newline (see still_silent,

@@ -82,6 +82,14 @@ class ShardCounts(NamedTuple):
     counts: dict[str, int]  #: sessions with a timer or in flight as a:<policy>, paused sessions as p:<policy>
 
 
+class ExpiredKey(NamedTuple):
+    """A key of a gateway that expired `age` ago."""
+
+    user_id: str
+    key: str
+    age: timedelta = timedelta(0)
+
+
 @dataclass(frozen=True, slots=True)
 class ClaimedSilence:
     """A silence that this watcher has claimed until its lease ends."""
@@ -236,16 +244,17 @@ class Store:
         """Stop the timer and delete the session's state. Later frames do not reopen it, unless the user writes."""
         return self.note_activity([Frame(session_id, user_id, kind="close")])[0]
 
-    def note_expired(self, users: Sequence[tuple[str, str]], *, window: timedelta, tag: str = "") -> int:
+    def note_expired(self, expired: Sequence[ExpiredKey], *, window: timedelta, tag: str = "") -> int:
         """Record the silence of users whose gateway keys expired. Idempotent within `window`.
 
-        `users` are pairs of user id and key. Returns the number of silences that were new.
+        A silence counts from the expiry. Returns the number of silences that were new.
         """
         wanted: list[Call] = []
-        for user_id, key in users:
+        for user_id, key, age in expired:
             shard = client.shard_of(user_id)
             names = [client.DUE[shard], client.POLICIES[shard], client.COUNTS[shard], session_key(user_id)]
-            words = [to_milliseconds(SESSION_LIFETIME), user_id, user_id, tag, key, to_milliseconds(window)]
+            words = [to_milliseconds(SESSION_LIFETIME), user_id, user_id, tag, key]
+            words += map(to_milliseconds, (window, age))
             wanted.append(("note_expired", names, words))
         return sum(self._run(wanted))
 

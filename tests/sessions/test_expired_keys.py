@@ -23,8 +23,9 @@ from sessions.detection import expired_keys
 from sessions.detection.expired_keys import ExpiredKeyListener, KeyspaceEventsDisabled, Pattern
 from sessions.detection.presence import SessionPresence
 from sessions.policy import Policy
+from sessions.rates import Backoff
 from sessions.store.client import Server, StoreUnavailable
-from sessions.store.sessions import ClaimedSilence
+from sessions.store.sessions import ClaimedSilence, ExpiredKey
 from tests.sessions.conftest import Chats
 from tests.sessions.refusing_server import refuse_writes
 from tests.sessions.test_presence import silence_question
@@ -107,7 +108,7 @@ def test_many_listeners_record_one_silence_for_each_key(chats: Chats, run_listen
 
 def test_note_expired_repeats_only_after_window(chats: Chats) -> None:
     def expired() -> int:
-        return chats.store.note_expired([("ann", "session:ann")], window=30 * SECOND)
+        return chats.store.note_expired([ExpiredKey("ann", "session:ann")], window=30 * SECOND)
 
     assert [expired(), expired()] == [1, 0]
     (first,) = chats.claim()
@@ -122,20 +123,20 @@ def test_note_expired_repeats_only_after_window(chats: Chats) -> None:
 
 def test_note_expired_ignores_session_with_frames(chats: Chats) -> None:
     chats.user(session="ann")
-    assert chats.store.note_expired([("ann", "session:ann")], window=30 * SECOND) == 0
+    assert chats.store.note_expired([ExpiredKey("ann", "session:ann")], window=30 * SECOND) == 0
     assert chats.claim() == []
 
 
 def test_expired_key_silence_has_no_further_nudges(chats: Chats) -> None:
     chats.policies(default=Policy(60 * SECOND, max_nudges=3))
-    chats.store.note_expired([("ann", "session:ann")], window=30 * SECOND)
+    chats.store.note_expired([ExpiredKey("ann", "session:ann")], window=30 * SECOND)
     chats.store.confirm(chats.claim())
     chats.pass_time(3600)
     assert chats.claim() == []
 
 
 def test_user_with_new_key_counts_as_answered(chats: Chats) -> None:
-    chats.store.note_expired([("ann", "session:ann"), ("bob", "session:bob")], window=30 * SECOND)
+    chats.store.note_expired([ExpiredKey("ann", "session:ann"), ExpiredKey("bob", "session:bob")], window=30 * SECOND)
     claims = sorted(chats.claim(), key=lambda claim: claim.user_id)
     chats.store.confirm(claims)
     chats.store.server.client.set("session:ann", "1", px=60_000)
@@ -148,30 +149,70 @@ def test_user_with_new_key_counts_as_answered(chats: Chats) -> None:
 def test_expired_key_during_store_outage_is_noted_later(
     chats: Chats, run_listener: RunListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    note, failures = chats.store.note_expired, 2
+    """It may be another server than the gateway's. A listener that ends its subscription loses expiries."""
+    note, asked, is_back = chats.store.note_expired, threading.Event(), threading.Event()
 
     def away(*args: Any, **changes: Any) -> int:
-        nonlocal failures
-        failures -= 1
-        if failures >= 0:
+        asked.set()
+        if not is_back.is_set():
             raise StoreUnavailable("gone")
         return note(*args, **changes)
 
     monkeypatch.setattr(chats.store, "note_expired", away)
     with run_listener():
         expire(chats, "session:ann")
-        assert [claim.user_id for claim in claim_until(chats, 1)] == ["ann"]
-    assert failures < 0
+        assert asked.wait(WAIT_LIMIT)
+        for user in ("bob", "cid"):
+            expire(chats, f"session:{user}")
+        is_back.set()
+        assert {claim.user_id for claim in claim_until(chats, 3)} == {"ann", "bob", "cid"}
 
 
-def test_listener_survives_full_server(chats: Chats, valkey: redis.Redis, run_listener: RunListener) -> None:
+@pytest.mark.parametrize("is_back", [True, False])
+def test_stopped_listener_records_the_newest_expiries_or_names_the_loss(
+    chats: Chats, run_listener: RunListener, monkeypatch: pytest.MonkeyPatch, read_log: Callable[[], str], is_back: bool
+) -> None:
+    def away(*_: Any, **__: Any) -> int:
+        raise StoreUnavailable("gone")
+
+    monkeypatch.setattr(expired_keys, "MOST_KEPT", 2)
+    monkeypatch.setattr(Backoff, "next", lambda _: 3600.0)  # only the stop asks again
+    with run_listener() as listener, monkeypatch.context() as outage:
+        outage.setattr(chats.store, "note_expired", away)
+        for user in ("ann", "bob", "cid"):
+            expire(chats, f"session:{user}")
+        assert wait_until(lambda: "cid" in listener._received, WAIT_LIMIT)
+        if is_back:
+            outage.undo()
+        listener.stop.set()
+        listener.join()
+    assert {claim.user_id for claim in chats.claim()} == ({"bob", "cid"} if is_back else set())
+    assert ("expiries_lost" in read_log()) == (not is_back)
+
+
+def test_late_record_counts_from_the_expiry(chats: Chats) -> None:
+    """So it is too late for a guide message after `AFTERTOUCH_SILENCE_STALE`, and other listeners add none."""
+
+    def expired(age: int) -> int:
+        return chats.store.note_expired([ExpiredKey("ann", "session:ann", age * SECOND)], window=30 * SECOND)
+
+    assert expired(60) == 1
+    (late,) = chats.claim()
+    assert late.armed == late.deadline == pytest.approx(chats.now - 60 * SECOND, abs=10 * SECOND)
+    chats.store.confirm([late])
+    assert [expired(age) for age in (70, 60, 50, 20)] == [0, 0, 0, 1]
+
+
+def test_listener_survives_full_server(
+    chats: Chats, valkey: redis.Redis, run_listener: RunListener, read_log: Callable[[], str]
+) -> None:
     """It answers with an error, which is no lost connection. A process whose listener ended would look alive."""
-    with run_listener() as listener:
+    with run_listener():
         valkey.set("session:ann", "1")
         with refuse_writes(valkey):
             valkey.pexpire("session:ann", 1)
             assert wait_until(lambda: not valkey.exists("session:ann"), WAIT_LIMIT)
-            assert wait_until(lambda: not listener.connected.is_set(), WAIT_LIMIT)
+            assert wait_until(lambda: "expiries_not_noted" in read_log(), WAIT_LIMIT)
         assert [claim.user_id for claim in claim_until(chats, 1)] == ["ann"]
 
 

@@ -14,7 +14,7 @@ from scheduling.delivery.presence import PresenceQuestion
 from sessions.detection.presence import SessionPresence
 from sessions.store import stats
 from sessions.store.client import Server, StoreUnavailable
-from sessions.store.sessions import ClaimedSilence, Store
+from sessions.store.sessions import ClaimedSilence, ExpiredKey, Store
 from tests.sessions import stopped_clock
 from tests.sessions.conftest import Chats
 from tests.support.tables import each_row
@@ -140,7 +140,7 @@ def test_presence_without_store_is_unknown(settings: Settings, chats: Chats) -> 
 def test_presence_without_gateway_blocks_only_its_silences(chats: Chats, live: SessionPresence) -> None:
     """The live sessions' own server answers about all others."""
     own = chats.confirmed_silence()
-    chats.store.note_expired([("bob", "session:bob")], window=30 * SECOND)
+    chats.store.note_expired([ExpiredKey("bob", "session:bob")], window=30 * SECOND)
     (gateways,) = chats.claim()
     chats.store.confirm([gateways])
     questions = [silence_question(own), silence_question(gateways), event_question("carl", chats.now)]

@@ -14,7 +14,7 @@ from django.conf import settings
 from sessions.frames import Frame
 from sessions.policy import CUSTOMER, Override, Policy
 from sessions.store import stats
-from sessions.store.sessions import COUNTED, ClaimedSilence, Store
+from sessions.store.sessions import COUNTED, ClaimedSilence, ExpiredKey, Store
 from tests.sessions import stopped_clock
 from tests.sessions.conftest import ALWAYS, LEASE, Chats
 from tests.sessions.stopped_clock import StoppedClockServer
@@ -75,7 +75,7 @@ def test_concurrent_frames_with_one_seq_count_once(chats: Chats) -> None:
 
 def test_concurrent_expiries_of_one_key_are_one_silence(chats: Chats) -> None:
     news = race(
-        chats, 64, lambda store, _: store.note_expired([("ann", "session:ann")], window=timedelta(seconds=30))
+        chats, 64, lambda store, _: store.note_expired([ExpiredKey("ann", "session:ann")], window=timedelta(seconds=30))
     )  # fmt: skip
     assert sum(news) == 1
 

@@ -14,7 +14,7 @@ from sessions.models import SilencePolicy
 from sessions.policy import AGENT, Policy
 from sessions.store import client as keys
 from sessions.store import sessions, stats
-from sessions.store.sessions import PAUSE_COUNTS
+from sessions.store.sessions import PAUSE_COUNTS, ExpiredKey
 from tests.sessions.conftest import Chats, count_nudges
 from tests.sessions.stopped_clock import chats_on_both as chats_on_both
 
@@ -129,7 +129,7 @@ def test_armed_chat_outside_the_hours_of_its_policy_gives_that_reason(chats: Cha
 
 def test_expired_key_chat_is_counted(chats: Chats) -> None:
     for _ in range(2):
-        chats.store.note_expired([("ann", "session:ann")], window=timedelta(0), tag="vip")
+        chats.store.note_expired([ExpiredKey("ann", "session:ann")], window=timedelta(0), tag="vip")
     assert counts_by_policy(chats) == {"default": (1, 0)}
     chats.store.confirm(chats.claim())
     assert counts_by_policy(chats) == {}
