@@ -103,10 +103,13 @@ def _find_blocked_broker(samples: MetricSamples) -> Values:
     return {"": float(not has_answer or any(value for _labels, value in samples["aftertouch_broker_blocked"]))}
 
 
-def _count_unwatched_chats(samples: MetricSamples) -> Values | None:
-    """Return the chats with a timer while no watcher runs: an installation without live chats needs none."""
+def _count_unwatched_chats(samples: MetricSamples) -> Values:
+    """Return the chats with a timer while no watcher runs: an installation without live chats needs none.
+
+    Returns 1 while their Redis, or a node of it, does not answer: no silence is detected without it.
+    """
     if "aftertouch_watchers" not in samples:
-        return None
+        return {"": 1.0}
     ((_labels, watchers),) = samples["aftertouch_watchers"]
     armed = sum(count for labels, count in samples["aftertouch_sessions"] if labels["state"] == "armed")
     return {"": 0.0 if watchers else armed}
@@ -159,7 +162,10 @@ CONDITIONS = (
     ),
     Condition(
         "no_watcher", _count_unwatched_chats, 0, gettext_lazy("No watcher for live chats"),
-        gettext_lazy("Start a watcher. Silences detected more than five minutes late get no guide message."),
+        gettext_lazy(
+            "Start a watcher, or the Redis of live chats."
+            " Silences detected more than five minutes late get no guide message."
+        ),
         "admin:chat_sessions_silencepolicy_live",
     ),
     Condition(

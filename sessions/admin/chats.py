@@ -136,8 +136,10 @@ class ChatPages(OpsAdmin):
         with suppress(StoreUnavailable):
             entries = store.messages_since(session_id, inbox.START, MOST_MESSAGES)
             found = stats.session_snapshot(store, session_id)
-        # A closed session has no owner. Its messages have, and a link from a list names the user.
-        owner = (found and found.user_id) or next((each.owner for each in reversed(entries) if each.owner), user_id)
+        # A link names the user: a closed session has no owner, and its id may be another user's now.
+        owner = (
+            user_id or (found and found.user_id) or next((each.owner for each in reversed(entries) if each.owner), "")
+        )
         moments = [*_message_moments(entries), *_silence_moments(session_id, owner)]
         moments.sort(key=lambda each: each.at, reverse=True)
         row = _chat_row(found) if found and found.armed_at else None

@@ -72,7 +72,7 @@ class SilencePolicyForm(CheckedForm):
             "max_nudges": _(
                 "Maximum number of messages or steps for one silence. A frame of the user restarts the count."
             ),
-            "growth": _("Each gap between two messages is so many times the one before, up to 13 hours."),
+            "growth": _("Each gap between two messages is so many times the one before, up to 13 open hours."),
         }
 
     def clean(self) -> dict[str, Any]:

@@ -111,6 +111,9 @@ def test_timeline_of_ended_chat_has_its_silences(editor: Client, chats: Chats, m
     page = text(editor.get(unescape(link)))
     assert "There is no such chat." in page
     assert "Silence, message 1" in page
+    chats.user("s 1", user_id="bob")
+    assert "Silence, message 1" in text(editor.get(unescape(link))), "the id is another user's now"
+    assert "Silence, message 1" not in text(editor.get(chat_url("s 1")))
 
 
 def test_list_selects_chats_and_finds_one_without_a_timer(editor: Client, chats: Chats) -> None:
