@@ -21,8 +21,12 @@ def check_cluster_mode(**_: Any) -> list[CheckMessage]:
     if not url:
         return []
     wanted = is_cluster(url)
-    found = _first_answer(url)
-    if found is None or found == wanted:
+    found = wanted
+    for server in connect_nodes(url):
+        with server, suppress(RedisError, OSError, LookupError):
+            found = bool(server.info("cluster")["cluster_enabled"])
+            break
+    if found == wanted:
         return []
     if wanted:
         text = "names a cluster, but its server runs without cluster mode (cluster_enabled: 0)"
@@ -51,11 +55,3 @@ def find_eviction_policy() -> str:
             if policy := read_eviction_policy(server):
                 return policy
     return ""
-
-
-def _first_answer(url: str) -> bool | None:
-    """Return whether the first server that answers runs in cluster mode, None without an answer."""
-    for server in connect_nodes(url):
-        with server, suppress(RedisError, OSError, LookupError):
-            return bool(server.info("cluster")["cluster_enabled"])
-    return None
