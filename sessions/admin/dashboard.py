@@ -65,10 +65,16 @@ class LivePages(ChatPages):
             Figure(_("Timer running"), _format_count(found.armed) if found else None),
             Figure(_("Timer paused"), _format_count(found.paused) if found else None),
         ]
+        sums = sum(week.values(), Counter[str]())
+        guides = [
+            Figure(_("Guide messages sent"), _format_count(sums["sent"])),
+            Figure(_("Answered within 10 minutes"), _format_share(sums["answered"], sums["sent"])),
+            Figure(_("False guide messages"), _format_share(sums["false"], sums["sent"])),
+        ]
         return self.render_chats(
             request, "chat_sessions/live.html", title, found=found,
             groups=[(_("Chats"), chats), (_("Silences"), _silence_figures(found))],
-            guides=_guide_figures(week) if found else [], rows=_policy_rows(found, week) if found else [],
+            guides=guides if found else [], rows=_policy_rows(found, week) if found else [],
             watchers=[_watcher_row(each) for each in found.watchers] if found else [],
             pauses=pause_charts(week),
             campaigns=Campaign.objects.filter(retired_at=None, enabled=True, starts_at__lte=now(), ends_at__gt=now()),
@@ -90,15 +96,6 @@ def _silence_figures(found: Overview | None) -> list[Figure]:
         Figure(_("Watchers are behind by"), _format_span(found.lag_ms) if found else None, tone="bad" if late else ""),
         Figure(_("Claimed, event being recorded"), _format_count(found.in_flight) if found else None),
         backlog,
-    ]
-
-
-def _guide_figures(week: Mapping[str, Counter[str]]) -> list[Figure]:
-    whole = sum(week.values(), Counter[str]())
-    return [
-        Figure(_("Guide messages sent"), _format_count(whole["sent"])),
-        Figure(_("Answered within 10 minutes"), _format_share(whole["answered"], whole["sent"])),
-        Figure(_("False guide messages"), _format_share(whole["false"], whole["sent"])),
     ]
 
 

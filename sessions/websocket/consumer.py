@@ -244,9 +244,15 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         if kind == EVENT:
             kind = "read" if self.admission.role == USER else "ping"
         seq, spoken = None if frame.kind == EVENT else frame.seq, frame.spoken or self.spoken
+        me = self.admission
+        post: Post | None = None
+        if frame.kind == "message":
+            named = f"{me.role}:{frame.id}" if frame.id else ""
+            key = named or (f"{me.role}#{frame.epoch}#{seq}" if seq is not None else "")
+            post = Post(me.session_id, frame.id or str(new_id()), me.role, frame.text, key=key, seq=seq)
         slip = FrameRequest(
-            self.admission.frame(kind, seq, epoch=frame.epoch, spoken=kind == "ping" and spoken),
-            self._post(frame),
+            me.frame(kind, seq, epoch=frame.epoch, spoken=kind == "ping" and spoken),
+            post,
             needs_cursor=frame.kind == "ping",
         )
         try:
@@ -255,14 +261,6 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             self._refuse(frame, "overloaded", "too much waits; send it again in a moment")
         else:
             self.waiting += 1
-
-    def _post(self, frame: Incoming) -> Post | None:
-        if frame.kind != "message":
-            return None
-        me = self.admission
-        named = f"{me.role}:{frame.id}" if frame.id else ""
-        numbered = f"{me.role}#{frame.epoch}#{frame.seq}" if frame.seq is not None else ""
-        return Post(me.session_id, frame.id or str(new_id()), me.role, frame.text, key=named or numbered, seq=frame.seq)
 
     def _handle_result(self, frame: Incoming, slip: FrameRequest, noted: FrameEffect | Exception) -> None:
         """Handle the result of the store, or its error."""
