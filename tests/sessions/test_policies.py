@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.apps import apps
 from django.core.exceptions import ValidationError
-from django.db import IntegrityError, OperationalError, transaction
+from django.db import OperationalError
 from pytest_django import Settings
 
 from config.local.processes import select_port
@@ -105,20 +105,12 @@ def test_policy_version_depends_only_on_values() -> None:
     assert PolicySet({}).version == PolicySet({"default": SHIPPED_DEFAULT}).version
 
 
-@pytest.mark.django_db
-def test_campaign_constraint_refuses_end_before_start() -> None:
-    with pytest.raises(IntegrityError), transaction.atomic():
-        Campaign.objects.create(key="odd", starts_at=NOW, ends_at=NOW)
-
-
 @each_row(
     "values, field",
     [
         ({"key": "VIP"}, "key"),
         ({"key": "vip", "tags": ["a", "a"]}, "tags"),
         ({"key": "vip", "tags": ["a\nb"]}, "tags"),
-        ({"key": "default", "tags": ["vip"]}, "tags"),
-        ({"hours": ["noon"]}, "hours[0]"),
         ({"threshold": SECOND}, "threshold"),
         ({"threshold": timedelta(hours=13)}, "threshold"),
         ({"jitter": timedelta(hours=2)}, "jitter"),

@@ -48,20 +48,12 @@ def test_presence_after_user_message_blocks_only_that_silence(chats: Chats, live
     assert live.presence_blocks([silence_question(first), silence_question(second)]) == ["", "answered"]
 
 
-def test_presence_of_old_silence_is_stale(chats: Chats, live: SessionPresence) -> None:
+def test_old_silence_is_stale_from_the_planned_time(chats: Chats, live: SessionPresence) -> None:
     claim = chats.confirmed_silence()
-    chats.pass_time(290)
-    assert live.presence_blocks([silence_question(claim)]) == [""]
-    chats.pass_time(15)
-    assert live.presence_blocks([silence_question(claim)]) == ["stale"]
-
-
-def test_stale_limit_counts_from_planned_time(chats: Chats, live: SessionPresence) -> None:
-    claim = chats.confirmed_silence()
-    chats.pass_time(1790)
-    assert live.presence_blocks([silence_question(claim, claim.deadline + timedelta(minutes=30))]) == [""]
-    chats.pass_time(320)
-    assert live.presence_blocks([silence_question(claim, claim.deadline + timedelta(minutes=30))]) == ["stale"]
+    questions = [silence_question(claim, at) for at in (None, claim.deadline + timedelta(minutes=30))]
+    for seconds, blocks in ((290, ["", ""]), (15, ["stale", ""]), (1485, ["stale", ""]), (320, ["stale"] * 2)):
+        chats.pass_time(seconds)
+        assert live.presence_blocks(questions) == blocks
 
 
 def test_note_sending_counts_only_sent_silence(chats: Chats, live: SessionPresence) -> None:
@@ -86,13 +78,11 @@ def test_presence_of_stale_silence_uses_no_nudge(chats: Chats, live: SessionPres
     assert chats.agent().deadline_ms > 0, "the next silence is guided"
 
 
-@each_row("kind", ["ping", "typing", "read"])
-def test_presence_after_ping_is_no_conversation(chats: Chats, live: SessionPresence, kind: str) -> None:
-    chats.user(kind=kind)
-    assert live.presence_blocks([event_question("ann", chats.now - 60 * SECOND)]) == [""]
-
-
-def test_presence_after_user_message_is_conversation(chats: Chats, live: SessionPresence) -> None:
+def test_only_a_message_of_the_user_is_a_conversation(chats: Chats, live: SessionPresence) -> None:
+    chats.agent()
+    for kind in ("ping", "typing", "read"):
+        chats.user(kind=kind)
+        assert live.presence_blocks([event_question("ann", chats.now - 60 * SECOND)]) == [""], kind
     chats.user()
     now = chats.now
     questions = [
@@ -101,11 +91,6 @@ def test_presence_after_user_message_is_conversation(chats: Chats, live: Session
         event_question("bob", now - 60 * SECOND),
     ]
     assert live.presence_blocks(questions) == ["conversation", "", ""]
-
-
-def test_presence_after_agent_message_is_no_conversation(chats: Chats, live: SessionPresence) -> None:
-    chats.agent()
-    assert live.presence_blocks([event_question("ann", chats.now - 60 * SECOND)]) == [""]
 
 
 def test_presence_answers_keep_order_of_questions(chats: Chats, live: SessionPresence) -> None:

@@ -12,7 +12,7 @@ from django.conf import settings
 
 from scheduling.errors import InvalidInput
 from sessions.frames import Frame
-from sessions.policy import TYPING, Override, Policy
+from sessions.policy import Override, Policy
 from sessions.store import client as keys
 from sessions.store import inbox, stats
 from sessions.store.client import Call, Server, StoreUnavailable
@@ -72,14 +72,6 @@ def test_frame_of_other_user_is_refused(chats: Chats, by: str, kind: str) -> Non
     chats.pass_time(61)
     assert [(each.user_id, each.tag) for each in chats.claim()] == [("ann", "default")]
     assert chats.store.sessions_of(["eve"]) == [""]
-
-
-def test_first_tag_does_not_replace_tag(chats: Chats) -> None:
-    chats.user(tag="new", first_tag=True)
-    chats.user(tag="vip")
-    chats.user(tag="new", first_tag=True)
-    chats.pass_time(61)
-    assert [each.tag for each in chats.claim()] == ["vip"]
 
 
 # --- order ------------------------------------------------------------------------------------------------------------
@@ -215,18 +207,13 @@ def test_close_keeps_seq_of_both_sides(chats: Chats, by: str) -> None:
 
 
 def test_claim_contains_session_user_chat_and_deadline(chats: Chats) -> None:
-    noted = chats.user(session="odd id \u2603 {x}", chat_id="room 7", tag="vip", user_id="änn")
+    chats.user(session="odd id \u2603 {x}", chat_id="room 7", tag="vip", user_id="änn")
+    noted = chats.user(session="odd id \u2603 {x}", kind="ping", user_id="änn")
     chats.pass_time(61)
     (claim,) = chats.claim()
     assert (claim.session_id, claim.user_id, claim.chat_id, claim.tag) == ("odd id \u2603 {x}", "änn", "room 7", "vip")
     assert (claim.deadline_ms, claim.nudge) == (noted.deadline_ms, 1)
     assert claim.deadline_ms - claim.armed_at // 1000 == 60_000
-
-
-def test_later_frames_keep_tag_and_chat(chats: Chats) -> None:
-    chats.user(chat_id="room 7", tag="vip")
-    claim = chats.claimed_silence(kind="ping")
-    assert (claim.chat_id, claim.tag) == ("room 7", "vip")
 
 
 def test_claim_returns_oldest_silences_up_to_limit(chats: Chats) -> None:
@@ -433,13 +420,6 @@ def test_unknown_session_counts_as_silent(chats: Chats) -> None:
 # --- policies ---------------------------------------------------------------------------------------------------------
 
 
-def test_threshold_follows_tag_or_default(chats: Chats) -> None:
-    chats.policies(new=Policy(30 * SECOND), vip=Policy(180 * SECOND))
-    for tag, seconds in (("new", 30), ("vip", 180), ("whatever", 60), ("", 60)):
-        noted = chats.user(session=f"s-{tag}", tag=tag)
-        assert chats.seconds_left(noted) == pytest.approx(seconds, abs=0.001)
-
-
 def test_campaign_overrides_threshold_while_it_runs(chats: Chats) -> None:
     begins = chats.now + 10 * SECOND
     sale = Override(begins, begins + 100 * SECOND, 90 * SECOND)
@@ -461,31 +441,18 @@ def test_jitter_is_spread_evenly(chats: Chats) -> None:
     assert min(tenths) > 100
 
 
-def test_sent_message_ends_grace(chats: Chats) -> None:
-    chats.policies(default=Policy(60 * SECOND, grace=15 * SECOND, grace_for=TYPING))
-    chats.user(kind="typing")
-    chats.user(kind="message")
-    chats.pass_time(61)
-    assert len(chats.claim()) == 1
-
-
 # --- what the server may do -------------------------------------------------------------------------------------------
 
 
-def test_confirm_after_lost_policies_restores_them(chats: Chats) -> None:
+def test_claim_and_confirm_restore_lost_policies(chats: Chats) -> None:
+    """If all clients are silent, no frame brings them."""
     chats.user()
     chats.pass_time(61)
+    chats.store.server.client.delete(*keys.POLICIES)
     claims = chats.claim()
+    assert len(claims) == 1
     chats.store.server.client.delete(*keys.POLICIES)
     assert chats.store.confirm(claims) == 1
-
-
-def test_claim_after_lost_policies_restores_them(chats: Chats) -> None:
-    """The silence waited until a frame reached its shard. If all clients were silent, none did."""
-    chats.user()
-    chats.pass_time(61)
-    chats.store.server.client.delete(*keys.POLICIES)
-    assert len(chats.claim()) == 1
 
 
 def test_round_instants_are_stored_as_integers(chats: Chats) -> None:

@@ -120,7 +120,10 @@ def test_client_repeats_messages_within_server_rate(address: str, initial_rows: 
     asyncio.run(gateway())
 
 
-def test_client_resends_unstored_message_after_later_seq(address: str, open_page: Callable[..., Page]) -> None:
+@pytest.mark.parametrize("reconnects", [False, True])
+def test_client_resends_unstored_message_after_later_seq(
+    address: str, open_page: Callable[..., Page], reconnects: bool
+) -> None:
     bob = open_page(role="agent")
 
     async def gateway() -> None:
@@ -129,24 +132,11 @@ def test_client_resends_unstored_message_after_later_seq(address: str, open_page
             await asyncio.wait_for(chat.connected.wait(), WAIT_LIMIT)
             name = await not_stored(chat, "one", seq=1)
             await next_frame(frames, "ack", id=await chat.message("two", seq=2))
-            await chat._handle_frame({"type": "error", "id": name, "reason": "unavailable"})
-            await next_frame(frames, "ack", id=name)
-
-    asyncio.run(gateway())
-    assert [bob.receive_until("message")["text"] for _ in range(2)] == ["two", "one"]
-
-
-def test_client_resends_unstored_message_after_reconnect(address: str, open_page: Callable[..., Page]) -> None:
-    bob = open_page(role="agent")
-
-    async def gateway() -> None:
-        async with SessionClient(f"http://{address}", "s1", lambda: new_token("user")) as chat:
-            frames = aiter(chat)
-            await asyncio.wait_for(chat.connected.wait(), WAIT_LIMIT)
-            name = await not_stored(chat, "one", seq=1)
-            await next_frame(frames, "ack", id=await chat.message("two", seq=2))
-            assert chat._socket is not None
-            await chat._socket.close()
+            if reconnects:
+                assert chat._socket is not None
+                await chat._socket.close()
+            else:
+                await chat._handle_frame({"type": "error", "id": name, "reason": "unavailable"})
             await next_frame(frames, "ack", id=name)
 
     asyncio.run(gateway())
@@ -165,23 +155,14 @@ async def not_stored(chat: SessionClient, text: str, seq: int) -> str:
         return await chat.message(text, seq=seq)
 
 
-def test_client_drops_message_refused_for_its_seq(address: str, initial_rows: None) -> None:
+def test_client_drops_refused_messages(address: str, initial_rows: None) -> None:
     async def gateway() -> None:
         async with SessionClient(f"http://{address}", "s1", lambda: new_token("user")) as chat:
             frames = aiter(chat)
             await next_frame(frames, "ack", id=await chat.message("two", seq=2))
-            name = await chat.message("one", seq=1)
-            assert (await next_frame(frames, "error", id=name))["reason"] == "replayed"
-            assert not chat._unacknowledged
-
-    asyncio.run(gateway())
-
-
-def test_client_drops_invalid_message(address: str, initial_rows: None) -> None:
-    async def gateway() -> None:
-        async with SessionClient(f"http://{address}", "s1", new_token) as chat:
-            name = await chat.message(" ")
-            assert (await next_frame(aiter(chat), "error", id=name))["reason"] == "invalid"
+            for text, reason in (("one", "replayed"), (" ", "invalid")):
+                name = await chat.message(text, seq=1)
+                assert (await next_frame(frames, "error", id=name))["reason"] == reason
             assert not chat._unacknowledged
 
     asyncio.run(gateway())

@@ -26,6 +26,11 @@ pytestmark = pytest.mark.django_db(transaction=True)
 Open = Callable[..., Page]
 
 
+@pytest.fixture
+def ann(open_page: Open) -> Page:
+    return open_page()
+
+
 def test_user_and_agent_receive_messages(open_page: Open) -> None:
     ann, bob = open_page(), open_page(role="agent")
     ann.send_frame("message", text="你好", id="m1")
@@ -171,8 +176,8 @@ def test_event_over_websocket_is_recorded(open_page: Open) -> None:
     assert Event.objects.count() == 1
 
 
-@pytest.mark.parametrize(
-    ("event", "field"),
+@each_row(
+    "event, field",
     [
         (cloud_event(subject="eve"), "event.subject"),
         (cloud_event(subject=None), "event.subject"),
@@ -184,8 +189,7 @@ def test_event_over_websocket_is_recorded(open_page: Open) -> None:
         ("no object", "event"),
     ],
 )
-def test_invalid_event_over_websocket_names_field(open_page: Open, event: Any, field: str) -> None:
-    ann = open_page()
+def test_invalid_event_over_websocket_names_field(ann: Page, event: Any, field: str) -> None:
     ann.send_frame("event", event=event)
     error = ann.receive_until("error")
     assert (error["reason"], error["errors"][0]["field"]) == ("invalid", field)
@@ -194,8 +198,8 @@ def test_invalid_event_over_websocket_names_field(open_page: Open, event: Any, f
     ann.receive_until("pong")
 
 
-@pytest.mark.parametrize(
-    ("frame", "field"),
+@each_row(
+    "frame, field",
     [
         ({"text": "x", "seq": -1}, "seq"),
         ({"text": "x", "seq": 2**53}, "seq"),
@@ -209,8 +213,7 @@ def test_invalid_event_over_websocket_names_field(open_page: Open, event: Any, f
         ({"text": "x", "id": "x" * 65}, "id"),
     ],
 )
-def test_invalid_message_names_field(open_page: Open, frame: dict[str, Any], field: str) -> None:
-    ann = open_page()
+def test_invalid_message_names_field(ann: Page, frame: dict[str, Any], field: str) -> None:
     ann.send_frame("message", **{"id": "m1", **frame})
     error = ann.receive_until("error")
     assert [each["field"] for each in error["errors"]] == [field]
@@ -218,16 +221,16 @@ def test_invalid_message_names_field(open_page: Open, frame: dict[str, Any], fie
     assert ann.received_frames() == []
 
 
-@pytest.mark.parametrize("at", [-1, 10**18, "yesterday", None])
-def test_client_time_in_message_is_ignored(open_page: Open, at: Any) -> None:
-    ann, before = open_page(), server_time()
+@each_row("at", [-1, 10**18, "yesterday", None])
+def test_client_time_in_message_is_ignored(ann: Page, at: Any) -> None:
+    before = server_time()
     ann.send_frame("message", text="x", at=at, time=at, timestamp=at)
     assert ann.receive_until("message")["at"] != at
     assert before <= deadline() / 1000 - 60 <= server_time() + 1
 
 
-@pytest.mark.parametrize(
-    ("sent", "code", "reason"),
+@each_row(
+    "sent, code, reason",
     [
         ('{"type": "message", "text": "' + "x" * 16_384 + '"}', 1009, "longer"),
         ('{"type": "message", "text": "' + "静" * 5_500 + '"}', 1009, "longer"),
@@ -243,7 +246,8 @@ def test_client_time_in_message_is_ignored(open_page: Open, at: Any) -> None:
     ],
 )
 def test_invalid_frame_closes_only_its_connection(open_page: Open, sent: str | bytes, code: int, reason: str) -> None:
-    bob, odd = open_page(role="agent"), open_page()
+    session = f"s{hash(sent)}"
+    bob, odd = open_page(session, "agent"), open_page(session)
     with suppress(ConnectionClosed):  # it need not have been sent to its end
         odd.socket.send(sent)
     found = odd.close_code()
@@ -410,7 +414,7 @@ def test_unknown_websocket_path_is_refused(address: str, initial_rows: None) -> 
         pass
 
 
-@pytest.mark.parametrize("session", ["a/b c", "静默", "{at:s00}:due", "x?y#z&token=1", "a%2Fb", "."])
+@each_row("session", ["a/b c", "静默", "{at:s00}:due", "x?y#z&token=1", "a%2Fb", "."])
 def test_session_id_may_contain_any_characters(open_page: Open, session: str) -> None:
     ann, bob = open_page(session), open_page(session, "agent")
     ann.send_frame("message", text="hi")

@@ -11,6 +11,7 @@ from scheduling.models import Event, EventType, Touch
 from tests.scheduling.api.serving import Client, cloud_event
 from tests.sessions.websocket.web_processes import Page
 from tests.support.matrix import MatrixBuilder
+from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -80,7 +81,7 @@ def test_page_event_of_unknown_type_is_refused(open_page: Open, api: Client, rol
     assert ack(ann, cloud_event(type="made.up"))["duplicate"] is False
 
 
-@pytest.mark.parametrize("kind", ["customer.inactive", "complaint.received", "session.silent"])
+@each_row("kind", ["customer.inactive", "complaint.received", "session.silent"])
 def test_user_event_of_reserved_type_is_refused(open_page: Open, kind: str) -> None:
     """No complaints either: enough of them would stop a text for all customers."""
     assert refused(open_page(), cloud_event(type=kind)) == "event.type"

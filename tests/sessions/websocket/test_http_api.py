@@ -60,7 +60,7 @@ def test_activity_batch_with_invalid_frame_stores_nothing(api: Client) -> None:
     assert deadline("s1") == 0
 
 
-@pytest.mark.parametrize(("count", "status"), [(0, 422), (500, 200), (501, 413)])
+@each_row("count, status", [(0, 422), (500, 200), (501, 413)])
 def test_activity_batch_size_is_limited(api: Client, count: int, status: int) -> None:
     frames = [{"session_id": f"s{number}", **ANN} for number in range(count)]
     assert api("POST", "/sessions/activity", frames).status_code == status
@@ -119,8 +119,8 @@ def test_token_request_with_invalid_member_names_field(api: Client, change: dict
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
 
 
-@pytest.mark.parametrize(
-    ("change", "field"),
+@each_row(
+    "change, field",
     [({"user_id": 7}, "user_id"), ({"chat_id": "a\u0000"}, "chat_id"), ({"seq": -1}, "seq"), ({"epoch": 1.5}, "epoch")],
 )
 def test_activity_batch_errors_name_fields_uniformly(api: Client, change: dict[str, Any], field: str) -> None:

@@ -124,20 +124,6 @@ def test_consumer_with_too_many_waiting_frames_closes(held_writer: HeldWriter) -
     assert held_writer.noted == 100
 
 
-def test_consumer_with_stored_frames_accepts_more(held_writer: HeldWriter) -> None:
-    async def scene() -> None:
-        async with page() as (wire, serving):
-            for _ in range(3):
-                held_writer.go_on.clear()
-                await send_frame(wire, consumer.MOST_WAITING)
-                await until(lambda: serving.waiting == consumer.MOST_WAITING)
-                held_writer.go_on.set()
-                await until(lambda: serving.waiting == 0)
-            assert not serving.send_queue.ended
-
-    run(scene)
-
-
 # --- messages that go out ---
 
 
