@@ -211,7 +211,8 @@ def publish_many(requests: Sequence[PublishRequest]) -> list[PublishResult]:
     wait for locks at most `LONGEST_ALONE` seconds in all, and none is tried after a lost connection.
     """
     results: dict[int, PublishResult] = {}
-    ends_at, lost = time.monotonic() + LONGEST_ALONE, None
+    ends_at = time.monotonic() + LONGEST_ALONE
+    lost: PublishResult | None = None
 
     def publish_alone(request: PublishRequest) -> PublishResult:
         nonlocal lost
