@@ -270,7 +270,7 @@ class Environment(BaseSettings):
     @classmethod
     def require_origins(cls, origins: list[str]) -> list[str]:
         for origin in origins:
-            if not (_is_web_address(origin) and origin.isascii() and origin.lower() == _build_origin(origin)):
+            if not (_is_web_address(origin.lower()) and origin.isascii() and origin.lower() == _build_origin(origin)):
                 raise ValueError(f"{origin} must be an origin, such as https://shop.example.com")
         return [origin.lower() for origin in origins]
 
@@ -328,7 +328,7 @@ def _is_web_address(url: str) -> bool:
         has_port = address.port != 0
     except ValueError:
         return False
-    is_web = address.scheme in ("http", "https") and address.hostname and not re.search(r"[\s\\]", url)
+    is_web = url.startswith(("http://", "https://")) and address.hostname and not re.search(r"[\s\\]", url)
     return bool(is_web and "@" not in address.netloc and has_port)
 
 

@@ -37,7 +37,7 @@ from scheduling.delivery.routing import find_delivery_keys, store_disabled_targe
 from scheduling.ids import new_id
 from scheduling.ledger import locks
 from scheduling.models import Customer, CustomerChange, DeliveryReceipt, ReceiptKind, WebhookEvent, WebhookFact
-from scheduling.models.customer import ERASED, REPLYING
+from scheduling.models.customer import REPLYING
 from scheduling.models.encrypted import Sealed
 from scheduling.models.node import digest_address
 from scheduling.planning.ingest import NewEvent, record_and_publish
@@ -82,6 +82,7 @@ WHERE settled_at > statement_timestamp() - %(span)s::interval AND node_id = %(no
 
 BATCH = 500
 DETAIL = 300  #: characters
+ERASED = "erased:"  #: start of the user id of an erased customer
 #: By kind of a receipt, the event that always follows.
 CONSEQUENCES: Mapping[str, str] = {
     ReceiptKind.REPLIED: "conversation.started",

@@ -20,7 +20,6 @@ from pathlib import Path
 from rpa_tasks.supervisor.processes import (
     Process,
     all_processes,
-    is_alive,
     read_environment,
     read_process,
     real_uid,
@@ -67,9 +66,9 @@ def unowned_processes(profile: str) -> list[int]:
         process.pid
         for process in processes_on_profile(profile)
         if not _marker_of(process)
-        # Renderers and helpers have overwritten their mark. A process that has just ended shows neither words nor mark.
-        and "--type=" not in read_command_line(process.pid)
-        and is_alive(process.pid, process.started)
+        # Behind the mark: a process that has just ended shows neither. Renderers and helpers have overwritten theirs.
+        and (line := read_command_line(process.pid))
+        and "--type=" not in line
     ]
 
 

@@ -207,25 +207,29 @@ def _find_waiting_key(entry: Publication, key: str) -> str | None:
 def publish_many(requests: Sequence[PublishRequest]) -> list[PublishResult]:
     """Publish requests and return a result for each, in their order. Each stands alone: an error stops no other.
 
-    Duplicates within the batch resolve in order. Waits for each lock at most 1 s. Requests that are published alone
-    wait for locks at most `LONGEST_ALONE` seconds in all, and none is tried after a lost connection.
+    Duplicates within the batch resolve in order. Waits for each lock at most 1 s. When requests that are published
+    alone have taken `LONGEST_ALONE` seconds, the others hardly wait for locks. After a lost connection they get its
+    error untried.
     """
     results: dict[int, PublishResult] = {}
-    ends_at = time.monotonic() + LONGEST_ALONE
+    left_alone = LONGEST_ALONE
     lost: PublishResult | None = None
 
     def publish_alone(request: PublishRequest) -> PublishResult:
-        nonlocal lost
+        nonlocal left_alone, lost
         if lost is not None:
             return lost
+        started_at = time.monotonic()
         try:
-            with sql.brief_lock_waits(min(max(ends_at - time.monotonic(), 0.01), 1.0)):
+            with sql.brief_lock_waits(min(max(left_alone, 0.01), 1.0)):
                 return publish_job(request)
         except (InvalidInput, BacklogFull) as error:
             return error
         except sql.UNAVAILABLE_ERRORS as error:
             lost = error if _is_lost(error) else None
             return error
+        finally:
+            left_alone -= time.monotonic() - started_at
 
     left = _prepare_batch(requests)
     while left:

@@ -24,7 +24,6 @@ from scheduling.errors import FieldError, InvalidInput, errors_within, join_path
 from scheduling.ids import new_id
 from scheduling.ledger import locks
 from scheduling.models import Customer, CustomerChange
-from scheduling.models.customer import ERASED
 from scheduling.models.node import enable_targets
 from scheduling.policy.profile import merge_attributes
 from scheduling.strict_text import is_same_json
@@ -145,7 +144,7 @@ def change_customers(inputs: Sequence[CustomerInput], *, actor: str) -> list[Sto
     Each user id occurs once. A customer that the inputs do not change gets no entry in its history.
 
     Raises:
-        CustomersRefused: a customer was erased, or would have too many attributes or addresses.
+        CustomersRefused: a customer would have too many attributes or addresses.
     """
     while True:
         with suppress(_CustomersInserted), transaction.atomic():
@@ -209,8 +208,6 @@ def _apply_inputs(inputs: Sequence[CustomerInput], stored: Mapping[str, StoredCu
     errors: dict[int, FieldError] = {}
     for position, each in enumerate(inputs):
         try:
-            if each.user_id.startswith(ERASED):  # what is stored here would be erased by no pass
-                raise InvalidInput.of("user_id", _("the customer was erased"))
             stored[each.user_id].change(each.fields, at)
         except InvalidInput as error:
             errors[position] = error.errors[0]

@@ -40,7 +40,7 @@ from scheduling.models import (
     Touch,
     WebhookMessage,
 )
-from scheduling.models.customer import ERASED, digest_user_id
+from scheduling.models.customer import digest_user_id
 from scheduling.models.node import digest_address, enable_targets
 from scheduling.receipts import erase_receipts, load_receipts
 from scheduling.webhooks import erase_messages_of_customer, find_messages_of_customer
@@ -211,7 +211,7 @@ def _erase_own_rows(row: Customer, erasure_id: str) -> dict[str, int]:
         "log entries": log_entries.update(object_repr="", change_message=""),
     }
     anonymization.cancel_unsent(row.pk)
-    row.user_id = ERASED + erasure_id
+    row.user_id = f"erased:{erasure_id}"
     row.name = row.locale = row.timezone = ""
     row.addresses = row.consent = {}
     row.last_active_at = row.conversation_at = row.inactive_since = None

@@ -20,7 +20,6 @@ from scheduling.policy.specs import CustomerSpec
 
 #: Keys of addresses whose owner a vendor's callback names.
 REPLYING = ("wecom_app", "wechat_kf", "wechat_official")
-ERASED = "erased:"  #: start of the user id of an erased customer
 
 
 class Customer(Addressed):

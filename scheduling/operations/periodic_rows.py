@@ -176,7 +176,8 @@ def read_call(row: PeriodicTask, app: Celery) -> tuple[list[Any], dict[str, Any]
         if not is_plain or not isinstance(value, type(read_json(empty))):
             raise UnusableRow(_("%(field)s is not valid JSON of its kind.", field=name))
     args, kwargs, _headers = values
-    if check := getattr(app.tasks[row.task], "__header__", None):  # None of a task without a function
+    task = app.tasks[row.task]
+    if (check := getattr(task, "__header__", None)) and task.typing:  # None of a task without a function
         try:
             check(*args, **kwargs)
         except TypeError as error:

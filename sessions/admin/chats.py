@@ -140,18 +140,20 @@ class ChatPages(OpsAdmin):
         owner = (
             user_id or (found and found.user_id) or next((each.owner for each in reversed(entries) if each.owner), "")
         )
+        entries = [each for each in entries if each.owner in ("", owner)]
         moments = [*_message_moments(entries), *_silence_moments(session_id, owner)]
         moments.sort(key=lambda each: each.at, reverse=True)
-        row = _chat_row(found) if found and found.armed_at else None
+        state = found if found and found.user_id in ("", owner) else None
+        row = _chat_row(state) if state and state.armed_at else None
         # The policies of both sides: whom each waits for, its key and the tags that chose it.
-        chosen = [("customer", found.guide), ("agent", found.answer)] if found else []
+        chosen = [("customer", state.guide), ("agent", state.answer)] if state else []
         policies = [
             {"awaited": SIDES[side], "key": each.key, "because": " + ".join(each.tags)} for side, each in chosen if each
         ]
         return self.render_chats(
             request, "chat_sessions/chat.html", _("Live chat"), away=found is None, chat=row, moments=moments,
             unwatched=found is not None and _is_unwatched(store), session_id=session_id, policies=policies,
-            awaited=SIDES.get(found.awaited, "") if found else "",
+            awaited=SIDES.get(state.awaited, "") if state else "",
         )  # fmt: skip
 
     @table_page("silences/", "view", *VIEW_CHATS)

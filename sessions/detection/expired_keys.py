@@ -207,7 +207,7 @@ class ExpiredKeyListener:
         self.failure: KeyspaceEventsDisabled | None = None  #: reason of the final stop; `stop` is then set
         #: The last key of each user and when it expired, by the monotonic clock; not yet recorded in the store.
         self._received: OrderedDict[str, tuple[str, float]] = OrderedDict()
-        self._dropped = 0  #: of these, beyond `MOST_KEPT`
+        self._dropped = 0  #: of these, beyond `MOST_KEPT`, since the start
         self._note_at = 0.0  #: the store failed; not before this time of the monotonic clock
         self._backoff, self._store_backoff = Backoff(0.2, 30.0), Backoff(0.2, 30.0)
         self._thread = threading.Thread(target=self.run, name="listen-expired", daemon=True)
@@ -298,10 +298,11 @@ class ExpiredKeyListener:
                 self.stop.wait(self._backoff.next())
         self._note_at = 0.0  # a last attempt
         self._note()
-        if self._received:
-            log.error("expiries_lost", count=len(self._received))
+        if lost := self._dropped + len(self._received):
+            log.error("expiries_lost", count=lost)
 
     def _wait(self, error: StoreUnavailable) -> None:
+        self._note()  # the store may be there, while only the gateway is away
         pause = self._backoff.next()
         log.warning("gateway_unavailable", error=str(error), again_in=round(pause, 1))
         self.stop.wait(pause)

@@ -53,6 +53,7 @@ OIDC = {
         ("AFTERTOUCH_BASE_URL", "https://shop.example\t", {}, "must be an address"),
         ("AFTERTOUCH_BASE_URL", "https://shop .example", {}, "must be an address"),
         ("AFTERTOUCH_BASE_URL", "shop.example", {}, "must be an address"),
+        ("AFTERTOUCH_BASE_URL", "HTTPS://shop.example", {}, "must be an address like https://"),
         ("AFTERTOUCH_BASE_URL", "ftp://shop.example", {}, "must be an address"),
         ("AFTERTOUCH_BASE_URL", "https://ops:s3cret@shop.example", {}, "must be an address"),
         ("AFTERTOUCH_LINK_BASE_URL", "https://go.example.com/?from=sms", {}, "must be an address"),
@@ -102,7 +103,6 @@ def test_fitting_settings_are_accepted() -> None:
     listed = "https://Shop.example.com,http://[::1]:3000"
     origins = Environment(aftertouch_socket_origins=listed).aftertouch_socket_origins  # type: ignore[arg-type]
     assert origins == ["https://shop.example.com", "http://[::1]:3000"]
-    assert Environment(aftertouch_link_base_url="HTTPS://go.example.com/a").aftertouch_link_base_url
     for url in ("redis://:p%40@h1:6379/3", "sentinel://h1:1;sentinel://h2:2", "rediss+cluster://u:p@h1:6379,h2"):
         assert Environment(aftertouch_sessions_redis_url=url).aftertouch_sessions_redis_url == url
 

@@ -239,7 +239,7 @@ class VariantsField(forms.Field):
     """Content variants. One without a key, a template and rows is dropped."""
 
     widget = VariantsWidget
-    kept: Container[str] = ()  #: templates that the stored variants name; they may be retired since
+    kept: Container[tuple[str, str]] = ()  #: key and template of the stored variants; they may be retired since
 
     def clean(self, value: Any) -> list[dict[str, Any]]:
         stored, errors = [], []
@@ -249,7 +249,7 @@ class VariantsField(forms.Field):
                 condition = read_rows(each["when"])
                 if condition is None or not each["template"] or not each["key"]:
                     raise ValidationError(_("needs a key, a template and at least one row; clear all to remove it"))
-                if each["template"] not in templates and each["template"] not in self.kept:
+                if each["template"] not in templates and (each["key"], each["template"]) not in self.kept:
                     named = {"noun": _("template"), "name": each["template"]}
                     raise ValidationError(_("there is no %(noun)s “%(name)s”") % named)
                 stored.append({"key": each["key"], "when": condition, "template": each["template"]})

@@ -174,7 +174,7 @@ class NodeForm(CheckedForm):
         for name in {"when", "variants"} & self.fields.keys():
             self.fields[name].widget.suggest = lambda: self.catalogue.suggest(storable_text(str(trigger or "")))
         if "variants" in self.fields:
-            self.fields["variants"].kept = {each["template"] for each in self.instance.variants}  # type: ignore[attr-defined]
+            self.fields["variants"].kept = {(each["key"], each["template"]) for each in self.instance.variants}  # type: ignore[attr-defined]
         if "key" in self.fields:  # of a new node
             self.fields["key"].required = False
 

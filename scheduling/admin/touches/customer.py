@@ -54,7 +54,6 @@ from scheduling.models import (
     Event,
     Touch,
 )
-from scheduling.models.customer import ERASED
 from scheduling.monitoring.duration_text import describe_duration
 from scheduling.operations import preview, queries
 from scheduling.operations.preview import Eligibility, NodeVerdict
@@ -365,9 +364,6 @@ class CustomerAdmin(BigTable, OpsAdmin):
     list_filter_submit = False
     actions_detail = ("enable_addresses",)
     forbidden = frozenset({"delete"})  # touches of a customer stay readable
-
-    def has_change_permission(self, request: HttpRequest, obj: Customer | None = None) -> bool:
-        return super().has_change_permission(request, obj) and not (obj and obj.user_id.startswith(ERASED))
 
     def layout(self, request: HttpRequest, obj: Customer | None) -> list[Any]:
         edits = obj is None or self.has_change_permission(request, obj)

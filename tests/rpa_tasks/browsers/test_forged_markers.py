@@ -15,7 +15,7 @@ import pytest
 from pytest_django import Settings
 
 from rpa_tasks import isolation
-from rpa_tasks.browsers import browser_processes, registry
+from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.browser_processes import MARKER, leftover_browsers_on, read_command_line, unowned_processes
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.supervisor.processes import Process, all_processes
@@ -97,25 +97,6 @@ def test_helper_that_ends_during_the_look_owns_no_profile(state: Path, monkeypat
             assert looks == [helper.pid]
         finally:
             helper.kill()
-
-
-def test_person_counts_while_the_command_line_is_empty(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that replaces its program shows none for a moment."""
-    profile = str(registry.profile_dir("s1").resolve())
-    words = [sys.executable, "-c", SLEEP, f"--user-data-dir={profile}"]
-    with subprocess.Popen(words) as person:
-        looks: list[int] = []
-
-        def read_once(pid: int) -> str:
-            looks.append(pid)
-            return read_command_line(pid) if looks.count(pid) == 1 else ""
-
-        try:
-            eventually(lambda: profile in read_command_line(person.pid), "it does not start")
-            monkeypatch.setattr(browser_processes, "read_command_line", read_once)
-            assert unowned_processes(profile) == [person.pid]
-        finally:
-            person.kill()
 
 
 def test_profile_link_in_own_root_is_ignored(start_flow: StartFlow, tmp_path: Path) -> None:

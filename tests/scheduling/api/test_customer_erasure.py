@@ -17,7 +17,6 @@ from django.contrib.auth.models import User
 from django.contrib.contenttypes.models import ContentType
 from django.db import OperationalError, connection, models, transaction
 from django.test import Client as DjangoClient
-from django.urls import reverse
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 
 from rpa_tasks.jobs.dead_letters import record_failed_job
@@ -421,24 +420,6 @@ def test_erasure_is_idempotent(chatting: Client) -> None:
     continue_erasures()
     assert chatting("DELETE", "/customers/ann-7731").json() == first | {"state": "done"}
     assert chatting("DELETE", "/customers/never-seen").status_code == 404
-
-
-def test_erased_customer_is_changed_by_no_request_and_no_page(chatting: Client) -> None:
-    """What is stored for it would be erased by no pass."""
-    erase(chatting)
-    row = Customer.objects.get()
-    for method, path, body, field in (
-        ("PUT", f"/customers/{row.user_id}", {"name": "Ann"}, "user_id"),
-        ("POST", "/customers", {"customers": [{"user_id": row.user_id, "name": "Ann"}]}, "customers.0.user_id"),
-    ):
-        answer = chatting(method, path, body)
-        assert (answer.status_code, [each["field"] for each in answer.json()["errors"]]) == (422, [field])
-    browser = DjangoClient()
-    browser.force_login(User.objects.create_superuser("root"))
-    url = reverse("admin:scheduling_customer_change", args=[row.pk])
-    assert browser.get(url).status_code == 200
-    assert browser.post(url, {"name": "Ann"}).status_code == 403
-    assert Customer.objects.get().name == ""
 
 
 def test_event_after_the_erasure_creates_a_new_customer(chatting: Client) -> None:
