@@ -93,7 +93,6 @@ class PublishRequest:
     merges_into_any: bool = False  #: into the waiting job of any payload; of a requester who cannot choose one
     not_before: datetime | None = None  #: the earliest start, beside `delay`
     deadline: datetime | None = None  #: when the job is to be done; later it counts as late
-    merges: bool = True  #: whether the waiting job takes over payload, priority and time; a schedule leaves them
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,8 +467,8 @@ WITH given AS MATERIALIZED (
     SELECT * FROM unnest(
         %(places)b::int[], %(shops)b::bigint[], %(flows)b::bigint[], %(keys)b::text[], %(priorities)b::int[],
         %(delays)b::interval[], %(payloads)b::text[], %(deadlines)b::timestamptz[], %(new_ids)b::uuid[],
-        %(merges)b::bool[], %(renews)b::bool[]
-    ) AS v(place, shop, flow, key, priority, delay, payload, deadline, new_id, merges, renews)
+        %(renews)b::bool[]
+    ) AS v(place, shop, flow, key, priority, delay, payload, deadline, new_id, renews)
 ), standing AS MATERIALIZED (
     SELECT given.*, job.task_id, job.priority AS old_priority, job.due_at AS old_due_at
     FROM given CROSS JOIN LATERAL (
@@ -485,9 +484,9 @@ SET requests = row.requests + 1,
     root_id = CASE WHEN renews AND row.attempt > 0 AND row.payload <> standing.payload::jsonb THEN new_id
                    ELSE row.root_id END,
     payload = CASE WHEN renews THEN standing.payload::jsonb ELSE row.payload END,
-    priority = CASE WHEN merges THEN LEAST(row.priority, standing.priority) ELSE row.priority END,
-    due_at = CASE WHEN merges THEN LEAST(row.due_at, statement_timestamp() + delay) ELSE row.due_at END,
-    deadline = CASE WHEN merges THEN LEAST(row.deadline, standing.deadline) ELSE row.deadline END
+    priority = LEAST(row.priority, standing.priority),
+    due_at = LEAST(row.due_at, statement_timestamp() + delay),
+    deadline = LEAST(row.deadline, standing.deadline)
 FROM standing WHERE row.task_id = standing.task_id AND row.state IN ('scheduled', 'queued')
 RETURNING standing.place, row.task_id, row.state, row.due_at, row.priority,
           row.due_at <= statement_timestamp() + %(horizon)s
@@ -587,8 +586,7 @@ def _columns(entries: Sequence[Publication]) -> dict[str, Any]:
         "keys": [f"{TASK_KEY}{entry.task_id}" if entry.key is None else entry.key for entry in entries],
         "windows": [entry.window for entry in entries],
         "touches": [each.touch_key for each in requests],
-        "merges": [each.merges for each in requests],
-        "renews": [entry.request.merges and not entry.keeps_payload for entry in entries],
+        "renews": [not entry.keeps_payload for entry in entries],
         "priorities": [each.priority for each in requests],
         "delays": [entry.delay for entry in entries],
         "payloads": [json.dumps(entry.payload) for entry in entries],

@@ -104,6 +104,7 @@ def cancel_matching_job(task_id: UUID, actor: Actor) -> None:
     publish.request_cancel(task_id, by=actor.name, wait=False)
 
 
+@transaction.atomic
 def run_job_again(task_id: UUID, actor: Actor, *, due_at: datetime, leaves_failed_tasks: bool = False) -> None:
     """Publish an ended job again, due at `due_at`. An open failed task is retried, so that it is settled.
 
@@ -116,8 +117,8 @@ def run_job_again(task_id: UUID, actor: Actor, *, due_at: datetime, leaves_faile
         failed_tasks.retry_failed_task(failed_id, actor, due_at=due_at)
         return
     row = _get_job(task_id)
-    receipt = publish.publish_job(repeat_request(row, actor.name, payload=row.payload, not_before=due_at, merges=False))
-    if receipt.duplicate:
+    receipt = publish.publish_job(repeat_request(row, actor.name, payload=row.payload, not_before=due_at))
+    if receipt.duplicate:  # the rollback leaves a waiting job as it was
         raise Conflict(_("The job %(task_id)s covers it already.", task_id=receipt.task_id))
 
 

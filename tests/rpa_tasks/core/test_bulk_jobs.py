@@ -20,7 +20,7 @@ from pytest_django import Settings
 from config.local.processes import wait_until
 from rpa_tasks.jobs import dead_letters
 from rpa_tasks.jobs.ledger import job_ledger
-from rpa_tasks.jobs.queries import JOB_ACTIONS
+from rpa_tasks.jobs.queries import JOB_ACTIONS, run_job_again
 from rpa_tasks.jobs.schedules import publish_round
 from rpa_tasks.models import ExecutionNode, Job, Lane
 from scheduling import sql
@@ -139,6 +139,9 @@ def test_bulk_run_again_skips_jobs_that_another_covers(shops: Market) -> None:
     shops.end(shops.publish("s2", "audit").task_id, "succeeded")
 
     assert tally(finish("job.run_again")) == (0, 2, 0)
+    for task_id in Job.objects.filter(state="succeeded").values_list("pk", flat=True):
+        with pytest.raises(Conflict, match="covers it already"):
+            run_job_again(task_id, ANN, due_at=sql.now())
     assert list(Job.objects.filter(pk=waiting).values_list("priority", "requests")) == [(2, 1)]
 
 

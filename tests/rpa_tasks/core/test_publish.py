@@ -69,16 +69,6 @@ def test_publish_low_request_keeps_waiting_job_urgent(market: Market) -> None:
     assert job.due_at <= now()
 
 
-def test_publish_without_merge_keeps_waiting_job(market: Market) -> None:
-    market.publish(payload={"page": 1}, priority=2, delay=timedelta(hours=1))
-    receipt = market.publish(payload={"page": 2}, priority=0, merges=False)
-
-    job = Job.objects.get()
-    assert receipt.duplicate
-    assert (job.payload, job.priority) == ({"page": 1}, 2)
-    assert job.due_at > now()
-
-
 def test_publish_behind_running_job_keeps_one_waiting(market: Market) -> None:
     running = market.publish()
     market.pick()
