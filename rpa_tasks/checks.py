@@ -1,4 +1,4 @@
-"""System checks of RPA: lease length, isolation of commands, and programs of flows."""
+"""System checks of RPA: isolation of commands, the browser, and programs of flows."""
 
 from __future__ import annotations
 
@@ -13,22 +13,6 @@ from rpa_tasks import isolation
 from rpa_tasks.browsers.launch import NoBrowser, NoProgram, OnlySnap, find_program
 from rpa_tasks.models import Flow
 from rpa_tasks.supervisor.command import check_program, check_words
-
-
-@register
-def check_lease_length(**_: Any) -> list[CheckMessage]:
-    """Check that a run keeps its lease if two renewals are lost."""
-    from rpa_tasks.worker.runner import LEASE, RENEW_INTERVAL  # a web process does not import it until this check runs
-
-    if LEASE.total_seconds() >= 3 * RENEW_INTERVAL:
-        return []
-    return [
-        Error(
-            f"The lease of a run ({LEASE}) is shorter than three renewals ({RENEW_INTERVAL} s each).",
-            hint="Raise rpa_tasks.worker.runner.LEASE.",
-            id="rpa_tasks.E001",
-        )
-    ]
 
 
 @register

@@ -107,7 +107,7 @@ def unpack_text(text: bytes) -> bytes:
 
 
 LEASE = timedelta(seconds=60)
-RENEW_INTERVAL = 10.0  #: seconds between renewals
+RENEW_INTERVAL = 10.0  #: seconds between renewals; a run keeps its lease if two of them are lost
 POLL_INTERVAL = 1.0  #: seconds between checks for a cancellation or a stop of the node
 EXTENSION = 30.0  #: seconds that one renewal allows the supervisor process; it ends the command before the lease ends
 STOP_TIME_LIMIT = 20.0  #: seconds that a run may continue when its node stops; then an idempotent run is returned

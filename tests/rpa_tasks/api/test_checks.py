@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from pytest_django import DjangoAssertNumQueries, Settings
 from rpa_tasks import checks, isolation
 from rpa_tasks.browsers import chromium
 from rpa_tasks.models import Flow
-from rpa_tasks.worker import runner
 from tests.rpa_tasks.api.conftest import Market
 from tests.support.tables import each_row
 
@@ -82,10 +80,3 @@ def test_deploy_check_warns_of_browser_without_sandbox(
 
     settings.AFTERTOUCH_ROLE = "web"
     assert checks.check_browser_sandbox() == []
-
-
-def test_check_refuses_too_short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert found() == []
-    monkeypatch.setattr(runner, "LEASE", timedelta(seconds=3 * runner.RENEW_INTERVAL - 1))
-    ((id, _),) = found()
-    assert id == "rpa_tasks.E001"
