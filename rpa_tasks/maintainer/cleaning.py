@@ -173,8 +173,10 @@ def _delete_profile(folder: Path, at: datetime) -> None:
     if not lock.try_acquire():
         return
     try:
-        # The shop may have returned to this node since the look.
-        if folder.name in _needed_profiles() or _has_record(folder):
+        # The shop may have returned to this node since the look. A recorded browser may be an idle one.
+        kept, records = _needed_profiles(), registry.read_records().values()
+        kept |= {registry.directory_name(each.profile) for each in records if each and each.profile}
+        if folder.name in kept:
             return
         # Browsers of ours without a record: no other process would end them, as the shop starts none here.
         end_processes(lambda: leftover_browsers_on(str(folder)), grace=2.0)
@@ -199,12 +201,6 @@ def _delete_profile(folder: Path, at: datetime) -> None:
     finally:
         lock.release()
     log.info("profile_deleted", profile=folder.name)
-
-
-def _has_record(folder: Path) -> bool:
-    """Return whether the profile has a recorded browser, maybe an idle one."""
-    records = registry.read_records().values()
-    return any(each and each.profile and registry.directory_name(each.profile) == folder.name for each in records)
 
 
 def _is_in_use(folder: Path) -> bool:

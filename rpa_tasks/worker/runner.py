@@ -149,7 +149,10 @@ class JobRun:
     stopped_at: float = 0.0
 
     def execute(self) -> None:
-        self._load_job()
+        # A run that starts late is harmless: its command starts only after a renewal of the lease.
+        rows = Job.objects.select_related("shop__platform", "flow__platform").annotate(at=Now())
+        self.job = self._retry_outage(partial(rows.get, pk=self.pick.claim.task_id))
+        self.started_at = self.job.at
         try:
             ended = self._run()
         except Exception as error:
@@ -164,12 +167,6 @@ class JobRun:
             self._settle(ended)
 
     # --- the steps ----------------------------------------------------------------------------------------------
-
-    def _load_job(self) -> None:
-        """Load the job. A run that starts late is harmless: its command starts only after a renewal of the lease."""
-        rows = Job.objects.select_related("shop__platform", "flow__platform").annotate(at=Now())
-        self.job = self._retry_outage(partial(rows.get, pk=self.pick.claim.task_id))
-        self.started_at = self.job.at
 
     def _retry_outage(self, act: Callable[[], T]) -> T:
         """Return what `act` returns. While PostgreSQL is unavailable, retry for as long as the lease may be valid."""
