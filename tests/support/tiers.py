@@ -42,8 +42,7 @@ PROCESSES = (
 #: Files of ledger, fences, races, rights, redaction and consent. A wrong result of one is a defect, however rare.
 PROOFS = (
     "tests/docs/test_ledger_writes.py",
-    "tests/rpa_tasks/core/test_fences.py", "tests/rpa_tasks/core/test_lost_nodes.py",
-    "tests/rpa_tasks/core/test_pick.py",
+    "tests/rpa_tasks/core/test_fences.py", "tests/rpa_tasks/core/test_pick.py",
     "tests/scheduling/core/test_caps.py", "tests/scheduling/core/test_consent.py",
     "tests/scheduling/core/test_guards.py", "tests/scheduling/core/test_invariants.py",
     "tests/scheduling/core/test_ledger.py", "tests/scheduling/core/test_lock_order.py",

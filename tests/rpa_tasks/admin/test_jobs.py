@@ -6,9 +6,7 @@ from datetime import timedelta
 
 import pytest
 from django.contrib.auth.models import Permission, User
-from django.db import connection
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils.timezone import now
 
@@ -41,12 +39,6 @@ def test_job_list_shows_progress_and_refreshes_open_jobs(viewer: Client, market:
     fresh = text(viewer.get(f"{url('job_live')}?ids={running.pk},{failed.pk}"))
     assert 'value="90"' in fresh
     assert "Ended with exit code 65" in fresh
-
-
-def test_job_list_without_a_status_reads_no_clock(viewer: Client, market: Market) -> None:
-    with CaptureQueriesContext(connection) as queries:
-        viewer.get(url("job_changelist"))
-    assert "SELECT statement_timestamp()" not in [each["sql"] for each in queries]
 
 
 def test_each_outcome_of_a_run_has_words_and_a_tone() -> None:

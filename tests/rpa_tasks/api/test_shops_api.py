@@ -15,7 +15,6 @@ from django.utils.timezone import now
 from rpa_tasks.jobs import shops
 from rpa_tasks.jobs.publish import PublishRequest, publish_job
 from rpa_tasks.models import Breaker, ExecutionNode, Job, Lane, Platform, Shop
-from scheduling.errors import NotFound
 from scheduling.ids import new_id
 from tests.rpa_tasks.api.conftest import Market
 from tests.scheduling.api.serving import Client, database_url, run_concurrently
@@ -102,15 +101,6 @@ def test_nodes_are_listed_drained_and_resumed(api: Client, market: Market) -> No
     assert api("POST", "/rpa/nodes/n9/drain").status_code == 404
 
 
-def test_pause_and_resume_requests_record_history(api: Client, market: Market) -> None:
-    assert api("POST", "/rpa/shops/pdd/s1/pause").json()["paused"] is True
-    assert api("POST", "/rpa/shops/pdd/s1/pause").json()["paused"] is True
-    assert api("POST", "/rpa/shops/pdd/s1/resume").json()["paused"] is False
-    assert not Shop.objects.filter(paused=True).exists()
-    said = list(market.s1.history.order_by("pk").values_list("history_change_reason", "version"))
-    assert said[1:] == [("paused by api:shop", 2), ("resumed by api:shop", 3)]
-
-
 def send_until_free(send: Callable[[], requests.Response]) -> requests.Response:
     """Send the request, and again as long as the answer is that another one holds the row: on a slow machine it does
     for more than a second."""
@@ -121,8 +111,10 @@ def send_until_free(send: Callable[[], requests.Response]) -> requests.Response:
 
 def test_concurrent_pause_requests_record_one_change(api: Client, market: Market) -> None:
     answers = run_concurrently(8, lambda _: send_until_free(lambda: api("POST", "/rpa/shops/pdd/s1/pause")))
-    assert {answer.status_code for answer in answers} == {200}
-    assert market.s1.history.filter(history_change_reason="paused by api:shop").count() == 1
+    assert {(answer.status_code, answer.json()["paused"]) for answer in answers} == {(200, True)}
+    assert api("POST", "/rpa/shops/pdd/s1/resume").json()["paused"] is False
+    said = list(market.s1.history.order_by("pk").values_list("history_change_reason", "version"))
+    assert said[1:] == [("paused by api:shop", 2), ("resumed by api:shop", 3)]
 
 
 def test_action_on_unknown_shop_returns_404(api: Client, market: Market) -> None:
@@ -208,14 +200,3 @@ def test_each_opened_gate_wakes_the_shops_behind_it_once(market: Market, woken_b
     said = ["logged in by ann", "paused by ann", "resumed by ann"]
     assert [each.history_change_reason for each in shop.history.order_by("pk")][1:] == said
     assert [each.history_change_reason for each in market.pdd.history.order_by("pk")][1:] == said[1:]
-
-
-def test_shop_actions_on_missing_rows_raise_not_found(market: Market) -> None:
-    gone = market.shop("gone", retired_at=AT)
-    for act in (shops.record_login, shops.pause_shop, shops.resume_shop):
-        for pk in (0, gone.pk):
-            with pytest.raises(NotFound):
-                act(pk, by="ann")
-    for act in (shops.pause_platform, shops.resume_platform, shops.close_breaker):
-        with pytest.raises(NotFound):
-            act(0, by="ann")

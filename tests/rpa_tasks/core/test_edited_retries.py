@@ -57,16 +57,6 @@ def test_unedited_job_keeps_its_delivery_key(market: Market) -> None:
     assert (job.root_id, row.difference) == (row.root_id, None)
 
 
-def test_retry_while_a_job_of_its_key_waits_is_a_conflict(market: Market) -> None:
-    market.flow()
-    row = fail(market)
-    waiting = market.publish().task_id
-    with pytest.raises(Conflict, match=str(waiting)):
-        retry_failed_task(row.pk, ANN)
-    row.refresh_from_db()
-    assert row.state == "open"
-
-
 def test_value_of_another_type_is_an_edit(market: Market) -> None:
     market.flow()
     row = fail(market, payload={"refund": 1, "sizes": [1]})

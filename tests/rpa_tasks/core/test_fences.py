@@ -1,4 +1,4 @@
-"""What a run that lost its claim may still write: nothing."""
+"""What a run that lost its claim may still write: nothing. Whose locks the rescue passes over."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from datetime import timedelta
 
 import psycopg
 import pytest
+from django.db import connection, transaction
 from django.utils.timezone import now
 
 from rpa_tasks.jobs import dispatch, publish
 from rpa_tasks.jobs.ledger import job_ledger
-from rpa_tasks.models import Breaker, Evidence, Job, LoginState, Run, Shop
+from rpa_tasks.models import Breaker, Evidence, Job, Lane, LoginState, Run, Shop
 from rpa_tasks.outcomes import RunOutcome
+from scheduling.ledger.transitions import Settlement
 from scheduling.models import FailedTask
 from tests.rpa_tasks.core.conftest import Market
 from tests.scheduling.api.serving import database_url
@@ -34,6 +36,27 @@ def test_rescue_leaves_a_run_whose_lane_is_locked(market: Market) -> None:
     assert dispatch.rescue_expired_runs() == 1
 
 
+@pytest.mark.django_db(transaction=True)
+def test_locks_of_lost_node_are_released_by_timeout(market: Market) -> None:
+    """The rescue passes over rows that are locked, so a vanished node must not keep them."""
+    market.flow()
+    market.shop()
+    market.publish()
+    assert market.pick()
+    Job.objects.update(lease_until=now() - timedelta(seconds=1))
+    with psycopg.connect(**connection.get_connection_params() | {"cursor_factory": psycopg.ClientCursor}) as gone:
+        ((given,),) = gone.execute("SHOW idle_in_transaction_session_timeout").fetchall()
+        assert given == "1min"
+        gone.execute("SELECT FROM rpa_tasks_job FOR NO KEY UPDATE")
+        assert dispatch.rescue_expired_runs() == 0
+        gone.execute("SET LOCAL idle_in_transaction_session_timeout = '1s'")  # all that this test shortens
+        with transaction.atomic():
+            Job.objects.select_for_update(no_key=True).get()  # waits until the database has ended it
+        assert dispatch.rescue_expired_runs() == 1
+        gone.close()
+    assert Job.objects.get().state == "scheduled"
+
+
 @each_row("outcome", list(RunOutcome))
 def test_late_settlement_of_rescued_run_writes_nothing(market: Market, outcome: RunOutcome) -> None:
     market.flow()
@@ -45,13 +68,15 @@ def test_late_settlement_of_rescued_run_writes_nothing(market: Market, outcome: 
     holder = market.pick()
     assert holder.claim.task_id == stale.claim.task_id
     before = Job.objects.values().get()
-    breaker = Breaker.objects.values().get()
+    breaker, lane = Breaker.objects.values().get(), Lane.objects.values().get()
 
     assert not job_ledger.renew(stale.claim, lease=timedelta(minutes=1))
+    assert not job_ledger.settle(stale.claim, Settlement("succeeded"))
     assert not market.settle(stale, outcome, "late", detail="late", result={"late": 1}, evidence={"log": b"x"})
 
     assert Job.objects.values().get() == before
-    assert Breaker.objects.values().get() == breaker
+    assert (Breaker.objects.values().get(), Lane.objects.values().get()) == (breaker, lane)
+    assert lane["task_id"] == holder.claim.task_id
     assert not Run.objects.exists()
     assert not Evidence.objects.exists()
     assert not FailedTask.objects.exists()

@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError
 from django.test import Client
 from django.utils.timezone import now
 from prometheus_client.registry import REGISTRY
@@ -174,16 +173,3 @@ def figures() -> list[float]:
         of("aftertouch_rpa_pool_wait_seconds_sum", got="browser"),
         of("aftertouch_rpa_pool_wait_seconds_sum", got="none"),
     ]
-
-
-@pytest.mark.django_db
-def test_metrics_without_database_omit_job_figures(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(*_: Any) -> Any:
-        raise OperationalError("the database is away")
-
-    monkeypatch.setattr(metrics.sql, "rows", away)
-    answer = client.get("/metrics")
-
-    assert answer.status_code == 200
-    assert b"aftertouch_rpa_jobs_waiting" not in answer.content
-    assert b"python_info" in answer.content

@@ -23,10 +23,11 @@ from rpa_tasks.models import ExecutionNode, Job, Lane, Platform
 from rpa_tasks.takeover import leases
 from rpa_tasks.takeover.leases import CannotTakeOver
 from scheduling.db_timeouts import Deadline
-from scheduling.errors import NotFound
 from scheduling.ledger.transitions import Settlement, WakeUp
 from tests.rpa_tasks.core.conftest import EVERY, Market
 from tests.support.second_connection import Race, SecondConnection
+
+pytestmark = pytest.mark.usefixtures("nodes")
 
 
 @pytest.fixture
@@ -47,7 +48,6 @@ def explain() -> tuple[str, str]:
         return explain_waiting(rows.get(state__in=("scheduled", "queued")))
 
 
-@pytest.mark.usefixtures("nodes")
 def test_drained_node_picks_nothing_and_ends_what_runs(market: Market) -> None:
     market.shop("s1")
     market.shop("s2")
@@ -63,7 +63,6 @@ def test_drained_node_picks_nothing_and_ends_what_runs(market: Market) -> None:
     assert (row.drained_by, row.draining_at is not None) == ("ann", True)
 
 
-@pytest.mark.usefixtures("nodes")
 def test_shop_of_drained_node_waits_with_that_reason_until_released(market: Market) -> None:
     shop = market.shop("s1")
     pin("s1", "n1")
@@ -77,7 +76,6 @@ def test_shop_of_drained_node_waits_with_that_reason_until_released(market: Mark
     assert market.pick(node="n2").shop_id == shop.pk
 
 
-@pytest.mark.usefixtures("nodes")
 def test_drained_home_does_not_bind_shop_of_platform_that_does_not_wait(market: Market) -> None:
     market.shop("s1")
     Platform.objects.update(waits_for_home=False)
@@ -88,7 +86,6 @@ def test_drained_home_does_not_bind_shop_of_platform_that_does_not_wait(market: 
     assert market.pick(node="n2") is not None
 
 
-@pytest.mark.usefixtures("nodes")
 def test_no_message_goes_to_the_queue_of_a_drained_node(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
     shop = market.shop("s1")
     pin("s1", "n1")
@@ -109,7 +106,6 @@ def test_no_message_goes_to_the_queue_of_a_drained_node(market: Market, monkeypa
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("nodes")
 def test_resume_wakes_pinned_shops(market: Market, sent_wakeups: list[Any]) -> None:
     shop = market.shop("s1")
     market.shop("s2")
@@ -124,14 +120,6 @@ def test_resume_wakes_pinned_shops(market: Market, sent_wakeups: list[Any]) -> N
     assert market.pick("n.n1.normal", "normal", node="n1") is not None
 
 
-@pytest.mark.usefixtures("nodes")
-def test_unknown_node_is_not_found() -> None:
-    for act in (drain_node, resume_node):
-        with pytest.raises(NotFound):
-            act("n9", by="ann")
-
-
-@pytest.mark.usefixtures("nodes")
 def test_drained_node_and_its_jobs_count_for_no_scaling(market: Market) -> None:
     market.shop("s1")
     market.publish("s1")
@@ -141,7 +129,6 @@ def test_drained_node_and_its_jobs_count_for_no_scaling(market: Market) -> None:
     assert measure_execution_nodes(Deadline(4.0)) == (1, 1), "two are needed for a running job in one slot"
 
 
-@pytest.mark.usefixtures("nodes")
 def test_take_over_opens_on_no_drained_node(market: Market) -> None:
     shop, other = market.shop("s1"), market.shop("s2")
     pin("s1", "n1")
@@ -155,7 +142,6 @@ def test_take_over_opens_on_no_drained_node(market: Market) -> None:
     assert measure_loads(["n1", "n2"]) == {"n1": NodeLoad(pinned=1), "n2": NodeLoad(take_overs=2)}
 
 
-@pytest.mark.usefixtures("nodes")
 def test_report_and_tidying_keep_the_drain(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.AFTERTOUCH_NODE = "n1"
     monkeypatch.setattr(housekeeping.upkeep, "describe_slots", list)
@@ -172,7 +158,6 @@ def test_report_and_tidying_keep_the_drain(settings: Settings, monkeypatch: pyte
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("nodes")
 def test_job_picked_before_the_drain_is_committed_ends(market: Market, second_connection: SecondConnection) -> None:
     """A pick takes no lock of the node, so a drain waits for no pick and no pick for a drain."""
     market.shop("s1")
@@ -188,7 +173,6 @@ def test_job_picked_before_the_drain_is_committed_ends(market: Market, second_co
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("nodes")
 def test_racing_drains_and_picks_leave_no_job_without_lane(market: Market, race: Race) -> None:
     for number in range(6):
         market.shop(f"s{number}")

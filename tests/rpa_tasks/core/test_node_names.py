@@ -37,8 +37,11 @@ def claim_on(settings: Settings, tmp_path: Path) -> Callable[[str], bool]:
 
 def test_second_machine_with_a_name_that_is_renewed_is_refused(claim_on: Callable[[str], bool]) -> None:
     assert claim_on("first")
+    ExecutionNode.objects.update(queues=["high"], slots=3, draining_at=now(), drained_by="ops")
     assert not claim_on("second")
     assert claim_on("first"), "the crashed node restarts at once"
+    node = ExecutionNode.objects.get()
+    assert (node.queues, node.slots, node.drained_by) == (["high"], 3, "ops"), "it keeps what it has reported"
     ExecutionNode.objects.update(seen_at=now() - NODE_SILENT - timedelta(seconds=1))
     assert claim_on("second"), "the first has been silent for long"
     assert not claim_on("first")
@@ -56,14 +59,6 @@ def test_one_of_machines_that_ask_at_once_gets_the_name(
 def test_readers_of_a_new_state_directory_agree_on_its_id(race: Race, tmp_path: Path) -> None:
     assert len(set(race(8, lambda _: read_state_id(tmp_path / "new")))) == 1
     assert os.listdir(tmp_path / "new") == ["node.id"]
-
-
-def test_claim_keeps_what_the_node_reported(claim_on: Callable[[str], bool]) -> None:
-    assert claim_on("first")
-    ExecutionNode.objects.update(queues=["high"], slots=3, draining_at=now(), drained_by="ops")
-    assert claim_on("first")
-    node = ExecutionNode.objects.get()
-    assert (node.queues, node.slots, node.drained_by) == (["high"], 3, "ops")
 
 
 def test_worker_with_a_taken_name_does_not_start(claim_on: Callable[[str], bool], tmp_path: Path) -> None:

@@ -400,18 +400,3 @@ def test_dispatch_skips_locked_job(market: Market, second_connection: SecondConn
         Job.objects.select_for_update().get(pk=locked)
         assert second_connection(dispatch) == [free]
     assert dispatch() == [locked]
-
-
-def test_late_settlement_keeps_lane_of_current_holder(market: Market) -> None:
-    market.shop()
-    market.publish()
-    stale = market.pick()
-    with transaction.atomic():
-        Job.objects.update(lease_until=now() - timedelta(seconds=1))
-        ((claim, sent),) = job_ledger.expired_runs()
-        job_ledger.settle(claim, Settlement("scheduled", due_at=now()))
-    assert not sent
-    holder = market.pick()
-
-    assert not job_ledger.settle(stale.claim, Settlement("succeeded"))
-    assert Lane.objects.get().task_id == holder.claim.task_id

@@ -40,17 +40,9 @@ def jobs_with_history(market: Market) -> None:
 
 @each_row("state", RARE)
 def test_jobs_page_of_rare_state_uses_index(jobs_with_history: None, state: str) -> None:
-    asked: list[tuple[str, Any]] = []
-
-    def note(execute: Any, statement: str, parameters: Any, many: bool, context: Any) -> Any:
-        asked.append((statement, parameters))
-        return execute(statement, parameters, many, context)
-
-    with connection.cursor() as cursor:
-        with connection.execute_wrapper(note):
-            found = [each.pk for each in select_jobs().filter(filter_jobs(state=state)).order_by("-pk")[:50]]
-        cursor.execute(f"EXPLAIN {asked[0][0]}", asked[0][1])
-        plan = "\n".join(row[0] for row in cursor.fetchall())
+    page = select_jobs().filter(filter_jobs(state=state)).order_by("-pk")[:50]
+    plan = page.explain()
+    found = [each.pk for each in page]
     assert found == sorted(Job.objects.filter(state=state).values_list("pk", flat=True), reverse=True)
     assert len(found) == 5
     assert "Index Scan Backward using rpa_job_rare on" in plan, plan

@@ -177,10 +177,8 @@ def test_running_job_stores_progress_and_is_cancelled(run_script: Callable[..., 
     def ops(number: int) -> Any:
         if number == 0:
             return runner.run_startable_jobs(EVERY)
-        deadline = time.monotonic() + WAIT_LIMIT
-        while not Job.objects.filter(pk=job.pk, progress=0.4, progress_message="page 2 of 5").exists():
-            assert time.monotonic() < deadline, "no progress was stored"
-            time.sleep(0.05)
+        stored = Job.objects.filter(pk=job.pk, progress=0.4, progress_message="page 2 of 5")
+        assert wait_until(stored.exists, WAIT_LIMIT), "no progress was stored"
         return request_cancel(job.pk, by="ops")
 
     assert race(2, ops) == [1, "cancel_requested"]
@@ -281,10 +279,7 @@ def test_stopping_node_returns_idempotent_run(
     def act(number: int) -> Any:
         if number == 0:
             return runner.run_startable_jobs(EVERY)
-        deadline = time.monotonic() + WAIT_LIMIT
-        while not (tmp_path / "began").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        assert wait_until((tmp_path / "began").exists, WAIT_LIMIT)
         runner.stopping[0] = 1
         return None
 
@@ -399,10 +394,7 @@ def test_run_ends_processes_of_earlier_run(run_script: Callable[..., Job], tmp_p
         subprocess.Popen(["/bin/sleep", "1000"], env=marks | {SHOP: "pdd/another"}),
     ]
     try:
-        deadline = time.monotonic() + WAIT_LIMIT
-        while not ready.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        assert wait_until(ready.exists, WAIT_LIMIT)
         job = run_script(
             "print(json.dumps({'result': {'state': open(f\"/proc/{param['pid']}/stat\").read()"
             ".rpartition(')')[2].split()[0]}}))",

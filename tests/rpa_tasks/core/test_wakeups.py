@@ -71,22 +71,18 @@ def test_publish_wakeups_prefers_the_job_that_is_due_first(market: Market, queue
     assert [json.loads(queue.client.rpop(queue.key))["headers"]["eta"] for _ in range(len(queue))] == [None] * 3
 
 
-def test_publish_wakeups_with_busy_slots_sends_nothing(market: Market, queue: Queue, node: ExecutionNode) -> None:
+def test_publish_wakeups_sends_nothing_until_busy_slots_are_free(
+    market: Market, queue: Queue, node: ExecutionNode
+) -> None:
     publish(market, 3)
-    for _ in range(3):
-        assert market.pick(QUEUE, node="n1")
+    claims = [market.pick(QUEUE, node="n1").claim for _ in range(3)]
     wakeups.publish_wakeups(publish(market, 5, first=3))
     wakeups.publish_wakeups(publish(market, 5, first=8, delay=timedelta(seconds=20)))
-
     assert len(queue) == 0
 
-
-def test_publish_wakeups_refills_slots_of_ended_runs(market: Market, queue: Queue, node: ExecutionNode) -> None:
-    publish(market, 3)
-    for claim in [market.pick(QUEUE, node="n1").claim for _ in range(3)]:
+    for claim in claims:
         job_ledger.settle(claim, Settlement("succeeded"))
-    wakeups.publish_wakeups(publish(market, 5, first=3))
-
+    wakeups.publish_wakeups(publish(market, 5, first=13))
     assert len(queue) == 3
 
 
