@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -22,11 +23,16 @@ from tests.support.tables import each_row
 pytestmark = pytest.mark.django_db
 
 
-@pytest.mark.django_db(transaction=True)
-def test_rescue_leaves_a_run_whose_lane_is_locked(market: Market) -> None:
+@pytest.fixture(autouse=True)
+def task_id(market: Market) -> UUID:
+    """A job of a shop, for a flow that may be repeated."""
     market.flow()
     market.shop()
-    market.publish()
+    return market.publish().task_id
+
+
+@pytest.mark.django_db(transaction=True)
+def test_rescue_leaves_a_run_whose_lane_is_locked(market: Market) -> None:
     market.pick()
     Job.objects.update(lease_until=now() - timedelta(seconds=1))
     with psycopg.connect(database_url()) as other:
@@ -39,9 +45,6 @@ def test_rescue_leaves_a_run_whose_lane_is_locked(market: Market) -> None:
 @pytest.mark.django_db(transaction=True)
 def test_locks_of_lost_node_are_released_by_timeout(market: Market) -> None:
     """The rescue passes over rows that are locked, so a vanished node must not keep them."""
-    market.flow()
-    market.shop()
-    market.publish()
     assert market.pick()
     Job.objects.update(lease_until=now() - timedelta(seconds=1))
     with psycopg.connect(**connection.get_connection_params() | {"cursor_factory": psycopg.ClientCursor}) as gone:
@@ -59,9 +62,6 @@ def test_locks_of_lost_node_are_released_by_timeout(market: Market) -> None:
 
 @each_row("outcome", list(RunOutcome))
 def test_late_settlement_of_rescued_run_writes_nothing(market: Market, outcome: RunOutcome) -> None:
-    market.flow()
-    market.shop()
-    market.publish()
     stale = market.pick()
     Job.objects.update(lease_until=now() - timedelta(seconds=1))
     assert dispatch.rescue_expired_runs() == 1
@@ -83,11 +83,8 @@ def test_late_settlement_of_rescued_run_writes_nothing(market: Market, outcome: 
     assert Shop.objects.get().login_state == LoginState.OK
 
 
-def test_mark_sending_after_cancel_starts_nothing(market: Market) -> None:
+def test_mark_sending_after_cancel_starts_nothing(market: Market, task_id: UUID) -> None:
     """The job is claimed and waits for its browser when the cancellation is answered."""
-    market.flow()
-    market.shop()
-    task_id = market.publish().task_id
     pick = market.pick()
     publish.request_cancel(task_id, by="ann")
     assert not job_ledger.mark_sending(pick.claim)
