@@ -82,23 +82,19 @@ def try_flow(name: str, *, shop: str, payload: str, timeout: float, profile: Pat
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that leaving the block closes the browser
     with open_browser(profile, show=show) as port:
         param = json.dumps({"shop_id": shop, "debug_port": port, "payload": given})
-        words = ["--flow", name, "--param", param, "--timeout", str(timeout)]
-        status = _run_process([sys.executable, "-m", "rpa_tasks.flow_sdk", "run", *words])
+        words = [sys.executable, "-m", "rpa_tasks.flow_sdk", "run", "--flow", name, "--param", param]
+        with subprocess.Popen([*words, "--timeout", str(timeout)]) as process:  # noqa: S603  (our own module)
+            try:
+                status = process.wait()
+            except KeyboardInterrupt:  # the run received the interrupt as well
+                status = process.wait()
+            finally:
+                process.terminate()
         if show and sys.stdin.isatty():
             sys.stderr.write(f"Exit status {status}. Enter closes the browser. ")
             sys.stderr.flush()
             sys.stdin.readline()
     return status
-
-
-def _run_process(words: list[str]) -> int:
-    with subprocess.Popen(words) as process:  # noqa: S603  (our own module)
-        try:
-            return process.wait()
-        except KeyboardInterrupt:  # the run received the interrupt as well
-            return process.wait()
-        finally:
-            process.terminate()
 
 
 STARTER = Path(__file__).with_name("starter.txt")
