@@ -6,5 +6,20 @@ pace. It is below every time limit of a test, see `time_limits`.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from typing import Any
+
 WAIT_LIMIT = 240.0  #: seconds
 WAIT_LIMIT_MS = WAIT_LIMIT * 1000
+
+
+def eventually(
+    condition: Callable[[], Any], otherwise: str = "it did not happen", *, within: float = WAIT_LIMIT
+) -> Any:
+    """Wait until the condition is true and return what it gives."""
+    ends_at = time.monotonic() + within
+    while not (found := condition()):
+        assert time.monotonic() < ends_at, otherwise
+        time.sleep(0.03)
+    return found

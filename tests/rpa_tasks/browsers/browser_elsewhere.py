@@ -10,7 +10,7 @@ from config.local.processes import select_port
 from rpa_tasks.browsers import devtools
 from rpa_tasks.browsers.chromium import FLAGS, find_chromium
 from rpa_tasks.browsers.launch import LaunchSettings
-from tests.rpa_tasks.browsers.browser_processes import eventually
+from tests.support.waiting import eventually
 
 
 class Elsewhere:

@@ -8,8 +8,7 @@ import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from config.environment import ROOT
 from rpa_tasks.browsers import chromium, devtools, pool, registry, upkeep
 from rpa_tasks.browsers.browser_processes import MARKER, read_command_line
 from rpa_tasks.supervisor.processes import all_processes, read_environment, read_process
-from tests.support.waiting import WAIT_LIMIT
+from tests.support.waiting import WAIT_LIMIT, eventually
 
 if TYPE_CHECKING:  # also imported by processes that run no tests
     import pytest
@@ -45,15 +44,6 @@ def suspend_browser(pid: int, monkeypatch: pytest.MonkeyPatch, *, limit: float =
     monkeypatch.setattr(pool, "ANSWER_WITHIN", limit)
     monkeypatch.setattr(pool, "ALIVE_WITHIN", limit)
     os.kill(pid, signal.SIGSTOP)
-
-
-def eventually(condition: Callable[[], Any], otherwise: str, *, within: float = WAIT_LIMIT) -> Any:
-    """Wait for it."""
-    ends_at = time.monotonic() + within
-    while not (found := condition()):
-        assert time.monotonic() < ends_at, otherwise
-        time.sleep(0.05)
-    return found
 
 
 class AcquiringProcess:

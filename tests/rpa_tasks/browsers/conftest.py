@@ -28,7 +28,6 @@ from rpa_tasks.takeover.host import TakeOverHost
 from tests.rpa_tasks.browsers.browser_elsewhere import Elsewhere
 from tests.rpa_tasks.browsers.browser_processes import (
     AcquiringProcess,
-    eventually,
     extend_time_limits,
     list_pool_processes,
 )
@@ -40,7 +39,7 @@ from tests.scheduling.api.serving import database_url
 from tests.sessions.websocket.web_processes import web
 from tests.support.chromium import find_chromium
 from tests.support.thread_servers import serving_in_thread
-from tests.support.waiting import WAIT_LIMIT
+from tests.support.waiting import WAIT_LIMIT, eventually
 
 
 @pytest.fixture

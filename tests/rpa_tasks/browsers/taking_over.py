@@ -11,8 +11,8 @@ from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.jobs.ledger import Pick
 from rpa_tasks.models import Shop, TakeOver
 from rpa_tasks.takeover import leases
-from tests.rpa_tasks.browsers.browser_processes import eventually
 from tests.rpa_tasks.browsers.operator_page import OperatorPage, Platform
+from tests.support.waiting import eventually
 
 Open = Callable[..., OperatorPage]
 

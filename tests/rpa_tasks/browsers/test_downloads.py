@@ -18,11 +18,12 @@ from rpa_tasks.jobs import wakeups
 from rpa_tasks.jobs.publish import request_cancel
 from rpa_tasks.models import Evidence, Job, Run
 from rpa_tasks.worker import runner
-from tests.rpa_tasks.browsers.browser_processes import eventually, read_slot_states
+from tests.rpa_tasks.browsers.browser_processes import read_slot_states
 from tests.rpa_tasks.core.conftest import Market
 from tests.rpa_tasks.core.test_runner import script
 from tests.rpa_tasks.isolation.conftest import kind as kind  # a fixture
 from tests.support.thread_servers import serving_in_thread
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 CONTENT = "订单,金额\n1001,59.90\n"

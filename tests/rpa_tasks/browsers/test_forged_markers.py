@@ -20,7 +20,8 @@ from rpa_tasks.browsers.browser_processes import MARKER, leftover_browsers_on, r
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.supervisor.processes import Process, all_processes
 from rpa_tasks.supervisor.runs import TASK_ID, Ancestry
-from tests.rpa_tasks.browsers.browser_processes import eventually, is_gone, read_slot_states
+from tests.rpa_tasks.browsers.browser_processes import is_gone, read_slot_states
+from tests.support.waiting import eventually
 
 Acquire = Callable[..., AcquiredBrowser]
 StartFlow = Callable[..., int]

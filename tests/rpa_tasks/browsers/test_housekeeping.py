@@ -22,7 +22,7 @@ from rpa_tasks.browsers import registry
 from rpa_tasks.maintainer import cleaning, housekeeping, main
 from rpa_tasks.models import Evidence, ExecutionNode, Flow, Job, JobState, Platform, Run, Shop
 from rpa_tasks.supervisor.runs import LEASE_NO, SHOP, STATE_DIR, TASK_ID
-from tests.rpa_tasks.browsers.browser_processes import eventually
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db
 

@@ -22,7 +22,6 @@ from rpa_tasks.supervisor.processes import all_processes
 from tests.rpa_tasks.browsers.browser_processes import (
     AcquiringProcess,
     cookies,
-    eventually,
     find_record,
     is_gone,
     kill,
@@ -31,6 +30,7 @@ from tests.rpa_tasks.browsers.browser_processes import (
     suspend_browser,
 )
 from tests.support.thread_servers import serving_in_thread
+from tests.support.waiting import eventually
 
 Acquire = Callable[..., AcquiredBrowser]
 Begin = Callable[..., AcquiringProcess]

@@ -19,9 +19,9 @@ from rpa_tasks.browsers.chromium import find_extensions
 from rpa_tasks.browsers.launch import PROXY_FAILED, LaunchSettings, NoBrowser
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.supervisor.processes import all_processes
-from tests.rpa_tasks.browsers.browser_processes import eventually, find_record, is_gone, read_slot_states
+from tests.rpa_tasks.browsers.browser_processes import find_record, is_gone, read_slot_states
 from tests.rpa_tasks.browsers.proxies import PASSWORD, SOURCE, USER, ProxyProcess
-from tests.support.waiting import WAIT_LIMIT
+from tests.support.waiting import WAIT_LIMIT, eventually
 
 Acquire = Callable[..., AcquiredBrowser]
 

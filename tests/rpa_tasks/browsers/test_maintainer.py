@@ -14,8 +14,9 @@ import pytest
 from config.environment import ROOT
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.maintainer import main
-from tests.rpa_tasks.browsers.browser_processes import AcquiringProcess, eventually, is_gone, kill, read_slot_states
+from tests.rpa_tasks.browsers.browser_processes import AcquiringProcess, is_gone, kill, read_slot_states
 from tests.rpa_tasks.supervisor.task_commands import TaskCommands, start_runner, supervisor_of
+from tests.support.waiting import eventually
 
 Acquire = Callable[..., AcquiredBrowser]
 

@@ -12,8 +12,8 @@ import pytest
 
 from rpa_tasks.maintainer import process
 from rpa_tasks.maintainer.process import Supervision
-from tests.rpa_tasks.browsers.browser_processes import eventually, is_gone
-from tests.support.waiting import WAIT_LIMIT
+from tests.rpa_tasks.browsers.browser_processes import is_gone
+from tests.support.waiting import WAIT_LIMIT, eventually
 
 
 @pytest.fixture

@@ -22,9 +22,10 @@ from rpa_tasks.maintainer.housekeeping import Housekeeping
 from rpa_tasks.models import ExecutionNode, Job, Run, Shop
 from rpa_tasks.worker import runner
 from scheduling.models import FailedTask
-from tests.rpa_tasks.browsers.browser_processes import eventually, read_slot_states
+from tests.rpa_tasks.browsers.browser_processes import read_slot_states
 from tests.rpa_tasks.core.conftest import Market
 from tests.rpa_tasks.core.test_runner import script
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 EVERY = ("high", "normal", "low")

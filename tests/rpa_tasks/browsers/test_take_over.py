@@ -21,10 +21,11 @@ from rpa_tasks.models import Lane, Shop, TakeOver
 from rpa_tasks.takeover import host, leases
 from rpa_tasks.takeover import host as take_over_host
 from tests.rpa_tasks.browsers.browser_elsewhere import Elsewhere
-from tests.rpa_tasks.browsers.browser_processes import eventually, list_pool_processes, read_slot_states
+from tests.rpa_tasks.browsers.browser_processes import list_pool_processes, read_slot_states
 from tests.rpa_tasks.browsers.operator_page import OperatorPage, Platform, create_operator
 from tests.rpa_tasks.browsers.taking_over import Open, RunWithBrowser, control, start, wait_for_end
 from tests.rpa_tasks.core.conftest import Market
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

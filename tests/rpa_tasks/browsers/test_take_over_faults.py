@@ -25,7 +25,6 @@ from rpa_tasks.takeover import leases
 from rpa_tasks.takeover.host import TakeOverHost
 from tests.faults.brokers import KEEPS_MARK
 from tests.rpa_tasks.browsers.browser_processes import (
-    eventually,
     find_record,
     list_pool_processes,
     read_slot_states,
@@ -37,6 +36,7 @@ from tests.rpa_tasks.browsers.taking_over import Open, control, start, wait_for_
 from tests.rpa_tasks.core.conftest import Market
 from tests.scheduling.api.serving import address_of, listening, web_on
 from tests.support.stack import read_seed
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 Report = Callable[[str], None]

@@ -27,7 +27,8 @@ from rpa_tasks.browsers.launch import (
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.checks import check_browser_program
 from rpa_tasks.flow_sdk.flow import Misused, open_browser
-from tests.rpa_tasks.browsers.browser_processes import eventually, read_slot_states
+from tests.rpa_tasks.browsers.browser_processes import read_slot_states
+from tests.support.waiting import eventually
 
 Acquire = Callable[..., AcquiredBrowser]
 

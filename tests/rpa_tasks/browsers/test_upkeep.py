@@ -19,12 +19,12 @@ from rpa_tasks.browsers.launch import LaunchSettings
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.supervisor.processes import all_processes
 from tests.rpa_tasks.browsers.browser_processes import (
-    eventually,
     find_record,
     is_gone,
     kill,
     read_slot_states,
 )
+from tests.support.waiting import eventually
 
 Acquire = Callable[..., AcquiredBrowser]
 

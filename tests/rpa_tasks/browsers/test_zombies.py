@@ -9,7 +9,8 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from tests.rpa_tasks.browsers.browser_processes import AcquiringProcess, eventually, is_gone
+from tests.rpa_tasks.browsers.browser_processes import AcquiringProcess, is_gone
+from tests.support.waiting import eventually
 
 
 def list_zombies(*parents: int) -> list[tuple[int, str]]:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -200,18 +199,3 @@ def read_stored_orders(transactional_db: None, flows: Flows) -> Callable[[], dic
         return {order.order_no: order for order in DemoOrder.objects.filter(shop_id="s1")}
 
     return read_stored_orders
-
-
-def eventually(happened: Callable[[], bool]) -> bool:
-    """Whether it happens in time."""
-    ends_at = time.monotonic() + WAIT_LIMIT
-    while not happened():
-        if time.monotonic() > ends_at:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-@pytest.fixture(name="eventually")
-def _eventually() -> Callable[[Callable[[], bool]], bool]:
-    return eventually

@@ -13,6 +13,7 @@ from rpa_tasks.flow_sdk.flow import open_browser
 from rpa_tasks.outcomes import CommandResult, ExitCause
 from rpa_tasks.supervisor.client import Progress, RunSpec, SupervisedCommand
 from tests.rpa_tasks.flow.conftest import Flows, Site
+from tests.support.waiting import eventually
 
 OPEN = 'flow.page.goto(flow.text("site"))\n'
 LOG_IN = OPEN + (
@@ -23,9 +24,7 @@ LOG_IN = OPEN + (
 TIMEOUTS = ((4, 6), (10, 20), (40, 80))
 
 
-def test_flow_opens_own_tab_and_closes_it(
-    flows: Flows, site: Site, port: int, tabs: Callable[[], list[str]], eventually: Any
-) -> None:
+def test_flow_opens_own_tab_and_closes_it(flows: Flows, site: Site, port: int, tabs: Callable[[], list[str]]) -> None:
     before = tabs()
     flows.write(
         "open",
@@ -35,7 +34,7 @@ def test_flow_opens_own_tab_and_closes_it(
     )
     run = flows.run("open", {"site": site.url}, debug_port=port)
     assert run.result == {"title": "Log in · Demo market", "tabs": len(before) + 2}
-    assert eventually(lambda: tabs() == before)
+    eventually(lambda: tabs() == before)
 
 
 def test_failed_flow_leaves_page_open(flows: Flows, site: Site, port: int, tabs: Callable[[], list[str]]) -> None:
@@ -51,16 +50,14 @@ def test_step_timeout_exits_as_transient(flows: Flows, site: Site, port: int) ->
     assert "TimeoutError" in run.errors
 
 
-def test_terminated_flow_closes_its_tab(
-    flows: Flows, site: Site, port: int, tabs: Callable[[], list[str]], eventually: Any
-) -> None:
+def test_terminated_flow_closes_its_tab(flows: Flows, site: Site, port: int, tabs: Callable[[], list[str]]) -> None:
     flows.write("long", OPEN + "flow.progress(0.1)\nflow.page.wait_for_selector('#nothing', timeout=600_000)")
     run = flows.begin("long", {"site": f"{site.url}/login?stop"}, debug_port=port, timeout=600)
     run.wait_for("progress")
     assert f"{site.url}/login?stop" in tabs()
     run.signal(signal.SIGTERM)
     assert run.end() == 143
-    assert eventually(lambda: f"{site.url}/login?stop" not in tabs())
+    eventually(lambda: f"{site.url}/login?stop" not in tabs())
 
 
 def test_missing_browser_exits_as_transient(flows: Flows) -> None:
@@ -117,7 +114,7 @@ def events(supervised: SupervisedCommand, until: type[Progress | CommandResult])
 
 
 def test_timeout_leaves_page_and_cancel_closes_it(
-    flows: Flows, site: Site, port: int, tabs: Callable[[], list[str]], tmp_path: Path, eventually: Any
+    flows: Flows, site: Site, port: int, tabs: Callable[[], list[str]], tmp_path: Path
 ) -> None:
     # The flow's own time is short, and without effect until the supervisor's is over.
     flows.write(
@@ -142,4 +139,4 @@ def test_timeout_leaves_page_and_cancel_closes_it(
         guard.stop("cancelled")
         (*_, ending) = events(guard, CommandResult)
     assert (ending.ended, ending.exit, ending.survivors) == (ExitCause.CANCELLED, 143, 0)
-    assert eventually(lambda: f"{site.url}/login?cancelled" not in tabs())
+    eventually(lambda: f"{site.url}/login?cancelled" not in tabs())

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from rpa_tasks.outcomes import CommandResult
 from rpa_tasks.supervisor import processes
 from rpa_tasks.supervisor.client import Event, Progress, RunSpec, Started, SupervisedCommand
 from rpa_tasks.supervisor.runs import LEASE_NO, SHOP, STATE_DIR, TASK_ID
-from tests.support.waiting import WAIT_LIMIT
+from tests.support.waiting import WAIT_LIMIT, eventually
 
 LONG = 1000.0  #: seconds: no limit of a command ends before the test, unless the test sets it
 
@@ -148,13 +148,6 @@ def wait_for_start(supervised: SupervisedCommand) -> int:
 def wait_for_message(supervised: SupervisedCommand, message: str) -> None:
     """Wait until the command reports this message."""
     eventually(lambda: isinstance(event := supervised.next_event(1), Progress) and event.message == message)
-
-
-def eventually(happened: Callable[[], object], seconds: float = WAIT_LIMIT) -> None:
-    until = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.01)
 
 
 def is_alive(pid: int) -> bool:

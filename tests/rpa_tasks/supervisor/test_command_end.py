@@ -16,7 +16,6 @@ from tests.rpa_tasks.supervisor.task_commands import (
     DAEMON,
     LONG,
     TaskCommands,
-    eventually,
     is_alive,
     read_to_end,
     run_to_end,
@@ -26,7 +25,7 @@ from tests.rpa_tasks.supervisor.task_commands import (
     wait_for_message,
     wait_for_start,
 )
-from tests.support.waiting import WAIT_LIMIT
+from tests.support.waiting import WAIT_LIMIT, eventually
 
 READY = """echo '{"progress": 0, "message": "ready"}';"""
 STUBBORN = f"trap '' TERM; {READY} while :; do sleep 0.05; done"

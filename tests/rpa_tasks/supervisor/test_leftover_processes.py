@@ -20,13 +20,12 @@ from tests.rpa_tasks.supervisor.task_commands import (
     FORGER,
     SANDBOXES,
     TaskCommands,
-    eventually,
     is_alive,
     supervisor_of,
     wait_for_message,
     wait_for_start,
 )
-from tests.support.waiting import WAIT_LIMIT
+from tests.support.waiting import WAIT_LIMIT, eventually
 
 Start = Callable[..., subprocess.Popen[bytes]]
 

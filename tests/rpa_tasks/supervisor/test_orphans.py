@@ -17,13 +17,13 @@ from rpa_tasks.supervisor.runs import LEASE_NO, TASK_ID, Ancestry, end_unsupervi
 from tests.rpa_tasks.supervisor.task_commands import (
     DAEMON,
     TaskCommands,
-    eventually,
     is_alive,
     start_runner,
     supervisor_of,
     wait_for_message,
     wait_for_start,
 )
+from tests.support.waiting import eventually
 
 #: A command with a child and a grandchild that reports when all have started.
 BRANCHES = """sh -c 'sleep 1000 & touch "$HOME/there"; wait' & wait"""
