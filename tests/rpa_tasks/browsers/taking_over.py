@@ -11,7 +11,7 @@ from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.jobs.ledger import Pick
 from rpa_tasks.models import Shop, TakeOver
 from rpa_tasks.takeover import leases
-from tests.rpa_tasks.browsers.operator_page import OperatorPage, Platform
+from tests.rpa_tasks.browsers.operator_page import OperatorPage, Platform, create_operator
 from tests.support.waiting import eventually
 
 Open = Callable[..., OperatorPage]
@@ -26,6 +26,13 @@ class RunWithBrowser(NamedTuple):
 
 def start(shop: Shop, user: User) -> TakeOver:
     return leases.start_take_over(shop.pk, user=user, address="203.0.113.7")
+
+
+def open_take_over(shop: Shop, open_page: Open) -> tuple[TakeOver, OperatorPage]:
+    """Let ann take over the shop. Returns also her page."""
+    ann, cookie = create_operator("ann")
+    row = start(shop, ann)
+    return row, open_page(row, cookie)
 
 
 def wait_for_end(row: TakeOver) -> str:

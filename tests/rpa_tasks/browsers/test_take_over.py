@@ -1,12 +1,10 @@
-"""Take-overs with a real browser, real Valkey and real web processes; the node is this process or a real maintainer."""
+"""Take-overs with a real browser, real Valkey and real web processes; the node is this process."""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from operator import gt
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,12 +17,10 @@ from websockets.exceptions import InvalidStatus
 from rpa_tasks.browsers.launch import NoBrowser
 from rpa_tasks.models import Lane, Shop, TakeOver
 from rpa_tasks.takeover import host, leases
-from rpa_tasks.takeover import host as take_over_host
 from tests.rpa_tasks.browsers.browser_elsewhere import Elsewhere
-from tests.rpa_tasks.browsers.browser_processes import list_pool_processes, read_slot_states
+from tests.rpa_tasks.browsers.browser_processes import read_slot_states
 from tests.rpa_tasks.browsers.operator_page import OperatorPage, Platform, create_operator
-from tests.rpa_tasks.browsers.taking_over import Open, RunWithBrowser, control, start, wait_for_end
-from tests.rpa_tasks.core.conftest import Market
+from tests.rpa_tasks.browsers.taking_over import Open, RunWithBrowser, control, open_take_over, start, wait_for_end
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -41,11 +37,9 @@ def read_messages(spy: redis.client.PubSub) -> Iterator[bytes]:
 def test_operator_clicks_types_and_pastes_in_the_browser_of_an_idle_shop(
     shop: Shop, open_page: Open, platform: Platform, valkey: redis.Redis, read_log: Callable[[], str]
 ) -> None:
-    user, cookie = create_operator("ann")
-    row = start(shop, user)
     with valkey.pubsub(ignore_subscribe_messages=True) as spy:
         spy.psubscribe("at:takeover:*")
-        page = open_page(row, cookie)
+        row, page = open_take_over(shop, open_page)
         control(page, platform)
         before = page.pictures
         page.click(page.size[0] / 2, page.size[1] / 4)
@@ -71,8 +65,7 @@ def test_operator_clicks_types_and_pastes_in_the_browser_of_an_idle_shop(
 
 
 def open_page_with_dialog(shop: Shop, open_page: Open, platform: Platform) -> OperatorPage:
-    ann, cookie = create_operator("ann")
-    page = open_page(start(shop, ann), cookie)
+    _, page = open_take_over(shop, open_page)
     control(page, platform)
     page.send("go", url=f"{platform.url}asking")
     page.wait(lambda: [tab["title"] for tab in page.state["tabs"]] == ["验证"], "no page")
@@ -163,22 +156,18 @@ def test_page_without_permission_origin_or_login_is_refused(shop: Shop, open_pag
 
 
 @pytest.mark.usefixtures("host")
-def test_operator_without_input_loses_the_browser(shop: Shop, open_page: Open, settings: Settings) -> None:
-    ann, cookie = create_operator("ann")
-    row = start(shop, ann)
-    page = open_page(row, cookie)
+def test_operator_without_input_or_connection_loses_the_browser(
+    shop: Shop, open_page: Open, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, page = open_take_over(shop, open_page)
     page.wait(lambda: page.controls, "it does not control")
-    settings.AFTERTOUCH_RPA_TAKEOVER_IDLE = timedelta(seconds=1)
+    usual, settings.AFTERTOUCH_RPA_TAKEOVER_IDLE = settings.AFTERTOUCH_RPA_TAKEOVER_IDLE, timedelta(seconds=1)
     assert page.wait_for_close() == 4000
     assert wait_for_end(row) == "idle"
+    settings.AFTERTOUCH_RPA_TAKEOVER_IDLE = usual
 
-
-@pytest.mark.usefixtures("host")
-def test_lost_connection_of_the_operator_ends_the_take_over(
-    shop: Shop, open_page: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ann, cookie = create_operator("ann")
-    row = start(shop, ann)
+    ben, cookie = create_operator("ben")
+    row = start(shop, ben)
     page = open_page(row, cookie)
     page.wait(lambda: page.controls, "it does not control")
     monkeypatch.setattr(host, "CONNECTED_WITHIN", 1.0)
@@ -207,9 +196,7 @@ def test_operator_controls_browser_elsewhere_and_leaves_it_running(
     shop: Shop, open_page: Open, platform: Platform, elsewhere: Elsewhere
 ) -> None:
     Shop.objects.filter(pk=shop.pk).update(browser={"cdp_url": elsewhere.launch.cdp_url})
-    ann, cookie = create_operator("ann")
-    row = start(shop, ann)
-    page = open_page(row, cookie)
+    row, page = open_take_over(shop, open_page)
     control(page, platform)
     assert platform.url in elsewhere.list_pages()
     page.click(page.size[0] / 2, page.size[1] / 4)
@@ -224,27 +211,6 @@ def test_operator_controls_browser_elsewhere_and_leaves_it_running(
     assert wait_for_end(row) == "ended"
     assert elsewhere.list_pages() == ["about:blank"]
     assert elsewhere.process.poll() is None
-
-
-def test_killed_node_process_opens_the_profile_once_and_goes_on(
-    shop: Shop, open_page: Open, platform: Platform, pool: Path, start_maintainer: Callable[[], subprocess.Popen[bytes]]
-) -> None:
-    ann, cookie = create_operator("ann")
-    row = start(shop, ann)
-    first = start_maintainer()
-    page = open_page(row, cookie)
-    control(page, platform)
-    old, shown = set(list_pool_processes(pool)), page.state["shown"]
-    first.kill()
-    first.wait()
-    assert Market().pick() is None, "no job starts while the take-over has its lease"
-    start_maintainer()
-    page.wait(lambda: not old & set(list_pool_processes(pool)), "the old browser is not ended")
-    page.wait(lambda: page.state["shown"] not in ("", shown) and page.controls, "it does not control the new browser")
-    page.send("go", url=platform.url)
-    page.wait(lambda: platform.noted.count("/") == 2, "the new browser does not obey")
-    leases.request_end(row, leases.TakeOverEnd.ENDED)
-    assert wait_for_end(row) == "ended"
 
 
 @pytest.mark.usefixtures("host")
@@ -262,7 +228,7 @@ def test_lease_is_renewed_while_the_browser_starts(shop: Shop, monkeypatch: pyte
         eventually(lambda: all(map(gt, find_lease(), first)), "the lease is not renewed")
         raise NoBrowser("browser_wait", "Every slot was busy.")
 
-    monkeypatch.setattr(take_over_host, "RENEW_INTERVAL", 0.05)
-    monkeypatch.setattr(take_over_host, "acquire_browser", start_slowly)
+    monkeypatch.setattr(host, "RENEW_INTERVAL", 0.05)
+    monkeypatch.setattr(host, "acquire_browser", start_slowly)
     user, _ = create_operator("ann")
     assert wait_for_end(start(shop, user)) == "no_browser"

@@ -32,7 +32,7 @@ from tests.rpa_tasks.browsers.browser_processes import (
 from tests.rpa_tasks.browsers.operator_page import OperatorPage, create_operator
 from tests.rpa_tasks.browsers.operator_page import Platform as Site
 from tests.rpa_tasks.browsers.proxies import PASSWORD, USER
-from tests.rpa_tasks.browsers.taking_over import Open, control, start, wait_for_end
+from tests.rpa_tasks.browsers.taking_over import Open, control, open_take_over, start, wait_for_end
 from tests.rpa_tasks.core.conftest import Market
 from tests.scheduling.api.serving import address_of, listening, web_on
 from tests.support.stack import read_seed
@@ -203,9 +203,7 @@ def test_killed_proxy_lets_no_page_around_it(
     row_of_shop = Shop.objects.get(pk=shop.pk)
     row_of_shop.browser, row_of_shop.proxy_secret = {"proxy_url": url}, secrets
     row_of_shop.save()
-    ann, cookie = create_operator("ann")
-    row = start(shop, ann)
-    page = open_page(row, cookie)
+    row, page = open_take_over(shop, open_page)
     control(page, platform)
     record = find_record("pdd-s1")
     assert record
@@ -258,10 +256,8 @@ def test_killed_draining_node_keeps_the_take_over_and_the_drain(
     returns: bool,
 ) -> None:
     Platform.objects.update(waits_for_home=True)
-    ann, cookie = create_operator("ann")
-    row = start(shop, ann)
     first = start_maintainer()
-    page = open_page(row, cookie)
+    row, page = open_take_over(shop, open_page)
     control(page, platform)
     old, shown = set(list_pool_processes(pool)), page.state["shown"]
     steps: list[Callable[[], object]] = [lambda: drain_node("n1", by="ann"), first.kill]
@@ -278,6 +274,8 @@ def test_killed_draining_node_keeps_the_take_over_and_the_drain(
         start_maintainer()
         page.wait(lambda: not old & set(list_pool_processes(pool)), "the old browser is not ended")
         page.wait(lambda: page.state["shown"] not in ("", shown) and page.controls, "it controls no new browser")
+        page.send("go", url=platform.url)
+        page.wait(lambda: platform.noted.count("/") == 2, "the new browser does not obey")
         assert count_browsers(pool) == 1
         leases.request_end(row, leases.TakeOverEnd.ENDED)
     else:
@@ -290,7 +288,7 @@ def test_killed_draining_node_keeps_the_take_over_and_the_drain(
     assert node.draining_at is not None
     assert lane.home == "n1", "the login stays where it is"
     assert market.pick(node="n1") is None
-    assert refused(shop, ann) == "node_drained"
+    assert refused(shop, row.user) == "node_drained"
 
 
 def refused(shop: Shop, user: User) -> str:

@@ -21,7 +21,7 @@ from rpa_tasks.takeover.files import KeptFiles, delete_left_files, make_file_nam
 from rpa_tasks.takeover.wire import PART_LIMIT
 from scheduling.models import AuditEntry
 from tests.rpa_tasks.browsers.operator_page import REPORT, OperatorPage, Platform, create_operator
-from tests.rpa_tasks.browsers.taking_over import Open, RunWithBrowser, control, start, wait_for_end
+from tests.rpa_tasks.browsers.taking_over import Open, RunWithBrowser, control, open_take_over, start, wait_for_end
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -79,9 +79,7 @@ def read_audit() -> list[tuple[str, str, Any, Any]]:
 
 @pytest.mark.usefixtures("host")
 def test_page_gets_the_operators_files_once_all_are_there(shop: Shop, open_page: Open, platform: Platform) -> None:
-    ann, cookie = create_operator("ann")
-    row = start(shop, ann)
-    page = open_page(row, cookie)
+    row, page = open_take_over(shop, open_page)
     open_files(page, platform)
     chooser = open_chooser(page)
     assert page.state["files"]["chooser"]["multiple"]
@@ -139,8 +137,7 @@ def test_file_beyond_the_limit_is_refused_before_its_bytes(
     shop: Shop, open_page: Open, platform: Platform, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.AFTERTOUCH_RPA_TAKEOVER_FILES_MB = 1
-    ann, cookie = create_operator("ann")
-    page = open_page(start(shop, ann), cookie)
+    _, page = open_take_over(shop, open_page)
     open_files(page, platform)
     chooser = open_chooser(page)
     for refused, fields in (
@@ -172,8 +169,7 @@ def test_file_beyond_the_limit_is_refused_before_its_bytes(
 def test_file_that_cannot_be_recorded_reaches_no_page(
     shop: Shop, open_page: Open, platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ann, cookie = create_operator("ann")
-    page = open_page(start(shop, ann), cookie)
+    _, page = open_take_over(shop, open_page)
     open_files(page, platform)
     chooser = open_chooser(page)
 
@@ -199,8 +195,7 @@ def test_downloads_of_a_shared_run_stay_its_own(
 ) -> None:
     folder = registry.shop_runs_dir(shop.profile) / "run"
     run.browser.keep_downloads(folder)
-    ann, cookie = create_operator("ann")
-    page = open_page(start(shop, ann), cookie)
+    _, page = open_take_over(shop, open_page)
     open_files(page, platform)
     page.click(page.size[0] / 2, page.size[1] * 3 / 4)
     page.wait(lambda: list(folder.glob("*.csv")), "the run does not get its download")
