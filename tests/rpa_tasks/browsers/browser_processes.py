@@ -8,8 +8,8 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,18 @@ def suspend_browser(pid: int, monkeypatch: pytest.MonkeyPatch, *, limit: float =
     monkeypatch.setattr(pool, "ANSWER_WITHIN", limit)
     monkeypatch.setattr(pool, "ALIVE_WITHIN", limit)
     os.kill(pid, signal.SIGSTOP)
+
+
+@contextmanager
+def sleeping(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has these arguments and does nothing."""
+    words = [sys.executable, "-c", "import time; time.sleep(600)", *arguments]
+    with subprocess.Popen(words, env=env) as process:
+        try:
+            eventually(lambda: read_command_line(process.pid) == " ".join(words), "it does not start")
+            yield process
+        finally:
+            process.kill()
 
 
 class AcquiringProcess:

@@ -15,12 +15,15 @@ import pytest
 from pytest_django import Settings
 
 from rpa_tasks import isolation
-from rpa_tasks.browsers import registry
+from rpa_tasks.browsers import browser_processes, pool, registry
 from rpa_tasks.browsers.browser_processes import MARKER, leftover_browsers_on, read_command_line, unowned_processes
 from rpa_tasks.browsers.pool import AcquiredBrowser
-from rpa_tasks.supervisor.processes import Process, all_processes
+from rpa_tasks.browsers.registry import BUSY, Record
+from rpa_tasks.supervisor.client import SupervisedCommand
+from rpa_tasks.supervisor.processes import Process, all_processes, read_environment
 from rpa_tasks.supervisor.runs import TASK_ID, Ancestry
-from tests.rpa_tasks.browsers.browser_processes import is_gone, read_slot_states
+from tests.rpa_tasks.browsers.browser_processes import is_gone, read_slot_states, sleeping
+from tests.rpa_tasks.supervisor.task_commands import FORGER, TaskCommands, wait_for_message, wait_for_start
 from tests.support.waiting import eventually
 
 Acquire = Callable[..., AcquiredBrowser]
@@ -70,19 +73,15 @@ def test_profile_name_in_other_flow_is_ignored(start_flow: StartFlow) -> None:
 
 def test_process_outside_sandbox_owns_profile(start_flow: StartFlow) -> None:
     profile = str(registry.profile_dir("s1").resolve())
-    with subprocess.Popen([sys.executable, "-c", SLEEP, f"--user-data-dir={profile}"]) as person:
-        try:
-            assert eventually(lambda: unowned_processes(profile), "it does not start") == [person.pid]
-        finally:
-            person.kill()
+    with sleeping(f"--user-data-dir={profile}") as person:
+        assert unowned_processes(profile) == [person.pid]
 
 
 def test_helper_that_ends_during_the_look_owns_no_profile(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It outlives the browser that a person closed by moments, and then shows neither words nor variables."""
     profile = str(registry.profile_dir("s1").resolve())
-    words = [sys.executable, "-c", SLEEP, "--type=renderer", f"--user-data-dir={profile}"]
     has_supervisor, looks = Ancestry.has_supervisor, []
-    with subprocess.Popen(words) as helper:
+    with sleeping("--type=renderer", f"--user-data-dir={profile}") as helper:
 
         def end_behind(ancestry: Ancestry, process: Process) -> bool:
             found = has_supervisor(ancestry, process)
@@ -91,13 +90,9 @@ def test_helper_that_ends_during_the_look_owns_no_profile(state: Path, monkeypat
             looks.append(process.pid)
             return found
 
-        try:
-            eventually(lambda: profile in read_command_line(helper.pid), "it does not start")
-            monkeypatch.setattr(Ancestry, "has_supervisor", end_behind)
-            assert unowned_processes(profile) == []
-            assert looks == [helper.pid]
-        finally:
-            helper.kill()
+        monkeypatch.setattr(Ancestry, "has_supervisor", end_behind)
+        assert unowned_processes(profile) == []
+        assert looks == [helper.pid]
 
 
 def test_profile_link_in_own_root_is_ignored(start_flow: StartFlow, tmp_path: Path) -> None:
@@ -122,3 +117,22 @@ def test_slot_marker_of_other_flow_does_not_block_release(acquire: Acquire, star
     borrowed.release(dirty=True)
 
     assert (read_slot_states(), is_gone(borrowed.pid), is_gone(flow)) == ({}, True, False)
+
+
+def bearers(mark: str) -> list[int]:
+    return [each.pid for each in all_processes() if read_environment(each.pid).get(MARKER) == mark]
+
+
+def test_live_flow_that_bears_the_mark_of_a_slot_is_no_browser_of_it(state: Path) -> None:
+    """Its end would not be proven, and no run of any shop could use the slot."""
+    commands, mark = TaskCommands(state), registry.slot_marker(2)
+    order = commands.python(FORGER, f"{MARKER}={mark}", prefix=commands.prefix("bubblewrap"), grace=0.5)
+    with SupervisedCommand(order) as supervised:
+        wait_for_start(supervised)
+        wait_for_message(supervised, "ready")
+        stubborn = min(bearers(mark))
+
+        record = Record(slot=2, state=BUSY, reason="unreadable")
+        assert pool.remaining_processes(record) == []
+        assert pool.end_browser(record, "test")
+        assert stubborn in bearers(mark)

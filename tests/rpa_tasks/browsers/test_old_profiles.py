@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -24,6 +22,7 @@ from rpa_tasks.maintainer import cleaning
 from rpa_tasks.maintainer.cleaning import KEPT_FOR, UNNEEDED_MARK, delete_old_profiles
 from rpa_tasks.models import ExecutionNode, Lane, Platform, Shop
 from rpa_tasks.supervisor.runs import MARKERS
+from tests.rpa_tasks.browsers.browser_processes import sleeping
 
 pytestmark = pytest.mark.django_db
 
@@ -174,15 +173,10 @@ def test_profile_in_use_is_deleted_later() -> None:
     lock = Lock(registry.profile_lock("a"))
     assert lock.try_acquire()
     registry.write_record(Record(slot=1, state=IDLE, profile="b", pid=1))
-    words = [sys.executable, "-c", "input()", f"--user-data-dir={opened}"]
-    person = subprocess.Popen(words, stdin=subprocess.PIPE)
-    try:
+    with sleeping(f"--user-data-dir={opened}"):  # a person's browser
         delete_old_profiles()
         assert [list_names(folder) for folder in (held, idle, opened)] == [WHOLE | {UNNEEDED_MARK}] * 3
         assert list_names(free) == {".lock"}
-    finally:
-        person.kill()
-        person.communicate()
     lock.release()
     registry.delete_record(1)
     delete_old_profiles()
@@ -192,13 +186,9 @@ def test_profile_in_use_is_deleted_later() -> None:
 def test_browser_without_a_record_is_ended_before_its_profile_is_deleted() -> None:
     """Its record was deleted by hand, and its shop starts no other browser here."""
     folder = profile("pdd-gone", left=LONG)
-    words = [sys.executable, "-c", "input()", f"--user-data-dir={folder}"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, env={MARKER: registry.slot_marker(1)}) as browser:
-        try:
-            delete_old_profiles()
-            assert browser.poll() is not None
-        finally:
-            browser.kill()
+    with sleeping(f"--user-data-dir={folder}", env={MARKER: registry.slot_marker(1)}) as browser:
+        delete_old_profiles()
+        assert browser.poll() is not None
     assert list_names(folder) == {".lock"}
 
 
@@ -223,12 +213,9 @@ def test_home_is_kept_while_a_command_of_its_shop_runs(state: Path) -> None:
     profile("pdd-moved", left=LONG)
     folder = home("pdd-moved")
     marks = dict(zip(MARKERS, (str(uuid4()), "1", "pdd/moved", str(state)), strict=True))
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=marks) as command:
-        try:
-            delete_old_profiles()
-            assert (folder / "a" / "token").exists()
-        finally:
-            command.kill()
+    with sleeping(env=marks):
+        delete_old_profiles()
+        assert (folder / "a" / "token").exists()
     delete_old_profiles()
     assert not folder.exists()
 
