@@ -103,18 +103,14 @@ def test_hanging_browser_is_killed(acquire: Acquire, monkeypatch: pytest.MonkeyP
     assert is_gone(first.pid)
 
 
-def test_lock_of_browser_in_a_lost_container_is_removed(acquire: Acquire, state: Path) -> None:
+def test_lock_of_lost_container_is_removed_and_of_live_browser_kept(acquire: Acquire) -> None:
     profile = registry.profile_dir("s1")
     (profile / "SingletonLock").symlink_to("a-container-that-is-gone-999999999")
     (profile / "SingletonSocket").symlink_to("/nonexistent/org.chromium.x/SingletonSocket")
 
     assert devtools.websocket_path(acquire("s1").port)
-
-
-def test_lock_of_live_browser_is_kept(acquire: Acquire) -> None:
-    acquire("s1")
-    release_singleton(registry.profile_dir("s1"))
-    assert (registry.profile_dir("s1") / "SingletonLock").is_symlink()
+    release_singleton(profile)
+    assert (profile / "SingletonLock").is_symlink()
 
 
 class _Impostor(BaseHTTPRequestHandler):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +18,7 @@ from rpa_tasks.browsers.chromium import find_extensions
 from rpa_tasks.browsers.launch import PROXY_FAILED, LaunchSettings, NoBrowser
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.supervisor.processes import all_processes
-from tests.rpa_tasks.browsers.browser_processes import find_record, is_gone, read_slot_states
+from tests.rpa_tasks.browsers.browser_processes import find_record, is_gone, kill, read_slot_states
 from tests.rpa_tasks.browsers.proxies import PASSWORD, SOURCE, USER, ProxyProcess
 from tests.support.waiting import WAIT_LIMIT, eventually
 
@@ -51,7 +50,10 @@ def evaluate(port: int, url: str, expression: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["http", "socks5"])
-def test_browser_uses_proxy_with_password(acquire: Acquire, start_proxy: Any, echo: str, kind: str) -> None:
+def test_browser_uses_proxy_whose_password_shows_nowhere(
+    acquire: Acquire, start_proxy: Any, echo: str, kind: str
+) -> None:
+    """It is in no command line, environment or file."""
     proxy = start_proxy(kind)
     browser = acquire("s1", launch=build_launch(proxy))
 
@@ -60,6 +62,16 @@ def test_browser_uses_proxy_with_password(acquire: Acquire, start_proxy: Any, ec
         "Promise.all([1, 2, 3].map(n => fetch('/', {method: 'POST', body: 'x'.repeat(n * 70000)}).then(r => r.text())))"
     )
     assert evaluate(browser.port, echo, sizes) == ["70000", "140000", "210000"]
+    seen = b""
+    for process in Path("/proc").glob("[0-9]*"):
+        if process.name not in (str(proxy.process.pid), str(os.getpid())):
+            with suppress(OSError):
+                seen += (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+    for file in registry.browser_root().rglob("*"):
+        with suppress(OSError):
+            seen += file.read_bytes() if file.is_file() else b""
+    assert b"forwarder.py" in seen
+    assert [word for word in (USER, PASSWORD) if word.encode() in seen] == []
     assert set(proxy.read_targets()) == {echo.removeprefix("http://").strip("/")}
 
 
@@ -77,63 +89,29 @@ def test_refused_password_starts_no_run(
     assert set(proxy.read_targets()) == {"refused"}
 
 
-def test_proxy_that_shows_address_of_node_is_refused(acquire: Acquire, start_proxy: Any, echo: str) -> None:
-    with pytest.raises(NoBrowser) as refused:
-        acquire("s1", launch=build_launch(start_proxy("http", "127.0.0.1")))
-    assert refused.value.reason == PROXY_FAILED
-    assert "sees this node's address 127.0.0.1" in refused.value.detail
+def test_proxy_that_is_not_used_or_gone_is_refused(acquire: Acquire, start_proxy: Any, echo: str) -> None:
+    gone = start_proxy("http")
+    gone.read_targets()
+    unused = start_proxy("http", "127.0.0.1")
+    for proxy, problem in ((gone, "The echo page"), (unused, "sees this node's address 127.0.0.1")):
+        with pytest.raises(NoBrowser, match=problem) as refused:
+            acquire("s1", launch=build_launch(proxy))
+        assert refused.value.reason == PROXY_FAILED
 
 
-def test_missing_proxy_is_refused_without_direct_request(acquire: Acquire, start_proxy: Any, echo: str) -> None:
-    proxy = start_proxy("http")
-    proxy.read_targets()
-    with pytest.raises(NoBrowser) as refused:
-        acquire("s1", launch=build_launch(proxy))
-    assert refused.value.reason == PROXY_FAILED
-
-
-def test_private_proxy_needs_permission_of_node(
-    acquire: Acquire, start_proxy: Any, echo: str, settings: Settings
+def test_killed_forwarder_is_noticed_and_none_outlives_its_browser(
+    acquire: Acquire, start_proxy: Any, echo: str
 ) -> None:
-    settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = []
-    with pytest.raises(NoBrowser, match="AFTERTOUCH_ALLOWED_PRIVATE_HOSTS"):
-        acquire("s1", launch=build_launch(start_proxy("http")))
-
-
-def test_password_is_in_no_command_line_environment_or_log(acquire: Acquire, start_proxy: Any, echo: str) -> None:
-    proxy = start_proxy("http")
-    acquire("s1", launch=build_launch(proxy))
-    seen = b""
-    for process in Path("/proc").glob("[0-9]*"):
-        if process.name not in (str(proxy.process.pid), str(os.getpid())):
-            with suppress(OSError):
-                seen += (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
-    for file in registry.browser_root().rglob("*"):
-        with suppress(OSError):
-            seen += file.read_bytes() if file.is_file() else b""
-
-    assert b"forwarder.py" in seen
-    assert PASSWORD.encode() not in seen
-    assert USER.encode() not in seen
-
-
-def test_killed_forwarder_is_noticed_at_next_acquire(acquire: Acquire, start_proxy: Any, echo: str) -> None:
-    launch = build_launch(start_proxy("http"))
-    first = acquire("s1", launch=launch)
-    first.release()
+    launch = build_launch(start_proxy("socks5"))
+    acquire("s1", launch=launch).release()
     (forwarder,) = _find_forwarders()
-    os.kill(forwarder, signal.SIGKILL)
-    eventually(lambda: is_gone(forwarder), "it lives")
+    kill(forwarder)
 
     second = acquire("s1", launch=launch)
     assert not second.warm
     assert evaluate(second.port, echo, "document.body.innerText") == f"You are {SOURCE}"
-
-
-def test_forwarder_ends_with_killed_browser(acquire: Acquire, start_proxy: Any, echo: str) -> None:
-    browser = acquire("s1", launch=build_launch(start_proxy("socks5")))
     (forwarder,) = _find_forwarders()
-    os.kill(browser.pid, signal.SIGKILL)
+    kill(second.pid)
     eventually(lambda: is_gone(forwarder), "the forwarder outlives its browser")
 
 

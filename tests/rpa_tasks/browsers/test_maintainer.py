@@ -101,27 +101,15 @@ def test_maintainer_ends_browser_of_killed_holder(
     eventually(lambda: read_slot_states() == {}, "its slot is not free")
 
 
-def test_killed_worker_leaves_no_browser(worker: Callable[..., WorkerProcess], acquire: Acquire) -> None:
-    """Also where a child of the worker keeps the pipe open."""
-    borrowed = acquire("s1")
-    borrowed.release()
-    killed = worker("fork")
-    eventually(lambda: killed.works, "it does not start")
-    killed.kill()
-
-    eventually(lambda: is_gone(killed.maintainer), "the maintainer lives on")
-    assert is_gone(borrowed.pid)
-    assert read_slot_states() == {}
-
-
-def test_run_of_killed_worker_keeps_its_browser(
+def test_killed_worker_leaves_only_browser_of_a_run(
     worker: Callable[..., WorkerProcess], start_acquiring_process: Callable[..., AcquiringProcess], acquire: Acquire
 ) -> None:
+    """Also where a child of the worker keeps the pipe open."""
     run = start_acquiring_process("s1", "60")
     busy = run.read_reply()
     idle = acquire("s2")
     idle.release()
-    killed = worker()
+    killed = worker("fork")
     eventually(lambda: killed.works, "it does not start")
     killed.kill()
 
@@ -130,6 +118,7 @@ def test_run_of_killed_worker_keeps_its_browser(
     assert run.request("give") == {"given": True}
     eventually(lambda: is_gone(killed.maintainer), "the maintainer lives on")
     assert is_gone(busy["pid"])
+    assert read_slot_states() == {}
 
 
 @pytest.mark.parametrize("killed_too", [False, True])

@@ -14,7 +14,7 @@ from pytest_django import Settings
 from rpa_tasks.browsers import devtools, registry
 from rpa_tasks.browsers.launch import BROWSER_WAIT, PROFILE_BUSY, NoBrowser
 from rpa_tasks.browsers.pool import AcquiredBrowser, Slot
-from rpa_tasks.browsers.registry import Lock
+from rpa_tasks.browsers.registry import IDLE, Lock, Record
 from tests.rpa_tasks.browsers.browser_processes import AcquiringProcess, find_record, is_gone, read_slot_states, visit
 from tests.rpa_tasks.browsers.conftest import Site
 from tests.support.waiting import WAIT_LIMIT
@@ -142,9 +142,8 @@ def test_slot_whose_record_cannot_be_read_is_not_locked(state: Path) -> None:
 
 
 def test_removed_slot_is_not_used(acquire: Acquire, settings: Settings) -> None:
-    one, two = acquire("s1"), acquire("s2")
-    one.release()
-    two.release()
+    for slot in (1, 2):
+        registry.write_record(Record(slot=slot, state=IDLE, profile=f"s{slot}"))
     settings.AFTERTOUCH_RPA_BROWSERS = 1
 
     assert acquire("s3").slot == 1

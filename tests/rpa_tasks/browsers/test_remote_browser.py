@@ -68,10 +68,17 @@ def test_former_node_of_a_shop_closes_no_page_of_its_run(
     settings.AFTERTOUCH_STATE_DIR = pool
 
 
-def test_dead_browser_elsewhere_is_a_failure_until_it_returns(
+def test_lost_forwarder_or_browser_elsewhere_is_not_used(
     acquire: Acquire, elsewhere: Elsewhere, tmp_path: Path
 ) -> None:
-    acquire("s1", launch=elsewhere.launch).release()
+    first = acquire("s1", launch=elsewhere.launch)
+    first.release()
+    kill(first.pid)
+    second = acquire("s1", launch=elsewhere.launch)
+    assert not second.warm
+    assert devtools.websocket_path(second.port) == devtools.websocket_path(elsewhere.port)
+    second.release()
+
     elsewhere.process.kill()
     elsewhere.process.wait()
     with pytest.raises(NoBrowser) as refused:
@@ -85,28 +92,6 @@ def test_dead_browser_elsewhere_is_a_failure_until_it_returns(
     finally:
         again.process.kill()
         again.process.wait()
-
-
-def test_killed_forwarder_is_replaced(acquire: Acquire, elsewhere: Elsewhere) -> None:
-    first = acquire("s1", launch=elsewhere.launch)
-    first.release()
-    kill(first.pid)
-    second = acquire("s1", launch=elsewhere.launch)
-    assert not second.warm
-    assert devtools.websocket_path(second.port) == devtools.websocket_path(elsewhere.port)
-
-
-def test_health_check_passes_and_fails_browser_elsewhere(acquire: Acquire, elsewhere: Elsewhere) -> None:
-    acquire("s1", launch=elsewhere.launch).release()
-    upkeep.check_idle()
-    record = find_record("s1")
-    assert record
-    assert record.checked_at > 0
-    registry.write_record(replace(record, checked_at=0))
-    elsewhere.process.kill()
-    elsewhere.process.wait()
-    upkeep.check_idle()
-    assert read_slot_states() == {}
 
 
 @contextmanager
@@ -131,13 +116,21 @@ def open_confirmation(port: int) -> Iterator[Callable[[], bool]]:
         yield answer_with_yes
 
 
-def test_health_check_touches_no_page_elsewhere(acquire: Acquire, elsewhere: Elsewhere) -> None:
+def test_health_check_touches_no_page_elsewhere_and_finds_its_end(acquire: Acquire, elsewhere: Elsewhere) -> None:
     """A run of the shop may use the browser through another node."""
     acquire("s1", launch=elsewhere.launch).release()
     with open_confirmation(elsewhere.port) as answer_with_yes:
         upkeep.check_idle()
         assert answer_with_yes()
-    assert read_slot_states() == {"s1": "idle"}
+    record = find_record("s1")
+    assert record
+    assert (record.state, record.checked_at > 0) == ("idle", True)
+
+    registry.write_record(replace(record, checked_at=0))
+    elsewhere.process.kill()
+    elsewhere.process.wait()
+    upkeep.check_idle()
+    assert read_slot_states() == {}
 
 
 def test_health_check_answers_no_question_of_a_page(acquire: Acquire) -> None:

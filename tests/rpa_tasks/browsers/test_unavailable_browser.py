@@ -149,34 +149,25 @@ def test_forwarder_that_fails_shows_its_output(
     assert read_slot_states() == {}
 
 
-def test_acquire_without_disk_space_is_refused(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chromium, "MIN_FREE_BYTES", 2**62)
-    with pytest.raises(NoBrowser) as refused:
-        acquire("s1")
-    assert refused.value.reason == DISK_FULL
-    assert read_slot_states() == {}
+def fail_on_full_disk(record: registry.Record) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_acquire_with_unwritable_record_is_refused(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(record: registry.Record) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(registry, "write_record", full)
-    with pytest.raises(NoBrowser) as refused:
-        acquire("s1")
-    assert refused.value.reason == DISK_FULL
-    monkeypatch.undo()
+def test_acquire_on_full_disk_is_refused(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, value in ((chromium, "MIN_FREE_BYTES", 2**62), (registry, "write_record", fail_on_full_disk)):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, value)
+            with pytest.raises(NoBrowser) as refused:
+                acquire("s1")
+        assert (refused.value.reason, read_slot_states()) == (DISK_FULL, {}), name
     assert not acquire("s1").warm
 
 
 def test_disk_full_at_release_replaces_one_browser(acquire: Acquire, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(record: registry.Record) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     first = acquire("s1")
-    monkeypatch.setattr(registry, "write_record", full)
-    first.release()
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "write_record", fail_on_full_disk)
+        first.release()
 
     second = acquire("s1")
     assert not second.warm

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 from pytest_django import Settings
 
-from rpa_tasks.browsers import devtools, pool, registry, upkeep
+from rpa_tasks.browsers import devtools, registry, upkeep
+from rpa_tasks.browsers import pool as browser_pool
 from rpa_tasks.browsers.browser_processes import read_command_line
 from rpa_tasks.browsers.launch import LaunchSettings
-from rpa_tasks.browsers.pool import AcquiredBrowser
+from rpa_tasks.browsers.pool import AcquiredBrowser, Slot
+from rpa_tasks.browsers.registry import IDLE, Record
 from rpa_tasks.supervisor.processes import all_processes
 from tests.rpa_tasks.browsers.browser_processes import (
     find_record,
@@ -41,32 +43,39 @@ def test_end_unfit_ends_only_idle_browsers(acquire: Acquire, settings: Settings)
     assert not is_gone(busy.pid)
 
 
-def test_end_surplus_keeps_recent_and_warm_browsers(acquire: Acquire, settings: Settings) -> None:
+def record_idle(**minutes: float) -> None:
+    """Record idle browsers, whose processes are gone, with the minutes since their last use. `s1` is in slot 1."""
+    for profile, ago in minutes.items():
+        last_used_at = time.time() - ago * 60
+        slot = int(profile.removeprefix("s"))
+        registry.write_record(Record(slot=slot, state=IDLE, profile=profile, last_used_at=last_used_at))
+
+
+def test_end_surplus_keeps_recent_and_warm_browsers(state: Path, settings: Settings) -> None:
     settings.AFTERTOUCH_RPA_WARM_BROWSERS = 1
-    for shop in ("s1", "s2", "s3"):
-        acquire(shop).release()
+    record_idle(s1=2, s2=1, s3=3)
     upkeep.end_surplus()
     assert set(read_slot_states()) == {"s1", "s2", "s3"}
 
-    for shop, minutes in (("s1", 11), ("s2", 5), ("s3", 60)):
-        _set_last_use(shop, minutes)
+    record_idle(s1=11, s2=5, s3=60)
     upkeep.end_surplus()
     assert set(read_slot_states()) == {"s2"}  # s1 and s3 are beyond the one that stays, and older than ten minutes
-    _set_last_use("s2", 600)
+    record_idle(s2=600)
     upkeep.end_surplus()
-    assert read_slot_states() == {"s2": "idle"}
+    assert set(read_slot_states()) == {"s2"}
 
 
-def test_end_surplus_empties_removed_slots(acquire: Acquire, settings: Settings) -> None:
-    one, two = acquire("s1"), acquire("s2")
-    one.release()
+def test_end_surplus_empties_removed_slots(state: Path, settings: Settings) -> None:
+    record_idle(s1=1, s2=1)
     settings.AFTERTOUCH_RPA_BROWSERS = 1
+    user = Slot(2)
+    assert user.try_acquire()
     upkeep.end_surplus()
-    assert read_slot_states() == {"s1": "idle", "s2": "busy"}
+    assert set(read_slot_states()) == {"s1", "s2"}
 
-    two.release()
+    user.release()
     upkeep.end_surplus()
-    assert read_slot_states() == {"s1": "idle"}
+    assert set(read_slot_states()) == {"s1"}
 
 
 def prewarm(*profiles: str, keeper: upkeep.Prewarmer | None = None) -> None:
@@ -84,10 +93,9 @@ def test_prewarm_starts_browsers_with_their_settings(acquire: Acquire, settings:
     assert acquire("s1", launch=LaunchSettings(window="800x600")).warm
 
 
-def test_prewarm_evicts_idle_browser_used_longest_ago(acquire: Acquire, settings: Settings) -> None:
+def test_prewarm_evicts_idle_browser_used_longest_ago(pool: Path, settings: Settings) -> None:
     settings.AFTERTOUCH_RPA_BROWSERS = 2
-    for shop in ("s1", "s2"):
-        acquire(shop).release()
+    record_idle(s1=2, s2=1)
     prewarm("s3")
     assert read_slot_states() == {"s2": "idle", "s3": "idle"}
     prewarm("s3", "s4")
@@ -163,7 +171,7 @@ def test_check_idle_ends_browser_that_answers_but_shows_no_page(
 
     monkeypatch.setattr(devtools, "read_page", read_soon)
     monkeypatch.setattr(devtools, "TIMEOUT", 5.0)
-    monkeypatch.setattr(pool, "ANSWER_WITHIN", 1.0)  # it is asked for its cookies, and cannot answer
+    monkeypatch.setattr(browser_pool, "ANSWER_WITHIN", 1.0)  # it is asked for its cookies, and cannot answer
     for process in all_processes():
         if process.session == borrowed.pid and "--type=zygote" in read_command_line(process.pid):
             os.kill(process.pid, signal.SIGSTOP)  # so it makes no process for a new page
@@ -187,7 +195,7 @@ def test_error_at_one_slot_does_not_stop_the_later_ones(
         delete(slot)
 
     for slot in (1, 2):
-        registry.write_record(registry.Record(slot=slot, state=registry.IDLE, profile=f"s{slot}"))
+        registry.write_record(Record(slot=slot, state=IDLE, profile=f"s{slot}"))
     if failing == "lock":
         registry.slot_lock(1).mkdir()  # stands for an error of the disk
     else:
@@ -209,9 +217,3 @@ def test_describe_slots_returns_each_slot(acquire: Acquire) -> None:
     assert set(described[0]) == set(described[1]) == {
         "slot", "state", "shop", "profile", "port", "uses", "started_at", "last_used_at", "rss_mb", "reason",
     }  # fmt: skip
-
-
-def _set_last_use(shop: str, minutes: float) -> None:
-    record = find_record(shop)
-    assert record is not None
-    registry.write_record(replace(record, last_used_at=time.time() - minutes * 60))
