@@ -81,18 +81,14 @@ print(json.dumps({"result": {"hex": repr(payload).encode("utf-16", "surrogatepas
     assert ending.result == {"hex": repr(payload).encode("utf-16", "surrogatepass").hex()}
 
 
-def test_argv_for_refuses_too_long_parameter() -> None:
+def test_longest_parameter_can_be_started_and_a_longer_one_is_refused(task: TaskCommands) -> None:
     fits = "x" * (WORD_LIMIT - len('{"p":""}'))
     assert len(argv(["{param}"], p=fits)[0]) == WORD_LIMIT
     with pytest.raises(CannotStart, match="131,072 bytes"):
         argv(["{param}"], p=fits + "x")
     with pytest.raises(CannotStart, match="the command has"):
         argv(["{param}"] * 9, p=fits)
-
-
-def test_longest_parameter_can_be_started(task: TaskCommands) -> None:
-    words = argv(["/bin/echo", "{param}"], p="x" * (WORD_LIMIT - len('{"p":""}')))
-    _, ending = run_to_end(task.order(*words))
+    _, ending = run_to_end(task.order(*argv(["/bin/echo", "{param}"], p=fits)))
     assert (ending.ended, ending.exit) == (ExitCause.EXITED, 0)
 
 
