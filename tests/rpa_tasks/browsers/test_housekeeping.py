@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from rpa_tasks.browsers import registry
 from rpa_tasks.maintainer import cleaning, housekeeping, main
 from rpa_tasks.models import Evidence, ExecutionNode, Flow, Job, JobState, Platform, Run, Shop
 from rpa_tasks.supervisor.runs import LEASE_NO, SHOP, STATE_DIR, TASK_ID
+from tests.rpa_tasks.browsers.browser_processes import sleeping
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db
@@ -41,23 +42,13 @@ def job() -> Job:
 @pytest.fixture
 def start_marked_process(state: Path) -> Iterator[Any]:
     """A process that some run left."""
-    started: list[subprocess.Popen[bytes]] = []
+    with ExitStack() as started:
 
-    def begin(task_id: UUID, lease_no: int, folder: Path = state) -> subprocess.Popen[bytes]:
-        marks = {TASK_ID: str(task_id), LEASE_NO: str(lease_no), SHOP: "pdd/s1", STATE_DIR: str(folder)}
-        words = [sys.executable, "-c", "print(1, flush=True); import time; time.sleep(600)"]
-        process = subprocess.Popen(words, env={**os.environ, **marks}, stdout=subprocess.PIPE)
-        assert process.stdout
-        process.stdout.readline()
-        started.append(process)
-        return process
+        def begin(task_id: UUID, lease_no: int, folder: Path = state) -> subprocess.Popen[bytes]:
+            marks = {TASK_ID: str(task_id), LEASE_NO: str(lease_no), SHOP: "pdd/s1", STATE_DIR: str(folder)}
+            return started.enter_context(sleeping(env={**os.environ, **marks}))
 
-    yield begin
-    for process in started:
-        process.kill()
-        process.wait()
-        assert process.stdout
-        process.stdout.close()
+        yield begin
 
 
 def test_report_updates_node_row(state: Path, settings: Settings) -> None:
