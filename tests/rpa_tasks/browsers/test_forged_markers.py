@@ -15,7 +15,7 @@ import pytest
 from pytest_django import Settings
 
 from rpa_tasks import isolation
-from rpa_tasks.browsers import browser_processes, pool, registry
+from rpa_tasks.browsers import pool, registry
 from rpa_tasks.browsers.browser_processes import MARKER, leftover_browsers_on, read_command_line, unowned_processes
 from rpa_tasks.browsers.pool import AcquiredBrowser
 from rpa_tasks.browsers.registry import BUSY, Record
