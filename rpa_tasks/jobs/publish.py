@@ -207,12 +207,12 @@ def publish_many(requests: Sequence[PublishRequest]) -> list[PublishResult]:
     """Publish requests and return a result for each, in their order. Each stands alone: an error stops no other.
 
     Duplicates within the batch resolve in order. Waits for each lock at most 1 s. When requests that are published
-    alone have taken `LONGEST_ALONE` seconds, the others hardly wait for locks. After a lost connection they get its
-    error untried.
+    alone have waited in vain for `LONGEST_ALONE` seconds, the others hardly wait. After a lost connection the others
+    get its error untried.
     """
     results: dict[int, PublishResult] = {}
     left_alone = LONGEST_ALONE
-    lost: PublishResult | None = None
+    lost: Exception | None = None
 
     def publish_alone(request: PublishRequest) -> PublishResult:
         nonlocal left_alone, lost
@@ -225,21 +225,22 @@ def publish_many(requests: Sequence[PublishRequest]) -> list[PublishResult]:
         except (InvalidInput, BacklogFull) as error:
             return error
         except sql.UNAVAILABLE_ERRORS as error:
+            left_alone -= time.monotonic() - started_at
             lost = error if _is_lost(error) else None
             return error
-        finally:
-            left_alone -= time.monotonic() - started_at
 
     left = _prepare_batch(requests)
     while left:
         chosen, left = _split_first_of_each_key(left)
         waiting = _refuse_in_window(chosen)
         # Merging locks jobs, and claims lock windows. In one transaction two batches could deadlock.
-        _attempt(_merge, [each for each in chosen if each.place in waiting])
-        _attempt(_insert, [each for each in chosen if each.result is None and each.place not in waiting])
+        lost = _attempt(_merge, [each for each in chosen if each.place in waiting])
+        if not lost:
+            new = [each for each in chosen if each.result is None and each.place not in waiting]
+            lost = _attempt(_insert, new)
         for entry in chosen:
             results[entry.place] = entry.result or publish_alone(entry.request)
-        left = _copy_refusals(chosen, left, results)
+        left = [] if lost else _copy_refusals(chosen, left, results)
     for place, request in enumerate(requests):
         if place not in results:
             results[place] = publish_alone(request)
@@ -392,20 +393,26 @@ def _copy_refusals(
     return [entry for entry in left if entry.order not in refused]
 
 
-def _attempt(write: Callable[[Sequence[Publication]], list[WakeUp]], entries: Sequence[Publication]) -> None:
+def _attempt(
+    write: Callable[[Sequence[Publication]], list[WakeUp]], entries: Sequence[Publication]
+) -> Exception | None:
     """Write in a transaction. After an error of PostgreSQL nothing is stored, and no entry has a new result.
 
-    After a lost connection the batch may be stored: its entries get the error, and the client decides.
+    After a lost connection the batch may be stored: its entries get the error, which is returned, and the client
+    decides.
     """
     if not entries:
-        return
+        return None
     try:
         with sql.brief_lock_waits():
             wakeups = write(entries)
             transaction.on_commit(lambda: wakeup_publisher.submit(wakeups))
     except sql.UNAVAILABLE_ERRORS as error:
+        lost = error if _is_lost(error) else None
         for entry in entries:
-            entry.result = error if _is_lost(error) else None
+            entry.result = lost
+        return lost
+    return None
 
 
 # --- store -----------------------------------------------------------------------------------------------------------

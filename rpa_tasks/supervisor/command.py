@@ -16,6 +16,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from django.conf import settings
 
+from rpa_tasks.supervisor.output import SHORTEST_SECRET
 from rpa_tasks.supervisor.runs import LEASE_NO, SHOP, STATE_DIR, TASK_ID, state_dir
 from scheduling.error_text import ErrorText as _
 
@@ -134,7 +135,8 @@ def secrets_in(environment: Mapping[str, str]) -> list[str]:
     }
     passwords = {_url_password(value) for value in environment.values()}
     found = secret_values | passwords | {unquote(password) for password in passwords}
-    spelled = {json.dumps(value, ensure_ascii=ascii_only)[1:-1] for value in found for ascii_only in (True, False)}
+    texts = {text for value in found for text in (value, *value.splitlines()) if len(text) >= SHORTEST_SECRET}
+    spelled = {json.dumps(text, ensure_ascii=ascii_only)[1:-1] for text in texts for ascii_only in (True, False)}
     return sorted((found | spelled) - {""})
 
 

@@ -174,7 +174,7 @@ class Lines:
             lost |= not self._inside and _starts_like_result(self._rest)
             self._inside = True
             masked = self._mask(self._rest)
-            end = len(masked) - self._mask.reach  # a secret may start behind this position
+            end = max(len(masked) - self._mask.reach, 0)  # a secret may start behind this position
             self._rest = masked[end:]
             shown += masked[:end]
         return shown, fitting, lost

@@ -167,8 +167,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def limit_instant(at: datetime, now: datetime) -> datetime | None:
-    """Return an instant that a vendor reports: at most `now`; None for one up to 1970, a vendor's zero."""
-    return min(at, now) if at > EPOCH else None
+    """Return an instant that a vendor reports, at most `now`; None for its zero and for one of the far future."""
+    return min(at, now) if EPOCH < at < now + timedelta(hours=1) else None
 
 
 def read_uuid(value: object) -> UUID | None:

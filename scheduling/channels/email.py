@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from email.charset import BASE64, Charset
-from email.utils import parseaddr
+from email.utils import formataddr, parseaddr
 from enum import Enum, auto
 from typing import Any, ClassVar, cast
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -311,10 +311,11 @@ class Email(Channel):
         self._reply_to = options.read_text(config, "reply_to")
         try:
             sanitize_address(self._from, "utf-8")
-            self._address = parseaddr(self._from)[1]
-        except ValueError:  # no address, or several
-            self._address = ""
+            name, self._address = parseaddr(self._from)
+        except (ValueError, TypeError):  # no address, or several
+            name = self._address = ""
         _check_address(self._address if self._from == one_line(self._from) else "", "from")
+        self._from = formataddr((name, self._address))  # as relays take it
         if self._reply_to:
             _check_address(self._reply_to, "reply_to")
         self._bounces_to = options.read_text(config, "bounces_to")

@@ -200,7 +200,8 @@ class PeriodicTaskAdmin(OpsPages, beat.PeriodicTaskAdmin, ModelAdmin):  # type: 
             except (AftertouchError, UnusableRow) as error:
                 problem = "; ".join(translate_errors(error))
             except (OperationalError, OSError, TimeoutError):
-                problem, broker_responds = gettext("The broker does not respond."), False
+                problem = gettext("The broker does not respond.")
+                broker_responds = broker_responds and row.task in rounds
             else:
                 published += 1
                 self.log_change(request, row, gettext("Run now."))

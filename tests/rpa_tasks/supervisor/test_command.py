@@ -157,6 +157,7 @@ def test_secrets_in_finds_secret_names_and_url_passwords() -> None:
     })  # fmt: skip
     quoted = ['a"b\n值', r"a\"b\n\u503c", r"a\"b\n值"]  # as it is, and as JSON spells it
     assert secrets == [*quoted, "k-123456", "p%40ss", "p@ss", "t-123456"]
+    assert r"first\"line" in secrets_in({"KEY_SECRET": 'first"line\nsecond'}), "output is masked line by line"
 
 
 # --- validation ---------------------------------------------------------------------------------------------------
