@@ -245,6 +245,22 @@ def test_guard_retry_with_slot_passes_the_cap_only() -> None:
         assert judge_touch(candidate(has_cap_slot=True, customer=customer), around(), NOON).rule == rule
 
 
+def test_guard_rollout_suppresses_other_communities() -> None:
+    later = node(rollout_percent=0, rollout_communities=frozenset({"c2"}))
+    assert judge_touch(candidate(node=later, chat_id="c1"), around(), NOON).rule == "rollout"
+    assert judge_touch(candidate(node=later, chat_id="c2"), around(), NOON).decision == SEND
+
+
+def test_guard_cap_suppresses_and_gives_next_time() -> None:
+    full = around(slots=[slot(1), slot(5), slot(23)])
+    verdict = judge_touch(candidate(), full, NOON)
+    assert (verdict.decision, verdict.rule, verdict.rule_version) == (SUPPRESS, "cap", CAP.version)
+    assert (verdict.observed, verdict.limit) == ("3", "3 in 1d")
+    assert verdict.next_eligible_at == NOON + HOUR
+    for room in ([slot(1), slot(23), slot(24)], [slot(1, counts=False)] * 5):
+        assert judge_touch(candidate(), around(slots=room), NOON).decision == SEND
+
+
 def test_guard_own_slot_is_not_counted() -> None:
     touch = candidate()
     own = slot(1, "guide", task_id=touch.task_id)
