@@ -48,7 +48,7 @@ from scheduling.ledger.transitions import WakeUp
 from scheduling.models import WAITING, Priority
 from scheduling.strict_text import find_unstorable_text
 
-LONGEST_ALONE = 5.0  #: seconds of waiting for locks
+LONGEST_ALONE = 5.0  #: seconds that requests published alone wait in vain, all together
 LONGEST_KEY = 200  #: characters
 MAX_DELAY = timedelta(days=90)
 MAX_TIME_TO_DUE = timedelta(days=366)
@@ -211,21 +211,21 @@ def publish_many(requests: Sequence[PublishRequest]) -> list[PublishResult]:
     get its error untried.
     """
     results: dict[int, PublishResult] = {}
-    left_alone = LONGEST_ALONE
+    wait_left = LONGEST_ALONE
     lost: Exception | None = None
 
     def publish_alone(request: PublishRequest) -> PublishResult:
-        nonlocal left_alone, lost
+        nonlocal wait_left, lost
         if lost is not None:
             return lost
         started_at = time.monotonic()
         try:
-            with sql.brief_lock_waits(min(max(left_alone, 0.01), 1.0)):
+            with sql.brief_lock_waits(min(max(wait_left, 0.01), 1.0)):
                 return publish_job(request)
         except (InvalidInput, BacklogFull) as error:
             return error
         except sql.UNAVAILABLE_ERRORS as error:
-            left_alone -= time.monotonic() - started_at
+            wait_left -= time.monotonic() - started_at
             lost = error if _is_lost(error) else None
             return error
 

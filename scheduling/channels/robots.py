@@ -90,14 +90,20 @@ class Robot(CodedAnswers, Channel):
     async def attempt(self, message: Message) -> Outcome:
         """Try once. Return `Unknown` if the vendor's result cannot be read."""
         self.validate_target(message.target)
-        url, document = self.request(message, datetime.now(UTC))
+        now = datetime.now(UTC)
+        document = self.build_document(message, now)
         response = await shared_transport().request(
-            "POST", url, encode_json(document), JSON_HEADERS, timeout=self.timeout, repeatable=False, proxy=self._proxy
-        )
+            "POST", str(message.target["url"]), encode_json(document), JSON_HEADERS, timeout=self.timeout,
+            repeatable=False, proxy=self._proxy, query=self.sign_query(message, now),
+        )  # fmt: skip
         return self.judge(response)
 
-    def request(self, message: Message, now: datetime) -> tuple[str, dict[str, Any]]:
-        """Return URL and JSON document of this message, signed if the target has a secret, clipped to the limits.
+    def sign_query(self, message: Message, now: datetime) -> str:
+        """Return the query that signs the request, for vendors that expect the signature there."""
+        return ""
+
+    def build_document(self, message: Message, now: datetime) -> dict[str, Any]:
+        """Return the JSON document of this message, clipped to the limits, with the signature that belongs there.
 
         Raises:
             BadContent: a card without the button that the vendor requires.
@@ -166,24 +172,21 @@ class WeCom(Robot):
         93008: Refusal("机器人不在群里", gone=True),
     }
 
-    def request(self, message: Message, now: datetime) -> tuple[str, dict[str, Any]]:
+    def build_document(self, message: Message, now: datetime) -> dict[str, Any]:
         body, mentions = self.split_body(message)
-        url = str(message.target["url"])
         if self.format == CARD:
-            return url, {
-                "msgtype": "template_card",
-                "template_card": _build_notice_card(read_card(message.subject, body)),
-            }
+            card = _build_notice_card(read_card(message.subject, body))
+            return {"msgtype": "template_card", "template_card": card}
         if self.format == MARKDOWN:  # it mentions user ids only
             suffix = "".join(f"<@{user}>" for user in mentions.users)
             content = clip_text(body, WECOM_LIMITS[MARKDOWN] - utf8_size(suffix)) + suffix
-            return url, {"msgtype": "markdown", "markdown": {"content": content}}
+            return {"msgtype": "markdown", "markdown": {"content": content}}
         text: dict[str, Any] = {"content": clip_text(body, WECOM_LIMITS[self.format])}
         if users := [*mentions.users, *(["@all"] if mentions.everyone else [])]:
             text["mentioned_list"] = users
         if mentions.phones:
             text["mentioned_mobile_list"] = list(mentions.phones)
-        return url, {"msgtype": "text", "text": text}
+        return {"msgtype": "text", "text": text}
 
 
 def _build_notice_card(card: Card) -> dict[str, Any]:
@@ -238,8 +241,16 @@ class DingTalk(Robot):
         430104: Refusal("消息含有不合适的内容"),
     }
 
-    def request(self, message: Message, now: datetime) -> tuple[str, dict[str, Any]]:
-        url, secret = str(message.target["url"]), str(message.target.get("secret") or "")
+    def sign_query(self, message: Message, now: datetime) -> str:
+        """Return `timestamp` (ms) and `sign`, percent-encoded exactly once: %252F is a wrong signature."""
+        secret = str(message.target.get("secret") or "")
+        if not secret:
+            return ""
+        timestamp = str(int(now.timestamp() * 1000))
+        digest = hmac.digest(secret.encode(), f"{timestamp}\n{secret}".encode(), "sha256")
+        return f"timestamp={timestamp}&sign={quote(base64.b64encode(digest), safe='')}"
+
+    def build_document(self, message: Message, now: datetime) -> dict[str, Any]:
         body, mentions = self.split_body(message)
         if self.format == CARD:
             card = read_card(message.subject, body)
@@ -249,7 +260,7 @@ class DingTalk(Robot):
             title = " ".join((message.subject or body).split())[:TITLE_LENGTH] or "…"
             build = partial(self._build_text, title, mentions)
         clipped = clip_text(body, DINGTALK_LIMIT, lambda text: len(encode_json(build(text))))
-        return (sign_url(url, secret, now) if secret else url), build(clipped)
+        return build(clipped)
 
     def _build_text(self, title: str, mentions: Mentions, text: str) -> dict[str, Any]:
         # The vendor notifies only those that the text names too.
@@ -271,15 +282,6 @@ def _build_action_card(card: Card, text: str) -> dict[str, Any]:
     """Return an actionCard, which notifies no member."""
     buttons = [{"title": label, "actionURL": url} for label, url in card.buttons]
     return {"msgtype": "actionCard", "actionCard": {"title": card.title, "text": text, "btns": buttons}}
-
-
-def sign_url(url: str, secret: str, now: datetime) -> str:
-    """Return the URL with `timestamp` (ms) and `sign`, percent-encoded exactly once: %252F is a wrong signature."""
-    timestamp = str(int(now.timestamp() * 1000))
-    digest = hmac.digest(secret.encode(), f"{timestamp}\n{secret}".encode(), "sha256")
-    sign = quote(base64.b64encode(digest), safe="")
-    base, _, _ = url.partition("#")
-    return f"{base}{'&' if '?' in base else '?'}timestamp={timestamp}&sign={sign}"
 
 
 # --- Feishu -----------------------------------------------------------------------------------------------------------
@@ -315,7 +317,7 @@ class Feishu(Robot):
         99991400: RATE_LIMITED,
     }
 
-    def request(self, message: Message, now: datetime) -> tuple[str, dict[str, Any]]:
+    def build_document(self, message: Message, now: datetime) -> dict[str, Any]:
         secret = str(message.target.get("secret") or "")
         signature = signature_fields(secret, now) if secret else {}
         body, mentions = self.split_body(message)
@@ -327,7 +329,7 @@ class Feishu(Robot):
         clipped = clip_text(
             card.text if card else body, FEISHU_LIMIT, lambda text: len(encode_json(signature | build(text)))
         )
-        return str(message.target["url"]), signature | build(clipped)
+        return signature | build(clipped)
 
     def _document(self, card: Card | None, mentions: str, text: str) -> dict[str, Any]:
         if self.format == TEXT:

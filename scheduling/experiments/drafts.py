@@ -242,11 +242,9 @@ def discard_draft(user: Any, seen: str) -> None:
         Conflict: another page changed the draft.
     """
     with transaction.atomic():
-        draft = ConfigDraft.objects.select_for_update(of=("self",)).filter(owner=user).first()
-        if draft is not None and compute_seen(draft) != seen:
-            raise Conflict(CHANGED)
-        if draft is not None:
-            draft.delete()
+        mine = ConfigDraft.objects.filter(owner=user)
+        if mine.select_for_update(of=("self",)).first() is not None:  # waits for the end of another click
+            _lock_draft(seen, owner=user).delete()
 
 
 # --- replay ---

@@ -66,9 +66,7 @@ class SessionPresence:
         for question, holds in zip(questions, stand, strict=True):
             if isinstance(holds, str):
                 holds = None if returned is None else holds not in returned
-            # A customer without an answer waits however late it is.
-            is_stale = question.event_type == SILENT and now > _latest_send_time(question)
-            reasons.append(UNKNOWN if holds is None else "answered" if not holds else "stale" if is_stale else "")
+            reasons.append(_block_reason(question, holds, now))
         return reasons
 
     def _about_others(self, questions: Sequence[PresenceQuestion]) -> list[str]:
@@ -77,6 +75,15 @@ class SessionPresence:
             UNKNOWN if isinstance(at, str) else "conversation" if at and at > question.event_at else ""
             for question, at in zip(questions, heard_at, strict=True)
         ]
+
+
+def _block_reason(question: PresenceQuestion, is_current: bool | None, now: datetime) -> str:
+    if is_current is None:
+        return UNKNOWN
+    if not is_current:
+        return "answered"
+    # A customer without an answer waits however late it is.
+    return "stale" if question.event_type == SILENT and now > _latest_send_time(question) else ""
 
 
 def _latest_send_time(question: PresenceQuestion) -> datetime:

@@ -127,9 +127,8 @@ def place_card(nodes_admin: Any, request: HttpRequest, row: Node) -> HttpRespons
             if "stage" in form.changed_data:
                 text = _("“%(node)s” was moved to the stage “%(stage)s”.") % {"node": row, "stage": row.stage}
             else:
-                text = (_("“%(node)s” was switched on.") if row.enabled else _("“%(node)s” was switched off.")) % {
-                    "node": row
-                }
+                words = _("“%(node)s” was switched on.") if row.enabled else _("“%(node)s” was switched off.")
+                text = words % {"node": row}
             messages.success(request, text, extra_tags=link)
     return redirect(back)
 

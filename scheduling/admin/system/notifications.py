@@ -176,7 +176,8 @@ class WebhookForm(CheckedForm):
         return cleaned
 
     def find_error_field(self, path: str) -> str | None:
-        root, name, *_place = f"{path}.".split(".")
+        root, _dot, rest = path.partition(".")
+        name = rest.partition(".")[0]
         field = {"config": f"secret_{name}", "filter": f"filter_{name}"}.get(root, root)
         return field if field in self.fields else super().find_error_field(path)
 

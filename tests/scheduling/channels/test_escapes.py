@@ -63,7 +63,7 @@ def test_name_calls_no_group_and_the_author_does(form: str) -> None:
     texts = (TextSpec("en", "For {{ user.name }}", f"{mark} {{{{ user.name }}}}"),)
     subject, body, _ = render_message(template(texts=texts), ann(name=mark), event(), feishu.escape)
     message = build_message(subject=subject, body=body, target={"url": "https://open.feishu.cn/x"})
-    document = feishu.request(message, NOW)[1]
+    document = feishu.build_document(message, NOW)
     posted = json.dumps(document if form == "text" else document["card"]["elements"], ensure_ascii=False)
     assert posted.replace('\\"', '"').count(mark) == 1
 
@@ -78,7 +78,7 @@ def test_value_mentions_no_one() -> None:
     ):
         rendered = render_message(template(body=body), ann(name=name), event(), wecom.escape)[1]
         message = build_message(body=rendered, target={"url": "https://qyapi.weixin.qq.com/x"})
-        assert "mentioned_list" not in wecom.request(message, NOW)[1]["text"]
+        assert "mentioned_list" not in wecom.build_document(message, NOW)["text"]
 
 
 def test_header_of_a_declared_channel_stays_one_line() -> None:
