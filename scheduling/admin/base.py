@@ -13,6 +13,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.contrib.auth import get_user_model
+from django.contrib.messages.storage import default_storage
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import Paginator
 from django.db import IntegrityError, connection, models, transaction
@@ -233,12 +234,14 @@ class OpsPages:
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         """Check a form again if what it refers to changed between its check and its save, which is rolled back.
 
-        The form then names the field: of two users who add the same key at once, one is refused.
+        The form then names the field: of two users who add the same key at once, one is refused. The messages of the
+        save that was rolled back are dropped.
         """
         show = partial(super().changeform_view, request, *args, **kwargs)  # type: ignore[misc]
         try:
             return show()  # type: ignore[no-any-return]
         except (IntegrityError, InvalidInput, ValidationError):
+            request._messages = default_storage(request)  # type: ignore[attr-defined]
             return show()  # type: ignore[no-any-return]
 
     def save_related(self, *args: Any, **kwargs: Any) -> None:

@@ -205,28 +205,28 @@ def show_effects(nodes_admin: Any, request: HttpRequest) -> HttpResponse:
             lambda: compute_effects(until - timedelta(days=days), until), settings.TIMEOUTS.conversion
         ),
     )
-    links = dict(Node.objects.values_list("key", "pk"))
+    rows = {row.key: row for row in Node.objects.only("key", "holdout_percent")}
     return nodes_admin.page(  # type: ignore[no-any-return]
         request,
         "ops/conversion.html",
         _("Effect"),
-        nodes=None if found is None else [_describe_effect(each, links) for each in found],
+        nodes=None if found is None else [_describe_effect(each, rows.get(each.node)) for each in found],
         periods=[(each, describe_duration(timedelta(days=each)), each == days) for each in PERIODS],
     )
 
 
-def _describe_effect(effect: NodeEffect, links: dict[str, int]) -> dict[str, Any]:
+def _describe_effect(effect: NodeEffect, row: Node | None) -> dict[str, Any]:
     lift = effect.lift
     return {
         "key": effect.node,
-        "link": reverse("admin:scheduling_node_change", args=[links[effect.node]]) if effect.node in links else "",
+        "link": reverse("admin:scheduling_node_change", args=[row.pk]) if row else "",
         "goal": effect.goal,
         "treated": _describe_share_bar(lift.treated),
         "control": _describe_share_bar(lift.control),
         "everywhere": _describe_share_bar(effect.overall.control) if effect.overall.control.of else None,
         "difference": _format_difference(lift),
         "overall": _format_difference(effect.overall),
-        "verdict": judge_lift(lift),
+        "verdict": judge_lift(lift, has_holdout=bool(row and row.holdout_percent)),
         "versions": [
             {"template": each.template, "number": each.number, **_describe_share_bar(each.share)}
             for each in effect.versions
@@ -258,8 +258,10 @@ def _format_difference(lift: Lift) -> str:
     return words.replace("-", "−")
 
 
-def judge_lift(lift: Lift) -> tuple[str, str]:
+def judge_lift(lift: Lift, *, has_holdout: bool) -> tuple[str, str]:
     """Return the tone and the sentence of a measured effect."""
+    if not lift.control.of and has_holdout:
+        return "", _("No customer of the control group counts yet.")
     if not lift.control.of:
         return "", _("No control group. Set a hold-out at the node to measure its effect.")
     if not lift.treated.of:

@@ -32,6 +32,7 @@ from scheduling.models.encrypted import Sealed
 from scheduling.models.versioned import lock_for_write
 
 VERSION_FIELD = "row_version"
+CONFLICT = "conflict"  #: code of the error of a row that changed after the page showed it
 
 
 class OptimisticLockForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -81,7 +82,7 @@ class OptimisticLockForm(forms.ModelForm):  # type: ignore[type-arg]
                 self.add_error(self.error_field, _("Deleted after you opened the page."))
                 return super().clean() or self.cleaned_data
             if shown and shown != self._compute_version():
-                self.add_error(self.error_field, _describe_last_change(self.instance))
+                self.add_error(self.error_field, ValidationError(_describe_last_change(self.instance), CONFLICT))
         return super().clean() or self.cleaned_data
 
     def _post_clean(self) -> None:
@@ -132,6 +133,18 @@ class OptimisticLockForm(forms.ModelForm):  # type: ignore[type-arg]
         links = [getattr(self.instance, each.name) for each in meta.many_to_many if each.name in names]
         stored += [list(each.order_by("pk").values_list("pk", flat=True)) for each in links]
         return salted_hmac(VERSION_FIELD, repr((sorted(written), stored))).hexdigest()
+
+
+class OptimisticLockFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
+    """Compare also the rows that the page removes: Django ignores the errors of their forms."""
+
+    def clean(self) -> None:
+        super().clean()
+        for form in self.initial_forms:
+            if self._should_delete_form(form):  # type: ignore[attr-defined]
+                errors = [each for found in form.errors.as_data().values() for each in found]
+                if conflicts := [each for each in errors if each.code == CONFLICT]:
+                    raise ValidationError(conflicts)
 
 
 def _describe_last_change(row: Model) -> str:

@@ -34,7 +34,7 @@ from scheduling.admin.base import (
     row_action,
 )
 from scheduling.admin.labels import TranslatedPermissions
-from scheduling.admin.row_edits import VERSION_FIELD, OptimisticLockForm
+from scheduling.admin.row_edits import VERSION_FIELD, OptimisticLockForm, OptimisticLockFormSet
 from scheduling.admin.shown_values import render_tag
 from scheduling.identity import invitations, totp
 from scheduling.identity.invitations import SHORT_LABELS, assign_roles, find_role
@@ -85,6 +85,7 @@ class IdentityLinkInline(TabularInline):  # type: ignore[misc]
 
     model = IdentityLink
     form = IdentityLinkForm
+    formset = OptimisticLockFormSet
     fields = (VERSION_FIELD, "subject")
     extra = 0
 

@@ -55,7 +55,7 @@ def rewrite_links(message: Message) -> Message:
 
 
 def find_link(text: str, number: int) -> str:
-    """Return the link of this number in a text, or ""."""
+    """Return the link of this number in a text, or "". In HTML, `&amp;` of a link means `&`."""
     found: list[str] = []
 
     def note(_: int, target: str) -> str:
@@ -63,7 +63,7 @@ def find_link(text: str, number: int) -> str:
         return target
 
     _replace_links(text, note)
-    return found[number] if number < len(found) else ""
+    return found[number].replace("&amp;", "&") if number < len(found) else ""
 
 
 def _replace_links(text: str, replace: Callable[[int, str], str]) -> str:

@@ -1,6 +1,7 @@
 """List the open sign-ins of a user, and end them.
 
-`SessionStore` keeps sessions in PostgreSQL, and the list of sign-ins in step with them (`SESSION_ENGINE`).
+`SessionStore` keeps sessions in PostgreSQL, and the list of sign-ins in step with them (`SESSION_ENGINE`). Both tables
+hold digests of the keys: who reads the database or a backup cannot take a session over.
 """
 
 from __future__ import annotations
@@ -22,20 +23,17 @@ from scheduling.models import SignIn
 from scheduling.strict_text import storable_text
 
 BROWSER_LENGTH = 300  # characters
-#: The session table has some rows for each user of the back office, so that it is read as a whole.
-DELETE_SESSIONS = """
-DELETE FROM django_session WHERE encode(sha256(convert_to(session_key, 'UTF8')), 'hex') = ANY(%s)
-"""
 #: A sign-in of the last minute may not have stored its session.
 DELETE_ORPHANS = """
-DELETE FROM scheduling_signin WHERE digest NOT IN (
-    SELECT encode(sha256(convert_to(session_key, 'UTF8')), 'hex') FROM django_session
-) AND signed_in_at < statement_timestamp() - interval '1 minute'
+DELETE FROM scheduling_signin
+WHERE digest NOT IN (SELECT session_key FROM django_session)
+  AND signed_in_at < statement_timestamp() - interval '1 minute'
 """
 
 
 def hash_session_key(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
+    """Return 160 bits of the key's digest: the column of Django has 40 characters."""
+    return hashlib.sha256(key.encode()).hexdigest()[:40]
 
 
 @receiver(user_logged_in)
@@ -57,11 +55,8 @@ def record_sign_in(request: HttpRequest | None, user: Any, **_: Any) -> None:
 
 def list_sign_ins(user: User) -> list[SignIn]:
     """Return the sign-ins whose session has not expired, newest first."""
-    live = {
-        hash_session_key(key)
-        for key in Session.objects.filter(expire_date__gt=Now()).values_list("session_key", flat=True)
-    }
-    return [row for row in SignIn.objects.filter(user=user) if row.digest in live]
+    live = Session.objects.filter(expire_date__gt=Now()).values("session_key")
+    return list(SignIn.objects.filter(user=user, digest__in=live))
 
 
 @transaction.atomic
@@ -77,14 +72,30 @@ def end_sign_ins(user: User, *, only: int | None = None, but: str | None = None)
     if but is not None:
         rows = rows.exclude(digest=hash_session_key(but))
     digests = list(rows.values_list("digest", flat=True))
-    with connection.cursor() as cursor:
-        cursor.execute(DELETE_SESSIONS, [digests])
+    Session.objects.filter(session_key__in=digests).delete()
     SignIn.objects.filter(digest__in=digests).delete()
     return len(digests)
 
 
 class SessionStore(DatabaseStore):
-    """A session whose sign-in follows a new key and ends with the session."""
+    """A session that is stored by the digest of its key. Its sign-in follows a new key and ends with the session."""
+
+    def _get_session_from_db(self) -> Session | None:
+        key = self.session_key
+        found = (
+            Session.objects.filter(session_key=hash_session_key(key), expire_date__gt=Now()).first() if key else None
+        )
+        if found is None:
+            self._session_key = None
+        return found
+
+    def exists(self, session_key: str) -> bool:
+        return super().exists(hash_session_key(session_key))
+
+    def create_model_instance(self, data: dict[str, Any]) -> Session:
+        row = super().create_model_instance(data)
+        row.session_key = hash_session_key(row.session_key)
+        return row  # type: ignore[no-any-return,unused-ignore]
 
     def cycle_key(self) -> None:
         """Give the session a new key, for example after a change of the password. Its sign-in stays in the list."""
@@ -97,9 +108,8 @@ class SessionStore(DatabaseStore):
             self.delete(old)
 
     def delete(self, session_key: str | None = None) -> None:
-        key = session_key or self.session_key
-        super().delete(session_key)
-        if key:
+        if key := session_key or self.session_key:
+            super().delete(hash_session_key(key))
             SignIn.objects.filter(digest=hash_session_key(key)).delete()
 
     @classmethod

@@ -45,8 +45,8 @@ def configuration(receiver: EffectReceiver) -> dict[str, Any]:
 SET_UP = """
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 from django.contrib.auth.models import User
-from django.contrib.sessions.backends.db import SessionStore
 from django.core.management import call_command
+from scheduling.identity.sign_ins import SessionStore
 call_command("apply_config", {file!r})
 boss, session = User.objects.create_superuser("boss", password="x"), SessionStore()
 session[SESSION_KEY], session[HASH_SESSION_KEY] = str(boss.pk), boss.get_session_auth_hash()

@@ -30,7 +30,7 @@ from scheduling.admin.base import (
 from scheduling.admin.form_fields import DataField, SuggestingInput
 from scheduling.admin.labels import describe_problem, translate_error, translate_reason
 from scheduling.admin.matrix.channel import list_known_communities
-from scheduling.admin.row_edits import VERSION_FIELD, OptimisticLockForm
+from scheduling.admin.row_edits import VERSION_FIELD, OptimisticLockForm, OptimisticLockFormSet
 from scheduling.channels.base import Delivered, Message, Outcome, Unknown
 from scheduling.channels.http_client import send_once
 from scheduling.configuration import snapshot
@@ -132,7 +132,8 @@ def _send_test_message(template: Template, wanted: Mapping[str, Any]) -> tuple[O
     task_id = new_id()
     message = Message(
         task_id=task_id, delivery_key=task_id, user_id=who.user_id, chat_id=chat_id, node="test",
-        content_type=template.content_type, category=template.category, subject=f"{mark} {subject}".strip(),
+        content_type=template.content_type, category=template.category,
+        subject=f"{mark} {subject}".strip() if subject else "",
         body=f"{mark} {body}".strip(), locale=locale, repeatable=spec.idempotent, target=target,
         event={"source": event.source, "id": event.event_id, "type": event.type, "time": event.occurred_at},
     )  # fmt: skip
@@ -172,7 +173,7 @@ class TextForm(OptimisticLockForm):
         }
 
 
-class TextFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
+class TextFormSet(OptimisticLockFormSet):
     def clean(self) -> None:
         """Refuse two texts of one language, of which customers would get one. A file refuses them, too.
 

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, Permission, User
+from django.db import IntegrityError, connection
 from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
@@ -326,6 +327,21 @@ def test_commands_need_a_right_beside_that_to_edit_flows(as_member: Callable[[st
     assert [commander.post(*each).status_code for each in ((change, form), (add, new))] == [302, 302]
     for flow in Flow.objects.all():
         assert (flow.command, flow.path, flow.environment) == (["/bin/sh", "{param}"], ["/opt/tools"], ["DATABASE_URL"])
+
+
+def test_save_that_is_tried_again_warns_once(
+    as_member: Callable[[str], Client], market: Market, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = iter([IntegrityError("its reference is gone")])
+
+    def check_constraints() -> None:
+        for error in checks:
+            raise error
+
+    monkeypatch.setattr(connection, "check_constraints", check_constraints)
+    client, form = as_member("command editor"), {**FLOW, "command": "/nowhere/program\n{param}"}
+    page = client.post(url("flow_change", market.sync.pk), form, follow=True)
+    assert [str(each).count("cannot be started") for each in page.context["messages"]].count(1) == 1
 
 
 def test_values_of_fixed_variables_are_shown_to_editors_of_commands_only(

@@ -42,8 +42,11 @@ def test_effect_without_goal_or_control_shows_advice(matrix: MatrixBuilder, view
     assert "No node has a goal yet." in page
     assert "also set a hold-out" in page
     assert all(f'href="{admin_url(each)}"' in page for each in ("node_changelist", "holdout_changelist"))
-    matrix.node(goal_event="order.paid", goal_within=timedelta(days=1))
+    node = matrix.node(goal_event="order.paid", goal_within=timedelta(days=1))
     assert "No control group" in viewer.get(admin_url("node_conversion"), {"days": "30"}).content.decode()
+    node.holdout_percent = 1
+    node.save()
+    assert "No customer of the control group counts yet." in viewer.get(admin_url("node_conversion")).content.decode()
 
 
 @each_row(
@@ -57,4 +60,4 @@ def test_effect_without_goal_or_control_shows_advice(matrix: MatrixBuilder, view
 def test_effect_verdict_follows_the_interval(lift: Lift, tone: str) -> None:
     from scheduling.admin.experiments import judge_lift
 
-    assert judge_lift(lift)[0] == tone
+    assert judge_lift(lift, has_holdout=True)[0] == tone

@@ -15,7 +15,7 @@ from django.test import Client
 from django.urls import reverse
 from pytest_django import Settings
 
-from scheduling.models import FailedLogin
+from scheduling.models import AuditEntry, FailedLogin
 from scheduling.web.login_lockout import ADDRESSES, ANY, KNOWN_FOR
 from tests.support.second_connection import Race
 
@@ -131,6 +131,9 @@ def test_unlock_login_command_releases_the_name() -> None:
     call_command("unlock_login", "ann", stdout=said)
     assert "2 addresses" in said.getvalue()
     assert attempt("right") is None
+    assert AuditEntry.objects.filter(action="acted", label="ann", reason="Unlocked the login.").count() == 1
+    call_command("unlock_login", "nobody", stdout=said)
+    assert AuditEntry.objects.filter(action="acted").count() == 1
 
 
 def test_login_count_works_without_redis(settings: Settings) -> None:

@@ -153,6 +153,18 @@ def test_only_an_edited_text_outdates_the_page_of_its_template(
     assert Template.objects.get().category == template.category
 
 
+def test_old_page_removes_no_text_that_was_edited_since(editor: Client, admin_url: Url, fill_form: FillForm) -> None:
+    template = Template.objects.create(key="greeting", content_type="greeting", version=1)
+    texts = [TemplateText.objects.create(template=template, locale=each, body="Helo") for each in ("en", "fr")]
+    url = admin_url("template_change", template.pk)
+    page = fill_form(url) | {"texts-1-DELETE": "on"}
+    TemplateText.objects.filter(pk=texts[1].pk).update(body="Salut")
+    refuse(editor, url, page)
+    assert template.texts.count() == 2
+    assert editor.post(url, fill_form(url) | {"texts-1-DELETE": "on"}).status_code == 302
+    assert [each.locale for each in template.texts.all()] == ["en"]
+
+
 def test_two_edits_of_one_secret_save_the_first(editor: Client, admin_url: Url, fill_form: FillForm) -> None:
     """A page shows no secret, so its fields cannot show that another user replaced it."""
     row = ChannelConfig.objects.create(key="hook", kind="webhook", config={"url": "https://a.example.org/"})

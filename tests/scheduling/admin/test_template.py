@@ -7,6 +7,7 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.test import Client
 
+from scheduling.channels.base import Delivered, Message
 from scheduling.models import ChannelConfig, Community, Template, TemplateText, Touch
 from scheduling.operations.commands import update_customer
 from tests.scheduling.admin.conftest import FillForm, SaveForm, Url
@@ -134,6 +135,24 @@ def test_template_test_is_marked_reaches_its_receiver_and_makes_no_touch(
     result = send(ChannelConfig.objects.create(key="robot", kind="wecom"), community="c1")["result"]
     assert (result["title"], "No target to send to" in result["text"]) == ("Not sent", True)
     assert Touch.objects.count() == 0
+
+
+def test_template_test_invents_no_subject(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mail without a subject shows the beginning of its text."""
+    sent: list[Message] = []
+
+    def send_once(_: Any, message: Message) -> Delivered:
+        sent.append(message)
+        return Delivered()
+
+    monkeypatch.setattr("scheduling.admin.matrix.template.send_once", send_once)
+    url = admin_url("template_send_test", matrix.template("guide").pk)
+    for subject in ("", "Guide"):
+        TemplateText.objects.update(subject=subject)
+        editor.post(url, {"channel": matrix.channel.pk, "user_id": "ann"})
+    assert [each.subject for each in sent] == ["", "[Test] Guide"]
 
 
 def test_used_template_is_not_deleted_or_retired(matrix: MatrixBuilder, editor: Client, admin_url: Url) -> None:

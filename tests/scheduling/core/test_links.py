@@ -50,6 +50,10 @@ def test_links_of_a_text_are_replaced_and_found_again(text: str, links: list[str
     assert [find_link(text, number) for number in range(len(links) + 1)] == [*links, ""]
 
 
+def test_link_of_html_leads_where_its_reader_expects() -> None:
+    assert find_link('<a href="https://a.cn/x?y=1&amp;z=2&copy=3">guide</a>', 0) == "https://a.cn/x?y=1&z=2&copy=3"
+
+
 def test_own_links_stay_and_keep_the_numbers_of_others() -> None:
     text = f"https://aftertouch.example/u/token {BASE}/l/abc https://a.cn/x"
     message = MessageFactory().message(body=text)

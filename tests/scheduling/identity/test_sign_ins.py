@@ -39,6 +39,16 @@ def test_account_lists_own_sign_ins_and_marks_the_current_one(ann: User) -> None
     assert not any(key in text or key in str(list(SignIn.objects.values())) for key in keys)
 
 
+def test_database_holds_no_key_of_a_session(ann: User) -> None:
+    client = sign_in()
+    key, stored = client.cookies["sessionid"].value, Session.objects.get().session_key
+    assert key not in str([*Session.objects.values(), *SignIn.objects.values()])
+    client.cookies["sessionid"] = stored
+    assert not is_inside(client)
+    client.cookies["sessionid"] = key
+    assert is_inside(client)
+
+
 def test_account_signs_one_and_then_all_others_out(ann: User) -> None:
     other, current = sign_in(), sign_in(address="192.0.2.2")
     row = SignIn.objects.get(address="192.0.2.1")
