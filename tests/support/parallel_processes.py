@@ -16,23 +16,25 @@ from xdist.workermanage import WorkerController
 from config.environment import environment
 
 MOST = 4
-SECONDS_A_TEST = 0.16  #: of a file that is not below
+SECONDS_A_TEST = 0.26  #: of a file that is not below
 #: Seconds of wall time of the files that take longest, as `--durations=0` shows them. They balance the processes only.
 SECONDS: dict[str, float] = {
-    "tests/language/test_pages.py": 13, "tests/rpa_tasks/api/test_schedules.py": 6,
-    "tests/rpa_tasks/core/test_runner.py": 7, "tests/scheduling/core/test_admission.py": 6,
-    "tests/scheduling/core/test_caps.py": 11, "tests/scheduling/core/test_consent.py": 6,
-    "tests/scheduling/core/test_failed_tasks.py": 8, "tests/scheduling/core/test_follow_ups.py": 9,
-    "tests/scheduling/core/test_ingest.py": 9, "tests/scheduling/core/test_ledger.py": 8,
-    "tests/scheduling/core/test_retries.py": 16, "tests/scheduling/core/test_rollouts.py": 9,
-    "tests/scheduling/core/test_sender.py": 6, "tests/scheduling/imports/test_customer_imports.py": 9,
-    "tests/scheduling/replay/test_replay.py": 22,
-    "tests/scheduling/webhooks/test_sending.py": 15, "tests/security/test_admin_rights.py": 38,
-    "tests/security/test_markup.py": 7, "tests/sessions/test_races.py": 6,
-    "tests/sessions/test_state_machine.py": 16, "tests/sessions/websocket/test_admission.py": 7,
-    "tests/sessions/websocket/test_chat_client.py": 9, "tests/sessions/websocket/test_consumer.py": 10,
-    "tests/sessions/websocket/test_gateway.py": 9, "tests/sessions/websocket/test_http_api.py": 10,
-    "tests/sessions/websocket/test_outages.py": 7, "tests/smoke/test_running_stack.py": 50,
+    "tests/deploy/test_monitoring.py": 12, "tests/language/test_pages.py": 36,
+    "tests/rpa_tasks/admin/test_matching_jobs.py": 9, "tests/rpa_tasks/admin/test_shops.py": 15,
+    "tests/rpa_tasks/api/test_browser_settings.py": 11, "tests/rpa_tasks/api/test_schedules.py": 17,
+    "tests/rpa_tasks/core/test_publish_many.py": 9, "tests/rpa_tasks/core/test_runner.py": 16,
+    "tests/scheduling/admin/test_bulk_action.py": 10, "tests/scheduling/admin/test_conditions.py": 12,
+    "tests/scheduling/admin/test_customer.py": 8, "tests/scheduling/admin/test_draft.py": 15,
+    "tests/scheduling/admin/test_optimistic_lock.py": 9, "tests/scheduling/admin/test_overview.py": 8,
+    "tests/scheduling/admin/test_undo.py": 15, "tests/scheduling/api/test_customer_erasure.py": 10,
+    "tests/scheduling/api/test_fuzz.py": 9, "tests/scheduling/core/test_admission.py": 15,
+    "tests/scheduling/core/test_bulk_actions.py": 10, "tests/scheduling/core/test_caps.py": 18,
+    "tests/scheduling/core/test_consent.py": 13, "tests/scheduling/core/test_query_plans.py": 12,
+    "tests/scheduling/core/test_random_lifecycles.py": 10, "tests/scheduling/core/test_retries.py": 11,
+    "tests/scheduling/metrics/test_alerts.py": 9, "tests/scheduling/replay/test_replay.py": 14,
+    "tests/scheduling/webhooks/test_sending.py": 14, "tests/security/test_admin_rights.py": 32,
+    "tests/sessions/test_expired_keys.py": 12, "tests/sessions/websocket/test_chat_client.py": 8,
+    "tests/sessions/websocket/test_gateway.py": 12, "tests/smoke/test_running_stack.py": 34,
     # of `make processes`
     "tests/deploy/test_containers.py": 8,
     "tests/deploy/test_pgbouncer.py": 38, "tests/deploy/test_prometheus.py": 11,
@@ -68,14 +70,14 @@ TOGETHER = {
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """What `-n auto` means: as many as cores; none for tests picked by hand, or where all would share one Redis.
-
-    One more for `make processes`: half of its time its tests wait for programs that start or end.
+    """What `-n auto` means: two a core, because tests wait for half of their time. One more than cores for
+    `make processes`, whose programs use the others. None for tests picked by hand, or where all would share one Redis.
     """
     picked = config.option.keyword or config.args_source is not pytest.Config.ArgsSource.TESTPATHS
     if picked or environment().redis_url:
         return 0
-    return min(len(os.sched_getaffinity(0)) + (config.option.markexpr == "processes"), MOST)
+    cores = len(os.sched_getaffinity(0))
+    return min(cores + 1 if config.option.markexpr == "processes" else 2 * cores, MOST)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
