@@ -12,6 +12,7 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.contrib.auth.signals import user_logged_in
 from django.contrib.sessions.backends.db import SessionStore as DatabaseStore
+from django.contrib.sessions.base_session import AbstractBaseSession
 from django.contrib.sessions.models import Session
 from django.db import connection, transaction
 from django.db.models.functions import Now
@@ -92,10 +93,10 @@ class SessionStore(DatabaseStore):
     def exists(self, session_key: str) -> bool:
         return super().exists(hash_session_key(session_key))
 
-    def create_model_instance(self, data: dict[str, Any]) -> Session:
+    def create_model_instance(self, data: dict[str, Any]) -> AbstractBaseSession:
         row = super().create_model_instance(data)
         row.session_key = hash_session_key(row.session_key)
-        return row  # type: ignore[no-any-return,unused-ignore]
+        return row
 
     def cycle_key(self) -> None:
         """Give the session a new key, for example after a change of the password. Its sign-in stays in the list."""
