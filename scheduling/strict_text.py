@@ -212,9 +212,9 @@ def read_json(text: str, *, most: int = FIELD_SIZE) -> Any:
 
 
 def decode_json(body: bytes, *, array: str = "", errors_in_place: bool = False) -> Any:
-    """Return the value of a JSON text. `array` names a document that is an array, in errors.
+    """Return the value of a JSON text. `array` names, in errors, a document that is an array; else it is a member.
 
-    With `errors_in_place` an `InvalidInput` stands in place of each entry of an array that cannot be stored.
+    With `errors_in_place` an `InvalidInput` stands in place of each entry of that array that cannot be stored.
 
     Raises:
         InvalidText: the text is not UTF-8 or not JSON.
@@ -223,11 +223,12 @@ def decode_json(body: bytes, *, array: str = "", errors_in_place: bool = False) 
     value, is_suspect = _decode(body)
     if not is_suspect:
         return value
-    if errors_in_place and isinstance(value, list):
-        for place, entry in enumerate(value):
-            if errors := list(islice(_find_invalid_values(entry, f"{array}.{place}", depth=1), ERRORS_SHOWN)):
-                value[place] = InvalidInput(*errors)
-    elif errors := list(islice(_find_invalid_values(value, array if isinstance(value, list) else ""), ERRORS_SHOWN)):
+    entries, depth = (value.get(array), 2) if isinstance(value, dict) else (value, 1)
+    if errors_in_place and isinstance(entries, list):
+        for place, entry in enumerate(entries):
+            if errors := list(islice(_find_invalid_values(entry, f"{array}.{place}", depth=depth), ERRORS_SHOWN)):
+                entries[place] = InvalidInput(*errors)
+    if errors := list(islice(_find_invalid_values(value, array if isinstance(value, list) else ""), ERRORS_SHOWN)):
         raise InvalidInput(*errors)
     return value
 

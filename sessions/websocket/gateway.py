@@ -151,7 +151,7 @@ class GatewayConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             self._push(self.batches.popleft().acknowledgement())
 
     def _push(self, frame: Mapping[str, Any]) -> None:
-        self.send_queue.put(json.dumps(frame, ensure_ascii=False))
+        self.send_queue.put(json.dumps(frame))  # in ASCII: a refusal may name a lone surrogate
 
 
 class Batch:
@@ -188,7 +188,8 @@ class Batch:
         return {"type": "ack", "n": self.number, **self._outcomes, "refused": self._refused}
 
     def _refuse(self, place: int, error: InvalidInput) -> None:
-        errors = [{"field": each.field, "message": each.message} for each in error.errors]
+        within = f"frames.{place}."
+        errors = [{"field": each.field.removeprefix(within), "message": each.message} for each in error.errors]
         self._refused.append({"place": place, "errors": errors})
 
 
@@ -199,7 +200,7 @@ def parse_batch(text: str | None, last: int) -> Batch:
         FrameRefused: the connection must close.
     """
     try:
-        found = decode_json((text or "").encode())
+        found = decode_json((text or "").encode(), array="frames", errors_in_place=True)
     except InvalidText as error:
         raise FrameRefused(Close.BAD_FRAME, "not JSON") from error
     except InvalidInput as error:
@@ -213,7 +214,9 @@ def parse_batch(text: str | None, last: int) -> Batch:
 
 
 def build_frame(given: Any) -> Frame:
-    """Build one frame with the members of the HTTP API. Raises `InvalidInput`."""
+    """Build one frame with the members of the HTTP API. Raises `InvalidInput`, also that which `decode_json` gives."""
+    if isinstance(given, InvalidInput):
+        raise given
     if not isinstance(given, dict):
         raise InvalidInput.of("frame", "must be an object")
     if unknown := given.keys() - MEMBERS:

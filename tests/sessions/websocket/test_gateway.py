@@ -78,7 +78,7 @@ def test_batches_are_acknowledged_with_their_outcomes(open_stream: Open) -> None
 
 @each_row(
     "text",
-    ['{"n": 3, "frames": []}', '{"n": "4", "frames": []}', '{"n": 4}', "[]", "x", '{"n": 4, "frames": ["\\u0000"]}',
+    ['{"n": 3, "frames": []}', '{"n": "4", "frames": []}', '{"n": 4}', "[]", "x", '{"n": 4, "x": "\\u0000"}',
      json.dumps({"n": 4, "frames": [ANN] * 501})],
 )  # fmt: skip
 def test_invalid_batch_closes_stream(open_stream: Open, text: str) -> None:
@@ -100,6 +100,18 @@ def test_frame_with_member_of_wrong_type_is_refused(open_stream: Open, member: d
     answer = stream.receive_until("ack")
     assert answer["counted"] == 1
     assert [(each["place"], each["errors"][0]["field"]) for each in answer["refused"]] == [(0, *member)]
+
+
+def test_frame_that_cannot_be_stored_is_refused_alone(open_stream: Open) -> None:
+    """A gateway that lost its connection for it would send it again, for ever."""
+    stream = open_stream()
+    frames = [ANN | {"user_id": "\0"}, ANN, ANN | {"\ud800": 1}, ANN | {"tags": [2**70]}]
+    stream.send_batch(1, frames)
+    answer = stream.receive_until("ack")
+    assert answer["counted"] == 1
+    assert [(each["place"], each["errors"][0]["field"]) for each in answer["refused"]] == [
+        (0, "user_id"), (2, "\ud800"), (3, "tags.0"),
+    ]  # fmt: skip
 
 
 def test_stream_needs_key_with_scope(open_stream: Open) -> None:
