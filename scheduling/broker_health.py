@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import structlog
+from celery import current_app
 from kombu.transport import pyamqp
 
 log = structlog.get_logger(__name__)
@@ -21,6 +24,18 @@ log = structlog.get_logger(__name__)
 CONFIRM_TIMEOUT = 5.0  #: seconds to wait for the confirmation of a silent broker
 #: exchanges without a waiting consumer: their messages are dropped during an alarm
 UNCONSUMED_EXCHANGES = ("celeryev", "reply.celery.pidbox")
+
+
+@contextmanager
+def connect_broker(seconds: float) -> Iterator[Any]:
+    """Yield a connection of its own. Connecting, and each answer, may take `seconds`.
+
+    A connection that was refused is tried again at once: kombu would wait for two seconds first.
+    """
+    with current_app.connection_for_write(connect_timeout=seconds) as connection:
+        connection.transport_options = {**connection.transport_options, "socket_timeout": seconds}
+        connection.ensure_connection(max_retries=1, interval_start=0, timeout=seconds)
+        yield connection
 
 
 class BrokerBlocked(ConnectionError):

@@ -23,7 +23,7 @@ from kombu.exceptions import OperationalError
 
 from scheduling import metrics, tracing
 from scheduling.batching import BackgroundBatcher
-from scheduling.broker_health import broker_alarm
+from scheduling.broker_health import broker_alarm, connect_broker
 from scheduling.configuration import snapshot
 from scheduling.ledger.failures import record_failed_touches
 from scheduling.ledger.touches import AGE_UNKNOWN, touch_ledger
@@ -282,9 +282,8 @@ def oldest_message_at(queue: str) -> datetime | None:
     Raises:
         OperationalError: the broker is unreachable, or refuses the question.
     """
-    with current_app.connection_for_read() as connection:
+    with connect_broker(settings.TIMEOUTS.broker_age) as connection:
         try:
-            connection.ensure_connection(max_retries=1, timeout=settings.TIMEOUTS.broker_age)
             channel = connection.default_channel
             if hasattr(channel, "client"):
                 # kombu adds the prefix only to commands that it uses itself; LINDEX is not one of them.

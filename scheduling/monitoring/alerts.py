@@ -24,6 +24,7 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from scheduling.broker_health import connect_broker
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient
 from scheduling.channels.http_client import send_once
 from scheduling.channels.quota import UNAVAILABLE_DELAY, QuotaGate
@@ -88,8 +89,7 @@ def _find_unattended_queues(samples: MetricSamples) -> Values | None:
     is_blocked = any(value for _labels, value in samples.get("aftertouch_broker_blocked", ()))
     if "celery_queue_length" not in samples or is_blocked:  # a blocked broker would hold this thread
         return None
-    with current_app.connection_for_read() as connection:
-        connection.ensure_connection(max_retries=1, timeout=INSPECT_TIMEOUT)
+    with connect_broker(INSPECT_TIMEOUT) as connection:
         answers = current_app.control.inspect(timeout=INSPECT_TIMEOUT, connection=connection).active_queues() or {}
     consumed = {queue["name"] for queues in answers.values() for queue in queues}
     # A core queue needs a consumer even while it is empty.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def read_broker(limit_queries: AbstractContextManager[None] | None = None) -> Br
         log.warning("queues_unknown", error=str(error))
     names = sorted({*current_app.amqp.queues, *_app_queues})
     try:
-        with connect_broker() as connection:
+        with broker_health.connect_broker(settings.TIMEOUTS.broker_stats) as connection:
             channel = connection.default_channel
             is_redis = hasattr(channel, "client")
             stats = _read_redis_stats(channel, names) if is_redis else _read_rabbitmq_stats(connection, names)
@@ -70,15 +70,6 @@ def read_broker(limit_queries: AbstractContextManager[None] | None = None) -> Br
     except Exception as error:  # any exception of the broker's client
         log.warning("broker_stats_unavailable", error=str(error))
         return None
-
-
-@contextmanager
-def connect_broker() -> Iterator[Any]:
-    seconds = settings.TIMEOUTS.broker_stats
-    with current_app.connection_for_read(connect_timeout=seconds) as connection:
-        connection.transport_options = {**connection.transport_options, "socket_timeout": seconds}
-        connection.ensure_connection(max_retries=1, timeout=seconds)
-        yield connection
 
 
 def _read_redis_stats(channel: Any, names: Sequence[str]) -> list[QueueStats]:

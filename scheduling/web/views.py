@@ -19,7 +19,6 @@ from urllib.parse import quote, urlsplit
 from uuid import UUID
 
 import structlog
-from celery import current_app
 from django.conf import settings
 from django.core.exceptions import PermissionDenied
 from django.core.signing import BadSignature
@@ -111,10 +110,7 @@ def _check_redis() -> dict[str, Any]:
 
 
 def _check_broker() -> dict[str, Any]:
-    seconds = settings.TIMEOUTS.probe
-    with current_app.connection_for_write(connect_timeout=seconds) as broker:
-        broker.transport_options = {**broker.transport_options, "socket_timeout": seconds}
-        broker.ensure_connection(max_retries=1, timeout=seconds)
+    with broker_health.connect_broker(settings.TIMEOUTS.probe) as broker:
         if broker_health.accepts_messages(broker) is False:
             return {"status": "blocked"}
     return {}

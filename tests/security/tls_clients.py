@@ -78,9 +78,9 @@ async def connect_hub() -> None:
 
 
 def connect_broker() -> None:
-    from scheduling.monitoring import queues
+    from scheduling import broker_health
 
-    with queues.connect_broker() as connection:
+    with broker_health.connect_broker(5.0) as connection:
         assert connection.connected
 
 

@@ -67,7 +67,7 @@ def test_page_without_broker_and_redis_shows_notes(viewer: Client, monkeypatch: 
         raise RedisError("away")
 
     monkeypatch.setattr(page, "list_worker_reports", refuse)
-    monkeypatch.setattr("scheduling.monitoring.queues.connect_broker", refuse)
+    monkeypatch.setattr("scheduling.broker_health.connect_broker", refuse)
     text = viewer.get(reverse(PAGE)).content.decode()
     assert "The broker does not respond." in text
     assert "A source of reports does not answer." in text

@@ -9,7 +9,6 @@ import redis
 from django.test import Client
 from django.urls import reverse
 
-from config.celery.application import app
 from scheduling.monitoring.collectors import export_cluster_metrics
 from tests.faults.brokers import redis_server
 from tests.scheduling.metrics.test_collectors import broker_is
@@ -30,7 +29,6 @@ def test_full_redis_is_reported_as_blocked(
     assert read_actions(admin_client) == []
     with redis_server(tmp_path, "--maxmemory", "100kb", "--maxmemory-policy", "noeviction") as full:
         broker_is(full.url, monkeypatch)
-        monkeypatch.setattr(app, "connection_for_write", app.connection_for_read)
         answer = client.get("/health/ready")
         assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
         assert answer.json()["broker"]["status"] == "blocked"

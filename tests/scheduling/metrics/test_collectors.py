@@ -15,8 +15,10 @@ from django.db import connection
 from django.test import Client
 from django.utils.timezone import now
 from kombu import Connection
+from kombu.exceptions import OperationalError
 
 from config.celery.application import app
+from scheduling import broker_health
 from scheduling.ids import new_id
 from scheduling.ledger.touches import touch_ledger
 from scheduling.models import CustomerErasure, EndMark, FailedTask, Pause, Touch
@@ -31,7 +33,7 @@ def read_cluster_metrics(text: bytes | None = None) -> dict[str, float]:
 
 
 def broker_is(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "connection_for_read", lambda **options: Connection(url, **options))
+    monkeypatch.setattr(app, "connection_for_write", lambda **options: Connection(url, **options))
 
 
 @pytest.fixture
@@ -131,6 +133,14 @@ def test_queue_metrics_give_length_age_and_unacked(valkey: redis.Redis) -> None:
     assert found['aftertouch_queue_unacked{queue="touch.high"}'] == 3
     assert found['aftertouch_queue_unacked{queue="ticks"}'] == 1
     assert found['aftertouch_queue_unacked{queue="touch.low"}'] == 0
+
+
+def test_refused_connection_to_the_broker_is_tried_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kombu would wait for two seconds, longer than a probe of Kubernetes."""
+    broker_is("redis://127.0.0.1:1/0", monkeypatch)
+    monkeypatch.setattr("kombu.utils.functional.sleep", lambda seconds: pytest.fail(f"a pause of {seconds} s"))
+    with pytest.raises(OperationalError), broker_health.connect_broker(1.0):
+        pass
 
 
 @pytest.mark.django_db
