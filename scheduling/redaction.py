@@ -45,7 +45,7 @@ MOST_SEARCHED = 500_000  #: characters of different texts; to redact them takes 
 def redact(value: Any) -> Any:
     """Return the same JSON with personal and secret values hidden."""
     if isinstance(value, dict):
-        return {name: _redact_by_name(str(name), each) for name, each in value.items()}
+        return {redact_text(str(name)): _redact_by_name(str(name), each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [redact(each) for each in value]
     if isinstance(value, str):
@@ -105,7 +105,7 @@ def _redact_by_name(name: str, value: Any) -> Any:
     if not _is_secret(name) and not _is_personal(name):
         return redact(value)
     if isinstance(value, dict):
-        return {each: _redact_by_name(name, below) for each, below in value.items()}
+        return {redact_text(str(each)): _redact_by_name(name, below) for each, below in value.items()}
     if isinstance(value, list | tuple):
         return [_redact_by_name(name, each) for each in value]
     return value if value is None or isinstance(value, bool) or value == "" else _hide_value(name, str(value))

@@ -23,11 +23,12 @@ from scheduling.policy.node_conditions import (
     PLAIN_FIELDS,
     counted_type,
 )
+from scheduling.redaction import redact_text
 
 MOST_READ = 5_000  #: latest profiles
 MOST_SAMPLED = 300  #: latest events of one type
 MOST_PATHS = 1_000
-ITEM = "0"  #: stands for every place in a list
+ITEM = "0"  #: stands for every place in a list, and for a member whose name is a number
 
 #: Fields by the place that names them: `when.all[0].field`.
 PlacedFields = Mapping[str, str]
@@ -104,7 +105,7 @@ class FieldCatalogue:
         return {f"{COUNT_PREFIX}{kind}{COUNT_SUFFIX}" for kind in types}
 
     def event_paths(self, trigger: str) -> set[str]:
-        """Return the paths of the data in the latest events of this type."""
+        """Return the paths of the data in the latest events of this type, without those that name a person's number."""
         if trigger not in self._paths:
             parameters = {"type": trigger, "most": MOST_SAMPLED}
             found = {f"{DATA}{name}" for name in END_FIELDS} if trigger in TOUCH_TYPES else set()
@@ -112,7 +113,7 @@ class FieldCatalogue:
                 found.update(_list_paths(data, DATA.rstrip("."), DEEPEST_PATH))
                 if len(found) > MOST_PATHS:
                     break
-            self._paths[trigger] = found
+            self._paths[trigger] = {path for path in found if redact_text(path) == path}
         return self._paths[trigger]
 
 
@@ -128,8 +129,9 @@ def _list_paths(data: Any, path: str, depth: int) -> Iterator[str]:
     elif isinstance(data, list):
         items = ((ITEM, each) for each in data[:20])
     for name, inner in items if depth else ():
-        yield f"{path}.{name}"
-        yield from _list_paths(inner, f"{path}.{name}", depth - 1)
+        below = f"{path}.{ITEM if name.isdigit() else name}"
+        yield below
+        yield from _list_paths(inner, below, depth - 1)
 
 
 def _unknown(field: str, known: set[str], reason: str) -> str:

@@ -36,6 +36,7 @@ NUMBER, SECRET = "13812345678", "s3cr3t-value-9"
         ("Authorization", "Bearer abc", HIDDEN), ("client_secret", SECRET, HIDDEN), ("密码", SECRET, HIDDEN),
         ("phones", [NUMBER, "13900001111"], ["138****5678", "139****1111"]),
         ("token", {"value": SECRET, "ok": True}, {"value": HIDDEN, "ok": True}),
+        ("token", {NUMBER: SECRET}, {"138****5678": HIDDEN}), ("by", {NUMBER: 1}, {"138****5678": 1}),
     ],
 )  # fmt: skip
 def test_redact_hides_values_by_name(name: str, value: Any, shown: Any) -> None:

@@ -159,8 +159,11 @@ def test_unknown_data_field_is_refused_with_suggestions(
 ) -> None:  # fmt: skip
     node = matrix.node(trigger="order.paid")
     record_event("order.paid", data={"total": 5, "items": [{"sku": "A"}], "prices": {"100": [{"7": 1}]}})
+    record_event("order.paid", data={"by": {"13812345678": {"sum": 1}, "tel=13812345678": 1}})
     url = admin_url("node_change", node.pk)
-    assert 'value="event.data.items.0.sku"' in editor.get(url).content.decode()
+    page = editor.get(url).content.decode()
+    assert all(f'value="event.data.{each}"' in page for each in ("items.0.sku", "by.0.sum"))
+    assert "13812345678" not in page
     (errors,) = list_form_errors(url, rows(("event.data.totl", "gte", "1", "")))
     assert "did you mean event.data.total" in errors["when"]
     sent = rows(
