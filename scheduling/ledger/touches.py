@@ -352,7 +352,8 @@ def _format_verdict(verdict: GuardVerdict, at: datetime) -> str:
 _DISPATCH_DUE = """
 WITH dispatched AS MATERIALIZED (
     SELECT priority, count(*) AS size,
-           GREATEST(ceil(extract(epoch FROM due_at - statement_timestamp()) / extract(epoch FROM %(slice)s)), 0)
+           CASE WHEN due_at <= statement_timestamp() THEN 0  -- most of a backlog; the quotient is of type numeric, slow
+                ELSE ceil(extract(epoch FROM due_at - statement_timestamp()) / extract(epoch FROM %(slice)s)) END
                AS number
     FROM (
         SELECT priority, due_at FROM scheduling_touch_live
