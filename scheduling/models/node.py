@@ -94,9 +94,6 @@ class Category(models.TextChoices):
     SERVICE = "service", _("Service")
 
 
-HEADLINE = 60  #: characters of a template's headline
-
-
 class Template(Versioned):
     """The content of a message, with one text per locale."""
 
@@ -125,13 +122,6 @@ class Template(Versioned):
             yield
             after = before + 1
             Template.objects.filter(pk=self.pk, version__gt=after).update(version=after)
-
-    @property
-    def headline(self) -> str:
-        """Return the first text's subject, or else its first words: up to `HEADLINE` characters."""
-        text = next(iter(self.texts.all()), None)
-        line = " ".join((text.subject or text.body).split()) if text else ""
-        return line if len(line) <= HEADLINE else f"{line[: HEADLINE - 1]}…"
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from scheduling.admin.dashboard.charts import (
     link_ended,
     split_period,
 )
+from scheduling.admin.matrix.template import summarize_text
 from scheduling.admin.page_reads import PageTimeLimit, count_within, read_for_page
 from scheduling.admin.row_edits import VERSION_FIELD, OptimisticLockForm
 from scheduling.admin.touches.pause import is_paused, load_paused_scopes
@@ -270,7 +271,8 @@ def matrix_page(nodes_admin: Any, request: HttpRequest) -> TemplateResponse:
     for node in nodes:
         state, state_text = describe_node_state(node, is_paused(paused, node.channel.key, node.key))
         cards[node.stage_id, node.trigger].append({
-            "node": node, "wait": format_node_delay(node), "state": state, "state_text": state_text,
+            "node": node, "summary": summarize_text(node.template), "wait": format_node_delay(node),
+            "state": state, "state_text": state_text,
             "row_version": CardForm(instance=node)[VERSION_FIELD].value(), "periods": periods.get(node.pk),
         })  # fmt: skip
     names = dict(EventType.objects.values_list("key", "name"))

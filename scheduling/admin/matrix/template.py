@@ -42,6 +42,7 @@ from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextS
 from scheduling.strict_text import storable_text
 from scheduling.templating import CannotRender, choose_text, read_locale, render_message
 
+LONGEST_SUMMARY = 60  #: characters
 SUGGESTED = 500  #: chats that the input suggests; others can be typed
 
 
@@ -138,6 +139,14 @@ def _send_test_message(template: Template, wanted: Mapping[str, Any]) -> tuple[O
         event={"source": event.source, "id": event.event_id, "type": event.type, "time": event.occurred_at},
     )  # fmt: skip
     return send_once(channel, message), message.body
+
+
+def summarize_text(row: Template) -> str:
+    """Return the subject, or else the first words, of the text in the reader's language; "" without a text."""
+    spec = snapshot.template_spec(row)
+    text = choose_text(spec, get_language() or "") if spec.texts else None
+    line = " ".join((text.subject or text.body).split()) if text else ""
+    return line if len(line) <= LONGEST_SUMMARY else f"{line[: LONGEST_SUMMARY - 1]}…"
 
 
 class TemplateForm(CheckedForm):
@@ -243,10 +252,7 @@ class TemplateAdmin(HistoryAdmin, Retirable):
 
     @ops_display(description=_("text"))
     def beginning(self, row: Template) -> str:
-        """Show the text in the reader's language, else in the default language."""
-        spec = snapshot.template_spec(row)
-        body = choose_text(spec, get_language() or "").body if spec.texts else ""
-        return body[:40] + ("…" if len(body) > 40 else "")
+        return summarize_text(row)
 
     @table_page("preview/", "view")
     def preview(self, request: HttpRequest) -> HttpResponse:

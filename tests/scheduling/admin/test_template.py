@@ -165,12 +165,14 @@ def test_used_template_is_not_deleted_or_retired(matrix: MatrixBuilder, editor: 
 
 
 @each_row("language, shown", [("zh-hans", "您好"), ("en", "Dear"), ("fr", "您好")])
-def test_template_list_shows_the_text_of_the_readers_language(
+def test_lists_show_the_text_of_the_readers_language(
     matrix: MatrixBuilder, editor: Client, admin_url: Url, language: str, shown: str
 ) -> None:
     template = matrix.template("guide", body="您好，{{ user.name }}")
+    matrix.node(template=template)
     TemplateText.objects.filter(template=template).update(locale="zh-hans")
     TemplateText.objects.create(template=template, locale="en", body="Dear {{ user.name }}")
     editor.cookies["django_language"] = language
-    page = editor.get(admin_url("template_changelist"), headers={"accept-language": "zh-hans"}).content.decode()
-    assert [each for each in ("您好", "Dear") if each in page] == [shown]
+    for name in ("template_changelist", "node_matrix"):
+        page = editor.get(admin_url(name), headers={"accept-language": "zh-hans"}).content.decode()
+        assert [each for each in ("您好", "Dear") if each in page] == [shown]
