@@ -13,6 +13,7 @@ from typing import Any
 from django.conf import settings
 from django.db import connection
 
+from scheduling import sql
 from scheduling.ids import new_id
 from scheduling.models import ChannelConfig, HarassmentRule, Node, Stage, Template, TemplateText
 
@@ -185,19 +186,17 @@ def is_dispatched_ahead(due_at: Sequence[datetime]) -> bool:
 
 
 def all_calls_ended() -> bool:
-    """Return whether the end of each call is committed. Cheap enough for a hundred calls a second."""
-    return not _exists(
-        "state IN ('queued', 'running')"
-        " UNION ALL SELECT FROM scheduling_touch_live WHERE state = 'scheduled' AND paused_by = '' AND lease_no = 0"
-        " AND due_at < now() + interval '1 hour'",
-        [],
-    )
+    """Return whether the end of each call is committed. Cheap enough for a hundred calls a second: it is prepared."""
+    return not sql.rows(_SOME_CALL, {})
 
 
-def _exists(condition: str, values: list[Any]) -> bool:
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT EXISTS (SELECT FROM scheduling_touch_live WHERE {condition})", values)
-        return bool(cursor.fetchone()[0])
+_SOME_CALL = """
+SELECT 1 FROM scheduling_touch_live WHERE state IN ('queued', 'running')
+UNION ALL
+SELECT 1 FROM scheduling_touch_live
+WHERE state = 'scheduled' AND paused_by = '' AND lease_no = 0 AND due_at < now() + interval '1 hour'
+LIMIT 1
+"""
 
 
 def count_undecided() -> int:
