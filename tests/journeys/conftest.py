@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,11 +11,10 @@ from django.conf import settings
 from django.contrib.auth.models import Group, User
 from django.db import connection
 from django.test import Client
-from pytest_django.live_server_helper import LiveServer
 
 from config.local.processes import wait_until
 from scheduling.management.commands.bootstrap import Command
-from tests.support.chromium import OpenPage, launch_chromium
+from tests.support.chromium import launch_chromium
 from tests.support.waiting import WAIT_LIMIT_MS
 
 if TYPE_CHECKING:
@@ -38,13 +37,13 @@ def chromium() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def site_url(live_server: LiveServer) -> str:
+def site_url(live_server) -> str:
     """The address of the web server; a journey with WebSockets names another one."""
     return str(live_server.url)
 
 
 @pytest.fixture
-def ops(chromium: Browser, site_url: str, transactional_db: None) -> Iterator[OpenPage]:
+def ops(chromium, site_url, transactional_db) -> Iterator[Callable[..., Page]]:
     """Open empty pages, logged in as a member of `group` or as `ops`, who may do everything.
 
     No page may violate the content security policy (`scheduling.web.middleware`).

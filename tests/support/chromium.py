@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,14 +14,6 @@ from tests.support.waiting import WAIT_LIMIT_MS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
-
-
-class OpenPage(Protocol):
-    """Open a page as a member of `group`, or as a user with all rights."""
-
-    def __call__(
-        self, language: str = "zh-hans", scheme: str = "light", width: int = 1400, group: str = ""
-    ) -> Page: ...
 
 
 def find_chromium() -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from django.core.management import call_command
@@ -15,7 +14,7 @@ Apply = Callable[..., str]
 
 
 @pytest.fixture
-def apply(tmp_path: Path, db: None) -> Apply:
+def apply(tmp_path, db) -> Apply:
     """Apply a text as a file; returns what was printed."""
 
     def apply(text: str, *flags: str) -> str:
@@ -29,7 +28,7 @@ def apply(tmp_path: Path, db: None) -> Apply:
 
 
 @pytest.fixture
-def refusal_of(apply: Apply) -> Callable[..., list[str]]:
+def refusal_of(apply) -> Callable[..., list[str]]:
     """Apply a text that must be refused; returns the lines of the refusal."""
 
     def refusal_of(text: str, *flags: str) -> list[str]:
@@ -42,7 +41,7 @@ def refusal_of(apply: Apply) -> Callable[..., list[str]]:
 
 
 @pytest.fixture
-def export(db: None) -> Apply:
+def export(db) -> Apply:
     def export(*flags: str) -> str:
         out = StringIO()
         call_command("export_config", *flags, stdout=out)

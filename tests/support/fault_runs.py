@@ -28,7 +28,7 @@ def state_folder() -> Iterator[Callable[[str], Path]]:
 
 
 @pytest.fixture
-def report_line(request: pytest.FixtureRequest) -> Callable[[str], None]:
+def report_line(request) -> Callable[[str], None]:
     """Report a line at the end of the run, under the folder of its test, whether the test passes or not."""
     # A property travels with the report of its test, from whichever process that ran in.
     return lambda line: request.node.user_properties.append((TOLD, line))

@@ -21,5 +21,5 @@ def replace_sockets(monkeypatch: pytest.MonkeyPatch, **sockets: Any) -> None:
 
 
 @pytest.fixture
-def integrate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def integrate(monkeypatch) -> Callable[..., None]:
     return partial(replace_sockets, monkeypatch)

@@ -27,4 +27,4 @@ def _selects_rows(client: Client, address: str, name: str) -> bool:
     if answer.status_code != 200:
         assert answer.status_code in (302, 400)
         return False
-    return bool(answer.context_data["cl"].queryset.exists())  # type: ignore[attr-defined]
+    return bool(answer.context_data["cl"].queryset.exists())

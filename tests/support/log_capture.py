@@ -11,7 +11,7 @@ import structlog
 
 
 @pytest.fixture
-def read_log(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
+def read_log(capsys) -> Iterator[Callable[[], str]]:
     """Return the log from now on, in the product's format, of every library and level."""
     root = logging.getLogger()
     (configured,) = [each for each in root.handlers if isinstance(each.formatter, structlog.stdlib.ProcessorFormatter)]

@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
-import redis
 
 if TYPE_CHECKING:  # plug-ins are imported before the apps are ready
     from scheduling.models import Node, Template
@@ -59,7 +58,7 @@ class RecordEvent(Protocol):
 
 
 @pytest.fixture
-def matrix(db: None, valkey: redis.Redis) -> MatrixBuilder:
+def matrix(db, valkey) -> MatrixBuilder:
     """Start with an empty Valkey. A server of an earlier test may have noted a conversation after that test."""
     return MatrixBuilder()
 

@@ -20,11 +20,11 @@ def pytest_configure() -> None:
             template_rendered.send(sender=template, template=template, context=context)
         return template.nodelist.render(context)
 
-    utils.instrumented_test_render = render  # type: ignore[attr-defined]
+    utils.instrumented_test_render = render
 
 
 @pytest.fixture
-def hide_menu(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def hide_menu(monkeypatch) -> Callable[[], None]:
     """Draw no menu from now on. It is the same on each page, and asks for many rights and counts rows each time."""
 
     def hide_menu() -> None:

@@ -43,6 +43,18 @@ def act_and_close(act: Callable[[], Answer]) -> Answer:
         connection.close()
 
 
+def run_concurrently(count: int, act: Callable[[int], Answer]) -> list[Answer]:
+    """Call `act` with each number at the same moment, each in a thread with its own connection."""
+    start = threading.Barrier(count)
+
+    def run(number: int) -> Answer:
+        start.wait(WAIT_LIMIT)
+        return act_and_close(partial(act, number))
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
+
+
 def act_behind_locks(lock: Callable[[], object], *acts: Callable[[], Answer]) -> list[Answer]:
     """Call `lock` in a transaction that ends after all `acts`, each over its own connection, wait for locks.
 
@@ -78,14 +90,4 @@ def second_connection() -> SecondConnection:
 
 @pytest.fixture
 def race() -> Race:
-    def race(count: int, act: Callable[[int], Answer]) -> list[Answer]:
-        start = threading.Barrier(count)
-
-        def run(number: int) -> Answer:
-            start.wait(WAIT_LIMIT)
-            return act_and_close(partial(act, number))
-
-        with ThreadPoolExecutor(count) as pool:
-            return list(pool.map(run, range(count)))
-
-    return race
+    return run_concurrently

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from django.test import Client
-from pytest_django import Settings
 
 # The ids of the groups' permissions that `bootstrap` would grant, by the number of permissions and the last of them.
 _granted: dict[tuple[int, int], tuple[list[str], list[int]]] = {}
@@ -40,13 +38,13 @@ def grant_permissions() -> None:
 
 
 @pytest.fixture
-def static_root(settings: Settings, tmp_path: Path) -> None:
+def static_root(settings, tmp_path) -> None:
     """WhiteNoise warns if no files are collected; the finders serve them here."""
     settings.STATIC_ROOT = tmp_path
 
 
 @pytest.fixture
-def as_member(db: None, static_root: None) -> Callable[[str], Client]:
+def as_member(db, static_root) -> Callable[[str], Client]:
     """Return a client logged in as a member of viewer, operator or editor, or as `admin`. In English."""
     from django.contrib.auth.models import Group, User
 
@@ -66,15 +64,15 @@ def as_member(db: None, static_root: None) -> Callable[[str], Client]:
 
 
 @pytest.fixture
-def viewer(as_member: Callable[[str], Client]) -> Client:
+def viewer(as_member) -> Client:
     return as_member("viewer")
 
 
 @pytest.fixture
-def operator(as_member: Callable[[str], Client]) -> Client:
+def operator(as_member) -> Client:
     return as_member("operator")
 
 
 @pytest.fixture
-def editor(as_member: Callable[[str], Client]) -> Client:
+def editor(as_member) -> Client:
     return as_member("editor")

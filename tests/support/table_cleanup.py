@@ -49,7 +49,7 @@ _migrated_rows: dict[str, str] = {}  #: what migrations made in other tables, as
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    from_django = TransactionTestCase._fixture_teardown  # type: ignore[attr-defined]
+    from_django = TransactionTestCase._fixture_teardown
 
     def empty_tables(test_case: TransactionTestCase) -> None:
         """Delete all rows but the kept ones; as Django does if those have changed or triggers cannot be passed."""
@@ -61,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
         with connection.cursor() as cursor:
             restore_rows(cursor)
 
-    TransactionTestCase._fixture_teardown = empty_tables  # type: ignore[attr-defined]
+    TransactionTestCase._fixture_teardown = empty_tables
 
 
 def delete_rows() -> None:
@@ -128,7 +128,7 @@ def build_statement() -> str:
 
 
 @pytest.fixture
-def fresh_tables(db: None) -> None:
+def fresh_tables(db) -> None:
     """Start with tables as after their migration: without pages, dead rows and statistics of earlier tests.
 
     Must come before fixtures that make rows: another connection truncates the tables.

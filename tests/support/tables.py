@@ -46,7 +46,7 @@ def each_row(names: str, rows: Iterable[Any]) -> Callable[[Test], Test]:
         signature = inspect.signature(test)
         asked = [each for each in signature.parameters.values() if each.name not in columns]
         run.__signature__ = signature.replace(parameters=asked)
-        return run  # type: ignore[no-any-return]
+        return run
 
     return decorate
 

@@ -27,4 +27,4 @@ def _read(ask: Any, url: str, data: Any) -> dict[str, Any]:
     with mock.patch.object(SimpleTemplateResponse, "rendered_content", ""):
         answer: HttpResponse = ask(url, data or {})
     assert answer.status_code == 200, (url, answer.status_code, answer.get("Location"))
-    return answer.context_data  # type: ignore[attr-defined,no-any-return]
+    return answer.context_data

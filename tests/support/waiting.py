@@ -15,11 +15,12 @@ WAIT_LIMIT_MS = WAIT_LIMIT * 1000
 
 
 def eventually(
-    condition: Callable[[], Any], otherwise: str = "it did not happen", *, within: float = WAIT_LIMIT
-) -> Any:
+    condition: Callable[[], Any], otherwise: str = "it did not happen", *, within: float = WAIT_LIMIT,
+    pause: float = 0.03,
+) -> Any:  # fmt: skip
     """Wait until the condition is true and return what it gives."""
     ends_at = time.monotonic() + within
     while not (found := condition()):
         assert time.monotonic() < ends_at, otherwise
-        time.sleep(0.03)
+        time.sleep(pause)
     return found

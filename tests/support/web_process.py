@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from pytest_django import DjangoDbBlocker
 
 
 @pytest.fixture(scope="session")
-def web_process(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+def web_process(django_db_setup, django_db_blocker) -> Iterator[str]:
     """Return the address of a web process on the test database."""
     from tests.scheduling.api.serving import serving
 
@@ -18,12 +17,12 @@ def web_process(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> It
 
 
 @pytest.fixture(scope="session")
-def server(web_process: str) -> str:
+def server(web_process) -> str:
     return web_process
 
 
 @pytest.fixture(scope="session")
-def server_without_redis(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+def server_without_redis(django_db_setup, django_db_blocker) -> Iterator[str]:
     """Return the address of one whose Redis and broker are unavailable."""
     from tests.scheduling.api.serving import NOWHERE, serving
 
